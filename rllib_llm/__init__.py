@@ -1,0 +1,39 @@
+"""rllib_llm: train LLM agents by reinforcement learning, with RLlib.
+
+Names are imported on first use, so that ``import rllib_llm`` loads neither torch nor
+ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from rllib_llm.version import __version__
+
+_EXPORTS = {
+    "LLMPPO": "rllib_llm.algorithms.ppo.llm_ppo",
+    "LLMPPOConfig": "rllib_llm.algorithms.ppo.llm_ppo",
+    "GRPO": "rllib_llm.algorithms.grpo.grpo",
+    "GRPOConfig": "rllib_llm.algorithms.grpo.grpo",
+    "TextEnv": "rllib_llm.envs",
+    "TurnResult": "rllib_llm.types",
+    "StopReason": "rllib_llm.types",
+    "StopPolicy": "rllib_llm.types",
+    "register_text_env": "rllib_llm.envs",
+    "check_env": "rllib_llm.envs",
+    "load_recipe": "rllib_llm.recipes",
+    "register_trainables": "rllib_llm.algorithms.registry",
+}
+
+__all__ = [*sorted(_EXPORTS), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'rllib_llm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,361 @@
+"""What every Learner of the package does differently from RLlib's TorchLearner."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.connectors.learner.micro_batches import micro_batches
+from rllib_llm.connectors.learner.token_gae import TokenGAE
+from rllib_llm.distributed import all_reduce_sum, sum_gradients
+from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.objectives.normalisers import denominator
+
+logger = logging.getLogger("rllib_llm")
+
+DENOMINATOR = "loss_denominator"
+POLICY_OPTIMIZER = "policy"
+CRITIC_OPTIMIZER = "critic"
+
+
+class LLMLearnerMixin:
+    """Exactly-once epochs, token-budget micro-batches, one global normaliser.
+
+    Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
+    gradient clipping, metrics and checkpoints. Replaced, and why:
+
+    - the minibatch iterator, which repeats rows to fill its last minibatch;
+    - the update step, which would need the whole minibatch in memory at once;
+    - the DDP wrapper, which averages gradients of ranks that normalised on their own.
+
+    A *minibatch* is counted in episodes over all Learners (``minibatch_size``); rows
+    of an episode stay together. Subclasses write ``compute_loss_for_module``, whose
+    batch holds ``loss_denominator``, the minibatch's global normaliser.
+    """
+
+    # Building ------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Build module, optimisers and connectors; find the pieces we keep current."""
+        super().build()
+        self._stats: dict[str, dict[str, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        self._nan_steps = 0
+        self._last_timesteps: dict[str, Any] = {}
+        self._ref_kl_coeffs = {
+            module_id: self.config.get_config_for_module(module_id).ref_kl_coeff
+            for module_id in self.module.keys()
+        }
+
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed in one message after backward instead."""
+
+    @override(Learner)
+    def configure_optimizers_for_module(
+        self, module_id: str, config: Any = None
+    ) -> None:
+        """Register one optimiser for the language model and one for the critic."""
+        module = self._module[module_id].unwrapped()
+        groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                is_critic = name.startswith("value_head.")
+                groups[CRITIC_OPTIMIZER if is_critic else POLICY_OPTIMIZER].append(
+                    parameter
+                )
+        for name, parameters in groups.items():
+            lr = config.lr
+            if name == CRITIC_OPTIMIZER and config.critic_lr is not None:
+                lr = config.critic_lr
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=torch.optim.AdamW(
+                    parameters, weight_decay=config.weight_decay
+                ),
+                params=parameters,
+                lr_or_lr_schedule=lr,
+            )
+
+    # Minibatches ---------------------------------------------------------------------
+
+    @override(Learner)
+    def _create_iterator_if_necessary(
+        self,
+        *,
+        training_data: Any,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[MultiAgentBatch]:
+        batch = self._make_batch_if_necessary(training_data=training_data)
+        data = {
+            module_id: dict(module_batch)
+            for module_id, module_batch in batch.policy_batches.items()
+            if self.should_module_be_updated(module_id, batch)
+        }
+        self._log_batch(data)
+        return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
+
+    def _minibatches(
+        self,
+        data: dict[str, dict[str, Any]],
+        num_epochs: int,
+        minibatch_size: int | None,
+        env_steps: int,
+    ) -> Iterator[MultiAgentBatch]:
+        """Yield every episode exactly once per epoch, the same steps on every rank."""
+        owners = {
+            mid: d[columns.EPISODE_INDEX].cpu().numpy() for mid, d in data.items()
+        }
+        episodes = {mid: np.unique(o) for mid, o in owners.items()}
+        steps = 1
+        if minibatch_size:
+            most = max((len(e) for e in episodes.values()), default=0)
+            total = all_reduce_sum([most], self._device)[0]
+            steps = max(1, math.ceil(total / minibatch_size))
+        for epoch in range(num_epochs):
+            parts = {}
+            for mid, ids in episodes.items():
+                seed = stable_seed(
+                    self.config.seed or 0, self._weights_seq_no, epoch, mid
+                )
+                order = np.random.default_rng(seed).permutation(ids)
+                parts[mid] = np.array_split(order, steps)
+            for step in range(steps):
+                selected = {
+                    mid: _select(d, np.isin(owners[mid], parts[mid][step]))
+                    for mid, d in data.items()
+                    if len(parts[mid][step])
+                }
+                yield MultiAgentBatch(selected, env_steps=max(1, env_steps // steps))
+
+    # One optimiser step --------------------------------------------------------------
+
+    @override(TorchLearner)
+    def _uncompiled_update(
+        self, batch: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        fwd_out: Any = {}
+        losses: dict[str, torch.Tensor] = {}
+        for module_id in sorted(self.module.keys()):
+            fwd_out, losses[module_id] = self._backward(module_id, batch.get(module_id))
+        sum_gradients(self._params.values())
+        gradients = {
+            ref: p.grad for ref, p in self._params.items() if p.grad is not None
+        }
+        if self._all_finite(gradients):
+            self.apply_gradients(self.postprocess_gradients(gradients))
+        return fwd_out, losses, {}
+
+    def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor]:
+        """Accumulate the gradient of one module, micro-batch by micro-batch."""
+        config = self.config.get_config_for_module(module_id)
+        ours = 0.0
+        if data is not None:
+            ours = denominator(
+                data[Columns.LOSS_MASK].cpu().numpy(),
+                data[columns.EPISODE_INDEX].cpu().numpy(),
+                config.loss_agg_mode,
+                constant=config.resolved_loss_agg_constant(),
+            )
+        total = all_reduce_sum([ours], self._device)[0]
+        loss_sum = torch.zeros((), device=self._device)
+        fwd_out = None
+        if data is None or total == 0:
+            return fwd_out, loss_sum
+        for _, part in micro_batches(data, config.micro_batch_tokens):
+            if not part[Columns.LOSS_MASK].any():
+                continue
+            part[DENOMINATOR] = total
+            fwd_out = self.module[module_id].unwrapped().forward_train(part)
+            loss = self.compute_loss_for_module(
+                module_id=module_id, config=config, batch=part, fwd_out=fwd_out
+            )
+            loss.backward()
+            loss_sum = loss_sum + loss.detach()
+        return fwd_out, loss_sum
+
+    @override(TorchLearner)
+    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+        """Step the optimisers; during critic warm-up only the critic's."""
+        if self._weights_seq_no <= self.config.critic_warmup_iters:
+            critic = {
+                ref
+                for mid in self.module.keys()
+                for name, optimizer in self.get_optimizers_for_module(mid)
+                if name.endswith(CRITIC_OPTIMIZER)
+                for ref in self._optimizer_parameters[optimizer]
+            }
+            for ref, parameter in self._params.items():
+                if ref not in critic:
+                    parameter.grad = None
+            gradients_dict = {r: g for r, g in gradients_dict.items() if r in critic}
+        super().apply_gradients(gradients_dict)
+
+    def _all_finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
+        """Apply the NaN policy: a step with a non-finite gradient is not taken."""
+        # Gradients are already summed over Learners, so all ranks see the same.
+        squares = [g.float().square().sum() for g in gradients.values()]
+        norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+        for module_id in self.module.keys():
+            self._add_stat(module_id, "grad_norm", float(norm), 1.0)
+        if bool(torch.isfinite(norm)):
+            return True
+        self._nan_steps += 1
+        message = (
+            f"Non-finite gradient (norm {float(norm)}) in update "
+            f"{self._weights_seq_no}. Lower lr or grad_clip, or look for extreme "
+            "rewards in the transcripts."
+        )
+        if self.config.nan_policy == "error":
+            raise RLlibLLMError(message)
+        logger.warning("%s The step is skipped (nan_policy='skip').", message)
+        return False
+
+    # Metrics -------------------------------------------------------------------------
+
+    def _add_stat(self, module_id: str, key: str, value: float, weight: float) -> None:
+        """Accumulate a weighted mean over the micro-batches of one update."""
+        stats = self._stats[module_id]
+        stats[key] += value * weight
+        stats[key + "/weight"] += weight
+
+    def _log_stats(self) -> None:
+        for module_id, stats in self._stats.items():
+            for key, total in stats.items():
+                weight = stats.get(key + "/weight")
+                if weight:
+                    self.metrics.log_value((module_id, key), total / weight, window=1)
+        self._stats.clear()
+        for module_id in self.module.keys():
+            self.metrics.log_value(
+                (module_id, "nan_steps_skipped"), self._nan_steps, window=1
+            )
+
+    def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
+        for module_id, d in data.items():
+            mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
+            trained = int(mask.sum())
+            for key, value in (
+                ("num_rows", len(mask)),
+                ("num_trained_tokens", trained),
+                ("num_sequence_tokens", int(attention.sum())),
+            ):
+                self.metrics.log_value((module_id, key), value, reduce="sum")
+            if not trained:
+                continue
+            gap = (d[Columns.ACTION_LOGP] - d[columns.BEHAVIOUR_LOGP])[mask].abs()
+            advantages = d[Columns.ADVANTAGES][mask]
+            for key, value in (
+                ("trained_token_frac", trained / int(attention.sum())),
+                ("sampler_gap_mean", float(gap.mean())),
+                ("sampler_gap_max", float(gap.max())),
+                ("advantage_abs_mean", float(advantages.abs().mean())),
+            ):
+                self.metrics.log_value((module_id, key), value, window=1)
+
+    @override(TorchLearner)
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        self._last_timesteps = dict(timesteps)
+        for module_id in self.module.keys():
+            self._adapt_ref_kl(module_id)
+        self._log_stats()
+        super().after_gradient_based_update(timesteps=timesteps)
+
+    def _adapt_ref_kl(self, module_id: str) -> None:
+        """Steer the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
+
+        The rule is that of PPO's adaptive KL coefficient: x1.5 above twice the target,
+        x0.5 below half of it.
+        """
+        config = self.config.get_config_for_module(module_id)
+        stats = self._stats[module_id]
+        if config.ref_kl_target is not None and stats.get("ref_kl/weight"):
+            kl = stats["ref_kl"] / stats["ref_kl/weight"]
+            if kl > 2.0 * config.ref_kl_target:
+                self._ref_kl_coeffs[module_id] *= 1.5
+            elif kl < 0.5 * config.ref_kl_target:
+                self._ref_kl_coeffs[module_id] *= 0.5
+        self._publish_ref_kl()
+        self._add_stat(module_id, "ref_kl_coeff", self._ref_kl_coeffs[module_id], 1.0)
+
+    def _publish_ref_kl(self) -> None:
+        for piece in getattr(self._learner_connector, "connectors", []):
+            if isinstance(piece, TokenGAE) and piece.ref_kl_coeff is not None:
+                piece.ref_kl_coeff = next(iter(self._ref_kl_coeffs.values()))
+
+    # State ---------------------------------------------------------------------------
+
+    @override(Learner)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add what RLlib's state leaves out, so that a resumed run goes on exactly."""
+        state = super().get_state(*args, **kwargs)
+        if kwargs.get("inference_only"):
+            return state
+        state["llm"] = {
+            "ref_kl_coeffs": dict(self._ref_kl_coeffs),
+            "nan_steps": self._nan_steps,
+            "timesteps": dict(self._last_timesteps),
+            "kl_coeffs": {
+                mid: float(self.curr_kl_coeffs_per_module[mid])
+                for mid in self.module.keys()
+                if hasattr(self, "curr_kl_coeffs_per_module")
+            },
+        }
+        return state
+
+    @override(Learner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        ours = state.get("llm")
+        if ours is None:
+            return
+        self._ref_kl_coeffs.update(ours["ref_kl_coeffs"])
+        self._publish_ref_kl()
+        self._nan_steps = ours["nan_steps"]
+        for mid, value in ours["kl_coeffs"].items():
+            self.curr_kl_coeffs_per_module[mid].data.fill_(value)
+        self._restore_schedules(ours["timesteps"])
+
+    def _restore_schedules(self, timesteps: dict[str, Any]) -> None:
+        from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+        self._last_timesteps = dict(timesteps)
+        if NUM_ENV_STEPS_SAMPLED_LIFETIME not in timesteps:
+            return
+        steps = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
+        for optimizer, schedule in self._optimizer_lr_schedules.items():
+            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=steps))
+        for mid in self.module.keys():
+            if hasattr(self, "entropy_coeff_schedulers_per_module"):
+                self.entropy_coeff_schedulers_per_module[mid].update(timestep=steps)
+
+
+def _select(data: dict[str, Any], rows: np.ndarray) -> SampleBatch:
+    index = np.flatnonzero(rows)
+    return SampleBatch(
+        {
+            k: v[index] if isinstance(v, torch.Tensor) and v.ndim else v
+            for k, v in data.items()
+        }
+    )
+

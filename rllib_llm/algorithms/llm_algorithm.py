@@ -1,0 +1,249 @@
+"""The training iteration of every on-policy algorithm of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.ppo.ppo import PPO
+from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+from rllib_llm.algorithms.preflight import preflight
+from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.types import Task
+
+logger = logging.getLogger("rllib_llm")
+
+_TASKS_KEY = "llm_tasks"
+_CHECKPOINT_MODEL: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "checkpoint_model", default=None
+)
+
+
+class LLMAlgorithm(PPO):
+    """Sample exact episodes, give credit on the driver, update, sync.
+
+    Subclasses say what happens to the sampled groups in :meth:`process_episodes`.
+    RLlib supplies everything else: EnvRunnerGroup, LearnerGroup, evaluation, metrics,
+    checkpoints, Tune.
+    """
+
+    def __init__(self, config: Any = None, env: Any = None, **kwargs: Any):
+        config = self._as_config(config)
+        if env is not None:
+            config.environment(env)
+        config.validate()
+        if not _is_ready(config.resolved_model):
+            config = config.copy(copy_frozen=False)
+            config.resolved_model = _CHECKPOINT_MODEL.get() or prepare_language_model(
+                config
+            )
+        preflight(config)
+        super().__init__(config, **kwargs)
+
+    @classmethod
+    def _as_config(cls, config: Any) -> Any:
+        default = cls.get_default_config()
+        if config is None:
+            return default
+        if isinstance(config, AlgorithmConfig):
+            return config.copy(copy_frozen=False)
+        if "class" in config:
+            return default.from_state(config)
+        _refuse_unknown_keys(default, config)
+        return default.update_from_dict(config)
+
+    @override(PPO)
+    def setup(self, config: Any) -> None:
+        self._task_source: TaskSource = config.build_task_source()
+        super().setup(config)
+        self._share_weights()
+
+    # One iteration -------------------------------------------------------------------
+
+    @override(PPO)
+    def training_step(self) -> None:
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            episodes = self.collect()
+        learners = max(1, self.config.num_learners or 0)
+        if len(episodes) < learners:
+            # E.g. every group of a GRPO iteration had equal returns.
+            logger.warning("Nothing to learn from in this iteration; no update.")
+            self.metrics.log_value("num_updates_skipped", 1, reduce="sum")
+            return
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(
+                training_data=LLMTrainingData(episodes=episodes),
+                timesteps={
+                    NUM_ENV_STEPS_SAMPLED_LIFETIME: self._peek(
+                        ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+                    ),
+                    NUM_MODULE_STEPS_TRAINED_LIFETIME: self._peek(
+                        LEARNER_RESULTS, ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME
+                    ),
+                },
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            self._sync_weights()
+
+    def collect(self) -> list[Any]:
+        """Sample this iteration's episodes and give them credit."""
+        groups = self.config.episodes_per_iteration // self.config.group_size
+        return self.process_episodes(self.sample_groups(groups))
+
+    def sample_groups(self, num_groups: int) -> list[Any]:
+        """Play the next ``num_groups`` groups, spread over the EnvRunners by group.
+
+        Returns:
+            Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
+        """
+        tasks = self._task_source.next_groups(num_groups)
+        runners = self.env_runner_group.healthy_env_runner_ids()
+        if not runners:
+            episodes = self.env_runner.sample(tasks=tasks)
+            results = [self.env_runner.get_metrics()]
+        else:
+            calls = [_SampleTasks(part) for part in _deal(tasks, len(runners))]
+            answers = self.env_runner_group.foreach_env_runner(
+                calls, local_env_runner=False, remote_worker_ids=runners
+            )
+            episodes = [e for part, _ in answers for e in part]
+            results = [m for _, m in answers]
+            if len(answers) < len(runners):
+                lost = len(tasks) - len(episodes)
+                logger.warning("%s EnvRunners died; %s episodes lost.", 1, lost)
+                self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
+        self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        return episodes
+
+    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+        """Give credit to sampled episodes and return those to learn from.
+
+        Runs on the driver, over whole groups, before episodes are split over Learners.
+        """
+        return episodes
+
+    def _peek(self, *key: str) -> int:
+        return self.metrics.peek(key, default=0)
+
+    # Weights -------------------------------------------------------------------------
+
+    def _share_weights(self) -> None:
+        """Let a local runner sample with a local learner's own parameters."""
+        self._weights_are_shared = bool(
+            self.learner_group.is_local
+            and self.env_runner is not None
+            and isinstance(self.env_runner, LLMEnvRunner)
+            and self.env_runner._device == self.learner_group._learner.device
+        )
+        if self._weights_are_shared:
+            module = self.learner_group._learner.module[DEFAULT_MODULE_ID].unwrapped()
+            self.env_runner.share_weights_of(module)
+
+    def _sync_weights(self) -> None:
+        if self._weights_are_shared:
+            version = self.learner_group._learner._weights_seq_no
+            self.env_runner.set_weights_version(version)
+        if not self._weights_are_shared or self.env_runner_group.num_remote_workers():
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                policies=[DEFAULT_MODULE_ID],
+                inference_only=True,
+                timeout_seconds=None,
+            )
+
+    # Checkpoints ---------------------------------------------------------------------
+
+    @override(PPO)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(*args, **kwargs)
+        state[_TASKS_KEY] = self._task_source.get_state()
+        return state
+
+    @override(PPO)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if _TASKS_KEY in state:
+            self._task_source.set_state(state[_TASKS_KEY])
+
+    @classmethod
+    @override(PPO)
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Rebuild the algorithm from a checkpoint, wherever that lies.
+
+        A checkpoint carries the model's config and tokenizer, so it loads where the
+        prepared model of the original machine is missing (not under LoRA, whose base
+        model is not part of it).
+        """
+        with _model_from(Path(str(path))):
+            return super().from_checkpoint(path, *args, **kwargs)
+
+
+class _SampleTasks:
+    """A picklable call: sample these tasks, return episodes and metrics."""
+
+    def __init__(self, tasks: list[Task]):
+        self.tasks = tasks
+
+    def __call__(self, runner: Any) -> tuple[list[Any], Any]:
+        return runner.sample(tasks=self.tasks), runner.get_metrics()
+
+
+def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
+    """Split tasks into ``parts`` lists without splitting groups."""
+    dealt: list[list[Task]] = [[] for _ in range(parts)]
+    groups = sorted({t.group_id for t in tasks})
+    place = {group: i % parts for i, group in enumerate(groups)}
+    for task in tasks:
+        dealt[place[task.group_id]].append(task)
+    return dealt
+
+
+@contextlib.contextmanager
+def _model_from(checkpoint: Path) -> Iterator[None]:
+    """Offer the model config stored in ``checkpoint`` to an algorithm being built."""
+    module = checkpoint / "learner_group" / "learner" / "rl_module" / DEFAULT_MODULE_ID
+    folder = module / HF_FOLDER
+    token = _CHECKPOINT_MODEL.set(str(folder) if folder.is_dir() else None)
+    try:
+        yield
+    finally:
+        _CHECKPOINT_MODEL.reset(token)
+
+
+def _is_ready(model: str | None) -> bool:
+    return model is not None and (Path(model) / "config.json").is_file()
+
+
+def _refuse_unknown_keys(default: Any, given: dict[str, Any]) -> None:
+    known = set(default.keys())
+    for key in given:
+        if key not in known and not key.startswith("__"):
+            raise ConfigError(
+                f"{type(default).__name__} has no setting {key!r}. "
+                f"{did_you_mean(key, known)}"
+            )

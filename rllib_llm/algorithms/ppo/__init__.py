@@ -1,0 +1,1 @@
+"""PPO for language agents: RLlib's own loss over trained tokens."""

@@ -1,0 +1,63 @@
+"""RLlib's PPO loss, unmodified, over masked tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.algorithms.token_stats import add_token_stats
+from rllib_llm.objectives.kl import kl_penalty
+
+_RLLIB_MEANS = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, "mean_kl_loss")
+
+
+class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
+    """PPO's learner; the loss is ``PPOTorchLearner.compute_loss_for_module``.
+
+    RLlib's loss is a mean over the trained tokens of what it is given. Multiplied by
+    this micro-batch's share of all trained tokens of the minibatch, the sum over
+    micro-batches and Learners is the mean over all of them.
+    """
+
+    @override(PPOTorchLearner)
+    def compute_loss_for_module(
+        self,
+        *,
+        module_id: str,
+        config: Any,
+        batch: dict[str, Any],
+        fwd_out: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        mask = batch[Columns.LOSS_MASK]
+        trained = int(mask.sum())
+        loss = super().compute_loss_for_module(
+            module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+        )
+        for key in _RLLIB_MEANS:
+            value = float(self.metrics.peek((module_id, key)))
+            self._add_stat(module_id, key, value, trained)
+        logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
+        if columns.REF_LOGP in batch:
+            kl = kl_penalty(
+                logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
+            )
+            mean_kl = kl.sum() / trained
+            self._add_stat(module_id, "ref_kl", float(mean_kl.detach()), trained)
+            if config.ref_kl_in == "loss":
+                loss = loss + self._ref_kl_coeffs[module_id] * mean_kl
+        add_token_stats(
+            self,
+            module_id,
+            logp,
+            batch,
+            clip_low=config.clip_param,
+            clip_high=config.clip_param,
+        )
+        return loss * (trained / batch.get(DENOMINATOR, trained))

@@ -1,0 +1,58 @@
+"""Checks that need the tokenizer and the environment, before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.preparation import model_context_length
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """What the checks measured.
+
+    Attributes:
+        first_prompt_tokens: Longest first prompt among the sampled ones.
+        context_tokens: Most tokens of a conversation.
+    """
+
+    first_prompt_tokens: int
+    context_tokens: int
+
+
+def preflight(config: Any, num_resets: int = 8) -> Preflight:
+    """Reset the environment a few times and fit its first prompts into the context.
+
+    Raises:
+        ConfigError: If a first prompt leaves no room to answer.
+        ModelError: If max_context_tokens exceeds what the model admits.
+        TemplateError: If the tokenizer cannot serve conversations.
+    """
+    model = config.resolved_model or config.lm_model
+    limit = model_context_length(model)
+    if limit and (config.max_context_tokens or 0) > limit:
+        raise ModelError(
+            f"max_context_tokens={config.max_context_tokens} exceeds the "
+            f"{limit} positions of {model!r}. Lower it."
+        )
+    renderer = config.chat_renderer()
+    env = config.make_text_env()
+    system = config.system_prompt or getattr(env.unwrapped, "system_prompt", None)
+    longest = 0
+    for seed in range(num_resets):
+        observation, _ = env.reset(seed=seed, options={"split": "train"})
+        messages = [{"role": "user", "content": observation}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        longest = max(longest, len(renderer.first(messages)))
+    env.close()
+    context = config.resolved_context_tokens()
+    if longest + 1 > context:
+        raise ConfigError(
+            f"The first prompt of {config.env!r} has {longest} tokens, but "
+            f"max_context_tokens={context} leaves no room to answer. Raise "
+            "generation.max_context_tokens or shorten the prompt."
+        )
+    return Preflight(longest, context)

@@ -1,0 +1,99 @@
+"""Names to algorithms, for YAML and for Tune."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from rllib_llm.registry import Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmEntry:
+    """Where an algorithm lives, so that listing names imports nothing heavy.
+
+    Attributes:
+        module: Import path.
+        config_name: Its AlgorithmConfig class.
+        algo_name: Its Algorithm class.
+        paper: What to cite.
+        summary: One line for ``rllib-llm list``.
+    """
+
+    module: str
+    config_name: str
+    algo_name: str
+    paper: str
+    summary: str
+
+    def config_class(self) -> type[Any]:
+        """Import and return the config class."""
+        return getattr(import_module(self.module), self.config_name)
+
+    def algo_class(self) -> type[Any]:
+        """Import and return the Algorithm class."""
+        return getattr(import_module(self.module), self.algo_name)
+
+
+ALGORITHMS: Registry[AlgorithmEntry] = Registry("algorithm")
+
+ALGORITHMS.register(
+    "LLMPPO",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.ppo.llm_ppo",
+        config_name="LLMPPOConfig",
+        algo_name="LLMPPO",
+        paper="Schulman et al. 2017, arXiv:1707.06347",
+        summary="RLlib's PPO over trained tokens, with a critic and token GAE",
+    ),
+)
+ALGORITHMS.register(
+    "GRPO",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.grpo.grpo",
+        config_name="GRPOConfig",
+        algo_name="GRPO",
+        paper="Shao et al. 2024, arXiv:2402.03300",
+        summary="Group-relative credit, clipped policy loss, no critic",
+    ),
+)
+
+
+def register_algorithm(
+    name: str, *, paper: str, summary: str
+) -> Callable[[type[Any]], type[Any]]:
+    """Register a config class of your own under ``name`` (decorator).
+
+    The class's ``algo_class`` default names the Algorithm.
+    """
+
+    def decorate(config_class: type[Any]) -> type[Any]:
+        algo = config_class().algo_class
+        ALGORITHMS.register(
+            name,
+            AlgorithmEntry(
+                module=config_class.__module__,
+                config_name=config_class.__name__,
+                algo_name=algo.__name__,
+                paper=paper,
+                summary=summary,
+            ),
+        )
+        _register_with_tune(name, algo)
+        return config_class
+
+    return decorate
+
+
+def register_trainables() -> None:
+    """Make every algorithm known to Tune by name, e.g. ``tune.Tuner("LLMPPO", ...)``."""
+    for name in ALGORITHMS.names():
+        _register_with_tune(name, ALGORITHMS.get(name).algo_class())
+
+
+def _register_with_tune(name: str, algo: type[Any]) -> None:
+    from ray import tune
+
+    tune.register_trainable(name, algo)

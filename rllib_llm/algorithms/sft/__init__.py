@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: masked negative log-likelihood on demonstrated turns."""

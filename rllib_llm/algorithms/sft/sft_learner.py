@@ -1,0 +1,34 @@
+"""The supervised learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.objectives.losses import negative_log_likelihood, weighted_loss
+
+
+class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
+    """Minimises the negative log-likelihood of demonstrated tokens."""
+
+    @override(TorchLearner)
+    def compute_loss_for_module(
+        self,
+        *,
+        module_id: str,
+        config: Any,
+        batch: dict[str, Any],
+        fwd_out: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        mask = batch[Columns.LOSS_MASK]
+        logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
+        nll = negative_log_likelihood(logp, mask)
+        trained = int(mask.sum())
+        self._add_stat(module_id, "nll", float(nll.detach().sum() / trained), trained)
+        return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

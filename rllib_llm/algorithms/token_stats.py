@@ -1,0 +1,54 @@
+"""Statistics over trained tokens that every policy-gradient learner reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+
+from rllib_llm import columns
+
+
+@torch.no_grad()
+def add_token_stats(
+    learner: Any,
+    module_id: str,
+    logp: torch.Tensor,
+    batch: dict[str, Any],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> None:
+    """Accumulate ratio, clipping, KL and critic statistics of one micro-batch.
+
+    Args:
+        learner: A learner with :class:`LLMLearnerMixin`.
+        module_id: Whose statistics these are.
+        logp: Log-probabilities under the current policy. [B, T]
+        batch: The micro-batch.
+        clip_low: Lower clip range, to count clipped tokens.
+        clip_high: Upper clip range.
+    """
+    mask = batch[Columns.LOSS_MASK]
+    trained = int(mask.sum())
+    log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
+    ratio = log_ratio.exp()
+    advantages = batch[Columns.ADVANTAGES][mask]
+    clipped = torch.where(
+        advantages > 0, ratio > 1.0 + clip_high, ratio < 1.0 - clip_low
+    )
+    for key, value in (
+        # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
+        ("approx_kl_k3", (ratio - 1.0 - log_ratio).mean()),
+        ("clip_frac", clipped.float().mean()),
+        ("ratio_mean", ratio.mean()),
+    ):
+        learner._add_stat(module_id, key, float(value), trained)
+    if columns.VALUES in batch:
+        targets = batch[Columns.VALUE_TARGETS][mask]
+        error = targets - batch[columns.VALUES][mask]
+        learner._add_stat(module_id, "value_mean", float(targets.mean()), trained)
+        if trained > 1 and float(targets.var()) > 0.0:
+            explained = 1.0 - float(error.var() / targets.var())
+            learner._add_stat(module_id, "vf_explained_var", explained, trained)

@@ -1,0 +1,186 @@
+"""Checks of a configuration, each with a message that says how to mend it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rllib_llm.envs.make import make_env as make_registered_env
+from rllib_llm.envs.text_env import TEXT_ENVS
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.loading import DTYPES, check_model_path
+from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS
+from rllib_llm.types import StopPolicy, StopReason
+
+CHOICES = {
+    "lm_dtype": tuple(DTYPES),
+    "lm_value_head": ("mlp", "linear"),
+    "history": ("append", "rerender"),
+    "generation_engine": ("torch",),
+    "old_logps": ("learner", "engine"),
+    "nan_policy": ("skip", "error"),
+    "loss_agg_mode": tuple(LOSS_AGGREGATIONS),
+    "ref_kl_estimator": tuple(KL_ESTIMATORS),
+    "ref_kl_in": ("loss", "reward"),
+}
+AT_LEAST_ONE = (
+    "max_new_tokens",
+    "episodes_per_iteration",
+    "group_size",
+    "num_envs_per_env_runner",
+    "num_epochs",
+)
+NOT_NEGATIVE = (
+    "max_retries",
+    "critic_warmup_iters",
+    "weight_decay",
+    "ref_kl_coeff",
+    "warm_start_demonstrations",
+    "top_k",
+)
+
+
+def validate(config: Any) -> None:
+    """Check every setting of the package.
+
+    Raises:
+        ConfigError: Naming the value, the rule, and the remedy.
+    """
+    for name, choices in CHOICES.items():
+        value = getattr(config, name)
+        if value not in choices:
+            hint = did_you_mean(str(value), choices)
+            raise ConfigError(
+                f"{name}={value!r} must be one of {', '.join(choices)}. {hint}"
+            )
+    for name in AT_LEAST_ONE:
+        _require_number(config, name, 1)
+    for name in NOT_NEGATIVE:
+        _require_number(config, name, 0)
+    _validate_sampling(config)
+    _validate_groups(config)
+    _validate_kl(config)
+    _validate_stop_policies(config)
+    _validate_warm_start(config)
+    if config.is_multi_agent:
+        raise ConfigError(
+            "Several policies are not supported by LLMEnvRunner yet; leave "
+            ".multi_agent() out."
+        )
+    if config.lm_model != "tiny":
+        check_model_path(config.lm_model)
+
+
+def _require_number(config: Any, name: str, least: float) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a number >= {least}.")
+
+
+def _validate_sampling(config: Any) -> None:
+    if config.temperature <= 0:
+        raise ConfigError(
+            f"temperature={config.temperature} must be > 0 in training: a greedy policy "
+            "never explores. For greedy evaluation use "
+            "evaluation_config={'explore': False}."
+        )
+    if config.top_p != 1.0 or config.top_k != 0:
+        raise ConfigError(
+            f"top_p={config.top_p}, top_k={config.top_k}: training needs 1.0 and 0, "
+            "since the learner's log-probabilities are those of the whole vocabulary. "
+            "Set them in evaluation_config only."
+        )
+
+
+def _validate_groups(config: Any) -> None:
+    episodes, group = config.episodes_per_iteration, config.group_size
+    if episodes % group:
+        raise ConfigError(
+            f"group_size ({group}) must divide episodes_per_iteration ({episodes}). "
+            f"Try episodes_per_iteration={max(1, round(episodes / group)) * group}."
+        )
+    learners = max(1, config.num_learners or 0)
+    if episodes < learners:
+        raise ConfigError(
+            f"episodes_per_iteration ({episodes}) must be >= num_learners ({learners})."
+        )
+    if config.minibatch_size is not None and config.minibatch_size > episodes:
+        raise ConfigError(
+            f"minibatch_size ({config.minibatch_size}) counts episodes per optimiser "
+            f"step and must be <= episodes_per_iteration ({episodes}). None takes all."
+        )
+    needs = config.loss_agg_mode == "seq-mean-token-sum-norm"
+    if needs and not config.loss_agg_constant:
+        raise ConfigError(
+            "loss_agg_mode='seq-mean-token-sum-norm' needs loss_agg_constant, a fixed "
+            "length in tokens, e.g. the most an episode may sample."
+        )
+
+
+def _validate_kl(config: Any) -> None:
+    if config.ref_kl_in == "reward" and config.ref_kl_coeff and not config.use_critic:
+        raise ConfigError(
+            "ref_kl_in='reward' puts the penalty on every token's reward, which only "
+            "token-level credit (LLMPPO) can use. Use ref_kl_in='loss'."
+        )
+    in_loss = config.ref_kl_in == "loss" and config.ref_kl_coeff
+    if in_loss and config.ref_kl_estimator == "k1":
+        raise ConfigError(
+            "ref_kl_estimator='k1' in the loss has an expected gradient of zero, so it "
+            "would do nothing. Use 'k2' or 'k3', or ref_kl_in='reward'."
+        )
+    if config.ref_kl_target is not None and config.ref_kl_coeff == 0:
+        raise ConfigError(
+            "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "
+            "above 0, e.g. 0.01."
+        )
+
+
+def _validate_stop_policies(config: Any) -> None:
+    reasons, policies = [r.value for r in StopReason], [p.value for p in StopPolicy]
+    for reason, policy in config.stop_policies.items():
+        if reason not in reasons:
+            raise ConfigError(
+                f"stop_policies names the unknown stop reason {reason!r}. "
+                f"{did_you_mean(reason, reasons)}"
+            )
+        if policy not in policies:
+            raise ConfigError(
+                f"stop_policies[{reason!r}]={policy!r}. {did_you_mean(policy, policies)}"
+            )
+
+
+def _validate_warm_start(config: Any) -> None:
+    if not 0.0 <= config.warm_start_mistake_rate <= 1.0:
+        raise ConfigError(
+            f"warm_start.mistake_rate={config.warm_start_mistake_rate} must be in "
+            "[0, 1]."
+        )
+
+
+def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
+    """Build an environment from whatever ``config.environment(env)`` accepts."""
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    config = dict(env_config or {})
+    if isinstance(env, str) and env not in TEXT_ENVS:
+        if _global_registry.contains(ENV_CREATOR, env):
+            return make_registered_env(_global_registry.get(ENV_CREATOR, env), config)
+    return make_registered_env(env, config)
+
+
+def register_env(env: Any) -> None:
+    """Let RLlib look our environments up by name.
+
+    Raises:
+        ConfigError: If there is no environment.
+    """
+    if env is None:
+        raise ConfigError(
+            "No environment. Use .environment('frozen_lake-v0'); "
+            f"shipped: {', '.join(TEXT_ENVS.names())}."
+        )
+    if isinstance(env, str) and env in TEXT_ENVS:
+        from ray import tune
+
+        tune.register_env(env, functools.partial(make_registered_env, env))

@@ -1,0 +1,1 @@
+"""Learner connectors: episodes to masked token rows, old scores and advantages."""

@@ -1,0 +1,154 @@
+"""Build masked token rows from turn records (pure numpy, no RLlib).
+
+A trajectory yields one row while each prompt extends the stored ids; where it does
+not (edited context, re-rendered history) a new row starts. Every sampled token stands
+in exactly one row and is trained exactly once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rllib_llm import columns
+from rllib_llm.connectors.chat import Prompt
+from rllib_llm.types import Turn
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One token sequence of an episode; all arrays have one entry per token.
+
+    Attributes:
+        ids: Token ids. int32 [T]
+        turn_ids: Which turn sampled the token, -1 for prompt tokens. int32 [T]
+        logps: Log-probability recorded when it was sampled, else 0. float32 [T]
+        rewards: The turn's reward on its last token, else 0. float32 [T]
+        bootstrap: Whether the value after the last token stands for what a cut
+            episode would still have earned.
+    """
+
+    ids: np.ndarray
+    turn_ids: np.ndarray
+    logps: np.ndarray
+    rewards: np.ndarray
+    bootstrap: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class _RowBuilder:
+    def __init__(self) -> None:
+        self.parts: list[tuple[np.ndarray, ...]] = []
+
+    def prompt(self, ids: Sequence[int]) -> None:
+        ids = np.asarray(ids, np.int32)
+        zeros = np.zeros(len(ids), np.float32)
+        self.parts.append((ids, np.full(len(ids), -1, np.int32), zeros, zeros))
+
+    def turn(self, index: int, turn: Turn, reward: float) -> None:
+        n = len(turn.action_ids)
+        rewards = np.zeros(n, np.float32)
+        rewards[-1] = reward
+        self.parts.append(
+            (
+                np.asarray(turn.action_ids, np.int32),
+                np.full(n, index, np.int32),
+                np.asarray(turn.action_logps, np.float32),
+                rewards,
+            )
+        )
+
+    def build(self) -> Row:
+        return Row(*(np.concatenate(c) for c in zip(*self.parts, strict=True)))
+
+
+def build_rows(
+    turns: Sequence[Turn],
+    rewards: Sequence[float],
+    *,
+    final_prompt: Prompt | None = None,
+    bootstrap: bool = False,
+    row_per_turn: bool = False,
+) -> list[Row]:
+    """Return the rows of one episode.
+
+    Args:
+        turns: The recorded turns, in time order.
+        rewards: One reward per turn.
+        final_prompt: What a truncated episode would have shown next.
+        bootstrap: Whether the episode was cut short, so that the critic's value at its
+            end counts. With ``final_prompt`` that value sees the last observation.
+        row_per_turn: Start a row at every turn even where the prefix holds (each row
+            then repeats its context); gradients are the same, the cost is not.
+
+    Returns:
+        At least one row; ``bootstrap`` is set on the last one only.
+    """
+    rows: list[Row] = []
+    builder: _RowBuilder | None = None
+    history: list[np.ndarray] = []
+    for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
+        if not turn.extends:
+            history = []
+        if builder is not None and (row_per_turn or not turn.extends):
+            rows.append(builder.build())
+            builder = None
+        if builder is None:
+            builder = _RowBuilder()
+            if history:
+                builder.prompt(np.concatenate(history))
+        builder.prompt(turn.prompt_ids)
+        builder.turn(index, turn, reward)
+        history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
+    if bootstrap and final_prompt is not None:
+        if not final_prompt.extends:
+            rows.append(builder.build())
+            builder = _RowBuilder()
+        builder.prompt(final_prompt.ids)
+    rows.append(builder.build())
+    rows[-1].bootstrap = bootstrap
+    return rows
+
+
+def pad_rows(
+    rows: Sequence[Row], *, pad_id: int, trained: Sequence[bool]
+) -> dict[str, np.ndarray]:
+    """Stack rows into right-padded ``[B, T]`` columns.
+
+    A bootstrapped row gets one extra column, so that the value *after* its last token
+    has a place (values stand before their token); it holds ``pad_id``, unattended.
+
+    Args:
+        rows: Rows of any lengths.
+        pad_id: Id for padding.
+        trained: Per row, whether its sampled tokens are trained.
+
+    Returns:
+        ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``,
+        ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` [B].
+    """
+    size = (len(rows), max(len(r) + r.bootstrap for r in rows))
+    out = {
+        columns.INPUT_IDS: np.full(size, pad_id, np.int64),
+        columns.ATTENTION_MASK: np.zeros(size, bool),
+        columns.TURN_IDS: np.full(size, -1, np.int64),
+        columns.BEHAVIOUR_LOGP: np.zeros(size, np.float32),
+        columns.TOKEN_REWARDS: np.zeros(size, np.float32),
+        columns.BOOTSTRAP_COLUMN: np.full(len(rows), -1, np.int64),
+    }
+    for i, row in enumerate(rows):
+        n = len(row)
+        out[columns.INPUT_IDS][i, :n] = row.ids
+        out[columns.ATTENTION_MASK][i, :n] = True
+        out[columns.TURN_IDS][i, :n] = row.turn_ids
+        out[columns.BEHAVIOUR_LOGP][i, :n] = row.logps
+        out[columns.TOKEN_REWARDS][i, :n] = row.rewards
+        if row.bootstrap:
+            out[columns.BOOTSTRAP_COLUMN][i] = n
+    sampled = out[columns.TURN_IDS] >= 0
+    out["loss_mask"] = sampled & np.asarray(trained, bool)[:, None]
+    return out

@@ -1,0 +1,102 @@
+"""Second learner connector: what policy, critic and reference say before the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.connectors.learner.micro_batches import micro_batches
+
+
+class ScoreRows(ConnectorV2):
+    """Move columns to the device and add old log-probabilities, values, references.
+
+    All passes run without gradients and within the token budget.
+
+    Args:
+        device: Where the learner computes.
+        old_logps: ``"learner"`` recomputes them, ``"engine"`` takes the recorded ones.
+        values: Whether there is a critic.
+        reference: Whether reference log-probabilities are needed.
+        max_tokens: Token positions per pass.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: Any,
+        old_logps: str,
+        values: bool,
+        reference: bool,
+        max_tokens: int | None,
+    ):
+        super().__init__()
+        self.device = device
+        self.old_logps = old_logps
+        self.values = values
+        self.reference = reference
+        self.max_tokens = max_tokens
+
+    @override(ConnectorV2)
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: list[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        for module_id, data in batch.items():
+            tensors = {
+                k: torch.as_tensor(v, device=self.device) if _is_array(v) else v
+                for k, v in data.items()
+            }
+            self._score(rl_module[module_id].unwrapped(), tensors)
+            batch[module_id] = tensors
+        return batch
+
+    @torch.no_grad()
+    def _score(self, module: Any, data: dict[str, Any]) -> None:
+        behaviour = data[columns.BEHAVIOUR_LOGP]
+        old = behaviour.clone()
+        values, reference = torch.zeros_like(old), torch.zeros_like(old)
+        recompute = self.old_logps == "learner"
+        was_training = module.training
+        module.eval()
+        if recompute or self.values or self.reference:
+            for index, part in micro_batches(data, self.max_tokens):
+                width = part[columns.INPUT_IDS].shape[1]
+                hidden = None
+                if recompute:
+                    out = module._forward(part)
+                    hidden = out[Columns.EMBEDDINGS]
+                    scores = out[Columns.ACTION_DIST_INPUTS][..., 0]
+                    old[index, :width] = scores
+                if self.values:
+                    found = module.compute_values(part, embeddings=hidden)
+                    values[index, :width] = found.float()
+                if self.reference:
+                    reference[index, :width] = module.reference_logps(part)
+        module.train(was_training)
+        # What RLlib's PPO loss expects of the sampling policy.
+        data[Columns.ACTION_LOGP] = old
+        data[Columns.ACTION_DIST_INPUTS] = torch.stack(
+            [old, torch.zeros_like(old)], dim=-1
+        )
+        data[Columns.ACTIONS] = data[columns.INPUT_IDS]
+        if self.values:
+            data[columns.VALUES] = values
+        if self.reference:
+            data[columns.REF_LOGP] = reference
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)

@@ -1,0 +1,129 @@
+"""Third learner connector: advantages and value targets over trained tokens only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.distributed import all_reduce_sum
+from rllib_llm.objectives.advantages import (
+    masked_moments,
+    token_gae,
+    whiten_with_moments,
+)
+
+
+class TokenGAE(ConnectorV2):
+    """Generalised advantage estimation along an episode's sampled tokens.
+
+    Prompt tokens are skipped: they neither discount nor decay. Between the last token
+    of a turn and the first of the next, ``gamma`` and ``lambda_`` apply (RLlib's time
+    step is a turn); inside a turn ``gamma_token`` and ``lambda_token`` do. An episode
+    that spans several rows is one chain.
+
+    Args:
+        gamma: Discount per turn.
+        lambda_: GAE's lambda per turn.
+        gamma_token: Discount per token inside a turn.
+        lambda_token: GAE's lambda per token inside a turn.
+        whiten: Standardise advantages over the trained tokens of the whole batch,
+            over all Learners.
+        ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
+            the rewards; the learner keeps it current. None: no such penalty.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        lambda_: float,
+        gamma_token: float = 1.0,
+        lambda_token: float = 1.0,
+        whiten: bool = True,
+        ref_kl_coeff: float | None = None,
+    ):
+        super().__init__()
+        self.gamma = gamma
+        self.lambda_ = lambda_
+        self.gamma_token = gamma_token
+        self.lambda_token = lambda_token
+        self.whiten = whiten
+        self.ref_kl_coeff = ref_kl_coeff
+
+    @override(ConnectorV2)
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: list[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        for module_id in sorted(batch):
+            self._add_advantages(batch[module_id])
+        return batch
+
+    def _add_advantages(self, data: dict[str, Any]) -> None:
+        device = data[columns.VALUES].device
+        mask = data[Columns.LOSS_MASK].cpu().numpy()
+        rewards = self._rewards(data)
+        values = data[columns.VALUES].double().cpu().numpy()
+        turns = data[columns.TURN_IDS].cpu().numpy()
+        owners = data[columns.EPISODE_INDEX].cpu().numpy()
+        advantages, targets = np.zeros_like(values), np.zeros_like(values)
+        for owner in np.unique(owners):
+            rows = np.flatnonzero(owners == owner)
+            trained = mask[rows]
+            if not trained.any():
+                continue
+            ends = np.diff(turns[rows][trained], append=-1) != 0  # last token of a turn
+            gae, target = token_gae(
+                rewards[rows][trained],
+                values[rows][trained],
+                gamma=np.where(ends, self.gamma, self.gamma_token),
+                lambda_=np.where(ends, self.lambda_, self.lambda_token),
+                bootstrap_value=_bootstrap_value(data, values, rows),
+            )
+            _scatter(advantages, rows, trained, gae)
+            _scatter(targets, rows, trained, target)
+        if self.whiten:
+            moments = all_reduce_sum(masked_moments(advantages, mask), device)
+            advantages = whiten_with_moments(advantages, mask, tuple(moments))
+        for key, array in (
+            (Columns.ADVANTAGES, advantages),
+            (Columns.VALUE_TARGETS, targets),
+        ):
+            data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
+
+    def _rewards(self, data: dict[str, Any]) -> np.ndarray:
+        rewards = data[columns.TOKEN_REWARDS].double()
+        if self.ref_kl_coeff is not None:
+            # k1 per token: its expectation is the KL, and as a reward it is exact.
+            kl = (data[Columns.ACTION_LOGP] - data[columns.REF_LOGP]).double()
+            kl = torch.where(data[Columns.LOSS_MASK], kl, torch.zeros_like(kl))
+            rewards = rewards - self.ref_kl_coeff * kl
+        return rewards.cpu().numpy()
+
+
+def _bootstrap_value(
+    data: dict[str, Any], values: np.ndarray, rows: np.ndarray
+) -> float:
+    last = rows[-1]
+    column = int(data[columns.BOOTSTRAP_COLUMN][last])
+    return float(values[last, column]) if column >= 0 else 0.0
+
+
+def _scatter(
+    target: np.ndarray, rows: np.ndarray, mask: np.ndarray, values: np.ndarray
+) -> None:
+    block = np.zeros(mask.shape, target.dtype)
+    block[mask] = values
+    target[rows] = block

@@ -1,0 +1,68 @@
+"""module-to-env: sampled ids become the text that the environment reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.episode_data import episode_data
+
+_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+
+
+def strip_thinking(text: str) -> str:
+    """Remove ``<think>...</think>`` spans (an unclosed one runs to the end)."""
+    return _THINKING.sub("", text)
+
+
+class DecodeAction(ConnectorV2):
+    """Decode each sampled turn once, record it as a message, hand it to the env.
+
+    Invalid-action policy: this connector never judges. The environment's own
+    ``parse`` decides whether there is an action in the text; a turn without one costs
+    what the environment says (see :class:`rllib_llm.envs.TextEnv`).
+
+    Args:
+        renderer: The chat template's renderer.
+        preprocess: Applied to the text before the environment reads it; thinking is
+            removed by default. The recorded message keeps the full text.
+    """
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        preprocess: Callable[[str], str] | None = strip_thinking,
+    ):
+        super().__init__()
+        self.renderer = renderer
+        self.preprocess = preprocess
+
+    @override(ConnectorV2)
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: list[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        batch[Columns.ACTIONS] = []
+        for episode in self.single_agent_episode_iterator(
+            episodes, agents_that_stepped_only=False
+        ):
+            data = episode_data(episode)
+            text = self.renderer.decode(data.sampled or [])
+            data.sampled = None
+            data.messages.append({"role": "assistant", "content": text})
+            if self.preprocess is not None:
+                text = self.preprocess(text)
+            batch[Columns.ACTIONS].append(text)
+        return batch

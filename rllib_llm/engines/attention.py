@@ -1,0 +1,73 @@
+"""Scaled-dot-product attention that does not copy the cache of grouped-query models.
+
+transformers' own function repeats keys and values once per query head whenever a mask
+is given. In decoding that copy costs more than everything else together; folding the
+query heads that share a key head into the query axis needs none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+ATTENTION_NAME = "rllib_llm_slots"
+
+
+def slot_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers' ``sdpa`` does, without repeating keys and values.
+
+    Args:
+        module: The attention layer.
+        query: Queries. [B, heads, T, head_dim]
+        key: Keys. [B, kv_heads, K, head_dim]
+        value: Values. [B, kv_heads, K, head_dim]
+        attention_mask: Additive mask. [B, 1, T, K]
+        dropout: Unused in evaluation; passed on.
+        scaling: Factor of the scores; None is 1 / sqrt(head_dim).
+        **kwargs: What else the model passes; handed to transformers' function.
+
+    Returns:
+        The attended values [B, T, heads, head_dim], and None for the weights.
+    """
+    batch, heads, width, _ = query.shape
+    kv_heads = key.shape[1]
+    settings = {"dropout_p": dropout, "scale": scaling}
+    is_plain = attention_mask is not None and kwargs.get("position_bias") is None
+    if is_plain and width == 1:
+        query = query.reshape(batch, kv_heads, heads // kv_heads, -1)
+        out = scaled_dot_product_attention(
+            query, key, value, attention_mask, **settings
+        )  # [B, kv_heads, heads // kv_heads, head_dim]
+        return out.reshape(batch, 1, heads, -1), None
+    # On CUDA a mask together with enable_gqa falls back to the slow math kernel.
+    if is_plain and kv_heads < heads and query.device.type == "cpu":
+        out = scaled_dot_product_attention(
+            query, key, value, attention_mask, **settings, enable_gqa=True
+        )
+        return out.transpose(1, 2).contiguous(), None
+    return sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        **kwargs,
+    )
+
+
+AttentionInterface.register(ATTENTION_NAME, slot_attention_forward)

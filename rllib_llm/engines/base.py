@@ -1,0 +1,299 @@
+"""The generation engine: what every sampler of tokens must offer.
+
+An engine keeps *sessions* (one per conversation: an environment and an agent) and
+serves *requests* (one per model turn). It knows token ids only, neither chat messages
+nor RLlib. All calls are synchronous and incremental, so that one loop serves lockstep
+and asynchronous environments, in process or behind an actor::
+
+    engine.open("env-0")
+    engine.submit("env-0", prompt_ids, SamplingParams(max_new_tokens=16, seed=7))
+    while engine.num_unfinished:
+        for done in engine.step():
+            reply_ids = ...  # the environment's answer to done.token_ids
+            engine.submit(done.session_id, reply_ids, next_params)
+
+The history of a session is a list of token ids that is only appended to: sampled
+tokens join it by themselves, and text is never tokenised twice.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rllib_llm.errors import ConfigError, RLlibLLMError
+from rllib_llm.types import FinishReason
+
+if TYPE_CHECKING:
+    import torch
+
+SessionId = Hashable
+
+_generate_ids = itertools.count()
+
+
+class ContextOverflowError(RLlibLLMError, ValueError):
+    """A history with its new tokens leaves no room to sample in the context."""
+
+
+class SessionError(RLlibLLMError, ValueError):
+    """A session is unknown, already open, or busy with another request."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one turn.
+
+    The logits are divided by the temperature, then cut to the ``top_k`` most likely
+    tokens, then to the smallest set holding ``top_p`` of the rest, and renormalised.
+
+    Attributes:
+        max_new_tokens: Most tokens to sample, >= 1.
+        seed: Seeds this request's own random numbers, >= 0. The same seed and history
+            give the same tokens whatever else the engine is doing.
+        temperature: > 0, or exactly 0.0 for the most likely token. Greedy requests
+            ignore ``top_k`` and ``top_p``; their log-probabilities are those of the
+            distribution at temperature 1.
+        top_p: Probability mass to keep, in (0, 1]; 1.0 keeps everything.
+        top_k: Number of tokens to keep, >= 0; 0 keeps everything.
+        stop_token_ids: Sampling one of these ends the turn; it stays in the result.
+        stop_strings: The turn ends once its decoded text contains one of these; the
+            tokens that carried the string stay in the result.
+    """
+
+    max_new_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every range and store plain Python values.
+
+        Raises:
+            ConfigError: If a value is out of range or of the wrong type.
+        """
+        for name, least in (("max_new_tokens", 1), ("seed", 0), ("top_k", 0)):
+            object.__setattr__(self, name, _as_int(name, getattr(self, name), least))
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise ConfigError(
+                f"temperature ({self.temperature}) must be finite and >= 0; "
+                "0.0 means greedy."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p ({self.top_p}) must be in (0, 1]; 1.0 is off.")
+        stop_ids = tuple(_as_int("stop_token_ids", i, 0) for i in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop_ids)
+        if isinstance(self.stop_strings, str):
+            raise ConfigError(
+                f"stop_strings must be a tuple of strings, got the string "
+                f"{self.stop_strings!r}. Write ({self.stop_strings!r},)."
+            )
+        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+        if not all(isinstance(s, str) and s for s in self.stop_strings):
+            raise ConfigError(
+                f"stop_strings {self.stop_strings!r} must be non-empty strings."
+            )
+
+
+@dataclasses.dataclass(slots=True)
+class Generation:
+    """One finished request.
+
+    Attributes:
+        request_id: What ``submit`` returned.
+        session_id: The conversation it belongs to.
+        token_ids: Sampled tokens, including the stop token if sampled. int32 [T]
+        logps: Log-probabilities of those tokens, in nats, under the distribution they
+            were sampled from (after temperature, top-k and top-p). float32 [T]
+        finish: Why sampling ended.
+        weights_version: Version of the weights that sampled the first token.
+        seconds: Wall time from submission to the last token.
+    """
+
+    request_id: int
+    session_id: SessionId
+    token_ids: np.ndarray
+    logps: np.ndarray
+    finish: FinishReason
+    weights_version: int
+    seconds: float
+
+
+class GenerationEngine(abc.ABC):
+    """A sampler of turns for many concurrent conversations.
+
+    A session has at most one unfinished request. Any number of sessions may be open
+    and any number of requests submitted: an engine that is full lets them wait.
+    """
+
+    @property
+    @abc.abstractmethod
+    def num_unfinished(self) -> int:
+        """Number of requests submitted and neither finished nor aborted."""
+
+    @property
+    @abc.abstractmethod
+    def weights_version(self) -> int:
+        """Version of the weights that sample the next token; 0 at the start."""
+
+    @abc.abstractmethod
+    def open(self, session_id: SessionId) -> None:
+        """Start a conversation with an empty history.
+
+        Raises:
+            SessionError: If the session is already open.
+        """
+
+    @abc.abstractmethod
+    def submit(
+        self,
+        session_id: SessionId,
+        new_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        extends: bool = True,
+    ) -> int:
+        """Append tokens to a session and ask for their continuation.
+
+        Args:
+            session_id: An open session without an unfinished request.
+            new_token_ids: Tokens since the last sampled one; may be empty if there is
+                a history to continue. [T]
+            params: How to sample.
+            extends: False replaces the whole history by ``new_token_ids`` (the
+                conversation was rewritten and its old tokens are no prefix any more).
+
+        Returns:
+            The id of the request, unique within this engine.
+
+        Raises:
+            ContextOverflowError: If no token could be sampled within the context; the
+                session is unchanged.
+            SessionError: If the session is not open or is busy.
+        """
+
+    @abc.abstractmethod
+    def step(self) -> list[Generation]:
+        """Run one iteration (some prefill or one token per running request).
+
+        Returns:
+            The requests that finished in this iteration; empty if there is no work.
+        """
+
+    @abc.abstractmethod
+    def abort(self, request_id: int) -> None:
+        """Forget a request; one that is finished or unknown is ignored.
+
+        The session keeps the submitted tokens and loses those sampled so far, so that
+        the turn can be tried again by submitting no new tokens.
+        """
+
+    @abc.abstractmethod
+    def close(self, session_id: SessionId) -> None:
+        """Forget a session with its history, aborting its request if it has one.
+
+        Raises:
+            SessionError: If the session is not open.
+        """
+
+    @abc.abstractmethod
+    def set_weights_version(self, version: int) -> None:
+        """Announce that weights shared with the caller have changed in place.
+
+        All cached keys and values are dropped; histories are computed anew when they
+        are next needed. Call it between requests: those still running go on with the
+        new weights and keep the tokens they have.
+        """
+
+    @abc.abstractmethod
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Copy new values into the engine's weights, then set their version.
+
+        Args:
+            named_tensors: Pairs of parameter name, as the model names it, and value.
+            version: The version of the new weights.
+        """
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, int]:
+        """Return counters since the last reset.
+
+        Keys: ``prefill_tokens`` (prompt tokens computed), ``cached_tokens`` (prompt
+        tokens found in the cache instead), ``decoded_tokens`` (tokens sampled),
+        ``reprefills`` (histories computed again because their cache was evicted, made
+        stale by new weights, or broken by ``extends=False``), ``forwards`` (calls of
+        the model).
+        """
+
+    @abc.abstractmethod
+    def reset_stats(self) -> None:
+        """Set all counters to zero."""
+
+
+def generate(
+    engine: GenerationEngine,
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    params: Sequence[SamplingParams],
+) -> list[Generation]:
+    """Sample one continuation per prompt in sessions of their own.
+
+    Args:
+        engine: An engine without unfinished requests.
+        prompts: Token ids of each prompt, of any lengths.
+        params: How to sample each of them.
+
+    Returns:
+        The results in the order of the prompts.
+
+    Raises:
+        ConfigError: If the numbers of prompts and params differ.
+        SessionError: If the engine is busy: results of others would be lost here.
+    """
+    if len(prompts) != len(params):
+        raise ConfigError(
+            f"{len(prompts)} prompts need as many params, got {len(params)}."
+        )
+    if engine.num_unfinished:
+        raise SessionError(
+            f"generate() needs an idle engine; {engine.num_unfinished} requests are "
+            "unfinished. Use submit() and step()."
+        )
+    call = next(_generate_ids)
+    sessions = [("generate", call, index) for index in range(len(prompts))]
+    opened: list[SessionId] = []
+    results: dict[int, Generation] = {}
+    try:
+        order = []
+        for session, prompt, param in zip(sessions, prompts, params, strict=True):
+            engine.open(session)
+            opened.append(session)
+            order.append(engine.submit(session, prompt, param))
+        while engine.num_unfinished:
+            results.update((done.request_id, done) for done in engine.step())
+        return [results[request_id] for request_id in order]
+    finally:
+        for session in opened:
+            engine.close(session)
+
+
+def _as_int(name: str, value: object, least: int) -> int:
+    """Return ``value`` as an int, refusing floats and values below ``least``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be an integer, got {value!r}.") from None
+    if number < least:
+        raise ConfigError(f"{name} ({number}) must be >= {least}.")
+    return number

@@ -1,0 +1,115 @@
+"""Sampling of the next token for a batch of requests, each with its own settings.
+
+One uniform number per token is drawn from the request's own seed and pushed through
+the inverse of the cumulative distribution. What a request samples therefore does not
+depend on which other requests share its batch, nor on any global random state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rllib_llm.engines.base import SamplingParams
+
+
+def draw_uniforms(seed: int, count: int) -> np.ndarray:
+    """Return the first random numbers of a request.
+
+    Args:
+        seed: The request's seed.
+        count: How many; a longer draw begins with a shorter one.
+
+    Returns:
+        Uniform numbers in [0, 1). float64 [count]
+    """
+    return np.random.Generator(np.random.Philox(seed)).random(count)
+
+
+def processed_logps(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return log-probabilities after temperature, top-k and top-p.
+
+    Args:
+        logits: Next-token logits, any float type. [B, V]
+        params: How to sample each row; greedy rows are treated as temperature 1
+            without cuts.
+
+    Returns:
+        Log-probabilities, -inf where cut; each row sums to one. float32 [B, V]
+    """
+    logits = logits.float()
+    temperatures = [p.temperature or 1.0 for p in params]
+    if any(t != 1.0 for t in temperatures):
+        scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
+        logits = logits / scale[:, None]
+    logps = torch.log_softmax(logits, dim=-1)
+    cut = [
+        row
+        for row, p in enumerate(params)
+        if p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0)
+    ]
+    if cut:
+        logps[cut] = _cut_tails(logps[cut], [params[row] for row in cut])
+    return logps
+
+
+def sample_tokens(
+    logits: Tensor, uniforms: Sequence[float], params: Sequence[SamplingParams]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sample one token per row.
+
+    Args:
+        logits: Next-token logits. [B, V]
+        uniforms: One number in [0, 1) per row; unused by greedy rows. [B]
+        params: How to sample each row. [B]
+
+    Returns:
+        Tokens, int64 [B], and their log-probabilities under the distribution of
+        :func:`processed_logps`, float32 [B].
+    """
+    logps = processed_logps(logits, params)  # [B, V]
+    greedy = [p.temperature == 0.0 for p in params]
+    if all(greedy):
+        tokens = logps.argmax(dim=-1)
+    else:
+        tokens = _invert_cdf(logps, uniforms)
+        if any(greedy):
+            is_greedy = torch.tensor(greedy, device=logits.device)
+            tokens = torch.where(is_greedy, logps.argmax(dim=-1), tokens)
+    chosen = logps.gather(1, tokens[:, None])[:, 0]
+    return tokens.cpu().numpy(), chosen.cpu().numpy()
+
+
+def _invert_cdf(logps: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """Return the first token whose cumulative probability exceeds the uniform. [B]."""
+    # float64: in float32 the sum over a large vocabulary loses its rare tokens.
+    cdf = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
+    total = cdf[:, -1]
+    target = total * torch.tensor(uniforms, dtype=torch.float64, device=cdf.device)
+    # Rounding up to the total would run past the last token of positive probability.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+    # A row of NaN runs past the end; its log-probability will tell.
+    return tokens.clamp_(max=logps.shape[1] - 1)
+
+
+def _cut_tails(logps: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Keep the top-k, then the top-p tokens of each row and renormalise. [B, V]."""
+    device = logps.device
+    vocab = logps.shape[1]
+    top_k = torch.tensor([p.top_k or vocab for p in params], device=device)
+    # top_p = 1.0 must keep all: a rounded cumulative sum may reach 1 too early.
+    top_p = torch.tensor(
+        [p.top_p if p.top_p < 1.0 else 2.0 for p in params], device=device
+    )
+    ordered, order = logps.sort(dim=-1, descending=True, stable=True)
+    keep = torch.arange(vocab, device=device) < top_k[:, None]
+    probs = ordered.exp() * keep
+    before = probs.cumsum(dim=-1) - probs  # mass of the likelier tokens
+    keep &= before < top_p[:, None] * probs.sum(dim=-1, keepdim=True)
+    ordered = ordered.masked_fill(~keep, -torch.inf)
+    cut = torch.empty_like(logps).scatter_(1, order, ordered)
+    return torch.log_softmax(cut, dim=-1)

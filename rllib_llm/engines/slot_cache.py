@@ -1,0 +1,176 @@
+"""A key-value cache with one row per conversation, filled at each row's own length.
+
+transformers' models take any object with ``update`` and ``get_seq_length`` as their
+cache. This one lets rows of different lengths share a forward pass: new keys and
+values are written behind each row's old ones (right padding, no copies), and attention
+sees a view of the rows that take part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_VIEW_BLOCK = 32  # attention length is rounded up to this
+_GROW_BLOCK = 128  # columns are allocated in multiples of this
+
+
+def round_up(value: int, block: int) -> int:
+    """Return the least multiple of ``block`` that is not below ``value``."""
+    return -(-value // block) * block
+
+
+class SlotCache:
+    """Keys and values of many conversations, each in a row of its own.
+
+    Per layer two tensors [rows, kv_heads, columns, head_dim]. Heads come first because
+    attention then reads contiguous memory, which makes decoding about twice as fast on
+    CPUs. Rows and columns grow on demand. What lies behind a row's length is stale but
+    finite, and hidden by the attention mask.
+
+    Args:
+        max_rows: Most rows ever needed.
+        max_length: Most tokens ever stored in a row.
+        device: Where the tensors live.
+    """
+
+    def __init__(self, max_rows: int, max_length: int, device: torch.device) -> None:
+        """Create an empty cache; tensors appear with the first forward pass."""
+        self._max_rows = max_rows
+        self._max_columns = round_up(max_length, _VIEW_BLOCK)
+        self._device = device
+        self._rows = 0
+        self._columns = 0
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._first_row = 0
+        self._batch = 0
+        self._visible = 0
+        self._target: tuple[Tensor, Tensor] | None = None
+        self._source: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held now, in bytes."""
+        tensors = [*self._keys.values(), *self._values.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory one token of one row takes, in bytes; 0 before the first forward."""
+        return self.num_bytes // max(self._rows * self._columns, 1)
+
+    def clear(self) -> None:
+        """Free all tensors."""
+        self._keys.clear()
+        self._values.clear()
+        self._rows = self._columns = 0
+
+    def prepare(self, first_row: int, starts: np.ndarray, counts: np.ndarray) -> int:
+        """Say where the next forward pass writes; call it before each one.
+
+        Row ``i`` of the batch is row ``first_row + i`` of the cache.
+
+        Args:
+            first_row: First row taking part.
+            starts: Tokens already stored in each row. int64 [B]
+            counts: New tokens of each row; the batch is padded on the right to the
+                largest. int64 [B]
+
+        Returns:
+            The number of columns attention will see (K).
+        """
+        batch, width = len(starts), int(counts.max())
+        needed = int((starts + counts).max())
+        self._reserve(first_row + batch, needed)
+        self._first_row, self._batch = first_row, batch
+        self._visible = min(round_up(needed, _VIEW_BLOCK), self._columns)
+        offsets = np.arange(width)
+        columns = starts[:, None] + offsets  # [B, T]
+        rows = np.broadcast_to(first_row + np.arange(batch)[:, None], columns.shape)
+        is_real = offsets < counts[:, None]
+        if is_real.all():
+            self._source = None
+        else:
+            self._source = self._to_device(np.flatnonzero(is_real))
+        self._target = (
+            self._to_device(rows[is_real]),
+            self._to_device(columns[is_real]),
+        )
+        return self._visible
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values of one layer (called by the model).
+
+        Args:
+            keys: New keys. [B, kv_heads, T, head_dim]
+            values: New values. [B, kv_heads, T, head_dim]
+            layer_idx: Which layer.
+
+        Returns:
+            All keys and all values of these rows. [B, kv_heads, K, head_dim]
+        """
+        return (
+            self._write(self._keys, keys, layer_idx),
+            self._write(self._values, values, layer_idx),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: positions are always passed explicitly."""
+        del layer_idx
+        return 0
+
+    def move(self, sources: list[int], targets: list[int], length: int) -> None:
+        """Copy rows to other rows, all at once (so a pair of rows can be swapped).
+
+        Args:
+            sources: Rows to read.
+            targets: Rows to write, as many.
+            length: Columns that matter.
+        """
+        if not self._keys:
+            return
+        self._reserve(max(targets) + 1, length)
+        read = torch.tensor(sources, device=self._device)
+        write = torch.tensor(targets, device=self._device)
+        for store in (*self._keys.values(), *self._values.values()):
+            part = store[:, :, :length]
+            part[write] = part[read]
+
+    def _write(self, stores: dict[int, Tensor], new: Tensor, layer: int) -> Tensor:
+        heads, dim = new.shape[1], new.shape[3]
+        if layer not in stores:
+            stores[layer] = new.new_zeros(self._rows, heads, self._columns, dim)
+        store = stores[layer]
+        flat = new.transpose(1, 2).reshape(-1, heads, dim)  # [B * T, heads, dim]
+        if self._source is not None:
+            flat = flat[self._source]
+        store.transpose(1, 2).index_put_(self._target, flat)
+        last_row = self._first_row + self._batch
+        return store[self._first_row : last_row, :, : self._visible]
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        """Grow to at least this size, geometrically so that copies stay rare."""
+        if rows <= self._rows and columns <= self._columns:
+            return
+        if rows > self._rows:
+            rows = min(max(rows, 2 * self._rows), self._max_rows)
+        if columns > self._columns:
+            columns = round_up(max(columns, self._columns * 3 // 2), _GROW_BLOCK)
+            columns = min(columns, self._max_columns)
+        old_rows, old_columns = self._rows, self._columns
+        self._rows, self._columns = max(rows, old_rows), max(columns, old_columns)
+        for stores in (self._keys, self._values):
+            for layer, old in stores.items():
+                heads, dim = old.shape[1], old.shape[3]
+                new = old.new_zeros(self._rows, heads, self._columns, dim)
+                new[:old_rows, :, :old_columns] = old
+                stores[layer] = new
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

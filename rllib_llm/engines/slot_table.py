@@ -1,0 +1,92 @@
+"""Which conversation holds which row of the cache."""
+
+from __future__ import annotations
+
+import torch
+
+from rllib_llm.engines.requests import Session
+from rllib_llm.engines.slot_cache import SlotCache
+
+
+class SlotTable:
+    """Assigns cache rows to sessions, evicts idle ones and moves rows.
+
+    Args:
+        max_slots: Number of rows.
+        max_length: Most tokens of a row.
+        device: Where the cache lives.
+    """
+
+    def __init__(self, max_slots: int, max_length: int, device: torch.device) -> None:
+        """Create an empty table."""
+        self.max_slots = max_slots
+        self.cache = SlotCache(max_slots, max_length, device)
+        self._owners: list[Session | None] = [None] * max_slots
+        self._free = list(range(max_slots - 1, -1, -1))  # lowest row last
+        self._clock = 0
+
+    def assign(self, session: Session) -> bool:
+        """Give a session a row if it has none, evicting an idle one if need be.
+
+        Args:
+            session: The session.
+
+        Returns:
+            Whether it has a row; False if all rows belong to sessions with requests.
+        """
+        if session.row >= 0:
+            return True
+        if not self._free:
+            idle = [s for s in self._owners if s is not None and s.request is None]
+            if not idle:
+                return False
+            oldest = min(idle, key=lambda s: s.last_used)
+            oldest.drop_cache()
+            self.release(oldest)
+        session.row = self._free.pop()
+        self._owners[session.row] = session
+        return True
+
+    def release(self, session: Session) -> None:
+        """Take a session's row away, if it has one."""
+        if session.row >= 0:
+            self._owners[session.row] = None
+            self._free.append(session.row)
+            self._free.sort(reverse=True)
+            session.row = -1
+
+    def touch(self, session: Session) -> None:
+        """Note that a session has just been used."""
+        self._clock += 1
+        session.last_used = self._clock
+
+    def place(self, sessions: list[Session], first_row: int) -> None:
+        """Bring sessions into consecutive rows, in any order, with the fewest copies.
+
+        Args:
+            sessions: Sessions that have rows.
+            first_row: First of the rows they shall occupy; sessions there that are not
+                among them take the rows given up.
+        """
+        wanted = range(first_row, first_row + len(sessions))
+        strays = [s for s in sessions if s.row not in wanted]
+        if not strays:
+            return
+        settled = {s.row for s in sessions}
+        holes = [row for row in wanted if row not in settled]
+        moved: list[tuple[int, int, int]] = []  # source, target, length
+        for session, hole in zip(strays, holes, strict=True):
+            old, other = session.row, self._owners[hole]
+            self._owners[hole], self._owners[old] = session, other
+            session.row = hole
+            moved.append((old, hole, session.cached))
+            if other is None:
+                self._free[self._free.index(hole)] = old
+            else:
+                other.row = old
+                moved.append((hole, old, other.cached))
+        self._free.sort(reverse=True)
+        filled = [move for move in moved if move[2] > 0]
+        if filled:
+            sources, targets, lengths = zip(*filled, strict=True)
+            self.cache.move(list(sources), list(targets), max(lengths))

@@ -1,0 +1,390 @@
+"""The embedded engine: continuous batching on a transformers model in this process.
+
+Cache rows of running requests are kept a contiguous prefix, so that a decoding step
+works on views. When the set of running requests changes, rows are swapped: one copy
+per change is cheaper than gathering all rows in every step. Idle sessions keep their
+row, and with it their keys and values, until another session needs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rllib_llm.engines.base import (
+    ContextOverflowError,
+    Generation,
+    GenerationEngine,
+    SamplingParams,
+    SessionError,
+    SessionId,
+)
+from rllib_llm.engines.model_runner import ModelRunner
+from rllib_llm.engines.requests import Request, Session, common_prefix
+from rllib_llm.engines.sampling import sample_tokens
+from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
+from rllib_llm.engines.slot_table import SlotTable
+from rllib_llm.errors import ConfigError, ModelError, did_you_mean
+
+_COUNTERS = (
+    "prefill_tokens",
+    "cached_tokens",
+    "decoded_tokens",
+    "reprefills",
+    "forwards",
+)
+
+
+class TorchEngine(GenerationEngine):
+    """Samples from a transformers model that it shares with the caller.
+
+    After changing the weights in place, call :meth:`set_weights_version`.
+
+    Args:
+        model: A decoder-only causal language model with full or sliding attention.
+        max_slots: Most sessions with keys and values in the cache, and so most
+            requests that run at once. More may be open and submitted: the least
+            recently used idle session gives way, and requests wait for their turn. A
+            session whose next turn follows before the next step keeps its slot.
+        max_context_tokens: Most tokens of a history, sampled ones included.
+        tokenizer: Decodes tokens to look for stop strings; only needed for those.
+        device: Where the model's inputs go; None is where its weights are.
+        kv_budget_bytes: Lowers ``max_slots`` so that the cache fits even if all
+            histories are full.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+        ModelError: If the model cannot be served from a slot cache.
+
+    Example::
+
+        engine = TorchEngine(model, max_slots=64, max_context_tokens=1024)
+        params = [SamplingParams(max_new_tokens=16, seed=i) for i in range(8)]
+        results = generate(engine, prompts, params)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        max_slots: int,
+        max_context_tokens: int,
+        tokenizer: Any = None,
+        device: torch.device | str | None = None,
+        kv_budget_bytes: int | None = None,
+    ) -> None:
+        """Check the model and settings; memory is taken when it is needed."""
+        if max_slots < 1 or max_context_tokens < 2:
+            raise ConfigError(
+                f"max_slots ({max_slots}) must be >= 1 and max_context_tokens "
+                f"({max_context_tokens}) >= 2."
+            )
+        device = None if device is None else torch.device(device)
+        self._runner = ModelRunner(model, device)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_context = max_context_tokens
+        self._runner.check_context(max_context_tokens)
+        row_bytes = self._runner.bytes_per_token * max_context_tokens
+        if kv_budget_bytes is not None:
+            max_slots = min(max_slots, kv_budget_bytes // row_bytes)
+            if max_slots < 1:
+                raise ConfigError(
+                    f"kv_budget_bytes ({kv_budget_bytes}) is less than the {row_bytes} "
+                    f"bytes of one session of {max_context_tokens} tokens. Raise it or "
+                    "lower max_context_tokens."
+                )
+        self._table = SlotTable(max_slots, max_context_tokens, self._runner.device)
+        self._sessions: dict[SessionId, Session] = {}
+        self._requests: dict[int, Request] = {}
+        self._running: list[Request] = []  # in row order, rows 0, 1, 2, ...
+        self._waiting: list[Request] = []  # in order of submission
+        self._steps_waited = 0
+        self._next_id = 0
+        self._version = 0
+        self._stats = dict.fromkeys(_COUNTERS, 0)
+
+    @property
+    def max_slots(self) -> int:
+        """Most sessions in the cache at once, after applying the memory budget."""
+        return self._table.max_slots
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory the cache holds now, in bytes."""
+        return self._table.cache.num_bytes
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests submitted and neither finished nor aborted."""
+        return len(self._requests)
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that sample the next token; 0 at the start."""
+        return self._version
+
+    def open(self, session_id: SessionId) -> None:
+        """Start a conversation; see :meth:`GenerationEngine.open`."""
+        if session_id in self._sessions:
+            raise SessionError(f"Session {session_id!r} is already open; close it.")
+        self._sessions[session_id] = Session(session_id)
+
+    def submit(
+        self,
+        session_id: SessionId,
+        new_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        extends: bool = True,
+    ) -> int:
+        """Ask for a continuation; see :meth:`GenerationEngine.submit`.
+
+        With ``extends=False`` the part of the history that did not change keeps its
+        keys and values.
+        """
+        session = self._get_session(session_id)
+        new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
+        self._check_submit(session, new, params, extends)
+        if extends:
+            session.history += new
+        else:
+            kept = min(common_prefix(session.history, new), session.cached)
+            session.lost_cache |= kept < session.cached
+            session.history, session.cached = new, kept
+        # The last token is always fed: its logits are those to sample from.
+        session.cached = min(session.cached, len(session.history) - 1)
+        limit = self._max_context - len(session.history)
+        request = Request(self._next_id, session, params, limit)
+        self._next_id += 1
+        session.request = request
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+        return request.request_id
+
+    def step(self) -> list[Generation]:
+        """Run one prefill or one decoding step; see :meth:`GenerationEngine.step`."""
+        if not self._requests:
+            return []
+        with self._runner.serving():
+            if is_prefill_due(
+                len(self._waiting),
+                len(self._running),
+                self._table.max_slots,
+                self._steps_waited,
+            ):
+                self._steps_waited = 0
+                return self._prefill()
+            self._steps_waited += bool(self._waiting)
+            return self._decode()
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request; see :meth:`GenerationEngine.abort`."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        session = request.session
+        del session.history[request.prompt_length :]
+        session.cached = min(session.cached, len(session.history) - 1)
+        session.request = None
+        if request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self._set_running([r for r in self._running if r is not request])
+
+    def close(self, session_id: SessionId) -> None:
+        """Forget a session; see :meth:`GenerationEngine.close`."""
+        session = self._get_session(session_id)
+        if session.request is not None:
+            self.abort(session.request.request_id)
+        self._table.release(session)
+        del self._sessions[session_id]
+
+    def set_weights_version(self, version: int) -> None:
+        """Announce changed weights; see :meth:`GenerationEngine.set_weights_version`.
+
+        Rows stay assigned; only what they hold is computed again.
+        """
+        self._version = version
+        for session in self._sessions.values():
+            session.drop_cache()
+        self._waiting = list(self._requests.values())
+        self._running = []
+
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Copy values into the model; see :meth:`GenerationEngine.update_weights`.
+
+        Raises:
+            ModelError: If a name or a shape does not fit the model. Tensors before it
+                have been copied.
+        """
+        own = dict(self._model.named_parameters(remove_duplicate=False))
+        own.update(self._model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for name, tensor in named_tensors:
+                if name not in own:
+                    raise ModelError(
+                        f"The model has no weights {name!r}. {did_you_mean(name, own)}"
+                    )
+                if own[name].shape != tensor.shape:
+                    raise ModelError(
+                        f"Weights {name!r} have shape {tuple(tensor.shape)}; the "
+                        f"model needs {tuple(own[name].shape)}."
+                    )
+                own[name].copy_(tensor)
+        self.set_weights_version(version)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters; see :meth:`GenerationEngine.stats`."""
+        return dict(self._stats)
+
+    def reset_stats(self) -> None:
+        """Set all counters to zero."""
+        self._stats = dict.fromkeys(_COUNTERS, 0)
+
+    def _prefill(self) -> list[Generation]:
+        """Give rows to waiting requests, compute their histories, sample a token."""
+        for request in self._waiting:
+            self._table.assign(request.session)
+        todo = [r for r in self._waiting if r.session.row >= 0]
+        for request in todo:
+            self._count_prefill(request)
+        todo.sort(key=lambda r: -r.session.num_new)
+        finished: list[Generation] = []
+        while todo:
+            group, todo = split_group(todo)
+            finished += self._prefill_group(group)
+        return finished
+
+    def _prefill_group(self, group: list[Request]) -> list[Generation]:
+        sessions = [r.session for r in group]
+        first_row = len(self._running)
+        self._table.place(sessions, first_row)
+        group.sort(key=lambda r: r.session.row)
+        counts = [min(r.session.num_new, PREFILL_CHUNK) for r in group]
+        logits = self._forward(group, first_row, counts)
+        self._stats["prefill_tokens"] += sum(counts)
+        done = [i for i, r in enumerate(group) if r.session.num_new == 0]
+        if not done:
+            return []
+        if len(done) < len(group):
+            logits = logits[done]
+        started = [group[i] for i in done]
+        self._waiting = [r for r in self._waiting if r.session.num_new]
+        return self._sample(started, logits, self._running)
+
+    def _decode(self) -> list[Generation]:
+        running = self._running
+        logits = self._forward(running, 0, [1] * len(running))
+        return self._sample(running, logits, [])
+
+    def _forward(
+        self, requests: list[Request], first_row: int, counts: list[int]
+    ) -> torch.Tensor:
+        """Feed the next ``counts`` tokens of each history. Returns logits [B, V]."""
+        sessions = [r.session for r in requests]
+        starts = np.array([s.cached for s in sessions])
+        token_ids = np.zeros((len(sessions), max(counts)), np.int64)
+        for row, (session, count) in enumerate(zip(sessions, counts, strict=True)):
+            stop = session.cached + count
+            token_ids[row, :count] = session.history[session.cached : stop]
+            session.cached = stop
+        self._stats["forwards"] += 1
+        return self._runner.forward(
+            self._table.cache, first_row, token_ids, starts, np.array(counts)
+        )
+
+    def _sample(
+        self, requests: list[Request], logits: torch.Tensor, others: list[Request]
+    ) -> list[Generation]:
+        """Sample a token for each request; those not finished run after ``others``."""
+        uniforms = [r.uniforms[r.num_sampled] for r in requests]
+        params = [r.params for r in requests]
+        tokens, logps = sample_tokens(logits, uniforms, params)
+        if not np.isfinite(logps).all():
+            self._fail_on_nan()
+        self._stats["decoded_tokens"] += len(requests)
+        finished, survivors = [], list(others)
+        for request, token, logp in zip(
+            requests, tokens.tolist(), logps.tolist(), strict=True
+        ):
+            request.accept(token, logp, self._version)
+            reason = request.finish_reason(self._tokenizer)
+            if reason is None:
+                survivors.append(request)
+                continue
+            finished.append(request.result(reason, time.perf_counter()))
+            del self._requests[request.request_id]
+            request.session.request = None
+            self._table.touch(request.session)
+        self._set_running(survivors)
+        return finished
+
+    def _set_running(self, requests: list[Request]) -> None:
+        """Make these the running requests, in the first rows of the cache."""
+        if requests != self._running:
+            self._table.place([r.session for r in requests], 0)
+            requests.sort(key=lambda r: r.session.row)
+            self._running = requests
+
+    def _count_prefill(self, request: Request) -> None:
+        session = request.session
+        if not request.is_counted:
+            self._stats["cached_tokens"] += session.cached
+            request.is_counted = True
+        if session.lost_cache:
+            self._stats["reprefills"] += 1
+            session.lost_cache = False
+
+    def _fail_on_nan(self) -> None:
+        """Drop the cache, which may hold NaN that masks do not hide, and raise."""
+        self.set_weights_version(self._version)
+        self._table.cache.clear()
+        raise ModelError(
+            f"The logits are not finite (weights version {self._version}). The weights "
+            "have probably diverged; lower the learning rate or the gradient clip. "
+            "Unfinished requests can be aborted or, with good weights, stepped on."
+        )
+
+    def _get_session(self, session_id: SessionId) -> Session:
+        try:
+            return self._sessions[session_id]
+        except KeyError:
+            raise SessionError(
+                f"Session {session_id!r} is not open; call open() first."
+            ) from None
+
+    def _check_submit(
+        self,
+        session: Session,
+        new: list[int],
+        params: SamplingParams,
+        extends: bool,
+    ) -> None:
+        """Refuse a submission before it changes anything."""
+        if session.request is not None:
+            raise SessionError(
+                f"Session {session.session_id!r} is busy with request "
+                f"{session.request.request_id}; finish or abort it first."
+            )
+        if params.stop_strings and self._tokenizer is None:
+            raise ConfigError("stop_strings need an engine with a tokenizer.")
+        length = len(new) + (len(session.history) if extends else 0)
+        if length == 0:
+            raise SessionError(
+                f"Session {session.session_id!r} has no tokens to continue; submit "
+                "at least one."
+            )
+        if length + 1 > self._max_context:
+            raise ContextOverflowError(
+                f"Session {session.session_id!r} would have {length} tokens before "
+                f"sampling; max_context_tokens ({self._max_context}) leaves room for "
+                f"{self._max_context - 1}. End the episode or raise it."
+            )

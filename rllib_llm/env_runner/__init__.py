@@ -1,0 +1,1 @@
+"""Sampling: many concurrent text episodes around one generation engine."""

@@ -1,0 +1,68 @@
+"""A thread that owns one environment, so that slow environments overlap."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True)
+class EnvReply:
+    """Outcome of one environment call.
+
+    Attributes:
+        token: What the caller passed along to recognise the call.
+        value: The return value, if the call succeeded.
+        error: The exception, if it failed.
+    """
+
+    token: Any
+    value: Any = None
+    error: Exception | None = None
+
+
+class EnvWorker:
+    """Runs the calls of one environment, one after the other, in its own thread.
+
+    The thread is a daemon: an environment that hangs can be abandoned without keeping
+    the process alive.
+
+    Args:
+        make: Builds the environment (in the thread, at the first call).
+        replies: Where outcomes are put.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], replies: queue.SimpleQueue[EnvReply]
+    ) -> None:
+        self._make = make
+        self._replies = replies
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def call(self, token: Any, method: str, *args: Any, **kwargs: Any) -> None:
+        """Ask for ``env.method(*args, **kwargs)``; the outcome comes as an EnvReply."""
+        self._calls.put((token, method, args, kwargs))
+
+    def close(self) -> None:
+        """Close the environment and end the thread once its calls are done."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        env = None
+        while (item := self._calls.get()) is not None:
+            token, method, args, kwargs = item
+            try:
+                if env is None:
+                    env = self._make()
+                self._replies.put(
+                    EnvReply(token, value=getattr(env, method)(*args, **kwargs))
+                )
+            except Exception as error:  # noqa: BLE001  environments raise anything
+                self._replies.put(EnvReply(token, error=error))
+        if env is not None:
+            env.close()

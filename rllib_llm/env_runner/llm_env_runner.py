@@ -1,0 +1,309 @@
+"""RLlib's EnvRunner for language agents: exact episodes, groups, one engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.rllib.core import (
+    COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    COMPONENT_MODULE_TO_ENV_CONNECTOR,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.framework import get_device
+from ray.rllib.utils.metrics import (
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SAMPLE_TIMER,
+    WEIGHTS_SEQ_NO,
+)
+from ray.rllib.utils.typing import StateDict
+
+from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
+from rllib_llm.env_runner.rollout import Rollout, RolloutLimits
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.types import Task
+
+if TYPE_CHECKING:
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+
+
+class LLMEnvRunner(EnvRunner, Checkpointable):
+    """Samples whole episodes of a text environment with a generation engine.
+
+    Differs from RLlib's stock runner where language agents need it: it returns exactly
+    the asked episodes (never the first to finish, which favours short ones), plays
+    groups that share seed and options, overlaps environment calls with decoding,
+    bounds every wait, and retries or excludes episodes whose environment fails.
+
+    Args:
+        config: An algorithm config with :class:`LLMConfigMixin`.
+        kwargs: What RLlib's EnvRunnerGroup passes (``worker_index`` and so on).
+    """
+
+    @override(EnvRunner)
+    def __init__(self, *, config: Any, **kwargs: Any):
+        super().__init__(config=config, **kwargs)
+        self.spaces = {}
+        self._callbacks = [
+            c() for c in _as_list(self.config.callbacks_class) if c is not None
+        ]
+        self._device = get_device(
+            self.config, self.config.num_gpus_per_env_runner if self.worker_index else 0
+        )
+        self.num_envs = self.config.num_envs_per_env_runner
+        self._weights_seq_no = 0
+        self._tasks = self.config.build_task_source(
+            offset=self.worker_index or 0, in_evaluation=self.config.in_evaluation
+        )
+        self._env_to_module = self.config.build_env_to_module_connector(
+            spaces=self.get_spaces(), device=self._device
+        )
+        self._module_to_env = self.config.build_module_to_env_connector(
+            spaces=self.get_spaces()
+        )
+        self.module: LLMRLModule | None = None
+        self._rollout: Rollout | None = None
+        self.make_env()
+        self.make_module()
+
+    # Building ------------------------------------------------------------------------
+
+    @override(EnvRunner)
+    def make_env(self) -> None:
+        """Forget the environments; the next sample builds them anew."""
+        if self._rollout is not None:
+            self._rollout.close()
+            self._rollout = None
+
+    @override(EnvRunner)
+    def make_module(self) -> None:
+        """Build the RLModule (without its critic) and the engine around it."""
+        spec = self.config.get_rl_module_spec(
+            spaces=self.get_spaces(), inference_only=True
+        )
+        self.module = spec.build()
+        self.module.to(self._device)
+        self.engine = self.config.build_generation_engine(self.module)
+
+    @override(EnvRunner)
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Text in, text out, for the environment and for the module."""
+        spaces = (UnicodeText(), UnicodeText())
+        return {
+            INPUT_ENV_SPACES: spaces,
+            INPUT_ENV_SINGLE_SPACES: spaces,
+            DEFAULT_MODULE_ID: spaces,
+        }
+
+    @override(EnvRunner)
+    def assert_healthy(self) -> None:
+        """The module and its engine exist."""
+        assert self.module is not None and self.engine is not None
+
+    # Sampling ------------------------------------------------------------------------
+
+    @override(EnvRunner)
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+        tasks: list[Task] | None = None,
+        **kwargs: Any,
+    ) -> list[SingleAgentEpisode]:
+        """Play episodes to their end.
+
+        Args:
+            num_timesteps: Play until at least that many turns were taken.
+            num_episodes: Play exactly that many episodes.
+            explore: Sample at the configured temperature (True) or greedily (False);
+                None takes the config's ``explore``.
+            random_actions: Not supported by language policies.
+            force_reset: Accepted for RLlib; episodes always start afresh here.
+            tasks: Play exactly these; overrides the two counts.
+
+        Returns:
+            Finished episodes, in task order.
+        """
+        if random_actions:
+            raise NotImplementedError("A language policy has no random actions.")
+        explore = self.config.explore if explore is None else explore
+        with self.metrics.log_time(SAMPLE_TIMER):
+            if tasks is not None:
+                episodes = self._play(tasks, explore)
+            elif num_timesteps is not None:
+                episodes = self._play_steps(num_timesteps, explore)
+            else:
+                episodes = self._play(
+                    self._own_tasks(num_episodes or self.num_envs), explore
+                )
+        log_engine(self.metrics, self.engine)
+        return episodes
+
+    def _own_tasks(self, num_episodes: int) -> list[Task]:
+        if self.config.in_evaluation:
+            # The same held-out tasks every time; runners take disjoint ones.
+            offset = max(0, (self.worker_index or 1) - 1) * num_episodes
+            return self._tasks.fixed(num_episodes, offset)
+        return self._tasks.next_groups(
+            math.ceil(num_episodes / self._tasks.group_size)
+        )[:num_episodes]
+
+    def _play_steps(self, num_timesteps: int, explore: bool) -> list[Any]:
+        episodes: list[SingleAgentEpisode] = []
+        while sum(map(len, episodes)) < num_timesteps:
+            episodes += self._play(self._own_tasks(self.num_envs), explore)
+        return episodes
+
+    def _play(self, tasks: list[Task], explore: bool) -> list[SingleAgentEpisode]:
+        rollout = self._get_rollout(explore)
+        spaces = self.get_spaces()[INPUT_ENV_SINGLE_SPACES]
+        episodes = rollout.run(tasks, explore=explore, spaces=spaces)
+        self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
+        log_episodes(self.metrics, episodes, rollout.failures)
+        self._fire("on_sample_end", env_runner=self, samples=episodes)
+        return episodes
+
+    def _get_rollout(self, explore: bool) -> Rollout:
+        config = self.config
+        if self._rollout is None:
+            self._rollout = Rollout(
+                make_env=config.make_text_env,
+                engine=self.engine,
+                env_to_module=self._env_to_module,
+                module_to_env=self._module_to_env,
+                num_slots=self.num_envs,
+                limits=self._limits(),
+                sampling={},
+                module=self.module,
+                on_event=self._on_episode_event,
+            )
+        self._rollout._sampling = config.sampling_params(explore=explore)
+        return self._rollout
+
+    def _limits(self) -> RolloutLimits:
+        config = self.config
+        return RolloutLimits(
+            max_new_tokens=config.max_new_tokens,
+            max_context_tokens=config.resolved_context_tokens(),
+            max_tokens_per_episode=config.max_tokens_per_episode,
+            max_turns=config.max_turns,
+            step_timeout_s=config.step_timeout_s,
+            turn_timeout_s=config.turn_timeout_s,
+            episode_timeout_s=config.episode_timeout_s,
+            max_retries=config.max_retries,
+            max_failed_fraction=config.max_failed_fraction,
+            stop_policies=config.resolved_stop_policies(),
+        )
+
+    def _on_episode_event(self, name: str, episode: SingleAgentEpisode) -> None:
+        self._fire(
+            name,
+            episode=episode,
+            env_runner=self,
+            env=None,
+            rl_module=self.module,
+            env_index=0,
+        )
+
+    def _fire(self, name: str, **kwargs: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(metrics_logger=self.metrics, **kwargs)
+        for function in _as_list(getattr(self.config, f"callbacks_{name}", None)):
+            if function is not None:
+                function(metrics_logger=self.metrics, **kwargs)
+
+    @override(EnvRunner)
+    def get_metrics(self) -> dict[str, Any]:
+        """Return and reset what was logged since the last call."""
+        return self.metrics.reduce()
+
+    # State ---------------------------------------------------------------------------
+
+    def share_weights_of(self, module: LLMRLModule) -> None:
+        """Sample with the parameters of ``module`` itself (same process only)."""
+        self.module.share_parameters_with(module)
+        self.set_weights_version(self._weights_seq_no)
+
+    def set_weights_version(self, version: int) -> None:
+        """Say that the shared parameters changed; cached keys and values are stale."""
+        self._weights_seq_no = version
+        self.engine.set_weights_version(version)
+
+    @override(Checkpointable)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> StateDict:
+        state: StateDict = {
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime,
+            "tasks": self._tasks.get_state(),
+        }
+        if self._check_component(COMPONENT_RL_MODULE, components, not_components):
+            state[COMPONENT_RL_MODULE] = self.module.get_state(inference_only=True)
+            state[WEIGHTS_SEQ_NO] = self._weights_seq_no
+        for name, pipeline in self._connectors():
+            if self._check_component(name, components, not_components):
+                state[name] = pipeline.get_state()
+        return state
+
+    @override(Checkpointable)
+    def set_state(self, state: StateDict) -> None:
+        for name, pipeline in self._connectors():
+            if name in state:
+                pipeline.set_state(state[name])
+        if COMPONENT_RL_MODULE in state:
+            version = state.get(WEIGHTS_SEQ_NO, 0)
+            if version == 0 or self._weights_seq_no < version:
+                weights = state[COMPONENT_RL_MODULE]
+                if isinstance(weights, ray.ObjectRef):
+                    weights = ray.get(weights)
+                weights = weights.get(DEFAULT_MODULE_ID, weights)
+                self.module.set_state(weights)
+                self.set_weights_version(max(version, self._weights_seq_no))
+        if "tasks" in state:
+            self._tasks.set_state(state["tasks"])
+        self.num_env_steps_sampled_lifetime = state.get(
+            NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime
+        )
+
+    def _connectors(self) -> list[tuple[str, Any]]:
+        return [
+            (COMPONENT_ENV_TO_MODULE_CONNECTOR, self._env_to_module),
+            (COMPONENT_MODULE_TO_ENV_CONNECTOR, self._module_to_env),
+        ]
+
+    @override(Checkpointable)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (), {"config": self.config}
+
+    @override(Checkpointable)
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        return [(COMPONENT_RL_MODULE, self.module), *self._connectors()]
+
+    @override(EnvRunner)
+    def stop(self) -> None:
+        """Close the environments."""
+        self.make_env()
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+

@@ -1,0 +1,70 @@
+"""Which episodes to sample: seeds, groups, and a cursor that survives a restart."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from rllib_llm.types import Task
+
+
+def stable_seed(*parts: Any) -> int:
+    """Return a seed in [0, 2**31) that depends on ``parts`` alone, on any machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 2**31
+
+
+class TaskSource:
+    """Deals out groups of rollouts.
+
+    All rollouts of a group share seed and options by contract. Training tasks follow
+    a cursor; evaluation tasks are the same held-out ones every time.
+
+    Args:
+        seed: The run's seed.
+        group_size: Rollouts per group (G).
+        split: ``"train"`` or ``"test"``, passed to the environment.
+        options: Reset options for every task.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        group_size: int = 1,
+        split: str = "train",
+        options: dict[str, Any] | None = None,
+    ):
+        self.seed = seed
+        self.group_size = group_size
+        self.split = split
+        self.options = dict(options or {})
+        self.cursor = 0
+
+    def next_groups(self, num_groups: int) -> list[Task]:
+        """Return the tasks of the next ``num_groups`` groups, group by group."""
+        first, self.cursor = self.cursor, self.cursor + num_groups
+        return [
+            self._task(group, rollout)
+            for group in range(first, first + num_groups)
+            for rollout in range(self.group_size)
+        ]
+
+    def fixed(self, num_episodes: int, offset: int = 0) -> list[Task]:
+        """Return the same ``num_episodes`` single-rollout tasks at every call."""
+        return [self._task(offset + i, 0) for i in range(num_episodes)]
+
+    def _task(self, group: int, rollout: int) -> Task:
+        return Task(
+            group_id=group,
+            rollout=rollout,
+            seed=stable_seed(self.seed, self.split, group),
+            options={**self.options, "split": self.split},
+        )
+
+    def get_state(self) -> dict[str, int]:
+        """Return the cursor, for checkpoints."""
+        return {"cursor": self.cursor}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continue where ``state`` was taken."""
+        self.cursor = state["cursor"]

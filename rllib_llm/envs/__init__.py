@@ -1,0 +1,19 @@
+"""Text environments: the base class, the shipped games, adapters and checks."""
+
+from rllib_llm.envs.checks import CheckReport, check_env
+from rllib_llm.envs.gym_text import GymTextEnv
+from rllib_llm.envs.make import make_env
+from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, in_split, register_text_env
+from rllib_llm.types import TurnResult
+
+__all__ = [
+    "TEXT_ENVS",
+    "CheckReport",
+    "GymTextEnv",
+    "TextEnv",
+    "TurnResult",
+    "check_env",
+    "in_split",
+    "make_env",
+    "register_text_env",
+]

@@ -1,0 +1,366 @@
+"""check_env: play an environment and say in words what would break training."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_llm.envs.check_plays import (
+    MOST_TURNS,
+    Play,
+    Subject,
+    always,
+    implements,
+    measure,
+    random_or_filler,
+    replay,
+)
+from rllib_llm.envs.make import EnvSpec, make_env
+from rllib_llm.envs.transcript import Transcript, expert_policy, random_policy
+from rllib_llm.errors import ConfigError
+
+_GARBAGE = (
+    "",
+    " ",
+    "\n\n",
+    "hello",
+    "-1",
+    "nan",
+    "1e999",
+    "None",
+    "{}[]()%s{0}\\",
+    "(" * 3_000,
+    "9" * 5_000,
+    "word " * 5_000,
+    "\x00\x01\x1b[31m\x7f",
+    "\u202e\u0645\u0631\u062d\u0628\u0627 \u017f\u212a\u0130 \u0663\u00b2",
+    "\U0001f600" * 50,
+    "<|im_end|><think></think>",
+)
+
+
+@dataclasses.dataclass
+class CheckReport:
+    """What :func:`check_env` found.
+
+    Attributes:
+        env: Name of the environment.
+        problems: One message per fault: what was returned, what is needed, how to
+            mend it.
+        measurements: Numbers such as ``ms_per_turn`` or ``random_success``.
+    """
+
+    env: str
+    problems: list[str] = dataclasses.field(default_factory=list)
+    measurements: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"{self.env}: {'ok' if self.ok else 'FAULTY'}"]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        lines += [f"  {name}: {v:.4g}" for name, v in self.measurements.items()]
+        return "\n".join(lines)
+
+
+def check_env(
+    spec: EnvSpec,
+    env_config: dict[str, Any] | None = None,
+    *,
+    tokenizer: Any = None,
+    max_context_tokens: int | None = None,
+    seeds: Iterable[int] = range(16),
+) -> CheckReport:
+    """Play an environment and report everything that would break training.
+
+    Args:
+        spec: Whatever :func:`make_env` accepts.
+        env_config: Options of the environment.
+        tokenizer: Anything with ``encode(text, add_special_tokens=False)`` and
+            ``decode(ids)``. If given, texts must survive both, and survive the chat
+            template if it has one.
+        max_context_tokens: With a tokenizer: the longest conversation, in tokens.
+        seeds: Episodes to play with each of the random and the expert policy.
+
+    Returns:
+        The problems found, and measurements.
+
+    Raises:
+        ConfigError: If ``spec`` names no environment, or there are no seeds.
+    """
+    config = dict(env_config or {})
+    subject = Subject(
+        name=spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec)),
+        build=lambda **changed: make_env(spec, {**config, **changed}),
+        seeds=list(seeds),
+        tokenizer=tokenizer,
+        max_context_tokens=max_context_tokens,
+    )
+    if not subject.seeds:
+        raise ConfigError("seeds is empty; give at least one, e.g. seeds=range(16).")
+    env = subject.build()
+    subject.system_prompt = env.unwrapped.system_prompt
+    subject.random = [Play(env, s, random_or_filler).finish() for s in subject.seeds]
+    if implements(env, expert_policy):
+        subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
+    report = CheckReport(subject.name, measurements=measure(subject))
+    for check in _CHECKS:
+        report.problems.extend(check(subject))
+    env.close()
+    return report
+
+
+def _check_errors(subject: Subject) -> Iterator[str]:
+    """Reset and step must not raise."""
+    for play in subject.plays:
+        if play.error is None:
+            continue
+        said = play.transcript.actions
+        call = f"step({said[-1]!r})" if said else "reset()"
+        yield (
+            f"{call} raised {type(play.error).__name__}: {play.error} ({play.where}). "
+            "It must not raise. Mend start() or reply(), or the scripted policy."
+        )
+        return
+
+
+def _check_observations(subject: Subject) -> Iterator[str]:
+    """Observations must be non-empty strings."""
+    for play in subject.plays:
+        for turn, text in enumerate(play.transcript.observations):
+            if not isinstance(text, str) or not text:
+                yield (
+                    f"The observation after turn {turn} of seed "
+                    f"{play.transcript.seed} was {text!r}; a non-empty str is needed. "
+                    "Return the text of the next user message, also in the last turn."
+                )
+                return
+
+
+def _check_rewards(subject: Subject) -> Iterator[str]:
+    """Rewards must be finite numbers."""
+    for play in subject.plays:
+        for turn, reward in enumerate(play.transcript.rewards, start=1):
+            is_number = isinstance(reward, (int, float, np.number))
+            if not is_number or not math.isfinite(reward):
+                yield (
+                    f"The reward was {reward!r} (seed {play.transcript.seed}, turn "
+                    f"{turn}); a finite number is needed. Guard divisions and logs."
+                )
+                return
+
+
+def _check_ending(subject: Subject) -> Iterator[str]:
+    """Episodes must end, at the latest after max_turns."""
+    for play in subject.plays:
+        if play.error is None and not play.ended:
+            yield (
+                f"The episode had not ended ({play.where}). Every episode must end "
+                f"within max_turns, and within {MOST_TURNS} turns. Set max_turns, and "
+                "leave step() to TextEnv or return truncated=True there."
+            )
+            return
+
+
+def _check_determinism(subject: Subject) -> Iterator[str]:
+    """The seed must decide the episode, whatever else is played meanwhile."""
+    once, again, other = subject.build(), subject.build(), subject.build()
+    # In reverse, so that what an earlier episode left behind shows as well.
+    for play in reversed(subject.random):
+        seed, actions = play.transcript.seed, play.transcript.actions
+        if play.error is not None:
+            continue
+        alone = Play(once, seed, replay(actions)).finish()
+        beside = _interleaved(again, other, seed, actions)
+        for what, second in (("played again", alone), ("interleaved", beside)):
+            difference = _difference(play.transcript, second.transcript)
+            if difference is not None:
+                yield (
+                    f"Seed {seed} {what} with the same actions gave {difference}. "
+                    "Everything random must come from the rng given to start(); keep "
+                    "it, and use neither the modules random and np.random nor "
+                    "state shared between instances or episodes."
+                )
+                return
+
+
+def _interleaved(env: gym.Env, other: gym.Env, seed: int, actions: list[str]) -> Play:
+    """Play ``seed`` while another instance plays another seed, turn by turn."""
+    play = Play(env, seed, replay(actions))
+    foreign = Play(other, seed + 1, replay(actions))
+    while play.advance():
+        foreign.advance()
+    return play
+
+
+def _difference(first: Transcript, second: Transcript) -> str | None:
+    """Say where two transcripts differ, or None."""
+    for kind in ("observations", "rewards"):
+        pairs = zip(getattr(first, kind), getattr(second, kind), strict=False)
+        for turn, (a, b) in enumerate(pairs):
+            if a != b:
+                return f"other {kind}: first {a!r}, then {b!r} (item {turn})"
+    if len(first.observations) != len(second.observations):
+        counts = len(first.actions), len(second.actions)
+        return "another length: first {} turns, then {}".format(*counts)
+    return None
+
+
+def _check_garbage(subject: Subject) -> Iterator[str]:
+    """Whatever a model may write, step() must answer."""
+    env, seed = subject.build(), subject.seeds[0]
+    valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
+    damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
+    for text in (*_GARBAGE, *damaged):
+        play = Play(env, seed, always(text), limit=2).finish()
+        if play.error is not None and play.transcript.actions:
+            shown = repr(text if len(text) < 40 else text[:40] + "...")
+            yield (
+                f"step({shown}) raised {type(play.error).__name__}: {play.error}. "
+                "Models write anything: let parse() return None for text it cannot "
+                "read, and check ranges before use."
+            )
+            return
+
+
+def _check_options(subject: Subject) -> Iterator[str]:
+    """Options must have an effect, and unknown ones must be refused."""
+    try:
+        subject.build(not_an_option=1)
+    except Exception:  # refused, in whatever way
+        pass
+    else:
+        yield (
+            "The unknown option 'not_an_option' was accepted; a typing error would go "
+            "unnoticed. Pass env_config on to super().__init__(), and name all "
+            "options in the signature of start()."
+        )
+    try:
+        single = subject.build(max_turns=1)
+        strict = subject.build(invalid_action="end")
+    except Exception as error:
+        yield _not_honoured(
+            "max_turns or invalid_action", f"raised {type(error).__name__}: {error}"
+        )
+        return
+    play = Play(single, subject.seeds[0], random_or_filler).finish()
+    if single.unwrapped.max_turns != 1 or (play.error is None and not play.ended):
+        yield _not_honoured("max_turns=1", "let the episode go on after one turn")
+    play = Play(strict, subject.seeds[0], always(""), limit=1).finish()
+    infos = play.transcript.infos
+    if infos and infos[0].get("invalid_action") and not play.ended:
+        yield _not_honoured(
+            "invalid_action='end'", "let the episode go on after an invalid action"
+        )
+
+
+def _not_honoured(option: str, what: str) -> str:
+    return (
+        f"env_config option {option} {what}. Options must be honoured: pass env_config "
+        "on to super().__init__(), and leave step() to TextEnv."
+    )
+
+
+def _check_split(subject: Subject) -> Iterator[str]:
+    """Both splits must be playable."""
+    env = subject.build()
+    for split in ("train", "test"):
+        for seed in subject.seeds[:4]:
+            try:
+                env.reset(seed=seed, options={"split": split})
+            except Exception as error:
+                yield (
+                    f"reset(options={{'split': {split!r}}}) raised "
+                    f"{type(error).__name__}: {error}. Evaluation asks for the test "
+                    "split; leave reset() to TextEnv, and draw until in_split() holds."
+                )
+                return
+
+
+def _check_policies(subject: Subject) -> Iterator[str]:
+    """Scripted policies must speak the format that parse() reads."""
+    has_random = implements(subject.build(), random_policy)
+    scripted = subject.plays if has_random else subject.expert
+    for play in scripted:
+        transcript = play.transcript
+        for action, info in zip(transcript.actions, transcript.infos, strict=False):
+            if info.get("invalid_action"):
+                yield (
+                    f"A scripted policy said {action!r}, which parse() does not read "
+                    f"(seed {transcript.seed}). expert_action() and random_action() "
+                    "must return completions in the format that is asked for."
+                )
+                return
+
+
+def _check_expert(subject: Subject) -> Iterator[str]:
+    """The expert must succeed at least once."""
+    if subject.expert and not any(play.succeeded for play in subject.expert):
+        yield (
+            f"The expert never succeeded in {len(subject.expert)} episodes. Either "
+            "expert_action() plays wrongly, max_turns is too low, or reply() does not "
+            "set success=True."
+        )
+
+
+def _check_context(subject: Subject) -> Iterator[str]:
+    """Conversations must fit the context."""
+    limit = subject.max_context_tokens
+    if subject.tokenizer is None or limit is None:
+        return
+    longest, play = max(
+        ((subject.count_tokens(p), p) for p in subject.plays), key=lambda x: x[0]
+    )
+    if longest > limit:
+        yield (
+            f"The conversation reached {longest} tokens ({play.where}), but "
+            f"max_context_tokens={limit}. Shorten the observations, lower max_turns, "
+            "or raise the limit; completions of a model may be longer still."
+        )
+
+
+def _check_round_trip(subject: Subject) -> Iterator[str]:
+    """The tokenizer and the chat template must keep every character."""
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        return
+    for text in subject.texts():
+        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        if back != text:
+            yield (
+                f"The tokenizer turned the observation {text!r} into {back!r}; it must "
+                "come back unchanged. Use a byte-level tokenizer, or avoid the "
+                "characters that are lost."
+            )
+            return
+        if text not in subject.as_chat([{"role": "user", "content": text}]):
+            yield (
+                f"The chat template does not show the observation {text!r} unchanged. "
+                "Templates often strip spaces and line ends: let observations neither "
+                "begin nor end with them."
+            )
+            return
+
+
+_CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (
+    _check_errors,
+    _check_observations,
+    _check_rewards,
+    _check_ending,
+    _check_determinism,
+    _check_garbage,
+    _check_options,
+    _check_split,
+    _check_policies,
+    _check_expert,
+    _check_context,
+    _check_round_trip,
+)

@@ -1,0 +1,188 @@
+"""Gymnasium's FrozenLake in text, on a fresh random map in every episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+from rllib_llm.envs.grid import (
+    MOVE_FORMAT,
+    MOVES,
+    Cell,
+    distances,
+    neighbour,
+    parse_move,
+)
+from rllib_llm.envs.parsing import require_bool, require_float, require_int
+from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.errors import ConfigError
+from rllib_llm.types import TurnResult
+
+_MAX_DRAWS = 2_000
+_SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+
+
+@register_text_env("frozen_lake-v0")
+class FrozenLake(TextEnv):
+    """Cross the ice to the goal, one move per turn. Return 1 if reached.
+
+    Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``; the map is drawn
+    anew from the episode's seed and always has a path of at most ``max_turns``
+    moves. Maps are split into train and test by their hash.
+    """
+
+    max_turns = 12
+    format_hint = MOVE_FORMAT
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        size: int = 4,
+        slippery: bool = False,
+        frozen_prob: float = 0.8,
+    ) -> str:
+        """Draw a map.
+
+        Args:
+            rng: Decides the map and, on slippery ice, where one slides.
+            size: Rows and columns, in [3, 16].
+            slippery: Whether a move goes astray to either side, 1/3 each.
+            frozen_prob: Chance of a cell to be ice rather than a hole, in [0, 1].
+        """
+        require_int("size", size, 3, 16)
+        require_float("frozen_prob", frozen_prob, 0.0, 1.0)
+        self.slippery = require_bool("slippery", slippery)
+        self.map = self._draw_map(rng, size, frozen_prob)
+        self._lake = FrozenLakeEnv(desc=self.map, is_slippery=slippery)
+        self._lake.reset(seed=int(rng.integers(2**31)))
+        self._values: np.ndarray | None = None
+        ice = " The ice is slippery." if slippery else ""
+        return (
+            f"{self._grid()}\nP you, _ ice, O hole, G goal. Reach G.{ice} {MOVE_FORMAT}"
+        )
+
+    def parse(self, completion: str) -> str | None:
+        """Read the last ``go <direction>``."""
+        return parse_move(completion)
+
+    def reply(self, action: str) -> TurnResult:
+        """Move, slide if the ice is slippery, and show the map."""
+        move = list(MOVES).index(action)
+        _, reward, terminated, truncated, _ = self._lake.step(move)
+        success = reward > 0
+        if terminated:
+            text = "You reached the goal!" if success else "You fell into a hole."
+        else:
+            text = self._grid()
+        return TurnResult(text, float(reward), terminated, truncated, success)
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Follow a shortest path; on slippery ice maximise the success probability."""
+        if self.slippery:
+            turns_left = max(1, self.max_turns - self.turn)
+            gains = self._action_values(
+                self._lake.s, self._value_table()[turns_left - 1]
+            )
+            return f"go {list(MOVES)[int(np.argmax(gains))]}"
+        to_goal = _distances_to_goal(self.map)
+        position = self._position()
+        best = min(MOVES, key=lambda m: to_goal.get(neighbour(position, m), 10**6))
+        return f"go {best}"
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Move in any direction."""
+        return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
+
+    def optimal_value(self) -> float:
+        """Return the success probability of the best policy on the current map.
+
+        It is exact: backward induction over ``max_turns`` turns with Gymnasium's own
+        transition table, from the starting cell.
+        """
+        return float(self._value_table()[self.max_turns, 0])
+
+    def _draw_map(
+        self, rng: np.random.Generator, size: int, frozen_prob: float
+    ) -> list[str]:
+        shortest = 2 * (size - 1)
+        if shortest > self.max_turns:
+            raise ConfigError(
+                f"size={size} needs at least {shortest} moves, but max_turns="
+                f"{self.max_turns}. Set max_turns={2 * shortest}, or a smaller size."
+            )
+        for _ in range(_MAX_DRAWS):
+            ice = np.where(rng.random((size, size)) < frozen_prob, "F", "H")
+            ice[0, 0], ice[-1, -1] = "S", "G"
+            rows = ["".join(row) for row in ice]
+            moves = _distances_to_goal(rows).get((0, 0))
+            reachable = moves is not None and moves <= self.max_turns
+            if reachable and in_split("\n".join(rows), self.split):
+                return rows
+        raise ConfigError(
+            f"No solvable {self.split} map in {_MAX_DRAWS} draws with size={size}, "
+            f"frozen_prob={frozen_prob}. Choose frozen_prob between 0.6 and 0.95."
+        )
+
+    def _position(self) -> Cell:
+        return divmod(int(self._lake.s), len(self.map))
+
+    def _grid(self) -> str:
+        cells = [[_SYMBOLS[cell] for cell in row] for row in self.map]
+        row, column = self._position()
+        cells[row][column] = "P"
+        return "\n".join(" ".join(line) for line in cells)
+
+    def _value_table(self) -> np.ndarray:
+        """Return success probabilities by turns left and state [H + 1, states]."""
+        if self._values is None:
+            states = len(self.map) ** 2
+            values = np.zeros((self.max_turns + 1, states))
+            for turns_left in range(1, self.max_turns + 1):
+                later = values[turns_left - 1]
+                for state in range(states):
+                    values[turns_left, state] = max(self._action_values(state, later))
+            self._values = values
+        return self._values
+
+    def _action_values(self, state: int, later: np.ndarray) -> list[float]:
+        """Success probability of each action, given the values one turn later."""
+        return [
+            sum(
+                chance * (reward + (0.0 if done else later[following]))
+                for chance, following, reward, done in outcomes
+            )
+            for outcomes in self._lake.P[state].values()
+        ]
+
+
+def _distances_to_goal(rows: list[str]) -> dict[Cell, int]:
+    size = len(rows)
+    solid = {(r, c) for r in range(size) for c in range(size) if rows[r][c] != "H"}
+    return distances((size - 1, size - 1), solid)
+
+
+def mean_optimal_value(
+    env_config: dict[str, Any] | None = None,
+    *,
+    seeds: Iterable[int] = range(100),
+    split: str = "test",
+) -> float:
+    """Return the mean of :meth:`FrozenLake.optimal_value` over the maps of ``seeds``.
+
+    This is the best success rate that any policy can reach, e.g. to draw beside a
+    learning curve.
+
+    Args:
+        env_config: Options of the environment.
+        seeds: Episode seeds, one map each.
+        split: ``"train"`` or ``"test"`` maps.
+    """
+    env = FrozenLake(env_config)
+    values = []
+    for seed in seeds:
+        env.reset(seed=seed, options={"split": split})
+        values.append(env.optimal_value())
+    return float(np.mean(values))

@@ -1,0 +1,191 @@
+"""Adapter: any Gymnasium environment that can be put into words as a TextEnv."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_llm.envs.parsing import last_match
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.types import TurnResult
+
+_TEXT_SPACES = (UnicodeText, gym.spaces.Text)
+_MAX_TURNS = 100
+
+
+class GymTextEnv(TextEnv):
+    """Wrap a Gymnasium environment so that a language model can play it.
+
+    Rewards, ends and infos are the wrapped environment's own. Actions outside of its
+    action space never reach it: they are invalid actions. ``success`` is taken from
+    ``info["success"]`` or ``info["is_success"]`` where there is one.
+
+    Example::
+
+        env = GymTextEnv(
+            gym.make("CliffWalking-v1"),
+            render=lambda cell: f"You are in cell {cell} of 48.",
+            action_names=["up", "right", "down", "left"],
+        )
+
+    Args:
+        env: The environment.
+        render: Makes a text of an observation. Not needed where observations are
+            texts already.
+        parse: Makes an action of the model's text, or None if there is none.
+        action_names: Words for the actions of a ``Discrete`` space, in order; the
+            last one that the model mentions counts. The first message lists them.
+        env_config: ``max_turns`` (default: the environment's own
+            ``max_episode_steps``, else 100), ``invalid_action`` and
+            ``invalid_action_reward``.
+
+    Raises:
+        EnvContractError: If observations or actions are not text and nothing was
+            given to translate them.
+        ConfigError: If ``action_names`` does not fit the action space.
+    """
+
+    has_success = False
+
+    def __init__(
+        self,
+        env: gym.Env,
+        *,
+        render: Callable[[Any], str] | None = None,
+        parse: Callable[[str], Any] | None = None,
+        action_names: Sequence[str] | None = None,
+        env_config: dict[str, Any] | None = None,
+    ):
+        steps = env.spec.max_episode_steps if env.spec is not None else None
+        super().__init__({"max_turns": steps or _MAX_TURNS, **(env_config or {})})
+        _check_observations(env, render)
+        _check_actions(env, parse, action_names)
+        self.env = env
+        self._render_text = render
+        self._parse_text = parse
+        self._names = list(action_names or ())
+        if self._names:
+            # Longer names first, so that "left up" is not read as "left".
+            self._order = sorted(
+                range(len(self._names)), key=lambda i: -len(self._names[i])
+            )
+            self._pattern = _any_of([self._names[i] for i in self._order])
+            self.format_hint = f"Answer with one of: {', '.join(self._names)}."
+        self._seed: int | None = None
+        self._inner_options: dict[str, Any] | None = None
+        self._info: dict[str, Any] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; ``seed`` and ``options`` go to the wrapped environment."""
+        options = dict(options or {})
+        own = {"split": options.pop("split")} if "split" in options else {}
+        self._seed, self._inner_options = seed, options or None
+        prompt, _ = super().reset(seed=seed, options=own)
+        return prompt, self._info
+
+    def start(self, rng: np.random.Generator) -> str:
+        """Reset the wrapped environment."""
+        observation, self._info = self.env.reset(
+            seed=self._seed, options=self._inner_options
+        )
+        text = self._to_text(observation)
+        return f"{text}\n{self.format_hint}" if self._names else text
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one turn; infos of the wrapped environment are kept."""
+        self._info = {}
+        *result, info = super().step(action)
+        return (*result, {**self._info, **info})
+
+    def parse(self, completion: str) -> Any | None:
+        """Read the action by the given means; None if the space excludes it."""
+        if self._names:
+            match = last_match(self._pattern, completion)
+            if match is None:
+                return None
+            return int(self.env.action_space.start) + self._order[match.lastindex - 1]
+        action = (self._parse_text or str.strip)(completion)
+        known = action is not None and self.env.action_space.contains(action)
+        return action if known else None
+
+    def reply(self, action: Any) -> TurnResult:
+        """Step the wrapped environment."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._info = info
+        success = info.get("success", info.get("is_success"))
+        return TurnResult(
+            self._to_text(observation),
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            success=None if success is None else bool(success),
+        )
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Say any of the action names."""
+        if not self._names:
+            raise NotImplementedError("Without action_names there is no random policy.")
+        return self._names[int(rng.integers(len(self._names)))]
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self.env.close()
+
+    def _to_text(self, observation: Any) -> str:
+        text = self._render_text(observation) if self._render_text else observation
+        if not isinstance(text, str):
+            source = "render()" if self._render_text else "the environment"
+            raise EnvContractError(
+                f"{source} gave {type(text).__name__} as an observation; a str is "
+                "needed. Pass render=, a function from observations to text."
+            )
+        return text
+
+
+def _check_observations(env: gym.Env, render: Callable[[Any], str] | None) -> None:
+    if render is None and not isinstance(env.observation_space, _TEXT_SPACES):
+        raise EnvContractError(
+            f"{env} does not speak text: its observations are "
+            f"{env.observation_space}. Wrap it as GymTextEnv(env, render=...), where "
+            "render is a function from an observation to text."
+        )
+
+
+def _check_actions(
+    env: gym.Env,
+    parse: Callable[[str], Any] | None,
+    action_names: Sequence[str] | None,
+) -> None:
+    space = env.action_space
+    if action_names is not None:
+        if not isinstance(space, gym.spaces.Discrete):
+            raise ConfigError(
+                f"action_names needs a Discrete action space, but {env} has {space}. "
+                "Pass parse=, a function from text to an action, instead."
+            )
+        if len({name.lower() for name in action_names}) != space.n:
+            raise ConfigError(
+                f"action_names={list(action_names)} must be {space.n} different names, "
+                "one for each action."
+            )
+    elif parse is None and not isinstance(space, _TEXT_SPACES):
+        raise EnvContractError(
+            f"{env} does not speak text: its actions are {space}. Wrap it as "
+            "GymTextEnv(env, action_names=[...]) for a Discrete space, or as "
+            "GymTextEnv(env, parse=...), where parse is a function from text to an "
+            "action."
+        )
+
+
+def _any_of(names: Sequence[str]) -> re.Pattern[str]:
+    """Match any name as a whole word; the group tells which."""
+    choices = "|".join(f"({re.escape(name)})" for name in names)
+    return re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.IGNORECASE)

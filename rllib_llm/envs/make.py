@@ -1,0 +1,114 @@
+"""One way to name an environment: registered name, Gymnasium id, class or function."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from rllib_llm.envs.gym_text import GymTextEnv
+from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv
+from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+
+EnvSpec = str | type[gym.Env] | Callable[[dict[str, Any]], gym.Env]
+
+_ADAPTER_OPTIONS = (
+    "max_turns",
+    "invalid_action",
+    "invalid_action_reward",
+    "action_names",
+)
+
+
+def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> gym.Env:
+    """Make an environment that speaks text.
+
+    Args:
+        spec: One of
+
+            - a registered name, e.g. ``"frozen_lake-v0"``;
+            - a Gymnasium id, made with ``gymnasium.make(id, **env_config)``;
+            - ``"package.module:Name"``, where ``Name`` is one of the following;
+            - a class, called with the config dictionary as RLlib does;
+            - a function of the config dictionary that returns an environment.
+        env_config: Options of the environment. For Gymnasium ids and classes that are
+            not a :class:`TextEnv`, ``max_turns``, ``invalid_action``,
+            ``invalid_action_reward`` and ``action_names`` go to the adapter
+            :class:`GymTextEnv` instead.
+
+    Returns:
+        An environment whose ``unwrapped`` is a :class:`TextEnv`.
+
+    Raises:
+        ConfigError: If ``spec`` names nothing.
+        EnvContractError: If the environment cannot speak text.
+    """
+    config = dict(env_config or {})
+    if isinstance(spec, str):
+        return _make_named(spec, config)
+    if inspect.isclass(spec) and issubclass(spec, gym.Env):
+        if issubclass(spec, TextEnv):
+            return spec(config)
+        adapter, rest = _split_config(config)
+        return _as_text_env(spec(rest), spec, adapter)
+    if callable(spec):
+        return _as_text_env(spec(config), spec, {})
+    raise ConfigError(
+        f"env={spec!r} must be a name, a class or a function of env_config that "
+        "returns an environment; every runner makes its own."
+    )
+
+
+def _make_named(spec: str, config: dict[str, Any]) -> gym.Env:
+    if spec in TEXT_ENVS:
+        return TEXT_ENVS.get(spec)(config)
+    if spec in gym.registry:
+        adapter, rest = _split_config(config)
+        # check_env does what Gymnasium's own checker would do, without warnings.
+        env = gym.make(spec, disable_env_checker=True, **rest)
+        return _as_text_env(env, spec, adapter)
+    if ":" in spec:
+        return make_env(_import_object(spec), config)
+    similar = difflib.get_close_matches(spec, list(gym.registry), n=1, cutoff=0.6)
+    raise ConfigError(
+        f"Unknown environment {spec!r}. {did_you_mean(spec, [*TEXT_ENVS, *similar])}"
+    )
+
+
+def _import_object(spec: str) -> Any:
+    """Import ``package.module:Name``."""
+    module_name, _, name = spec.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"Cannot import {module_name!r} for env={spec!r}: {error}. Install the "
+            "package, or put its folder on PYTHONPATH."
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(
+            f"{module_name!r} has no {name!r}. {did_you_mean(name, public)}"
+        )
+    return getattr(module, name)
+
+
+def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> gym.Env:
+    """Return ``env`` as it is if it speaks text, or in the adapter."""
+    if not isinstance(env, gym.Env):
+        raise EnvContractError(
+            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env."
+        )
+    if isinstance(env.unwrapped, TextEnv):
+        return env
+    names = adapter.pop("action_names", None)
+    return GymTextEnv(env, action_names=names, env_config=adapter)
+
+
+def _split_config(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    adapter = {k: v for k, v in config.items() if k in _ADAPTER_OPTIONS}
+    return adapter, {k: v for k, v in config.items() if k not in adapter}

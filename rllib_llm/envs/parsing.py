@@ -1,0 +1,54 @@
+"""Small helpers for authors: reading completions and checking options."""
+
+from __future__ import annotations
+
+import re
+
+from rllib_llm.errors import ConfigError
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the last match of ``pattern`` in ``text``, or None.
+
+    Models that reason aloud mention actions before they decide, so the last mention
+    is the decision. All shipped environments follow this rule.
+    """
+    match = None
+    for match in pattern.finditer(text):  # noqa: B007 (the last one is wanted)
+        pass
+    return match
+
+
+def require_int(name: str, value: object, low: int, high: int) -> int:
+    """Return ``value`` if it is an integer in [low, high].
+
+    Raises:
+        ConfigError: Otherwise.
+    """
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r} must be an int from {low} to {high}.")
+    return value
+
+
+def require_float(name: str, value: object, low: float, high: float) -> float:
+    """Return ``value`` as a float if it is a number in [low, high].
+
+    Raises:
+        ConfigError: Otherwise.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}.")
+    return float(value)
+
+
+def require_bool(name: str, value: object) -> bool:
+    """Return ``value`` if it is a bool.
+
+    Raises:
+        ConfigError: Otherwise.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be true or false.")
+    return value

@@ -1,0 +1,109 @@
+"""Probe environments: tiny tasks with a known best return, for learning tests.
+
+A correct algorithm solves them in seconds; where it does not, the one ability that
+the probe isolates is broken.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from rllib_llm.envs.parsing import last_match, require_int
+from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.types import TurnResult
+
+WORDS = ("red", "green", "blue", "gold", "black", "white", "pink", "gray")
+
+
+class _WordProbe(TextEnv):
+    """A probe whose actions are the first ``words`` of ``WORDS``."""
+
+    # A second try would change the known best and random returns.
+    invalid_action = "end"
+    _pattern = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+    words: tuple[str, ...] = WORDS
+
+    def parse(self, completion: str) -> str | None:
+        """Read the last colour word on offer."""
+        match = last_match(self._pattern, completion)
+        word = match.group(1).lower() if match else None
+        return word if word in self.words else None
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Say any of the words."""
+        return self.words[int(rng.integers(len(self.words)))]
+
+
+@register_text_env("bandit_probe-v0")
+class BanditProbe(_WordProbe):
+    """Say one word; always the same one is rewarded. Best return 1, random 1/words.
+
+    Needs credit for a single action only: no reading, no memory, no turns.
+    """
+
+    max_turns = 1
+    format_hint = "Please say one of the words."
+
+    def start(self, rng: np.random.Generator, words: int = 4, rewarded: int = 2) -> str:
+        """Offer the words.
+
+        Args:
+            rng: Unused; all episodes are alike.
+            words: How many words there are, in [2, 8].
+            rewarded: Index of the word that earns 1, in [0, words).
+        """
+        self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
+        self.rewarded = self.words[require_int("rewarded", rewarded, 0, words - 1)]
+        return f"Say one word: {' '.join(self.words)}"
+
+    def reply(self, action: str) -> TurnResult:
+        """Reward the one word."""
+        right = action == self.rewarded
+        text = "Correct!" if right else "Wrong."
+        return TurnResult(text, float(right), terminated=True, success=right)
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Say the rewarded word."""
+        return self.rewarded
+
+
+@register_text_env("copy_probe-v0")
+class CopyProbe(_WordProbe):
+    """Repeat the word shown, twice. Best return 1 (0.5 a turn), random 1/words.
+
+    Needs reading the newest message and credit for each of two turns.
+    """
+
+    max_turns = 2
+    format_hint = "Please repeat the word."
+
+    def start(self, rng: np.random.Generator, words: int = 4) -> str:
+        """Choose the two words to show.
+
+        Args:
+            rng: Decides the words.
+            words: How many words there are, in [2, 8].
+        """
+        self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
+        self.shown = [self.words[int(i)] for i in rng.integers(words, size=2)]
+        self.answered = self.hits = 0
+        return f"Say {self.shown[0]}"
+
+    def reply(self, action: str) -> TurnResult:
+        """Compare with the word shown, and show the next."""
+        right = action == self.shown[self.answered]
+        self.answered += 1
+        self.hits += right
+        last = self.answered == len(self.shown)
+        return TurnResult(
+            "Done." if last else f"Say {self.shown[self.answered]}",
+            reward=0.5 * right,
+            terminated=last,
+            success=self.hits == len(self.shown),
+        )
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Repeat the word."""
+        return self.shown[self.answered]

@@ -1,0 +1,238 @@
+"""Sokoban in text, on levels made by playing backwards from the solution."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from rllib_llm.envs.grid import (
+    MOVE_FORMAT,
+    MOVES,
+    Cell,
+    distances,
+    neighbour,
+    parse_move,
+)
+from rllib_llm.envs.parsing import require_float, require_int
+from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.errors import ConfigError
+from rllib_llm.types import TurnResult
+
+_MAX_DRAWS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A position of the game.
+
+    Attributes:
+        size: Rows and columns inside of the outer walls.
+        floor: All cells that are not walls.
+        targets: Where boxes shall go.
+        boxes: Where boxes are.
+        player: Where the player is.
+    """
+
+    size: int
+    floor: frozenset[Cell]
+    targets: frozenset[Cell]
+    boxes: frozenset[Cell]
+    player: Cell
+
+    @property
+    def solved(self) -> bool:
+        """Whether every box stands on a target."""
+        return self.boxes == self.targets
+
+    def after(self, move: str) -> Level:
+        """Return the position after a move; blocked moves change nothing."""
+        ahead = neighbour(self.player, move)
+        if ahead not in self.floor:
+            return self
+        if ahead not in self.boxes:
+            return dataclasses.replace(self, player=ahead)
+        beyond = neighbour(ahead, move)
+        if beyond not in self.floor or beyond in self.boxes:
+            return self
+        boxes = self.boxes - {ahead} | {beyond}
+        return dataclasses.replace(self, player=ahead, boxes=boxes)
+
+    def __str__(self) -> str:
+        cells = range(self.size)
+        return "\n".join(" ".join(self._symbol((r, c)) for c in cells) for r in cells)
+
+    def _symbol(self, cell: Cell) -> str:
+        if cell not in self.floor:
+            return "#"
+        on_target = cell in self.targets
+        if cell == self.player:
+            return "+" if on_target else "P"
+        if cell in self.boxes:
+            return "*" if on_target else "X"
+        return "T" if on_target else "_"
+
+
+@register_text_env("sokoban-v0")
+class Sokoban(TextEnv):
+    """Push all boxes onto targets, one move per turn. Return 1 if solved.
+
+    Levels always have a solution of at most ``max_turns`` moves, no box starts on a
+    target, and levels are split into train and test by their hash. Boxes can be
+    pushed into corners for good; the episode then runs until ``max_turns``. The
+    outer walls are not shown: they would more than double the text.
+    """
+
+    max_turns = 12
+    format_hint = MOVE_FORMAT
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        size: int = 4,
+        boxes: int = 1,
+        walls: int = 0,
+        depth: int = 3,
+        box_reward: float = 0.0,
+        step_reward: float = 0.0,
+    ) -> str:
+        """Make a level.
+
+        Args:
+            rng: Decides the level.
+            size: Rows and columns inside of the outer walls, in [3, 10].
+            boxes: How many boxes, in [1, 4].
+            walls: How many inner cells are walls, in [0, 20].
+            depth: Pulls played backwards from the solution, in [1, 50]. More pulls
+                make longer solutions.
+            box_reward: Reward for a box that comes onto a target; taken back when it
+                leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
+            step_reward: Reward of every valid move.
+        """
+        require_int("size", size, 3, 10)
+        require_int("boxes", boxes, 1, 4)
+        require_int("walls", walls, 0, 20)
+        require_int("depth", depth, 1, 50)
+        self.box_reward = require_float("box_reward", box_reward, -100, 100)
+        self.step_reward = require_float("step_reward", step_reward, -100, 100)
+        self.level = self._draw(rng, size, boxes, walls, depth)
+        legend = "P you, X box, T target, _ floor, + you on target"
+        legend += ", * box on target" if boxes > 1 else ""
+        legend += ", # wall" if walls else ""
+        return f"{self.level}\n{legend}. Push X to T. {MOVE_FORMAT}"
+
+    def parse(self, completion: str) -> str | None:
+        """Read the last ``go <direction>``."""
+        return parse_move(completion)
+
+    def reply(self, action: str) -> TurnResult:
+        """Move, push, and show the level."""
+        before, self.level = self.level, self.level.after(action)
+        placed = len(self.level.boxes & self.level.targets)
+        gained = placed - len(before.boxes & before.targets)
+        solved = self.level.solved
+        return TurnResult(
+            "Solved!" if solved else str(self.level),
+            reward=float(solved) + gained * self.box_reward + self.step_reward,
+            terminated=solved,
+            success=solved,
+        )
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Play the next move of a shortest solution, or any move if there is none."""
+        plan = solve(self.level)
+        return f"go {plan[0]}" if plan else self.random_action(rng)
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Move in any direction."""
+        return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
+
+    def _draw(
+        self, rng: np.random.Generator, size: int, boxes: int, walls: int, depth: int
+    ) -> Level:
+        if walls + boxes >= size**2:
+            raise ConfigError(
+                f"walls={walls} and boxes={boxes} leave no room for the player in "
+                f"size={size}. Raise size."
+            )
+        for _ in range(_MAX_DRAWS):
+            level, moves = draw_level(
+                rng, size=size, boxes=boxes, walls=walls, depth=depth
+            )
+            fits = moves <= self.max_turns and not level.boxes & level.targets
+            if fits and in_split(str(level), self.split):
+                return level
+        raise ConfigError(
+            f"No {self.split} level in {_MAX_DRAWS} draws with size={size}, boxes="
+            f"{boxes}, walls={walls}, depth={depth} that max_turns={self.max_turns} "
+            "moves solve. Raise max_turns, or lower depth, walls or boxes."
+        )
+
+
+def draw_level(
+    rng: np.random.Generator, *, size: int, boxes: int, walls: int, depth: int
+) -> tuple[Level, int]:
+    """Make a level by pulling boxes away from their targets.
+
+    Pulling is pushing backwards in time, so retracing the pulls solves the level.
+
+    Args:
+        rng: Decides everything.
+        size: Rows and columns inside of the outer walls.
+        boxes: How many boxes.
+        walls: How many inner cells are walls.
+        depth: How many pulls, fewer if the boxes get stuck.
+
+    Returns:
+        The level, which may have boxes on targets, and the number of moves that
+        retracing takes: an upper bound on the shortest solution.
+    """
+    inner = [(r, c) for r in range(size) for c in range(size)]
+    cells = [inner[i] for i in rng.permutation(len(inner))]
+    targets = frozenset(cells[walls : walls + boxes])
+    floor = frozenset(cells[walls:])
+    level = Level(size, floor, targets, targets, cells[walls + boxes])
+    moves = 0
+    for pull in range(depth):
+        choices = list(_pulls(level))
+        if not choices:
+            break
+        walked, level = choices[int(rng.integers(len(choices)))]
+        # Retracing ends with the last push, so the walk before the first pull is not
+        # part of the solution.
+        moves += 1 + (walked if pull else 0)
+    reachable = distances(level.player, floor - level.boxes)
+    player = sorted(reachable)[int(rng.integers(len(reachable)))]
+    return dataclasses.replace(level, player=player), moves + reachable[player]
+
+
+def _pulls(level: Level) -> Iterator[tuple[int, Level]]:
+    """Yield every possible pull: the moves to get there, and the level after it."""
+    free = level.floor - level.boxes
+    reachable = distances(level.player, free)
+    for box in sorted(level.boxes):
+        for move in MOVES:
+            hand = neighbour(box, move)
+            behind = neighbour(hand, move)
+            if hand in reachable and behind in free:
+                boxes = level.boxes - {box} | {hand}
+                after = dataclasses.replace(level, player=behind, boxes=boxes)
+                yield reachable[hand], after
+
+
+def solve(level: Level) -> list[str] | None:
+    """Return a shortest solution by breadth-first search, or None if there is none."""
+    plans: dict[Level, list[str]] = {level: []}
+    queue = deque([level])
+    while queue:
+        current = queue.popleft()
+        if current.solved:
+            return plans[current]
+        for move in MOVES:
+            following = current.after(move)
+            if following not in plans:
+                plans[following] = [*plans[current], move]
+                queue.append(following)
+    return None

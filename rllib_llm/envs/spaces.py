@@ -1,0 +1,36 @@
+"""The space of arbitrary text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+
+class UnicodeText(gym.Space):
+    """Any Python string.
+
+    Gymnasium's ``Text`` space admits only listed characters and is not
+    JSON-serialisable in RLlib's checkpoints; text of a language model is free.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(shape=(), dtype=str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """Return a short random lower-case word."""
+        letters = self.np_random.integers(ord("a"), ord("z") + 1, size=8)
+        return "".join(map(chr, letters))
+
+    def contains(self, x: Any) -> bool:
+        """Every ``str`` is a member."""
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnicodeText)
+
+    def __hash__(self) -> int:
+        return hash(UnicodeText)
+
+    def __repr__(self) -> str:
+        return "UnicodeText()"

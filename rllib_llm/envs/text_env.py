@@ -1,0 +1,294 @@
+"""The environment base: a Gymnasium environment that speaks text.
+
+An author writes three methods, :meth:`TextEnv.start`, :meth:`TextEnv.parse` and
+:meth:`TextEnv.reply`, and decorates the class with :func:`register_text_env`. Two
+more, :meth:`TextEnv.expert_action` and :meth:`TextEnv.random_action`, make warm
+starts and checks possible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+from rllib_llm.registry import Registry
+from rllib_llm.types import StopReason, TurnResult
+
+SPLITS = ("train", "test")
+
+
+class TextEnv(gym.Env):
+    """A multi-turn text task: text in, text out.
+
+    The keyword parameters of :meth:`start` are the environment's options. Their
+    defaults stand in its signature, ``env_config`` overrides them for a run, and
+    ``reset(options=...)`` for one episode; unknown names are refused.
+
+    Invalid-action policy: when :meth:`parse` returns None the turn costs
+    ``invalid_action_reward`` and, under ``invalid_action="retry"``, the model reads
+    ``format_hint`` and may try again (the turn counts); under ``"end"`` the episode
+    is over with the stop reason ``parse_error``.
+
+    Success: episodes that end unsolved count as failures, also where no turn was ever
+    valid. Set ``has_success = False`` where a task knows no success; then ``success``
+    is None unless a turn says otherwise.
+
+    Args:
+        env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
+            and ``invalid_action_reward``.
+
+    Raises:
+        ConfigError: For an unknown option or a value out of range.
+    """
+
+    max_turns: int = 10
+    invalid_action: str = "retry"
+    invalid_action_reward: float = 0.0
+    format_hint: str = "That was not a valid action. Please follow the format."
+    system_prompt: str | None = None
+    has_success: bool = True
+
+    _BASE_OPTIONS: ClassVar[tuple[str, ...]] = (
+        "max_turns",
+        "invalid_action",
+        "invalid_action_reward",
+    )
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, env_config: dict[str, Any] | None = None):
+        config = dict(env_config or {})
+        for name in self._BASE_OPTIONS:
+            if name in config:
+                setattr(self, name, config.pop(name))
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+        self._options = self._checked_options(config, also=self._BASE_OPTIONS)
+        self._check_base_options()
+        self.split = "train"
+        self.turn = 0
+        self._success: bool | None = None
+
+    # What an author writes -----------------------------------------------------
+
+    def start(self, rng: np.random.Generator) -> str:
+        """Set up an episode from ``rng`` alone and return the first user message.
+
+        Parameters after ``rng`` are keyword options with defaults.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
+
+    def parse(self, completion: str) -> Any | None:
+        """Return the action in the model's text, or None if there is none."""
+        return completion.strip() or None
+
+    def reply(self, action: Any) -> TurnResult:
+        """Apply one parsed action and say what happened."""
+        raise NotImplementedError(f"{type(self).__name__}.reply() is missing.")
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Return a good completion for the current state (warm starts, checks)."""
+        raise NotImplementedError(f"{type(self).__name__} has no scripted expert.")
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Return a random valid completion (imperfect demonstrations, checks)."""
+        raise NotImplementedError(f"{type(self).__name__} has no random policy.")
+
+    # Gymnasium ------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: Decides everything about the episode.
+            options: Options of :meth:`start` for this episode; ``split`` (``"train"``
+                or ``"test"``) selects held-out instances where the game has any.
+
+        Returns:
+            The first user message, and an empty info dictionary.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        self.split = options.pop("split", "train")
+        if self.split not in SPLITS:
+            raise ConfigError(f"split={self.split!r} must be one of {SPLITS}.")
+        self.turn, self._success = 0, None
+        options = self._checked_options(options, also=("split",))
+        prompt = self.start(self.np_random, **{**self._options, **options})
+        if not isinstance(prompt, str) or not prompt:
+            raise EnvContractError(
+                f"{type(self).__name__}.start() returned {prompt!r}; it must return "
+                "the first user message as a non-empty string."
+            )
+        return prompt, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one model turn.
+
+        Args:
+            action: The model's text.
+
+        Returns:
+            Observation, reward, terminated, truncated, info. ``info`` holds
+            ``parsed_action``, ``invalid_action``, ``success`` (None while unknown),
+            ``metrics`` and, at the end of an episode, ``stop_reason``.
+        """
+        self.turn += 1
+        parsed = self.parse(action)
+        result = self._invalid() if parsed is None else self.reply(parsed)
+        self._check_result(result)
+        if result.success is not None:
+            self._success = result.success
+        info: dict[str, Any] = {
+            "parsed_action": parsed,
+            "invalid_action": parsed is None,
+            "metrics": result.metrics or {},
+        }
+        truncated = result.truncated
+        if result.terminated:
+            ended_by_parse = parsed is None
+            info["stop_reason"] = (
+                StopReason.PARSE_ERROR if ended_by_parse else StopReason.TERMINATED
+            )
+        elif truncated or self.turn >= self.max_turns:
+            truncated = True
+            info["stop_reason"] = StopReason.MAX_TURNS
+        if result.terminated or truncated:
+            unsolved = False if self.has_success else None
+            info["success"] = unsolved if self._success is None else self._success
+        else:
+            info["success"] = None
+        return (
+            result.observation,
+            float(result.reward),
+            result.terminated,
+            truncated and not result.terminated,
+            info,
+        )
+
+    # Helpers --------------------------------------------------------------------
+
+    def options(self) -> dict[str, Any]:
+        """Return the options in force, defaults included."""
+        return {**_start_options(type(self)), **self._options}
+
+    def _invalid(self) -> TurnResult:
+        return TurnResult(
+            self.format_hint,
+            reward=self.invalid_action_reward,
+            terminated=self.invalid_action == "end",
+        )
+
+    def _checked_options(
+        self, given: dict[str, Any], also: tuple[str, ...]
+    ) -> dict[str, Any]:
+        known = _start_options(type(self))
+        for name in given:
+            if name in self._BASE_OPTIONS and name not in also:
+                raise ConfigError(
+                    f"{name!r} cannot change between episodes; set it in env_config."
+                )
+            if name not in known:
+                raise ConfigError(
+                    f"{type(self).__name__} has no option {name!r}. "
+                    + did_you_mean(name, [*known, *also])
+                )
+        return given
+
+    def _check_base_options(self) -> None:
+        is_int = isinstance(self.max_turns, int) and self.max_turns is not True
+        if not is_int or self.max_turns < 1:
+            raise ConfigError(f"max_turns={self.max_turns!r} must be an int >= 1.")
+        if self.invalid_action not in ("retry", "end"):
+            raise ConfigError(
+                f"invalid_action={self.invalid_action!r} must be 'retry' (the model "
+                "reads format_hint and tries again) or 'end' (the episode is over)."
+            )
+        if not _is_finite(self.invalid_action_reward):
+            raise ConfigError(
+                f"invalid_action_reward={self.invalid_action_reward!r} must be a "
+                "finite number, e.g. -0.1."
+            )
+
+    def _check_result(self, result: TurnResult) -> None:
+        if not isinstance(result, TurnResult):
+            raise EnvContractError(
+                f"{type(self).__name__}.reply() returned {type(result).__name__}; "
+                "it must return a TurnResult."
+            )
+        if not isinstance(result.observation, str) or not result.observation:
+            raise EnvContractError(
+                f"{type(self).__name__}.reply() gave the observation "
+                f"{result.observation!r} in turn {self.turn}; it must be a non-empty "
+                "string, also in the last turn."
+            )
+        if not _is_finite(result.reward):
+            raise EnvContractError(
+                f"{type(self).__name__}.reply() gave the reward {result.reward!r} in "
+                f"turn {self.turn}; rewards must be finite numbers."
+            )
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except TypeError:
+        return False
+
+
+def _start_options(cls: type[TextEnv]) -> dict[str, Any]:
+    """The keyword options of ``start`` and their defaults."""
+    parameters = list(inspect.signature(cls.start).parameters.values())[2:]
+    return {
+        p.name: None if p.default is p.empty else p.default
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+
+
+def in_split(key: str, split: str, test_fraction: float = 0.2) -> bool:
+    """Say whether the instance ``key`` belongs to ``split``.
+
+    The instance's own hash decides, so that no training instance is ever evaluated
+    on, whatever the seeds.
+
+    Args:
+        key: A string that identifies the instance, e.g. a map.
+        split: ``"train"`` or ``"test"``.
+        test_fraction: Share of all instances that is held out, in (0, 1).
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    held_out = int.from_bytes(digest, "big") < test_fraction * 2**64
+    return held_out == (split == "test")
+
+
+def _load_shipped_envs() -> None:
+    from rllib_llm.envs import shipped  # noqa: F401  (its decorators register)
+
+
+TEXT_ENVS: Registry[type[TextEnv]] = Registry("environment", _load_shipped_envs)
+
+
+def register_text_env(name: str) -> Callable[[type[TextEnv]], type[TextEnv]]:
+    """Register a :class:`TextEnv` class under a versioned name, e.g. ``"maze-v0"``.
+
+    Raise the version when prompts or rewards change, so that results stay comparable.
+    """
+    if "-v" not in name:
+        raise ConfigError(
+            f"The environment name {name!r} has no version. Call it {name + '-v0'!r}."
+        )
+
+    def decorate(cls: type[TextEnv]) -> type[TextEnv]:
+        return TEXT_ENVS.register(name, cls)
+
+    return decorate

@@ -1,0 +1,1 @@
+"""Language models as RLlib RLModules: loading, heads, adapters, the tiny default."""

@@ -1,0 +1,81 @@
+"""Write a policy as a folder that Hugging Face's Auto classes load."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.modules import loading
+
+if TYPE_CHECKING:
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+
+
+def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
+    """Write weights, config and tokenizer of ``module``'s policy into ``folder``.
+
+    Raises:
+        ConfigError: If an adapter is asked for and the policy has none.
+    """
+    lora = module.model_config["lora"]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not merged:
+        if not lora:
+            raise ConfigError(
+                "An adapter was asked for, but this policy was trained without LoRA. "
+                "Export it merged."
+            )
+        _save_adapter(module, folder)
+    else:
+        model = merge_lora(module.lm) if lora else module.lm
+        model.save_pretrained(folder)
+    loading.load_tokenizer(module.model_config["model"]).save_pretrained(folder)
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with its adapters folded into plain layers."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    merged = copy.deepcopy(model)
+    for name, layer in list(merged.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent = merged.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], layer.get_base_layer())
+    # transformers would otherwise refuse to save a model it believes to be quantised
+    # or adapted.
+    if getattr(merged, "_hf_peft_config_loaded", False):
+        merged._hf_peft_config_loaded = False
+    return merged
+
+
+def _save_adapter(module: LLMRLModule, folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    settings: dict[str, Any] = {
+        **loading.LORA_DEFAULTS,
+        **module.model_config["lora"],
+    }
+    targets = settings["target_modules"]
+    if targets == "all-linear":
+        targets = loading.linear_layer_names(merge_lora(module.lm))
+    LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=module.model_config["model"],
+    ).save_pretrained(folder)
+    tensors = {
+        f"base_model.model.{name}": tensor.contiguous()
+        for name, tensor in get_peft_model_state_dict(
+            module.lm, adapter_name="default"
+        ).items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,252 @@
+"""A Hugging Face causal language model as an RLlib RLModule."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.rllib.utils.annotations import override
+from torch import nn
+
+from rllib_llm import columns
+from rllib_llm.modules import loading, state
+from rllib_llm.modules.token_distribution import TokenLogps
+from rllib_llm.modules.value_head import ValueHead
+from rllib_llm.objectives.distributions import token_logps_and_entropy
+
+HF_FOLDER = "hf"
+_REFERENCE = "reference."
+
+
+class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
+    """Policy, optional critic and optional frozen reference around one language model.
+
+    ``model_config`` keys (written by :meth:`LLMConfigMixin.language_model`):
+
+    - ``model``: checkpoint folder or hub id.
+    - ``dtype``: dtype of the parameters.
+    - ``lora``: None, or the settings of :func:`rllib_llm.modules.loading.add_lora`.
+    - ``value_head``: None, or ``{"kind": ..., "detach": ...}``.
+    - ``reference``: whether a frozen copy is kept for KL penalties (under LoRA the
+      base model with its adapter off serves, at no cost).
+    - ``temperature``: the sampling temperature; the learner's log-probabilities are
+      those of the tempered distribution, as sampled.
+    - ``init_seed``: seeds new parameters, so that every process starts alike.
+    """
+
+    @override(RLModule)
+    def setup(self) -> None:
+        config = self.model_config
+        self.action_dist_cls = TokenLogps
+        with torch.random.fork_rng():
+            torch.manual_seed(config["init_seed"])
+            self.lm = loading.load_causal_lm(
+                config["model"], config["dtype"], **config.get("model_kwargs", {})
+            )
+            # A frozen copy outside nn.Module's registration: it is neither trained nor
+            # synced.
+            self._reference: tuple[nn.Module, ...] = ()
+            if config["reference"] and not config["lora"] and not self.inference_only:
+                self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
+            if config["lora"]:
+                loading.add_lora(self.lm, config["lora"])
+            if config["value_head"] is not None:
+                self.value_head = ValueHead(
+                    self.lm.config.get_text_config().hidden_size, **config["value_head"]
+                )
+        if config.get("gradient_checkpointing") and not self.inference_only:
+            self.lm.gradient_checkpointing_enable()
+        self._trunk_and_head_suffice = self._head_is_plain(self.lm)
+
+    # Forward passes --------------------------------------------------------------
+
+    @override(TorchRLModule)
+    def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Score the trained tokens of a batch of rows.
+
+        Args:
+            batch: ``input_ids``, ``attention_mask`` and ``loss_mask``, each [B, T].
+
+        Returns:
+            ``action_dist_inputs`` [B, T, 2] (log-probability and entropy, zero where
+            masked) and ``embeddings``, the trunk's hidden states [B, T, D].
+        """
+        return self._score(self.lm, batch)
+
+    @override(TorchRLModule)
+    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._score(self.lm, batch)
+
+    @override(ValueFunctionAPI)
+    def compute_values(
+        self, batch: Mapping[str, Any], embeddings: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the value before each token: column t sees tokens < t. [B, T]"""
+        if embeddings is None:
+            embeddings = self._hidden(self.lm, batch)
+        values = self.value_head(embeddings)
+        # The state before token t is the hidden state at t-1; column 0 has none.
+        return torch.nn.functional.pad(values[:, :-1], (1, 0))
+
+    def reference_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the frozen reference's log-probabilities of trained tokens. [B, T]"""
+        with torch.no_grad():
+            if self._reference:
+                return self._score(self._reference[0], batch)[
+                    Columns.ACTION_DIST_INPUTS
+                ][..., 0]
+            with loading.adapters_off(self.lm):
+                return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
+
+    def _score(self, lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+        ids = batch[columns.INPUT_IDS]
+        # Token t is predicted at position t-1, so column 0 can never be trained.
+        trained = batch[Columns.LOSS_MASK][:, 1:]  # [B, T-1]
+        hidden = None
+        if self._trunk_and_head_suffice:
+            hidden = self._hidden(lm, batch)
+            logits = self._head(lm, hidden[:, :-1][trained])  # [N, V]
+        else:
+            out = lm(
+                input_ids=ids,
+                attention_mask=batch[columns.ATTENTION_MASK].long(),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+            hidden = out.hidden_states[-1]
+            logits = out.logits[:, :-1][trained]
+        logp, entropy = token_logps_and_entropy(
+            logits, ids[:, 1:][trained], temperature=self.model_config["temperature"]
+        )
+        scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
+        rows, cols = trained.nonzero(as_tuple=True)
+        scores = scores.index_put(
+            (rows, cols + 1), torch.stack([logp.float(), entropy.float()], dim=-1)
+        )
+        return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
+
+    @staticmethod
+    def _hidden(lm: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        return lm.base_model(
+            input_ids=batch[columns.INPUT_IDS],
+            attention_mask=batch[columns.ATTENTION_MASK].long(),
+            use_cache=False,
+        ).last_hidden_state
+
+    @staticmethod
+    def _head(lm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        logits = lm.get_output_embeddings()(hidden)
+        cap = getattr(lm.config.get_text_config(), "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def _head_is_plain(self, lm: nn.Module) -> bool:
+        """Whether trunk + output layer reproduce the model's own logits.
+
+        Some architectures scale their logits in forward(); those go through the whole
+        model instead, at the price of logits for every position.
+        """
+        vocab = lm.config.get_text_config().vocab_size
+        device = next(lm.parameters()).device
+        ids = torch.arange(4, device=device)[None] % vocab
+        probe = {columns.INPUT_IDS: ids, columns.ATTENTION_MASK: torch.ones_like(ids)}
+        training = lm.training
+        lm.eval()
+        with torch.no_grad():
+            ours = self._head(lm, self._hidden(lm, probe))
+            theirs = lm(input_ids=ids, use_cache=False).logits
+        lm.train(training)
+        return torch.allclose(ours.float(), theirs.float(), atol=1e-4, rtol=1e-3)
+
+    # State -----------------------------------------------------------------------
+
+    @override(InferenceOnlyAPI)
+    def get_non_inference_attributes(self) -> list[str]:
+        """The critic is not needed to act."""
+        return ["value_head"]
+
+    def shared_tensors(self, *, inference_only: bool = False) -> dict[str, torch.Tensor]:
+        """Return what is synced and saved, each tensor once (tied weights too).
+
+        Under LoRA these are the adapters (and the critic): the base never moves.
+        """
+        only_trained = bool(self.model_config["lora"])
+        tensors = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad or not only_trained
+        }
+        if not only_trained:
+            persistent = self.state_dict(keep_vars=True)
+            tensors |= {n: b for n, b in self.named_buffers() if n in persistent}
+        if inference_only:
+            tensors = {
+                n: t for n, t in tensors.items() if not n.startswith("value_head.")
+            }
+        elif self._reference:
+            tensors |= {
+                _REFERENCE + n: p for n, p in self._reference[0].named_parameters()
+            }
+        return tensors
+
+    @override(TorchRLModule)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        inference_only: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, np.ndarray]:
+        return state.pack(self.shared_tensors(inference_only=inference_only))
+
+    @override(TorchRLModule)
+    def set_state(self, state_dict: Mapping[str, np.ndarray]) -> None:
+        source = state.unpack(state_dict)
+        if self.inference_only or not hasattr(self, "value_head"):
+            source = {
+                n: t for n, t in source.items() if not n.startswith("value_head.")
+            }
+        if not self._reference:
+            source = {n: t for n, t in source.items() if not n.startswith(_REFERENCE)}
+        state.copy_into(self.shared_tensors(), source, f"policy {type(self).__name__}")
+
+    def share_parameters_with(self, other: LLMRLModule) -> None:
+        """Use the tensors of ``other`` from now on, so that syncing costs nothing."""
+        theirs = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())
+        mine = dict(self.lm.named_parameters()) | dict(self.lm.named_buffers())
+        for name, tensor in mine.items():
+            tensor.data = theirs[name].data
+
+    def save_model(self, folder: str | Path, *, merged: bool = True) -> None:
+        """Write the policy as a Hugging Face folder, critic not included.
+
+        Args:
+            folder: Where to.
+            merged: Under LoRA, fold the adapters into the weights; otherwise write
+                an adapter folder that peft loads on top of the base model.
+        """
+        from rllib_llm.modules.export import save_policy
+
+        save_policy(self, Path(folder), merged=merged)
+
+    @override(RLModule)
+    def save_to_path(self, path: Any = None, *args: Any, **kwargs: Any) -> str:
+        """Write RLlib's module checkpoint plus the model's config and tokenizer.
+
+        Weights stand in the module state only; ``rllib-llm export`` writes a complete
+        Hugging Face folder.
+        """
+        written = super().save_to_path(path, *args, **kwargs)
+        folder = Path(written) / HF_FOLDER
+        folder.mkdir(exist_ok=True)
+        self.lm.config.save_pretrained(folder)
+        loading.load_tokenizer(self.model_config["model"]).save_pretrained(folder)
+        return written

@@ -1,0 +1,189 @@
+"""Load Hugging Face causal language models and tokenizers, with LoRA on request."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rllib_llm import compat
+from rllib_llm.errors import MissingExtraError, ModelError, TemplateError
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+LORA_DEFAULTS: dict[str, Any] = {
+    "rank": 16,
+    "alpha": 32,
+    "dropout": 0.0,
+    "target_modules": "all-linear",
+}
+
+
+def check_model_path(model: str) -> None:
+    """Raise ModelError if ``model`` looks like a folder that does not exist."""
+    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f"language_model.model={model!r} is a folder without a config.json. "
+                "Give a Hugging Face checkpoint folder (save_pretrained) or a hub id."
+            )
+    elif looks_local:
+        raise ModelError(
+            f"language_model.model={model!r} does not exist. Give an existing "
+            "checkpoint folder, a hub id such as 'Qwen/Qwen2.5-0.5B-Instruct', or "
+            "'tiny' for the embedded default."
+        )
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load the tokenizer of ``model`` and check that it can serve conversations.
+
+    Raises:
+        ModelError: If there is no tokenizer.
+        TemplateError: If it has no chat template or no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    check_model_path(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(model))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No tokenizer could be loaded from {model!r}: {error}") from (
+            error
+        )
+    if not tokenizer.chat_template:
+        raise TemplateError(
+            f"The tokenizer of {model!r} has no chat template, so conversations cannot "
+            "be rendered. Use an instruct/chat checkpoint, or set "
+            "tokenizer.chat_template and save it into the folder."
+        )
+    if tokenizer.eos_token_id is None:
+        raise TemplateError(
+            f"The tokenizer of {model!r} has no eos_token, so a turn could never end. "
+            "Set tokenizer.eos_token and save it into the folder."
+        )
+    return tokenizer
+
+
+def load_causal_lm(model: str, dtype: str = "float32", **kwargs: Any) -> nn.Module:
+    """Load an ``AutoModelForCausalLM``.
+
+    A folder that holds a ``config.json`` but no weights gives a randomly initialised
+    model; checkpoints use that, since their weights are stored beside it.
+
+    Args:
+        model: Folder or hub id.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        kwargs: Passed on, e.g. ``attn_implementation``.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
+    check_model_path(model)
+    path = os.path.expanduser(model)
+    try:
+        if os.path.isdir(path) and not _has_weights(Path(path)):
+            config = AutoConfig.from_pretrained(path)
+            loaded = AutoModelForCausalLM.from_config(
+                config, dtype=DTYPES[dtype], **kwargs
+            )
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                path, dtype=DTYPES[dtype], **kwargs
+            )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No model could be loaded from {model!r}: {error}") from error
+    return loaded
+
+
+def _has_weights(folder: Path) -> bool:
+    patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+    return any(any(folder.glob(p)) for p in patterns)
+
+
+def context_length(model_config: Any) -> int | None:
+    """Return how many positions a model admits, or None if it does not say."""
+    length = getattr(model_config, "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
+    """Inject LoRA adapters in place and freeze everything else.
+
+    Args:
+        model: A causal language model.
+        lora: ``rank``, ``alpha``, ``dropout``, ``target_modules`` (list of names or
+            ``"all-linear"``); missing ones take ``LORA_DEFAULTS``.
+
+    Returns:
+        The ``peft.LoraConfig`` in force.
+
+    Raises:
+        MissingExtraError: If peft is not installed.
+        ModelError: If no module matches ``target_modules``.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingExtraError.for_extra("peft", "lora") from error
+    settings = {**LORA_DEFAULTS, **lora}
+    targets = settings["target_modules"]
+    if targets == "all-linear":
+        targets = linear_layer_names(model)
+    config = LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ModelError(
+            f"LoRA target_modules={settings['target_modules']!r} match nothing in "
+            f"{type(model).__name__}. Its linear layers: "
+            f"{', '.join(linear_layer_names(model))}."
+        ) from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:  # adapters learn in float32 whatever the base's dtype
+            parameter.data = parameter.data.float()
+    return config
+
+
+def linear_layer_names(model: nn.Module) -> list[str]:
+    """Return the distinct leaf names of linear layers, the output head excluded."""
+    head = model.get_output_embeddings()
+    kinds = (nn.Linear, *compat.conv1d_classes())
+    return sorted(
+        {
+            name.rsplit(".", 1)[-1]
+            for name, module in model.named_modules()
+            if isinstance(module, kinds) and module is not head
+        }
+    )
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Run the base model as if no adapter were there (no-op without LoRA)."""
+    layers = compat.lora_layers(model)
+    for layer in layers:
+        compat.set_lora_disabled(layer, True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            compat.set_lora_disabled(layer, False)

@@ -1,0 +1,151 @@
+"""Make the language model of a configuration exist: tiny model, warm start, cache.
+
+Results lie under the user's cache directory by content hash, so that a second run
+starts at once and a changed setting never reuses a stale model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.modules import loading
+from rllib_llm.version import __version__
+
+# Raise when what is built from the same settings changes.
+RECIPE_VERSION = 1
+
+
+def cache_dir() -> Path:
+    """Return where prepared models lie (``RLLIB_LLM_CACHE`` overrides)."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("RLLIB_LLM_CACHE", default / "rllib_llm")).expanduser()
+
+
+def prepare_language_model(
+    config: Any, on_progress: Callable[[str, float], None] | None = None
+) -> str:
+    """Return the folder of the model to train, building it if it is not there.
+
+    Args:
+        config: An algorithm config with :class:`LLMConfigMixin`.
+        on_progress: Called with a phase's name and the done fraction in [0, 1].
+
+    Returns:
+        A checkpoint folder, or the hub id as given.
+    """
+    on_progress = on_progress or (lambda phase, fraction: None)
+    model = config.lm_model
+    if model == "tiny":
+        key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]
+        model = _cached(key, functools.partial(_build_tiny, config, on_progress))
+    if config.warm_start_demonstrations:
+        model = _cached(
+            [
+                "warm_start",
+                _env_key(config),
+                _model_key(model),
+                _warm_start_key(config),
+                config.seed or 0,
+            ],
+            functools.partial(_warm_start, config, model, on_progress),
+        )
+    return str(model)
+
+
+@functools.lru_cache(maxsize=8)
+def model_context_length(model: str) -> int | None:
+    """Return how many positions ``model`` admits, or None if it does not say."""
+    from transformers import AutoConfig
+
+    if model == "tiny":
+        from rllib_llm.modules.tiny import TINY_DEFAULTS
+
+        return TINY_DEFAULTS["max_position_embeddings"]
+    loading.check_model_path(model)
+    config = AutoConfig.from_pretrained(os.path.expanduser(model))
+    return loading.context_length(config.get_text_config())
+
+
+def _build_tiny(
+    config: Any, on_progress: Callable[[str, float], None], folder: Path
+) -> None:
+    from rllib_llm.modules.tiny import save_tiny_model
+    from rllib_llm.offline.demonstrations import transcript_texts
+
+    on_progress("tokenizer", 0.0)
+    texts = transcript_texts(config.make_text_env(), seed=config.seed or 0)
+    save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)
+    on_progress("tokenizer", 1.0)
+
+
+def _warm_start(
+    config: Any, model: str, on_progress: Callable[[str, float], None], folder: Path
+) -> None:
+    from rllib_llm.offline.warm_start import warm_start
+
+    warm_start(config, model, folder, on_progress)
+
+
+def _env_key(config: Any) -> Any:
+    return [str(config.env), dict(config.env_config), config.system_prompt]
+
+
+def _model_key(model: str) -> Any:
+    """Identify a local folder by its content's size and time, a hub id by name."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return model
+    if path.is_relative_to(cache_dir()):
+        return path.name  # a content hash already
+    files = sorted(p for p in path.iterdir() if p.is_file())
+    return [str(path), [(p.name, p.stat().st_size, p.stat().st_mtime) for p in files]]
+
+
+def _warm_start_key(config: Any) -> Any:
+    return {
+        "demonstrations": config.warm_start_demonstrations,
+        "mistake_rate": config.warm_start_mistake_rate,
+        "epochs": config.warm_start_epochs,
+        "lr": config.warm_start_lr,
+        "minibatch_size": config.warm_start_minibatch_size,
+        "dtype": config.lm_dtype,
+        "history": config.history,
+    }
+
+
+def _cached(key: Any, build: Callable[[Path], None]) -> str:
+    """Return the folder of ``key``, building it into a temporary folder first."""
+    text = json.dumps([RECIPE_VERSION, __version__, key], sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    folder = cache_dir() / digest
+    if (folder / "config.json").is_file():
+        return str(folder)
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with _lock(cache_dir() / f"{digest}.lock"):
+        if not (folder / "config.json").is_file():
+            work = Path(tempfile.mkdtemp(dir=cache_dir(), prefix=f"{digest}-"))
+            try:
+                build(work)
+                (work / "rllib_llm_recipe.json").write_text(text)
+                work.rename(folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    return str(folder)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process of this machine build while the others wait."""
+    from filelock import FileLock
+
+    with FileLock(str(path)):
+        yield

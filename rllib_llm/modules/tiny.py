@@ -1,0 +1,118 @@
+"""The embedded default: a tiny Qwen3-architecture model and its own tokenizer.
+
+Nothing is downloaded. The tokenizer is byte-level BPE, trained on transcripts of the
+environment, with single digits and a ChatML template; the model starts random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+TINY_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+}
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+)
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Train a byte-level BPE tokenizer with single digits and a ChatML template.
+
+    Args:
+        texts: What the model will read and write.
+        vocab_size: Upper bound; small corpora saturate earlier.
+
+    Returns:
+        A ``PreTrainedTokenizerFast``.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[1:2]),
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHATML_TEMPLATE
+    return fast
+
+
+def save_tiny_model(
+    folder: Path, texts: Iterable[str], *, seed: int, **sizes: Any
+) -> None:
+    """Write a tokenizer and a randomly initialised model as a Hugging Face folder.
+
+    Args:
+        folder: Where to.
+        texts: Transcripts the tokenizer is trained on.
+        seed: Seeds the weights.
+        sizes: Overrides of ``TINY_DEFAULTS``.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    settings = {**TINY_DEFAULTS, **sizes}
+    tokenizer = build_tokenizer(texts, settings["vocab_size"])
+    # A small corpus saturates below vocab_size; unused rows would only cost time.
+    settings["vocab_size"] = len(tokenizer)
+    config = Qwen3Config(
+        **settings,
+        head_dim=settings["hidden_size"] // settings["num_attention_heads"],
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

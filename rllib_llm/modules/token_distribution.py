@@ -1,0 +1,69 @@
+"""The action distribution through which RLlib's PPO loss sees tokens.
+
+Its inputs are ``[log-prob of the taken token, entropy]`` per position, so the
+unmodified ``PPOTorchLearner.compute_loss_for_module`` becomes masked token-level PPO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.core.distribution.torch.torch_distribution import TorchDistribution
+from ray.rllib.utils.annotations import override
+
+
+class TokenLogps(TorchDistribution):
+    """Log-probability and entropy of tokens that were already chosen.
+
+    Args:
+        inputs: ``[..., 0]`` log-probability of the taken token in nats, ``[..., 1]``
+            entropy of the distribution it was taken from in nats. [B, T, 2]
+    """
+
+    def __init__(self, inputs: torch.Tensor):
+        self.inputs = inputs
+        super().__init__()
+
+    @override(TorchDistribution)
+    def _get_torch_distribution(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    @classmethod
+    def from_logits(cls, logits: torch.Tensor, **kwargs: Any) -> TokenLogps:
+        """Wrap the ``action_dist_inputs`` column. [B, T, 2]"""
+        return cls(logits)
+
+    @override(TorchDistribution)
+    def logp(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return the taken tokens' log-probabilities; ``value`` is implied. [B, T]"""
+        return self.inputs[..., 0]
+
+    @override(TorchDistribution)
+    def entropy(self) -> torch.Tensor:
+        """Return the per-position entropy in nats. [B, T]"""
+        return self.inputs[..., 1]
+
+    @override(TorchDistribution)
+    def kl(self, other: TokenLogps, **kwargs: Any) -> torch.Tensor:
+        """Estimate KL(self || other) per token where self sampled the tokens. [B, T]
+
+        The k3 estimator (Schulman, "Approximating KL divergence", 2020):
+        ``r - 1 - log r`` with ``r = p_other / p_self``.
+        """
+        log_ratio = other.logp(None) - self.logp(None)
+        return torch.exp(log_ratio) - 1.0 - log_ratio
+
+    @override(TorchDistribution)
+    def sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError("Tokens are sampled by a GenerationEngine.")
+
+    @override(TorchDistribution)
+    def rsample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError("Tokens are sampled by a GenerationEngine.")
+
+    @staticmethod
+    @override(TorchDistribution)
+    def required_input_dim(space: Any, **kwargs: Any) -> int:
+        """Two numbers per token."""
+        return 2

@@ -1,0 +1,40 @@
+"""The critic: one scalar per token position on top of the language model's trunk."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rllib_llm.errors import ConfigError
+
+
+class ValueHead(nn.Module):
+    """Map hidden states to values.
+
+    The last layer starts at zero, so the critic predicts 0 before it has learned.
+    It always computes in float32, whatever the trunk's dtype.
+
+    Args:
+        hidden_size: Width of the language model.
+        kind: ``"linear"`` or ``"mlp"`` (one hidden layer of the same width).
+        detach: Whether the critic's gradient stops here instead of entering the trunk.
+    """
+
+    def __init__(self, hidden_size: int, kind: str = "mlp", detach: bool = False):
+        super().__init__()
+        if kind not in ("linear", "mlp"):
+            raise ConfigError(f"value_head={kind!r} must be 'linear' or 'mlp'.")
+        self.detach = detach
+        self.out = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+        self.body: nn.Module = nn.Identity()
+        if kind == "mlp":
+            self.body = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU())
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return one value per position. [B, T, D] -> [B, T]"""
+        if self.detach:
+            hidden = hidden.detach()
+        hidden = hidden.to(self.out.weight.dtype)
+        return self.out(self.body(hidden)).squeeze(-1)

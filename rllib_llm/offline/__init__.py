@@ -1,0 +1,1 @@
+"""Learning from recorded or scripted behaviour."""

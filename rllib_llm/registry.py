@@ -1,0 +1,75 @@
+"""Registries: names to classes, with suggestions for names that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A dictionary of named things of one kind, e.g. environments.
+
+    Args:
+        kind: What the things are called in error messages, e.g. ``"environment"``.
+        load: Called once before the first look-up; imports the modules whose
+            decorators fill the registry, so that importing the package stays cheap.
+    """
+
+    def __init__(self, kind: str, load: Callable[[], None] | None = None):
+        self.kind = kind
+        self._load = load
+        self._items: dict[str, T] = {}
+
+    def register(self, name: str, item: T) -> T:
+        """Add ``item`` under ``name``; the same name twice is an error."""
+        known = self._items.get(name)
+        if known is not None and not _same_definition(known, item):
+            raise ConfigError(
+                f"The {self.kind} name {name!r} is taken by {known!r}. "
+                "Choose another name, or raise its version."
+            )
+        self._items[name] = item
+        return item
+
+    def get(self, name: str) -> T:
+        """Return the item called ``name``.
+
+        Raises:
+            ConfigError: If there is none; the message suggests the nearest name.
+        """
+        self._ensure_loaded()
+        if name not in self._items:
+            raise ConfigError(
+                f"Unknown {self.kind} {name!r}. {did_you_mean(name, self._items)}"
+            )
+        return self._items[name]
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        self._ensure_loaded()
+        return sorted(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        self._ensure_loaded()
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def _ensure_loaded(self) -> None:
+        if self._load is not None:
+            load, self._load = self._load, None
+            load()
+
+
+def _same_definition(a: object, b: object) -> bool:
+    """True where a module was merely imported again (notebooks, Ray workers)."""
+    key = ("__module__", "__qualname__")
+    return all(
+        getattr(a, k, None) is not None and getattr(a, k, None) == getattr(b, k, None)
+        for k in key
+    )

@@ -1,0 +1,136 @@
+"""The small data types that everything else passes around.
+
+Shape legend, used in every docstring of the package:
+
+====  ===========================================================
+``B``  rows of a batch (one row is one token sequence)
+``T``  token positions in a row
+``V``  vocabulary entries
+``G``  rollouts of one task (the group)
+``H``  turns of an episode
+====  ===========================================================
+
+Position convention: column ``t`` of every ``[B, T]`` array describes token ``t``
+itself; its log-probability is that *of* token ``t`` given the tokens before it.
+Mask convention: ``loss_mask`` is True where a token is trained, ``attention_mask``
+is True where a token is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+Message = dict[str, str]
+"""A chat message: ``{"role": "system"|"user"|"assistant", "content": text}``."""
+
+
+class FinishReason(str, enum.Enum):
+    """Why the engine ended one turn."""
+
+    STOP = "stop"  # the model sampled its end-of-turn token or a stop string
+    LENGTH = "length"  # max_new_tokens was reached
+
+
+class StopReason(str, enum.Enum):
+    """Why an episode ended (a closed set; what follows from each: StopPolicy)."""
+
+    TERMINATED = "terminated"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS_TURN = "max_tokens_turn"
+    MAX_TOKENS_EPISODE = "max_tokens_episode"
+    CONTEXT_OVERFLOW = "context_overflow"
+    PARSE_ERROR = "parse_error"
+    ENV_ERROR = "env_error"
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+
+
+class StopPolicy(str, enum.Enum):
+    """What the learner makes of an episode that ended for a given reason."""
+
+    TRAIN = "train"  # final: the return is what was earned
+    BOOTSTRAP = "bootstrap"  # cut short: the critic's value stands for the rest
+    MASK = "mask"  # counted in statistics and group baselines, never trained on
+    DROP = "drop"  # as if it had not happened: discarded and sampled anew
+
+
+DEFAULT_STOP_POLICIES: dict[StopReason, StopPolicy] = {
+    StopReason.TERMINATED: StopPolicy.TRAIN,
+    StopReason.MAX_TURNS: StopPolicy.BOOTSTRAP,
+    StopReason.MAX_TOKENS_TURN: StopPolicy.TRAIN,
+    StopReason.MAX_TOKENS_EPISODE: StopPolicy.BOOTSTRAP,
+    StopReason.CONTEXT_OVERFLOW: StopPolicy.BOOTSTRAP,
+    StopReason.PARSE_ERROR: StopPolicy.TRAIN,
+    StopReason.ENV_ERROR: StopPolicy.DROP,
+    StopReason.TIMEOUT: StopPolicy.DROP,
+    StopReason.ABORTED: StopPolicy.DROP,
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Turn:
+    """What one model turn looked like in tokens, recorded when it was sampled.
+
+    Stored in ``extra_model_outputs["turn"]`` of the episode, one per time step. The
+    ids are exactly those the engine saw and returned; nothing is re-made from text.
+
+    Attributes:
+        prompt_ids: Tokens appended to the conversation before sampling: only what
+            is new if ``extends``, else the whole prompt. int32
+        extends: Whether the stored ids of the episode so far are a prefix.
+        action_ids: Sampled tokens, including the end-of-turn token if sampled. int32
+        action_logps: Log-probabilities under the sampling distribution, in nats.
+        finish: Why sampling ended.
+        weights_seq_no: Version of the weights that sampled this turn.
+        module_id: The policy (RLModule id) that sampled it.
+        seconds: Wall time from submission to the last token.
+    """
+
+    prompt_ids: np.ndarray
+    extends: bool
+    action_ids: np.ndarray
+    action_logps: np.ndarray
+    finish: FinishReason
+    weights_seq_no: int = 0
+    module_id: str = "default_policy"
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One rollout to do: which instance, which group, which member of the group.
+
+    Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
+    which seeds the sampling of tokens.
+    """
+
+    group_id: int
+    rollout: int
+    seed: int
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class TurnResult:
+    """What an environment answers to one model turn.
+
+    Attributes:
+        observation: Text of the next user message (shown even when the episode ends,
+            so that transcripts are complete).
+        reward: Reward of this turn; must be finite.
+        terminated: The task is over (solved, failed, lost).
+        truncated: The environment cuts the episode short for another reason.
+        success: Whether the task was solved, where that is defined.
+        metrics: Numbers to average over episodes, e.g. ``{"boxes_placed": 1.0}``.
+    """
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    success: bool | None = None
+    metrics: dict[str, float] | None = None

@@ -1,0 +1,3 @@
+"""Single source of the package's version."""
+
+__version__ = "0.1.0"

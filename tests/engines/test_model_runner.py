@@ -1,0 +1,77 @@
+"""Models that the slot cache does not fit are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+from engine_reference import build_model
+
+from rllib_llm.engines import TorchEngine
+from rllib_llm.engines.model_runner import ModelRunner
+from rllib_llm.errors import ConfigError, ModelError
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+def test_linear_attention_is_refused_by_its_layer_types(model):
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ModelError, match=r"qwen3.*linear_attention"):
+        ModelRunner(model)
+
+
+def test_state_space_models_are_refused():
+    config = tf.MambaConfig(
+        vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2
+    )
+    with pytest.raises(ModelError, match="mamba"):
+        ModelRunner(tf.MambaForCausalLM(config))
+
+
+def test_encoder_decoders_are_refused():
+    config = tf.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    with pytest.raises(ModelError, match=r"t5.*encoder-decoder"):
+        ModelRunner(tf.T5ForConditionalGeneration(config))
+
+
+def test_positions_that_do_not_come_from_position_ids_are_refused():
+    config = tf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2)
+    with pytest.raises(ModelError, match="bloom"):
+        ModelRunner(tf.BloomForCausalLM(config))
+
+
+def test_flash_attention_and_plain_modules_are_refused(model):
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ModelError, match="attn_implementation='sdpa'"):
+        ModelRunner(model)
+    with pytest.raises(ModelError, match="Linear"):
+        ModelRunner(torch.nn.Linear(2, 2))
+
+
+def test_contexts_longer_than_the_model_are_refused():
+    with pytest.raises(ConfigError, match="256 positions"):
+        TorchEngine(build_model("gpt2"), max_slots=1, max_context_tokens=257)
+    with pytest.raises(ConfigError, match="max_slots"):
+        TorchEngine(build_model("gpt2"), max_slots=0, max_context_tokens=16)
+
+
+def test_bytes_per_token_are_measured(model):
+    assert ModelRunner(model).bytes_per_token == 2 * 2 * 2 * 16 * 4
+
+
+def test_a_failing_forward_restores_the_model(model):
+    runner = ModelRunner(model)
+    model.train()
+    with pytest.raises(RuntimeError, match="inside"), runner.serving():
+        assert not model.training
+        raise RuntimeError("inside")
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,168 @@
+"""What holds for every registered environment."""
+
+import pathlib
+import pickle
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rllib_llm.envs import TEXT_ENVS, check_env, make_env
+from rllib_llm.envs.transcript import expert_policy, play, random_policy
+from rllib_llm.errors import ConfigError
+
+SHIPPED = [
+    "bandit_probe-v0",
+    "copy_probe-v0",
+    "countdown-v0",
+    "frozen_lake-v0",
+    "guess_number-v0",
+    "sokoban-v0",
+]
+HELD_OUT = ["countdown-v0", "frozen_lake-v0", "sokoban-v0"]
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def test_all_shipped_envs_are_registered():
+    assert set(SHIPPED) <= set(TEXT_ENVS.names())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_check_env_finds_nothing(name):
+    report = check_env(name)
+    assert report.ok, str(report)
+    assert report.measurements["expert_success"] == 1.0
+    assert report.measurements["random_success"] < 0.8
+    assert report.measurements["ms_per_turn"] < 50
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_expert_succeeds_in_both_splits(name):
+    env = make_env(name)
+    for seed in range(200):
+        options = {"split": ("train", "test")[seed % 2]}
+        transcript = play(env, seed, expert_policy, options=options)
+        assert transcript.success is True, str(transcript)
+        assert sum(transcript.rewards) == 1.0
+        assert len(transcript.actions) <= env.max_turns
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_golden_transcripts(name):
+    """Prompts and rewards are part of an environment's version.
+
+    After a deliberate change raise the version, and write the new text to the file.
+    """
+    env = make_env(name)
+    plays = [play(env, 0, expert_policy), play(env, 1, random_policy)]
+    assert "\n\n".join(map(str, plays)) + "\n" == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_splits_are_disjoint_and_both_varied(name):
+    env = make_env(name)
+    prompts = {
+        split: {env.reset(seed=s, options={"split": split})[0] for s in range(300)}
+        for split in ("train", "test")
+    }
+    assert len(prompts["train"]) > 100
+    assert len(prompts["test"]) > 20
+    assert not prompts["train"] & prompts["test"]
+
+
+def test_countdown_split_ignores_the_order_of_the_numbers():
+    env = make_env("countdown-v0", {"max_number": 4, "max_target": 10})
+    seen = {"train": set(), "test": set()}
+    for split, instances in seen.items():
+        for seed in range(200):
+            env.reset(seed=seed, options={"split": split})
+            instances.add((*sorted(env.numbers), env.target))
+    assert not seen["train"] & seen["test"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_random_unicode_is_answered(name):
+    env = make_env(name)
+    source = random.Random(name)
+    words = ["go", "left", "guess", "answer:", "red", "(", "/", "0", "1+1", "\n", " "]
+    alphabets = [range(0, 128), range(0x80, 0x800), range(0x4E00, 0x5000)]
+    for episode in range(60):
+        env.reset(seed=episode)
+        done = False
+        while not done:
+            letters = map(chr, source.choices(source.choice(alphabets), k=30))
+            parts = [*letters, *source.choices(words, k=source.randint(0, 6))]
+            source.shuffle(parts)
+            text, reward, terminated, truncated, info = env.step("".join(parts))
+            assert isinstance(text, str)
+            assert np.isfinite(reward)
+            assert isinstance(info["invalid_action"], bool)
+            done = terminated or truncated
+        assert info["success"] in (True, False)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_invalid_action_retry_costs_a_turn(name):
+    config = {"invalid_action": "retry", "invalid_action_reward": -0.25}
+    env = make_env(name, {"max_turns": 14, **config})
+    env.reset(seed=0)
+    text, reward, terminated, truncated, info = env.step("???")
+    assert (text, reward) == (env.format_hint, -0.25)
+    assert not terminated
+    assert not truncated
+    assert info["invalid_action"]
+    assert env.turn == 1
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_invalid_action_end_is_a_parse_error(name):
+    env = make_env(name, {"invalid_action": "end", "invalid_action_reward": -1.0})
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step("???")
+    assert reward == -1.0
+    assert terminated
+    assert not truncated
+    assert info["stop_reason"] == "parse_error"
+    assert info["success"] is False
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_class_and_fresh_instance_pickle(name):
+    assert pickle.loads(pickle.dumps(TEXT_ENVS.get(name))) is TEXT_ENVS.get(name)
+    copy = pickle.loads(pickle.dumps(make_env(name)))
+    assert copy.reset(seed=3) == make_env(name).reset(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("bandit_probe-v0", {"words": 1}),
+        ("bandit_probe-v0", {"rewarded": 4}),
+        ("copy_probe-v0", {"words": True}),
+        ("countdown-v0", {"numbers": 1}),
+        ("frozen_lake-v0", {"size": 2}),
+        ("frozen_lake-v0", {"size": 8}),
+        ("frozen_lake-v0", {"slippery": 1}),
+        ("frozen_lake-v0", {"frozen_prob": 1.5}),
+        ("frozen_lake-v0", {"frozen_prob": 0.0}),
+        ("guess_number-v0", {"upper": 0}),
+        ("sokoban-v0", {"boxes": 4, "walls": 5, "size": 3}),
+        ("sokoban-v0", {"depth": 40, "max_turns": 2}),
+    ],
+)
+def test_impossible_options_are_refused(name, config):
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        make_env(name, config).reset(seed=0)
+
+
+def test_importing_the_envs_is_light():
+    code = (
+        "import sys, rllib_llm.envs as e; e.TEXT_ENVS.names(); "
+        "print({'torch', 'ray', 'transformers', 'pygame'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"

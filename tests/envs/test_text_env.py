@@ -1,0 +1,133 @@
+"""The base class: options, splits, success, and its error messages."""
+
+import math
+
+import pytest
+
+from rllib_llm.envs import TextEnv, TurnResult, in_split, register_text_env
+from rllib_llm.errors import ConfigError, EnvContractError
+
+
+class Echo(TextEnv):
+    """Says what it hears; the word "win" wins."""
+
+    max_turns = 3
+
+    def start(self, rng, greeting: str = "Hi", volume: int = 1):
+        self.volume = volume
+        return greeting
+
+    def reply(self, action):
+        if action == "win":
+            return TurnResult("Won", 1.0, terminated=True, success=True)
+        return TurnResult(action * self.volume)
+
+
+def test_options_come_from_defaults_then_config_then_reset():
+    env = Echo({"greeting": "Hello"})
+    assert env.options() == {"greeting": "Hello", "volume": 1}
+    assert env.reset(seed=0)[0] == "Hello"
+    assert env.reset(seed=0, options={"greeting": "Hey"})[0] == "Hey"
+    assert env.reset(seed=0)[0] == "Hello"
+
+
+def test_unknown_option_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"'volumee'.*Did you mean 'volume'"):
+        Echo({"volumee": 2})
+    with pytest.raises(ConfigError, match="Did you mean 'max_turns'"):
+        Echo({"max_turn": 2})
+    with pytest.raises(ConfigError, match="Did you mean 'split'"):
+        Echo().reset(options={"splt": "test"})
+
+
+def test_base_options_cannot_change_between_episodes():
+    with pytest.raises(ConfigError, match="set it in env_config"):
+        Echo().reset(options={"max_turns": 2})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_turns": 0},
+        {"max_turns": True},
+        {"max_turns": 2.0},
+        {"invalid_action": "ignore"},
+        {"invalid_action_reward": math.nan},
+        {"invalid_action_reward": "low"},
+    ],
+)
+def test_base_options_are_checked(config):
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        Echo(config)
+
+
+def test_unknown_split_is_refused():
+    with pytest.raises(ConfigError, match="split='dev'"):
+        Echo().reset(options={"split": "dev"})
+
+
+def test_turn_limit_truncates_and_counts_as_failure():
+    env = Echo()
+    env.reset(seed=0)
+    results = [env.step("a") for _ in range(3)]
+    assert [r[2:4] for r in results] == [(False, False), (False, False), (False, True)]
+    assert results[-1][4]["stop_reason"] == "max_turns"
+    assert results[-1][4]["success"] is False
+
+
+def test_success_stays_undefined_without_the_notion():
+    class Chat(Echo):
+        has_success = False
+
+    env = Chat({"max_turns": 1})
+    env.reset(seed=0)
+    assert env.step("a")[4]["success"] is None
+
+
+def test_winning_in_the_last_turn_is_no_truncation():
+    env = Echo({"max_turns": 1})
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step("win")
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert info["stop_reason"] == "terminated"
+    assert info["success"] is True
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("text", "must return a TurnResult"),
+        (TurnResult(None), "non-empty string"),
+        (TurnResult(""), "non-empty string"),
+        (TurnResult("a", math.inf), "finite"),
+        (TurnResult("a", None), "finite"),
+    ],
+)
+def test_broken_replies_are_named(result, message):
+    class Broken(Echo):
+        def reply(self, action):
+            return result
+
+    env = Broken()
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match=message):
+        env.step("a")
+
+
+def test_empty_prompt_is_refused():
+    with pytest.raises(EnvContractError, match="non-empty string"):
+        Echo({"greeting": ""}).reset(seed=0)
+
+
+def test_in_split_is_a_partition_of_the_stated_size():
+    keys = [str(i) for i in range(5_000)]
+    test = [key for key in keys if in_split(key, "test")]
+    assert 0.17 < len(test) / len(keys) < 0.23
+    assert all(in_split(key, "train") != in_split(key, "test") for key in keys)
+
+
+def test_names_need_a_version_and_are_unique():
+    with pytest.raises(ConfigError, match="echo-v0"):
+        register_text_env("echo")
+    with pytest.raises(ConfigError, match="taken"):
+        register_text_env("guess_number-v0")(Echo)
