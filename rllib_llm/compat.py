@@ -30,6 +30,11 @@ def set_lora_disabled(layer: Any, disabled: bool) -> None:
     layer._disable_adapters = disabled
 
 
+def is_lora_disabled(layer: Any) -> bool:
+    """Return whether :func:`set_lora_disabled` switched this adapter off."""
+    return layer._disable_adapters
+
+
 def conv1d_classes() -> tuple[type, ...]:
     """Return GPT-2's transposed linear layer, which peft treats as linear."""
     from transformers.pytorch_utils import Conv1D

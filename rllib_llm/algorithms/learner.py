@@ -17,6 +17,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
+from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_gae import TokenGAE
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
@@ -54,6 +55,8 @@ class LLMLearnerMixin:
         self._stats: dict[str, dict[str, float]] = defaultdict(
             lambda: defaultdict(float)
         )
+        self._maxima: dict[tuple[str, str], float] = {}
+        self._is_first_pass = True
         self._nan_steps = 0
         self._last_timesteps: dict[str, Any] = {}
         self._ref_kl_coeffs = {
@@ -85,7 +88,7 @@ class LLMLearnerMixin:
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
-                optimizer=torch.optim.AdamW(
+                optimizer=MixedPrecisionAdamW(
                     parameters, weight_decay=config.weight_decay
                 ),
                 params=parameters,
@@ -111,6 +114,7 @@ class LLMLearnerMixin:
             if self.should_module_be_updated(module_id, batch)
         }
         self._log_batch(data)
+        self._is_first_pass = True
         return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
 
     def _minibatches(
@@ -158,6 +162,8 @@ class LLMLearnerMixin:
         losses: dict[str, torch.Tensor] = {}
         for module_id in sorted(self.module.keys()):
             fwd_out, losses[module_id] = self._backward(module_id, batch.get(module_id))
+        # From here on the policy differs from the one that sampled.
+        self._is_first_pass = False
         sum_gradients(self._params.values())
         gradients = {
             ref: p.grad for ref, p in self._params.items() if p.grad is not None
@@ -239,13 +245,21 @@ class LLMLearnerMixin:
         stats[key] += value * weight
         stats[key + "/weight"] += weight
 
+    def _max_stat(self, module_id: str, key: str, value: float) -> None:
+        """Keep the largest value of one update."""
+        known = self._maxima.get((module_id, key), value)
+        self._maxima[module_id, key] = max(known, value)
+
     def _log_stats(self) -> None:
         for module_id, stats in self._stats.items():
             for key, total in stats.items():
                 weight = stats.get(key + "/weight")
                 if weight:
                     self.metrics.log_value((module_id, key), total / weight, window=1)
+        for key, value in self._maxima.items():
+            self.metrics.log_value(key, value, window=1)
         self._stats.clear()
+        self._maxima.clear()
         for module_id in self.module.keys():
             self.metrics.log_value(
                 (module_id, "nan_steps_skipped"), self._nan_steps, window=1
@@ -263,15 +277,16 @@ class LLMLearnerMixin:
                 self.metrics.log_value((module_id, key), value, reduce="sum")
             if not trained:
                 continue
-            gap = (d[Columns.ACTION_LOGP] - d[columns.BEHAVIOUR_LOGP])[mask].abs()
             advantages = d[Columns.ADVANTAGES][mask]
             for key, value in (
                 ("trained_token_frac", trained / int(attention.sum())),
-                ("sampler_gap_mean", float(gap.mean())),
-                ("sampler_gap_max", float(gap.max())),
                 ("advantage_abs_mean", float(advantages.abs().mean())),
             ):
                 self.metrics.log_value((module_id, key), value, window=1)
+            if self.config.old_logps == "learner":
+                gap = (d[Columns.ACTION_LOGP] - d[columns.BEHAVIOUR_LOGP])[mask].abs()
+                self._add_stat(module_id, "sampler_gap_mean", float(gap.mean()), 1.0)
+                self._max_stat(module_id, "sampler_gap_max", float(gap.max()))
 
     @override(TorchLearner)
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +27,14 @@ from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.loading import model_folder_offered, offered_model_folder
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.types import Task
 
 logger = logging.getLogger("rllib_llm")
 
 _TASKS_KEY = "llm_tasks"
-_CHECKPOINT_MODEL: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "checkpoint_model", default=None
-)
+_MODULE_FOLDER = Path("learner_group", "learner", "rl_module", DEFAULT_MODULE_ID)
 
 
 class LLMAlgorithm(PPO):
@@ -56,9 +52,7 @@ class LLMAlgorithm(PPO):
         config.validate()
         if not _is_ready(config.resolved_model):
             config = config.copy(copy_frozen=False)
-            config.resolved_model = _CHECKPOINT_MODEL.get() or prepare_language_model(
-                config
-            )
+            config.resolved_model = _locate_model(config)
         preflight(config)
         super().__init__(config, **kwargs)
 
@@ -121,6 +115,8 @@ class LLMAlgorithm(PPO):
         Returns:
             Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
         """
+        if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
+            return self._sample_with_stock_runners(num_groups)
         tasks = self._task_source.next_groups(num_groups)
         runners = self.env_runner_group.healthy_env_runner_ids()
         if not runners:
@@ -134,10 +130,23 @@ class LLMAlgorithm(PPO):
             episodes = [e for part, _ in answers for e in part]
             results = [m for _, m in answers]
             if len(answers) < len(runners):
+                dead = len(runners) - len(answers)
                 lost = len(tasks) - len(episodes)
-                logger.warning("%s EnvRunners died; %s episodes lost.", 1, lost)
+                logger.warning("%s EnvRunners died; %s episodes lost.", dead, lost)
                 self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        return episodes
+
+    def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
+        """Compatibility mode: RLlib's own sampler, without tasks and groups."""
+        episodes: list[Any] = []
+        while len(episodes) < num_episodes:
+            answers = self.env_runner_group.foreach_env_runner(
+                _sample_and_metrics,
+                local_env_runner=not self.env_runner_group.num_remote_workers(),
+            )
+            episodes += [e for part, _ in answers for e in part]
+            self.metrics.aggregate([m for _, m in answers], key=ENV_RUNNER_RESULTS)
         return episodes
 
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
@@ -199,7 +208,9 @@ class LLMAlgorithm(PPO):
         prepared model of the original machine is missing (not under LoRA, whose base
         model is not part of it).
         """
-        with _model_from(Path(str(path))):
+        # A ray.tune.Checkpoint has a path, too.
+        folder = Path(getattr(path, "path", path)) / _MODULE_FOLDER / HF_FOLDER
+        with model_folder_offered(folder):
             return super().from_checkpoint(path, *args, **kwargs)
 
 
@@ -213,6 +224,10 @@ class _SampleTasks:
         return runner.sample(tasks=self.tasks), runner.get_metrics()
 
 
+def _sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
+    return runner.sample(), runner.get_metrics()
+
+
 def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
     """Split tasks into ``parts`` lists without splitting groups."""
     dealt: list[list[Task]] = [[] for _ in range(parts)]
@@ -223,16 +238,15 @@ def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
     return dealt
 
 
-@contextlib.contextmanager
-def _model_from(checkpoint: Path) -> Iterator[None]:
-    """Offer the model config stored in ``checkpoint`` to an algorithm being built."""
-    module = checkpoint / "learner_group" / "learner" / "rl_module" / DEFAULT_MODULE_ID
-    folder = module / HF_FOLDER
-    token = _CHECKPOINT_MODEL.set(str(folder) if folder.is_dir() else None)
-    try:
-        yield
-    finally:
-        _CHECKPOINT_MODEL.reset(token)
+def _locate_model(config: Any) -> str:
+    """Return the folder of the model to train, or its hub id.
+
+    A full checkpoint being restored stands in for the model it was trained from; under
+    LoRA the base model itself is needed.
+    """
+    if config.lm_lora:
+        return prepare_language_model(config)
+    return offered_model_folder() or prepare_language_model(config)
 
 
 def _is_ready(model: str | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
 from rllib_llm.algorithms import validation
+from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
 
 
@@ -37,6 +39,7 @@ class LLMConfigMixin:
         self.lm_model_kwargs: dict[str, Any] = {}
         self.gradient_checkpointing = False
         self.history = "append"
+        self.chat_template_kwargs: dict[str, Any] = {}
         self.system_prompt: str | None = None
         # .generation()
         self.generation_engine = "torch"
@@ -93,6 +96,7 @@ class LLMConfigMixin:
         self.num_epochs = 1
         self.seed = 0
         self.add_default_connectors_to_learner_pipeline = False
+        install_defaults(self)  # exact means, transcripts
         # __sphinx_doc_end__
         # fmt: on
         # Where the prepared model lies; written when the algorithm is built.
@@ -112,6 +116,7 @@ class LLMConfigMixin:
         model_kwargs: dict[str, Any] = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         history: str = NotProvided,
+        chat_template_kwargs: dict[str, Any] = NotProvided,
         system_prompt: str | None = NotProvided,
     ) -> Self:
         """Choose the language model.
@@ -128,6 +133,8 @@ class LLMConfigMixin:
             model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
             gradient_checkpointing: Trade compute for memory in the learner.
             history: "append" or "rerender" (see docs/design.md).
+            chat_template_kwargs: Given to the chat template, e.g.
+                ``{"enable_thinking": False}`` for Qwen3.
             system_prompt: First message of every conversation.
         """
         _assign(
@@ -141,6 +148,7 @@ class LLMConfigMixin:
             lm_model_kwargs=model_kwargs,
             gradient_checkpointing=gradient_checkpointing,
             history=history,
+            chat_template_kwargs=chat_template_kwargs,
             system_prompt=system_prompt,
         )
         return self
@@ -306,7 +314,8 @@ class LLMConfigMixin:
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Check every setting; the message names value, rule and remedy."""
-        validation.register_env(self.env)
+        install_defaults(self)  # again: .callbacks() may have replaced them
+        validation.register_env(self.env, self.env_config)
         if self.env_runner_cls is None:
             from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
@@ -340,6 +349,12 @@ class LLMConfigMixin:
             "init_seed": self.seed or 0,
             "gradient_checkpointing": self.gradient_checkpointing,
             "model_kwargs": self.lm_model_kwargs,
+            "turns": {
+                "max_new_tokens": self.max_new_tokens,
+                "max_context_tokens": self.resolved_context_tokens(),
+                "max_slots": self.num_envs_per_env_runner,
+                "seed": self.seed or 0,
+            },
         }
 
     @override(AlgorithmConfig)
@@ -407,7 +422,11 @@ class LLMConfigMixin:
 
     def chat_renderer(self) -> Any:
         """Return the renderer of the model's chat template."""
-        return _renderer(self.resolved_model or self.lm_model, self.history)
+        return _renderer(
+            self.resolved_model or self.lm_model,
+            self.history,
+            json.dumps(self.chat_template_kwargs, sort_keys=True),
+        )
 
     def make_text_env(self) -> Any:
         """Build one environment."""
@@ -447,8 +466,9 @@ def _assign(config: Any, **settings: Any) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _renderer(model: str, history: str) -> Any:
+def _renderer(model: str, history: str, template_kwargs: str) -> Any:
     from rllib_llm.connectors.chat import ChatRenderer
     from rllib_llm.modules.loading import load_tokenizer
 
-    return ChatRenderer(load_tokenizer(os.path.expanduser(model)), history)
+    tokenizer = load_tokenizer(os.path.expanduser(model))
+    return ChatRenderer(tokenizer, history, json.loads(template_kwargs))

@@ -8,7 +8,7 @@ from typing import Any
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.modules.loading import DTYPES, check_model_path
+from rllib_llm.modules.loading import DTYPES, find_model
 from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS
 from rllib_llm.types import StopPolicy, StopReason
 
@@ -62,13 +62,14 @@ def validate(config: Any) -> None:
     _validate_kl(config)
     _validate_stop_policies(config)
     _validate_warm_start(config)
+    _validate_env_runner(config)
     if config.is_multi_agent:
         raise ConfigError(
             "Several policies are not supported by LLMEnvRunner yet; leave "
             ".multi_agent() out."
         )
     if config.lm_model != "tiny":
-        check_model_path(config.lm_model)
+        find_model(config.lm_model, weights_follow=not config.lm_lora)
 
 
 def _require_number(config: Any, name: str, least: float) -> None:
@@ -89,6 +90,18 @@ def _validate_sampling(config: Any) -> None:
             f"top_p={config.top_p}, top_k={config.top_k}: training needs 1.0 and 0, "
             "since the learner's log-probabilities are those of the whole vocabulary. "
             "Set them in evaluation_config only."
+        )
+
+
+def _validate_env_runner(config: Any) -> None:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    stock = not issubclass(config.env_runner_cls, LLMEnvRunner)
+    if stock and config.group_size > 1:
+        raise ConfigError(
+            f"group_size={config.group_size} needs LLMEnvRunner; RLlib's "
+            f"{config.env_runner_cls.__name__} cannot give rollouts one seed. Leave "
+            "env_runner_cls out."
         )
 
 
@@ -169,18 +182,33 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     return make_registered_env(env, config)
 
 
-def register_env(env: Any) -> None:
-    """Let RLlib look our environments up by name.
+def register_env(env: Any, env_config: dict[str, Any]) -> None:
+    """Let RLlib look environments up by the names that :func:`make_env` knows.
 
     Raises:
-        ConfigError: If there is no environment.
+        ConfigError: If there is no environment, or none of that name.
     """
+    from ray import tune
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
     if env is None:
         raise ConfigError(
             "No environment. Use .environment('frozen_lake-v0'); "
             f"shipped: {', '.join(TEXT_ENVS.names())}."
         )
-    if isinstance(env, str) and env in TEXT_ENVS:
-        from ray import tune
+    if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
+        # An unknown name or option fails here, with a suggestion.
+        make_registered_env(env, dict(env_config)).close()
+        tune.register_env(env, functools.partial(_create, env))
 
-        tune.register_env(env, functools.partial(make_registered_env, env))
+
+def _create(env: str, env_config: Any) -> Any:
+    """Create what RLlib asks for: one environment, or a vector of ``num_envs``."""
+    config = dict(env_config)
+    count = config.pop("num_envs", None)
+    if count is None:
+        return make_registered_env(env, config)
+    from rllib_llm.envs.vector import TextVectorEnv
+
+    make = functools.partial(make_registered_env, env, config)
+    return TextVectorEnv([make] * count)

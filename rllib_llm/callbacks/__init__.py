@@ -1,1 +1,74 @@
-"""What people see of a run: metrics, transcripts, progress."""
+"""What people see of a run: metrics, transcripts, progress.
+
+Importing this package loads neither torch nor ray; env runners import its modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllib_llm.callbacks import keys
+
+PROGRESS_KEYS: tuple[str, ...] = (
+    keys.RETURN,
+    keys.SUCCESS,
+    keys.TURNS,
+    keys.TOKENS_PER_TURN,
+    *keys.TRUNCATED,
+    keys.INVALID,
+    f"learners/<module>/{keys.KL}",
+    f"learners/<module>/{keys.CLIP}",
+    f"learners/<module>/{keys.ENTROPY}",
+    f"learners/<module>/{keys.SAMPLER_GAP}",
+    keys.TOKENS,
+    keys.SAMPLING_SECONDS,
+    keys.EVAL_RETURN,
+    keys.EVAL_SUCCESS,
+    keys.EVAL_EPISODES,
+)
+"""Result keys that the progress line reads (docs/metrics.md explains each)."""
+
+
+def run_callbacks(
+    recipe_name: str,
+    algo_config: Any,
+    *,
+    total_iterations: int | None = None,
+    expect: dict[str, float] | None = None,
+) -> list[Any]:
+    """Return the Tune callbacks of a run: progress line, TensorBoard, transcripts.
+
+    Pass them as ``tune.RunConfig(callbacks=..., verbose=0)``; ``verbose=0`` silences
+    Tune's own tables. Their order matters: the last one takes the transcripts out of
+    the result before Tune's JSON and CSV loggers, which come after them, see it.
+
+    Args:
+        recipe_name: Shown in the first line.
+        algo_config: The config of the run; only read.
+        total_iterations: Where training stops, for the time left; None hides it.
+        expect: Thresholds by result key, marked when reached.
+    """
+    from rllib_llm.callbacks.progress import ProgressLine
+    from rllib_llm.callbacks.tune_logging import TranscriptLogger, TranscriptTensorBoard
+
+    return [
+        ProgressLine(_title(recipe_name, algo_config), total_iterations, expect),
+        TranscriptTensorBoard(),
+        TranscriptLogger(),
+    ]
+
+
+def _title(recipe_name: str, config: Any) -> str:
+    algorithm = config.algo_class.__name__ if config.algo_class else "?"
+    model = _shown(config.lm_model)
+    if config.lm_lora:
+        model += f" (LoRA r={_shown(config.lm_lora.get('rank', '?'))})"
+    parts = [recipe_name, algorithm, str(config.env), model]
+    parts.append(f"seed {_shown(config.seed)}")
+    return "  ".join(part for part in parts if part)
+
+
+def _shown(value: Any) -> str:
+    # In a sweep a setting may be a search space: a dictionary or a sampler of Tune.
+    simple = isinstance(value, str | int | float) or value is None
+    return str(value) if simple else "searched"

@@ -15,8 +15,10 @@ from rllib_llm.errors import TemplateError
 from rllib_llm.types import Message
 
 _USER = "Observation-7f3a"
+_USER_2 = "Answer-b6d9"
 _ASSISTANT = "Reply-91c4"
 _SYSTEM = "System-5e20"
+_THOUGHT = "<think>\nThought-2d8b\n</think>\n\n"
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,22 +43,44 @@ class ChatRenderer:
             was) or ``"rerender"`` (the template renders the whole conversation every
             turn; where it rewrites earlier turns, e.g. strips thinking, a new row
             starts and the engine prefills again).
+        template_kwargs: Given to the template, e.g. ``{"enable_thinking": False}``.
+
+    Attributes:
+        end_of_turn_id: The special token that the template writes after a reply.
+        supports_system: Whether the template has a system role; if not, the system
+            message is put in front of the first user message.
+        rewrites: How the template changes earlier turns, or None if it keeps them.
 
     Raises:
         TemplateError: If the template cannot serve multi-turn conversations.
     """
 
-    def __init__(self, tokenizer: Any, history: str = "append"):
+    def __init__(
+        self,
+        tokenizer: Any,
+        history: str = "append",
+        template_kwargs: dict[str, Any] | None = None,
+    ):
         self.tokenizer = tokenizer
         self.history = history
-        self._tail = self._check_template()
-        self.end_of_turn_id = self._end_of_turn_id()
+        self.template_kwargs = dict(template_kwargs or {})
+        tail = self._check_template()
+        self.end_of_turn_id = self._find_end_of_turn(tail)
         self.supports_system = self._supports_system()
+        self.rewrites = self._find_rewriting()
+        if self.rewrites and history == "append":
+            warnings.warn(
+                f"{self.rewrites} With history='append' the model keeps seeing what it "
+                "sampled (usual for RL); history='rerender' follows the template and "
+                "starts a new row where it rewrites.",
+                stacklevel=2,
+            )
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a turn: the template's end of turn, and the eos token."""
-        return tuple(sorted({self.end_of_turn_id, self.tokenizer.eos_token_id}))
+        ids = {self.end_of_turn_id, self.tokenizer.eos_token_id}
+        return tuple(sorted(ids - {None}))
 
     def first(self, messages: list[Message]) -> list[int]:
         """Return the ids of a conversation's opening, ready for the first turn."""
@@ -71,10 +95,12 @@ class ChatRenderer:
                 (the turn was cut at ``max_new_tokens``), the end of turn is supplied
                 here, as a prompt token that is not trained.
         """
-        text = self._after_reply(observation)
+        ids = self._encode(self._after_reply(observation))
+        # Cut ids, not text: what follows a special token may be encoded differently
+        # without it (some tokens swallow the white space after them).
         if last_sampled_id == self.end_of_turn_id:
-            text = text[len(self.tokenizer.decode([self.end_of_turn_id])) :]
-        return self._encode(text)
+            return ids[ids.index(self.end_of_turn_id) + 1 :]
+        return ids
 
     def next(
         self, messages: list[Message], ids_so_far: list[int], *, last_sampled_id: int
@@ -87,13 +113,17 @@ class ChatRenderer:
             last_sampled_id: Last id of the previous sampled turn.
         """
         if self.history == "append":
-            ids = self.delta(
-                messages[-1]["content"], last_sampled_id=last_sampled_id
-            )
+            ids = self.delta(messages[-1]["content"], last_sampled_id=last_sampled_id)
             return Prompt(ids, extends=True)
-        ids = self.first(messages)
+        text = self._render(self._fold_system(messages))
+        ids = self._encode(text)
         if ids[: len(ids_so_far)] == ids_so_far:
             return Prompt(ids[len(ids_so_far) :], extends=True)
+        # Equal text in other tokens is no rewriting: what was sampled stays.
+        seen = self._decode(ids_so_far)
+        if text.startswith(seen):
+            rest = self._encode_after(last_sampled_id, text[len(seen) :])
+            return Prompt(rest, extends=True)
         return Prompt(ids, extends=False)
 
     def decode(self, ids: list[int]) -> str:
@@ -101,7 +131,7 @@ class ChatRenderer:
         ids = list(ids)
         while ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+        return self._decode(ids)
 
     def encode_reply(self, text: str) -> list[int]:
         """Return the ids of a demonstrated turn, end of turn included."""
@@ -112,7 +142,10 @@ class ChatRenderer:
     def _render(self, messages: list[Message], *, prompt: bool = True) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=prompt
+                messages,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **self.template_kwargs,
             )
         except Exception as error:  # jinja raises whatever the template raises
             raise TemplateError(
@@ -124,63 +157,79 @@ class ChatRenderer:
         # The template writes bos and the like itself.
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def _encode_after(self, last_id: int, text: str) -> list[int]:
+        """Encode ``text`` as it stands after the token ``last_id``."""
+        if last_id not in self.stop_token_ids:
+            return self._encode(text)
+        ids = self._encode(self._decode([last_id]) + text)
+        return ids[ids.index(last_id) + 1 :]
+
+    def _decode(self, ids: list[int]) -> str:
+        # Cleaning up would drop spaces that were sampled.
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
     def _after_reply(self, observation: str) -> str:
-        text = self._render(
+        return self._dialogue(_ASSISTANT, observation).split(_ASSISTANT, 1)[1]
+
+    def _dialogue(self, reply: str, observation: str = _USER_2) -> str:
+        return self._render(
             [
                 {"role": "user", "content": _USER},
-                {"role": "assistant", "content": _ASSISTANT},
+                {"role": "assistant", "content": reply},
                 {"role": "user", "content": observation},
             ]
         )
-        return text.split(_ASSISTANT, 1)[1]
 
     def _check_template(self) -> str:
-        """Find what follows a reply, and name what is wrong with the template."""
-        opening = self._render([{"role": "user", "content": _USER}])
+        """Return what follows a reply, or name what is wrong with the template."""
+        opening = self._opening()
         bare = self._render([{"role": "user", "content": _USER}], prompt=False)
         if opening == bare:
             raise TemplateError(
                 "The chat template ignores add_generation_prompt, so the model would "
                 "not know that it is its turn. Add a generation prompt to it."
             )
-        full = self._render(
-            [
-                {"role": "user", "content": _USER},
-                {"role": "assistant", "content": _ASSISTANT},
-                {"role": "user", "content": _USER + "2"},
-            ]
-        )
-        if full.count(_ASSISTANT) != 1 or _USER + "2" not in full:
+        full = self._dialogue(_ASSISTANT)
+        if [full.count(t) for t in (_USER, _ASSISTANT, _USER_2)] != [1, 1, 1]:
             raise TemplateError(
                 "The chat template drops or repeats earlier turns: a conversation of "
-                f"user, assistant, user was rendered as {full!r}."
+                f"user, assistant, user was rendered as {full!r}. Use a template that "
+                "writes every message once."
             )
-        tail = full.split(_ASSISTANT, 1)[1]
-        if opening + _ASSISTANT + tail != full and self.history == "append":
-            warnings.warn(
-                "The chat template rewrites earlier turns: opening + reply + delta "
-                f"is {opening + _ASSISTANT + tail!r}, the template renders {full!r}. "
-                "With history='append' the model keeps seeing what it sampled (usual "
-                "for RL); history='rerender' follows the template and starts a new "
-                "row where it rewrites.",
-                stacklevel=3,
-            )
-        return tail
+        return full.split(_ASSISTANT, 1)[1]
 
-    def _end_of_turn_id(self) -> int:
-        ids = self._encode(self._tail)
-        first = ids[0] if ids else None
-        special = {
-            *self.tokenizer.all_special_ids,
-            *self.tokenizer.added_tokens_decoder,
-        }
-        if first not in special:
+    def _opening(self) -> str:
+        return self._render([{"role": "user", "content": _USER}])
+
+    def _find_rewriting(self) -> str | None:
+        """Say how the template changes a turn once another one follows it."""
+        tail = self._after_reply(_USER_2)
+        for reply in (_ASSISTANT, _THOUGHT + _ASSISTANT):
+            appended = self._opening() + reply + tail
+            rendered = self._dialogue(reply)
+            if appended != rendered:
+                return (
+                    "The chat template rewrites earlier turns: opening + reply + delta "
+                    f"is {appended!r}, the template renders {rendered!r}."
+                )
+        return None
+
+    def _find_end_of_turn(self, tail: str) -> int:
+        """Return the first special token after a reply; only space may precede it."""
+        added = self.tokenizer.added_tokens_decoder
+        special = {i for i, token in added.items() if token.special}
+        special |= set(self.tokenizer.all_special_ids)
+        ids = self._encode(tail)
+        count = next((n for n, i in enumerate(ids) if i in special), None)
+        if count is None or self._decode(ids[:count]).strip():
             raise TemplateError(
                 "The chat template does not end a reply with a special token but with "
-                f"{self._tail[:20]!r}, so the end of a turn cannot be sampled. Let it "
-                "write the eos token after each assistant message."
+                f"{tail[:20]!r}, so the end of a turn cannot be sampled. Let it write "
+                "the eos token after each assistant message."
             )
-        return first
+        return ids[count]
 
     def _supports_system(self) -> bool:
         try:

@@ -11,13 +11,14 @@ from rllib_llm.connectors.chat import ChatRenderer, Prompt
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 
 PROMPTS = "prompts"
+STOP_TOKEN_IDS = "stop_token_ids"
 
 
 class RenderChat(ConnectorV2):
     """Append the newest observation to the conversation and render what is new.
 
-    Writes :class:`Prompt` into the episode's :class:`EpisodeData` and, for stock env
-    runners, into the batch column ``prompts``. An episode that is over gets an empty
+    Writes a :class:`Prompt` into the episode's :class:`EpisodeData` and, for stock env
+    runners, that data into the batch column ``prompts``. An episode that is over gets an empty
     prompt unless it was truncated: then its last observation is rendered too, so that
     the critic can bootstrap from it.
 
@@ -46,6 +47,7 @@ class RenderChat(ConnectorV2):
             episodes, agents_that_stepped_only=True
         ):
             data = episode_data(episode)
+            data.is_over = episode.is_done
             if not episode.is_terminated:
                 data.prompt = self._prompt(data, episode.get_observations(-1))
             else:
@@ -53,6 +55,7 @@ class RenderChat(ConnectorV2):
             self.add_batch_item(
                 batch, PROMPTS, item_to_add=data, single_agent_episode=episode
             )
+        batch[STOP_TOKEN_IDS] = self.renderer.stop_token_ids
         return batch
 
     def _prompt(self, data: EpisodeData, observation: str) -> Prompt:

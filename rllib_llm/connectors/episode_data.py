@@ -7,7 +7,7 @@ from typing import Any
 
 from rllib_llm import columns
 from rllib_llm.connectors.chat import Prompt
-from rllib_llm.types import FinishReason, Message, StopPolicy, StopReason, Task
+from rllib_llm.types import FinishReason, Message, StopPolicy, StopReason, Task, Turn
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,6 +21,7 @@ class EpisodeData:
         messages: The conversation as text, for people and environments.
         ids: The conversation as tokens, as the engine saw and sampled them.
         prompt: Tokens to append before the next turn (None while none is due).
+        is_over: Whether the episode has ended.
         sampled: Ids of the turn just sampled (until its text is made).
         last_finish: Why the last turn ended.
         num_sampled: Sampled tokens so far.
@@ -36,6 +37,7 @@ class EpisodeData:
     messages: list[Message] = dataclasses.field(default_factory=list)
     ids: list[int] = dataclasses.field(default_factory=list)
     prompt: Prompt | None = None
+    is_over: bool = False
     sampled: list[int] | None = None
     last_finish: FinishReason | None = None
     num_sampled: int = 0
@@ -46,6 +48,15 @@ class EpisodeData:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     advantage: float | None = None
     seconds: float = 0.0
+
+    def record(self, turn: Turn) -> None:
+        """Append a sampled turn to the conversation's tokens."""
+        sampled = turn.action_ids.tolist()
+        kept = self.ids if turn.extends else []
+        self.ids = [*kept, *turn.prompt_ids.tolist(), *sampled]
+        self.sampled, self.last_finish = sampled, turn.finish
+        self.num_sampled += len(sampled)
+        self.prompt = None
 
 
 def episode_data(episode: Any) -> EpisodeData:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
@@ -54,15 +55,21 @@ class DecodeAction(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        batch[Columns.ACTIONS] = []
-        for episode in self.single_agent_episode_iterator(
-            episodes, agents_that_stepped_only=False
-        ):
-            data = episode_data(episode)
-            text = self.renderer.decode(data.sampled or [])
-            data.sampled = None
-            data.messages.append({"role": "assistant", "content": text})
-            if self.preprocess is not None:
-                text = self.preprocess(text)
-            batch[Columns.ACTIONS].append(text)
+        texts = [
+            self._text(episode_data(episode))
+            for episode in self.single_agent_episode_iterator(
+                episodes, agents_that_stepped_only=False
+            )
+        ]
+        # An object array: RLlib's unbatching would take strings apart.
+        batch[Columns.ACTIONS] = np.empty(len(texts), dtype=object)
+        batch[Columns.ACTIONS][:] = texts
         return batch
+
+    def _text(self, data: EpisodeData) -> str:
+        if data.sampled is None:  # stock runners also ask for episodes that are over
+            return ""
+        text = self.renderer.decode(data.sampled)
+        data.sampled = None
+        data.messages.append({"role": "assistant", "content": text})
+        return self.preprocess(text) if self.preprocess is not None else text

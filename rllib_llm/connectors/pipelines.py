@@ -17,6 +17,7 @@ from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import TokenGAE
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.connectors.module_to_env import DecodeAction
+from rllib_llm.envs.spaces import UnicodeText
 
 
 def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> Any:
@@ -28,8 +29,8 @@ def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> A
         system_prompt = getattr(text_env.unwrapped, "system_prompt", None)
         text_env.close()
     return EnvToModulePipeline(
-        input_observation_space=None,
-        input_action_space=None,
+        input_observation_space=UnicodeText(),
+        input_action_space=UnicodeText(),
         connectors=[*custom, RenderChat(config.chat_renderer(), system_prompt)],
     )
 
@@ -38,8 +39,8 @@ def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
     """Sampled ids to text."""
     custom = _custom(config._module_to_env_connector, env, spaces)
     return ModuleToEnvPipeline(
-        input_observation_space=None,
-        input_action_space=None,
+        input_observation_space=UnicodeText(),
+        input_action_space=UnicodeText(),
         connectors=[DecodeAction(config.chat_renderer()), *custom],
     )
 

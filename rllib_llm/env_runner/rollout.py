@@ -329,11 +329,8 @@ class Rollout:
                 weights_seq_no=result.weights_version,
                 seconds=result.seconds,
             )
-            sampled = result.token_ids.tolist()
-            data.ids = [*(data.ids if prompt.extends else []), *prompt.ids, *sampled]
-            data.sampled, data.last_finish = sampled, result.finish
-            data.num_sampled += len(sampled)
-            data.prompt, slot.request_id = None, None
+            data.record(slot.turn)
+            slot.request_id = None
             slots.append(slot)
         if not slots:
             return

@@ -36,14 +36,10 @@ class Play:
 
     def advance(self) -> bool:
         """Reset, or play one more turn; False when there are none left."""
-        try:
-            next(self._turns)
-        except StopIteration:
-            return False
-        except Exception as error:  # any fault of the environment is a finding
+        error = raised_by(lambda: next(self._turns))
+        if error is not None and not isinstance(error, StopIteration):
             self.error = error
-            return False
-        return True
+        return error is None
 
     def finish(self) -> Play:
         """Play all remaining turns and return the play itself."""
@@ -118,16 +114,21 @@ class Subject:
         return "\n".join(message["content"] for message in messages)
 
 
+def raised_by(call: Callable[[], Any]) -> Exception | None:
+    """Return the exception that ``call`` raises, or None."""
+    try:
+        call()
+    except Exception as error:  # whatever an environment raises is a finding
+        return error
+    return None
+
+
 def implements(env: gym.Env, policy: Policy) -> bool:
     """Say whether the environment has the scripted policy."""
-    try:
-        env.reset(seed=0)
-        policy(env, np.random.default_rng(1))
-    except NotImplementedError:
-        return False
-    except Exception:  # it exists; playing it will report the fault
-        return True
-    return True
+    raised_by(lambda: env.reset(seed=0))
+    error = raised_by(lambda: policy(env, np.random.default_rng(1)))
+    # Any other exception is a fault of a policy that exists; playing reports it.
+    return not isinstance(error, NotImplementedError)
 
 
 def random_or_filler(env: gym.Env, rng: np.random.Generator) -> str:

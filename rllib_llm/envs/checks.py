@@ -17,6 +17,7 @@ from rllib_llm.envs.check_plays import (
     always,
     implements,
     measure,
+    raised_by,
     random_or_filler,
     replay,
 )
@@ -233,24 +234,19 @@ def _check_garbage(subject: Subject) -> Iterator[str]:
 
 def _check_options(subject: Subject) -> Iterator[str]:
     """Options must have an effect, and unknown ones must be refused."""
-    try:
-        subject.build(not_an_option=1)
-    except Exception:  # refused, in whatever way
-        pass
-    else:
+    if raised_by(lambda: subject.build(not_an_option=1)) is None:
         yield (
             "The unknown option 'not_an_option' was accepted; a typing error would go "
             "unnoticed. Pass env_config on to super().__init__(), and name all "
             "options in the signature of start()."
         )
-    try:
-        single = subject.build(max_turns=1)
-        strict = subject.build(invalid_action="end")
-    except Exception as error:
-        yield _not_honoured(
-            "max_turns or invalid_action", f"raised {type(error).__name__}: {error}"
-        )
-        return
+    for option in ({"max_turns": 1}, {"invalid_action": "end"}):
+        error = raised_by(lambda option=option: subject.build(**option))
+        if error is not None:
+            yield _not_honoured(str(option), f"raised {type(error).__name__}: {error}")
+            return
+    single = subject.build(max_turns=1)
+    strict = subject.build(invalid_action="end")
     play = Play(single, subject.seeds[0], random_or_filler).finish()
     if single.unwrapped.max_turns != 1 or (play.error is None and not play.ended):
         yield _not_honoured("max_turns=1", "let the episode go on after one turn")
@@ -264,7 +260,7 @@ def _check_options(subject: Subject) -> Iterator[str]:
 
 def _not_honoured(option: str, what: str) -> str:
     return (
-        f"env_config option {option} {what}. Options must be honoured: pass env_config "
+        f"The option {option} {what}. Options must be honoured: pass env_config "
         "on to super().__init__(), and leave step() to TextEnv."
     )
 
@@ -274,11 +270,11 @@ def _check_split(subject: Subject) -> Iterator[str]:
     env = subject.build()
     for split in ("train", "test"):
         for seed in subject.seeds[:4]:
-            try:
-                env.reset(seed=seed, options={"split": split})
-            except Exception as error:
+            options = {"split": split}
+            error = raised_by(lambda s=seed, o=options: env.reset(seed=s, options=o))
+            if error is not None:
                 yield (
-                    f"reset(options={{'split': {split!r}}}) raised "
+                    f"reset(options={options}) raised "
                     f"{type(error).__name__}: {error}. Evaluation asks for the test "
                     "split; leave reset() to TextEnv, and draw until in_split() holds."
                 )

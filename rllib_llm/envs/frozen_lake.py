@@ -23,6 +23,7 @@ from rllib_llm.types import TurnResult
 
 _MAX_DRAWS = 2_000
 _SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+_WORDS = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 
 
 @register_text_env("frozen_lake-v0")
@@ -31,7 +32,8 @@ class FrozenLake(TextEnv):
 
     Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``; the map is drawn
     anew from the episode's seed and always has a path of at most ``max_turns``
-    moves. Maps are split into train and test by their hash.
+    moves. Maps are split into train and test by their hash. The first message shows
+    the map; each message says where one stands and what lies around.
     """
 
     max_turns = 12
@@ -62,6 +64,7 @@ class FrozenLake(TextEnv):
         ice = " The ice is slippery." if slippery else ""
         return (
             f"{self._grid()}\nP you, _ ice, O hole, G goal. Reach G.{ice} {MOVE_FORMAT}"
+            f"\n{self._surroundings()}"
         )
 
     def parse(self, completion: str) -> str | None:
@@ -69,14 +72,14 @@ class FrozenLake(TextEnv):
         return parse_move(completion)
 
     def reply(self, action: str) -> TurnResult:
-        """Move, slide if the ice is slippery, and show the map."""
+        """Move, slide if the ice is slippery, and tell where one stands."""
         move = list(MOVES).index(action)
         _, reward, terminated, truncated, _ = self._lake.step(move)
         success = reward > 0
         if terminated:
             text = "You reached the goal!" if success else "You fell into a hole."
         else:
-            text = self._grid()
+            text = self._surroundings()
         return TurnResult(text, float(reward), terminated, truncated, success)
 
     def expert_action(self, rng: np.random.Generator) -> str:
@@ -134,6 +137,18 @@ class FrozenLake(TextEnv):
         row, column = self._position()
         cells[row][column] = "P"
         return "\n".join(" ".join(line) for line in cells)
+
+    def _surroundings(self) -> str:
+        row, column = self._position()
+        around = ", ".join(f"{move} {self._word(move)}" for move in MOVES)
+        return f"row {row + 1} column {column + 1}: {around}"
+
+    def _word(self, move: str) -> str:
+        """Name what lies one move away."""
+        row, column = neighbour(self._position(), move)
+        size = len(self.map)
+        inside = 0 <= row < size and 0 <= column < size
+        return _WORDS[self.map[row][column]] if inside else "edge"
 
     def _value_table(self) -> np.ndarray:
         """Return success probabilities by turns left and state [H + 1, states]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from rllib_llm.errors import ConfigError
 
@@ -13,10 +14,8 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     Models that reason aloud mention actions before they decide, so the last mention
     is the decision. All shipped environments follow this rule.
     """
-    match = None
-    for match in pattern.finditer(text):  # noqa: B007 (the last one is wanted)
-        pass
-    return match
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return matches[0] if matches else None
 
 
 def require_int(name: str, value: object, low: int, high: int) -> int:

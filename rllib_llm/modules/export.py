@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -32,7 +32,8 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
         _save_adapter(module, folder)
     else:
         model = merge_lora(module.lm) if lora else module.lm
-        model.save_pretrained(folder)
+        with loading.quiet_progress():
+            model.save_pretrained(folder)
     loading.load_tokenizer(module.model_config["model"]).save_pretrained(folder)
 
 
@@ -54,28 +55,13 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _save_adapter(module: LLMRLModule, folder: Path) -> None:
-    from peft import LoraConfig, get_peft_model_state_dict
+    from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    settings: dict[str, Any] = {
-        **loading.LORA_DEFAULTS,
-        **module.model_config["lora"],
-    }
-    targets = settings["target_modules"]
-    if targets == "all-linear":
-        targets = loading.linear_layer_names(merge_lora(module.lm))
-    LoraConfig(
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=settings["dropout"],
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=module.model_config["model"],
-    ).save_pretrained(folder)
-    tensors = {
-        f"base_model.model.{name}": tensor.contiguous()
-        for name, tensor in get_peft_model_state_dict(
-            module.lm, adapter_name="default"
-        ).items()
-    }
+    settings = copy.deepcopy(module.lora_config)
+    settings.base_model_name_or_path = module.model_config["model"]
+    settings.inference_mode = True
+    settings.save_pretrained(folder)
+    adapter = get_peft_model_state_dict(module.lm, adapter_name="default")
+    tensors = {f"base_model.model.{n}": t.contiguous() for n, t in adapter.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -18,12 +18,15 @@ from torch import nn
 
 from rllib_llm import columns
 from rllib_llm.modules import loading, state
+from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 from rllib_llm.objectives.distributions import token_logps_and_entropy
 
 HF_FOLDER = "hf"
+CRITIC = "value_head."
 _REFERENCE = "reference."
+_BASE = "base_fingerprint"
 
 
 class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
@@ -44,20 +47,30 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     @override(RLModule)
     def setup(self) -> None:
-        config = self.model_config
         self.action_dist_cls = TokenLogps
+        self._turn_sampler: TurnSampler | None = None
+        model = loading.find_model(
+            self.model_config["model"], weights_follow=not self.model_config["lora"]
+        )
+        # Written back, so that this module's own checkpoints name what exists.
+        self.model_config = config = {**self.model_config, "model": model}
         with torch.random.fork_rng():
             torch.manual_seed(config["init_seed"])
             self.lm = loading.load_causal_lm(
-                config["model"], config["dtype"], **config.get("model_kwargs", {})
+                model,
+                config["dtype"],
+                needs_weights=bool(config["lora"]),
+                **config.get("model_kwargs", {}),
             )
             # A frozen copy outside nn.Module's registration: it is neither trained nor
             # synced.
             self._reference: tuple[nn.Module, ...] = ()
             if config["reference"] and not config["lora"] and not self.inference_only:
                 self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
+            self._base = np.zeros(0, np.float32)
             if config["lora"]:
-                loading.add_lora(self.lm, config["lora"])
+                self._base = state.fingerprint(self.lm.parameters())
+                self.lora_config = loading.add_lora(self.lm, config["lora"])
             if config["value_head"] is not None:
                 self.value_head = ValueHead(
                     self.lm.config.get_text_config().hidden_size, **config["value_head"]
@@ -84,6 +97,22 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     @override(TorchRLModule)
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._score(self.lm, batch)
+
+    @override(TorchRLModule)
+    def _forward_exploration(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return self._sample_turns(batch, explore=True)
+
+    @override(TorchRLModule)
+    def _forward_inference(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return self._sample_turns(batch, explore=False)
+
+    def _sample_turns(self, batch: Any, *, explore: bool) -> dict[str, Any]:
+        """Sample one turn per conversation, for RLlib's stock env runners."""
+        if self._turn_sampler is None:
+            self._turn_sampler = TurnSampler(
+                self.lm, self.model_config["turns"], self.model_config["temperature"]
+            )
+        return self._turn_sampler(batch, explore=explore)
 
     @override(ValueFunctionAPI)
     def compute_values(
@@ -177,20 +206,19 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
         Under LoRA these are the adapters (and the critic): the base never moves.
         """
-        only_trained = bool(self.model_config["lora"])
-        tensors = {
-            name: parameter
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad or not only_trained
-        }
-        if not only_trained:
+        tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
+        if self.model_config["lora"]:
+            tensors = {
+                n: t
+                for n, t in tensors.items()
+                if loading.is_adapter(n) or n.startswith(CRITIC)
+            }
+        else:
             persistent = self.state_dict(keep_vars=True)
             tensors |= {n: b for n, b in self.named_buffers() if n in persistent}
         if inference_only:
-            tensors = {
-                n: t for n, t in tensors.items() if not n.startswith("value_head.")
-            }
-        elif self._reference:
+            return {n: t for n, t in tensors.items() if not n.startswith(CRITIC)}
+        if self._reference:
             tensors |= {
                 _REFERENCE + n: p for n, p in self._reference[0].named_parameters()
             }
@@ -205,18 +233,40 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> dict[str, np.ndarray]:
-        return state.pack(self.shared_tensors(inference_only=inference_only))
+        packed = state.pack(self.shared_tensors(inference_only=inference_only))
+        if self.model_config["lora"]:
+            packed[_BASE] = self._base
+        return packed
 
     @override(TorchRLModule)
     def set_state(self, state_dict: Mapping[str, np.ndarray]) -> None:
-        source = state.unpack(state_dict)
-        if self.inference_only or not hasattr(self, "value_head"):
-            source = {
-                n: t for n, t in source.items() if not n.startswith("value_head.")
-            }
+        """Take over a whole policy; critic and reference may be missing.
+
+        Raises:
+            CheckpointError: If it is incomplete or another model's.
+        """
+        source = dict(state_dict)
+        base = source.pop(_BASE, None)
+        if not hasattr(self, "value_head"):
+            source = {n: t for n, t in source.items() if not n.startswith(CRITIC)}
         if not self._reference:
             source = {n: t for n, t in source.items() if not n.startswith(_REFERENCE)}
-        state.copy_into(self.shared_tensors(), source, f"policy {type(self).__name__}")
+        what = f"policy {type(self).__name__}"
+        if base is not None and self.model_config["lora"]:
+            state.check_fingerprint(self._base, base, what)
+        state.copy_into(
+            self.shared_tensors(),
+            state.unpack(source),
+            what,
+            optional=(CRITIC, _REFERENCE),
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> LLMRLModule:
+        """Move the reference along (``.to(device)``), though it is not registered."""
+        super()._apply(fn, recurse)
+        for lm in self._reference:
+            lm._apply(fn, recurse)
+        return self
 
     def share_parameters_with(self, other: LLMRLModule) -> None:
         """Use the tensors of ``other`` from now on, so that syncing costs nothing."""
@@ -250,3 +300,13 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self.lm.config.save_pretrained(folder)
         loading.load_tokenizer(self.model_config["model"]).save_pretrained(folder)
         return written
+
+    @classmethod
+    @override(RLModule)
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> LLMRLModule:
+        """Rebuild a module from :meth:`save_to_path`, though its model folder is gone.
+
+        Under LoRA the base model must still be where it was.
+        """
+        with loading.model_folder_offered(Path(path) / HF_FOLDER):
+            return super().from_checkpoint(path, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,12 @@ import torch
 from torch import nn
 
 from rllib_llm import compat
-from rllib_llm.errors import MissingExtraError, ModelError, TemplateError
+from rllib_llm.errors import (
+    CheckpointError,
+    MissingExtraError,
+    ModelError,
+    TemplateError,
+)
 
 DTYPES = {
     "float32": torch.float32,
@@ -25,6 +31,57 @@ LORA_DEFAULTS: dict[str, Any] = {
     "dropout": 0.0,
     "target_modules": "all-linear",
 }
+
+
+_offered: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "offered_model_folder", default=None
+)
+
+
+@contextlib.contextmanager
+def model_folder_offered(folder: Path) -> Iterator[None]:
+    """Offer the model folder of a checkpoint to what is restored from it meanwhile.
+
+    It holds the model's config and tokenizer, but no weights: those are part of the
+    checkpoint's module state, except for the base model under LoRA.
+    """
+    token = _offered.set(str(folder) if folder.is_dir() else None)
+    try:
+        yield
+    finally:
+        _offered.reset(token)
+
+
+def offered_model_folder() -> str | None:
+    """Return the folder offered by :func:`model_folder_offered`, if any."""
+    return _offered.get()
+
+
+def find_model(model: str, *, weights_follow: bool = True) -> str:
+    """Return ``model``, or what the checkpoint being restored has in its place.
+
+    Args:
+        model: Checkpoint folder or hub id.
+        weights_follow: Whether the checkpoint's state will overwrite all weights (not
+            so under LoRA, where the base model itself is needed).
+
+    Raises:
+        ModelError: If the model is missing.
+        CheckpointError: If it is missing and the checkpoint cannot stand in for it.
+    """
+    try:
+        check_model_path(model)
+    except ModelError as error:
+        offered = offered_model_folder()
+        if offered is None:
+            raise
+        if not weights_follow:
+            raise CheckpointError(
+                f"The checkpoint holds LoRA adapters only, and their base model "
+                f"{model!r} is gone. Put the base model back there."
+            ) from error
+        return offered
+    return model
 
 
 def check_model_path(model: str) -> None:
@@ -43,6 +100,20 @@ def check_model_path(model: str) -> None:
             "checkpoint folder, a hub id such as 'Qwen/Qwen2.5-0.5B-Instruct', or "
             "'tiny' for the embedded default."
         )
+
+
+@contextlib.contextmanager
+def quiet_progress() -> Iterator[None]:
+    """Hide transformers' progress bars over the shards of a local folder."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(model: str) -> Any:
@@ -75,16 +146,25 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def load_causal_lm(model: str, dtype: str = "float32", **kwargs: Any) -> nn.Module:
-    """Load an ``AutoModelForCausalLM``.
+def load_causal_lm(
+    model: str, dtype: str = "float32", *, needs_weights: bool = False, **kwargs: Any
+) -> nn.Module:
+    """Load an ``AutoModelForCausalLM``, its dropout switched off.
 
     A folder that holds a ``config.json`` but no weights gives a randomly initialised
     model; checkpoints use that, since their weights are stored beside it.
 
+    Dropout would make the learner score another distribution than the one sampled
+    from, so that even the first step's probability ratios would differ from 1.
+
     Args:
         model: Folder or hub id.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        needs_weights: Refuse a folder without weights.
         kwargs: Passed on, e.g. ``attn_implementation``.
+
+    Raises:
+        ModelError: If there is no such model or dtype.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,19 +172,36 @@ def load_causal_lm(model: str, dtype: str = "float32", **kwargs: Any) -> nn.Modu
         raise ModelError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
     check_model_path(model)
     path = os.path.expanduser(model)
+    is_local = os.path.isdir(path)
+    is_bare = is_local and not _has_weights(Path(path))
+    if is_bare and needs_weights:
+        raise ModelError(
+            f"language_model.model={model!r} holds a config but no weights, so there "
+            "is no base model to put adapters on. Give a folder with weights."
+        )
+    kwargs["dtype"] = DTYPES[dtype]
     try:
-        if os.path.isdir(path) and not _has_weights(Path(path)):
-            config = AutoConfig.from_pretrained(path)
-            loaded = AutoModelForCausalLM.from_config(
-                config, dtype=DTYPES[dtype], **kwargs
-            )
-        else:
-            loaded = AutoModelForCausalLM.from_pretrained(
-                path, dtype=DTYPES[dtype], **kwargs
-            )
+        # The bars of a download stay: that may take long.
+        with quiet_progress() if is_local else contextlib.nullcontext():
+            if is_bare:
+                config = AutoConfig.from_pretrained(path)
+                loaded = AutoModelForCausalLM.from_config(config, **kwargs)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(path, **kwargs)
     except (OSError, ValueError) as error:
         raise ModelError(f"No model could be loaded from {model!r}: {error}") from error
-    return loaded
+    disable_dropout(loaded)
+    return loaded.eval()
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout probability of ``model`` to 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        # Attention layers hand this number to a functional dropout.
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
 
 
 def _has_weights(folder: Path) -> bool:
@@ -146,6 +243,7 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         target_modules=targets,
+        fan_in_fan_out=any(_is_conv1d(m) for m in model.modules()),
         task_type="CAUSAL_LM",
     )
     try:
@@ -157,21 +255,30 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
             f"{', '.join(linear_layer_names(model))}."
         ) from error
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-        if "lora_" in name:  # adapters learn in float32 whatever the base's dtype
+        parameter.requires_grad_(is_adapter(name))
+        if is_adapter(name):  # adapters learn in float32 whatever the base's dtype
             parameter.data = parameter.data.float()
     return config
+
+
+def is_adapter(parameter_name: str) -> bool:
+    """Whether a parameter belongs to a LoRA adapter."""
+    return "lora_" in parameter_name
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    return isinstance(module, compat.conv1d_classes())
 
 
 def linear_layer_names(model: nn.Module) -> list[str]:
     """Return the distinct leaf names of linear layers, the output head excluded."""
     head = model.get_output_embeddings()
-    kinds = (nn.Linear, *compat.conv1d_classes())
     return sorted(
         {
             name.rsplit(".", 1)[-1]
             for name, module in model.named_modules()
-            if isinstance(module, kinds) and module is not head
+            if isinstance(module, nn.Linear) or _is_conv1d(module)
+            if module is not head
         }
     )
 
@@ -180,10 +287,11 @@ def linear_layer_names(model: nn.Module) -> list[str]:
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Run the base model as if no adapter were there (no-op without LoRA)."""
     layers = compat.lora_layers(model)
+    before = [compat.is_lora_disabled(layer) for layer in layers]
     for layer in layers:
         compat.set_lora_disabled(layer, True)
     try:
         yield
     finally:
-        for layer in layers:
-            compat.set_lora_disabled(layer, False)
+        for layer, was_disabled in zip(layers, before, strict=True):
+            compat.set_lora_disabled(layer, was_disabled)

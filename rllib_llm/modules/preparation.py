@@ -119,6 +119,7 @@ def _warm_start_key(config: Any) -> Any:
         "minibatch_size": config.warm_start_minibatch_size,
         "dtype": config.lm_dtype,
         "history": config.history,
+        "chat_template_kwargs": config.chat_template_kwargs,
     }
 
 

@@ -6,7 +6,7 @@ bfloat16 module fails there. Such tensors travel as their bits (uint16) instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ def unpack(state: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Invert :func:`pack`."""
     tensors = {}
     for name, value in state.items():
-        tensor = torch.as_tensor(np.asarray(value))
+        # Arrays from Ray's object store are read-only, which torch warns about.
+        array = np.asarray(value)
+        tensor = torch.as_tensor(array if array.flags.writeable else array.copy())
         if name.endswith(_BF16):
             name, tensor = name.removesuffix(_BF16), tensor.view(torch.bfloat16)
         tensors[name] = tensor
@@ -41,24 +43,73 @@ def unpack(state: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def copy_into(
-    targets: Mapping[str, torch.Tensor], source: Mapping[str, torch.Tensor], what: str
+    targets: Mapping[str, torch.Tensor],
+    source: Mapping[str, torch.Tensor],
+    what: str,
+    *,
+    optional: tuple[str, ...] = (),
 ) -> None:
     """Copy ``source`` into ``targets`` in place, refusing what does not fit.
 
-    Names of ``source`` that ``targets`` lacks are errors, missing ones are not: a
-    state may be partial (adapters only).
+    Nothing is written unless everything fits.
+
+    Args:
+        targets: Parameters by name.
+        source: Their new values.
+        what: Whose parameters they are, for the message.
+        optional: Name prefixes of parts that ``source`` may lack as a whole.
 
     Raises:
-        CheckpointError: If a name is unknown or a shape differs.
+        CheckpointError: If a name is unknown or missing, or a shape differs.
     """
-    for name, value in source.items():
-        target = targets.get(name)
-        if target is None or target.shape != value.shape:
-            have = "nothing" if target is None else f"shape {tuple(target.shape)}"
+    for name in [*targets, *source]:
+        ours, theirs = targets.get(name), source.get(name)
+        if theirs is None and _is_left_out(name, source, optional):
+            continue
+        if ours is None or theirs is None or ours.shape != theirs.shape:
             raise CheckpointError(
-                f"The state of another model was given to {what}: {name!r} has shape "
-                f"{tuple(value.shape)} there and {have} here. Use the checkpoint with "
-                "the language_model settings it was written with."
+                f"The state of another model was given to {what}: {name!r} has "
+                f"{_shape(theirs)} there and {_shape(ours)} here. Use the checkpoint "
+                "with the language_model settings it was written with."
             )
-        with torch.no_grad():
-            target.copy_(value)
+    with torch.no_grad():
+        for name, value in source.items():
+            targets[name].copy_(value)
+
+
+def _is_left_out(
+    name: str, source: Mapping[str, torch.Tensor], optional: tuple[str, ...]
+) -> bool:
+    part = next((p for p in optional if name.startswith(p)), None)
+    return part is not None and not any(n.startswith(part) for n in source)
+
+
+def _shape(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+
+
+def fingerprint(parameters: Iterable[torch.Tensor], count: int = 256) -> np.ndarray:
+    """Return one number per tensor by which a base model is recognised. float32 [N]
+
+    Args:
+        parameters: In a fixed order.
+        count: How many leading elements of each tensor are looked at.
+    """
+    return np.array(
+        [float(p.detach().flatten()[:count].double().abs().sum()) for p in parameters],
+        np.float32,
+    )
+
+
+def check_fingerprint(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
+    """Refuse adapters that were trained on another base model.
+
+    Raises:
+        CheckpointError: If the fingerprints differ by more than a change of dtype.
+    """
+    theirs = np.asarray(theirs)
+    if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-2):
+        raise CheckpointError(
+            f"The adapters given to {what} were trained on another base model. Use "
+            "the language_model.model they were trained with."
+        )

@@ -35,7 +35,8 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
     Raises:
         ConfigError: If the environment has no scripted expert.
     """
-    rng = np.random.default_rng(seed)
+    # Not default_rng(seed): that is the environment's own stream.
+    rng = np.random.default_rng([seed, 1])
     observation, _ = env.reset(seed=seed, options={"split": "train"})
     demo = Demonstration([observation], [], [], None)
     done = False

@@ -68,7 +68,14 @@ def _learner(config: Any, model: str) -> Any:
     sft = (
         SFTConfig()
         .environment(config.env, env_config=config.env_config)
-        .language_model(model=model, dtype=config.lm_dtype, history=config.history)
+        .language_model(
+            model=model,
+            dtype=config.lm_dtype,
+            model_kwargs=config.lm_model_kwargs,
+            gradient_checkpointing=config.gradient_checkpointing,
+            history=config.history,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
         .training(
             lr=[[0, lr], [steps, 0.1 * lr]],
             micro_batch_tokens=config.micro_batch_tokens,

@@ -148,6 +148,13 @@ class IgnoresInvalidAction(Sound):
         self.invalid_action = "retry"
 
 
+class RefusesInvalidAction(Sound):
+    def __init__(self, env_config=None):
+        if "invalid_action" in (env_config or {}):
+            raise KeyError("invalid_action")
+        super().__init__(env_config)
+
+
 class NoTestSplit(Sound):
     def reset(self, *, seed=None, options=None):
         if options:
@@ -206,6 +213,7 @@ BROKEN = [
     (SwallowsOptions, "'not_an_option' was accepted"),
     (IgnoresMaxTurns, "max_turns=1 let the episode go on"),
     (IgnoresInvalidAction, "invalid_action='end' let the episode go on"),
+    (RefusesInvalidAction, "'invalid_action': 'end'} raised KeyError"),
     (NoTestSplit, "test split"),
     (BadExpertFormat, "'I say .', which parse"),
     (BadRandomFormat, "'whatever', which parse"),

@@ -87,7 +87,7 @@ def test_random_unicode_is_answered(name):
     env = make_env(name)
     source = random.Random(name)
     words = ["go", "left", "guess", "answer:", "red", "(", "/", "0", "1+1", "\n", " "]
-    alphabets = [range(0, 128), range(0x80, 0x800), range(0x4E00, 0x5000)]
+    alphabets = [range(128), range(0x80, 0x800), range(0x4E00, 0x5000)]
     for episode in range(60):
         env.reset(seed=episode)
         done = False

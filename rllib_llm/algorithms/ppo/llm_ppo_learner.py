@@ -41,8 +41,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
         for key in _RLLIB_MEANS:
-            value = float(self.metrics.peek((module_id, key)))
-            self._add_stat(module_id, key, value, trained)
+            value = torch.as_tensor(self.metrics.peek((module_id, key)))
+            self._add_stat(module_id, key, float(value.detach()), trained)
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         if columns.REF_LOGP in batch:
             kl = kl_penalty(

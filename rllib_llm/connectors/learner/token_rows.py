@@ -93,11 +93,14 @@ class TokenRows(ConnectorV2):
 
     def _rows(self, episode: Any) -> list[Row]:
         data = episode_data(episode)
+        # Stock env runners state no reason; a truncated episode is then bootstrapped.
+        bootstrap = data.stop_reason is None or (
+            data.stop_policy is StopPolicy.BOOTSTRAP
+        )
         return build_rows(
             episode.get_extra_model_outputs(columns.TURN),
             episode.get_rewards(),
             final_prompt=data.prompt if episode.is_truncated else None,
-            bootstrap=episode.is_truncated
-            and data.stop_policy is StopPolicy.BOOTSTRAP,
+            bootstrap=episode.is_truncated and bootstrap,
             row_per_turn=self.row_per_turn,
         )

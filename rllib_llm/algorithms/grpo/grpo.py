@@ -1,0 +1,190 @@
+"""GRPO and its close relatives by choice of baseline, scale and aggregation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.ppo.ppo import PPOConfig
+from ray.rllib.utils.annotations import override
+from typing_extensions import Self
+
+from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.llm_config import LLMConfigMixin, _assign
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.objectives.advantages import (
+    BASELINES,
+    SCALES,
+    group_advantages,
+    zero_variance_groups,
+)
+
+
+class GRPOConfig(LLMConfigMixin, PPOConfig):
+    """Configuration of :class:`GRPO`.
+
+    Example:
+        >>> config = (
+        ...     GRPOConfig()
+        ...     .environment("countdown-v0")
+        ...     .rollouts(episodes_per_iteration=64, group_size=8)
+        ...     .training(lr=1e-4, advantage_scale="none")
+        ... )
+    """
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        super().__init__(algo_class=algo_class or GRPO)
+        self._set_llm_defaults()
+        # fmt: off
+        # __sphinx_doc_begin__
+        self.lr = 1e-4
+        self.group_size = 8
+        self.clip_param = 0.2
+        self.clip_param_high: float | None = None
+        self.dual_clip: float | None = None
+        self.advantage_baseline = "mean"
+        self.advantage_scale = "group"
+        self.drop_zero_variance_groups = True
+        self.dynamic_sampling_rounds = 0
+        # The policy that sampled is the learner's own, so its log-probabilities serve.
+        self.old_logps = "engine"
+        # __sphinx_doc_end__
+        # fmt: on
+        self.use_critic = False
+        self.use_gae = False
+        self.use_kl_loss = False
+
+    @override(PPOConfig)
+    def training(
+        self,
+        *,
+        clip_param_high: float | None = NotProvided,
+        dual_clip: float | None = NotProvided,
+        advantage_baseline: str = NotProvided,
+        advantage_scale: str = NotProvided,
+        drop_zero_variance_groups: bool = NotProvided,
+        dynamic_sampling_rounds: int = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the training settings: the shared ones, ``clip_param``, and these.
+
+        Args:
+            clip_param_high: Upper clip range (DAPO clip-higher, TRL
+                ``epsilon_high``); None: ``clip_param`` on both sides.
+            dual_clip: Bound of the ratio for negative advantages, e.g. 3.0.
+            advantage_baseline: "mean", "leave_one_out" (RLOO) or "none".
+            advantage_scale: "group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).
+            drop_zero_variance_groups: Leave groups with equal returns out of the
+                update; they carry no credit.
+            dynamic_sampling_rounds: How often dropped groups are replaced by newly
+                sampled ones within an iteration (DAPO, TRL has no equal); 0: never.
+            kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
+        """
+        super().training(**self._llm_training(**kwargs))
+        _assign(
+            self,
+            clip_param_high=clip_param_high,
+            dual_clip=dual_clip,
+            advantage_baseline=advantage_baseline,
+            advantage_scale=advantage_scale,
+            drop_zero_variance_groups=drop_zero_variance_groups,
+            dynamic_sampling_rounds=dynamic_sampling_rounds,
+        )
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        for name, choices in (
+            ("advantage_baseline", BASELINES),
+            ("advantage_scale", SCALES),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r}. {did_you_mean(value, choices)}")
+        if self.group_size < 2 and self.advantage_baseline != "none":
+            raise ConfigError(
+                f"group_size={self.group_size}: a group of one has no other rollout to "
+                "be compared with, so its advantage is always 0. Use group_size >= 2."
+            )
+        if self.advantage_baseline == "none" and self.advantage_scale != "none":
+            raise ConfigError(
+                "advantage_baseline='none' needs advantage_scale='none': dividing raw "
+                "returns by their spread has no meaning where all are equal."
+            )
+        if self.use_critic or self.use_kl_loss:
+            raise ConfigError(
+                "GRPO has neither a critic nor RLlib's KL to the old policy; use "
+                "LLMPPO for use_critic/use_kl_loss, or ref_kl_coeff for a reference."
+            )
+        if self.dynamic_sampling_rounds and not self.drop_zero_variance_groups:
+            raise ConfigError(
+                "dynamic_sampling_rounds replaces dropped groups, but "
+                "drop_zero_variance_groups=False drops none. Set it to True."
+            )
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Any]:
+        from rllib_llm.algorithms.grpo.grpo_learner import GRPOTorchLearner
+
+        return GRPOTorchLearner
+
+
+class GRPO(LLMAlgorithm):
+    """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
+
+    @classmethod
+    @override(LLMAlgorithm)
+    def get_default_config(cls) -> GRPOConfig:
+        return GRPOConfig()
+
+    @override(LLMAlgorithm)
+    def collect(self) -> list[Any]:
+        """Sample groups, replace those without variance, give credit."""
+        config = self.config
+        wanted = config.episodes_per_iteration // config.group_size
+        episodes = self.process_episodes(self.sample_groups(wanted))
+        for _ in range(config.dynamic_sampling_rounds):
+            missing = wanted - len({_group(e) for e in episodes})
+            if missing <= 0:
+                break
+            self.metrics.log_value("num_groups_resampled", missing, reduce="sum")
+            episodes += self.process_episodes(self.sample_groups(missing))
+        # Credit may depend on the whole batch (advantage_scale="batch").
+        self._give_credit(episodes)
+        return episodes
+
+    @override(LLMAlgorithm)
+    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+        """Drop groups whose rollouts all earned the same, if so configured."""
+        if not episodes:
+            return episodes
+        groups = [_group(e) for e in episodes]
+        flat = zero_variance_groups(_returns(episodes), groups)
+        share = len(flat) / len(set(groups))
+        self.metrics.log_value("zero_variance_group_frac", share, window=1)
+        if not self.config.drop_zero_variance_groups:
+            return episodes
+        return [e for e, g in zip(episodes, groups, strict=True) if g not in flat]
+
+    def _give_credit(self, episodes: list[Any]) -> None:
+        if not episodes:
+            return
+        advantages = group_advantages(
+            _returns(episodes),
+            [_group(e) for e in episodes],
+            baseline=self.config.advantage_baseline,
+            scale=self.config.advantage_scale,
+        )
+        for episode, advantage in zip(episodes, advantages, strict=True):
+            episode_data(episode).advantage = float(advantage)
+
+
+def _group(episode: Any) -> int:
+    return episode_data(episode).task.group_id
+
+
+def _returns(episodes: list[Any]) -> np.ndarray:
+    return np.array([e.get_return() for e in episodes], np.float64)

@@ -1,0 +1,70 @@
+"""GRPO's learner: the clipped policy loss with a global normaliser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY
+from ray.rllib.utils.annotations import override
+
+from rllib_llm import columns
+from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.algorithms.token_stats import add_token_stats
+from rllib_llm.objectives.kl import kl_penalty
+from rllib_llm.objectives.losses import clipped_policy_loss, weighted_loss
+
+
+class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
+    """Clipped surrogate, optional reference KL and entropy bonus, no critic.
+
+    ``loss = sum(weights * per_token_loss) / denominator``: weights and denominator come
+    from ``loss_agg_mode`` (rllib_llm.objectives.normalisers).
+    """
+
+    @override(PPOTorchLearner)
+    def compute_loss_for_module(
+        self,
+        *,
+        module_id: str,
+        config: Any,
+        batch: dict[str, Any],
+        fwd_out: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        mask = batch[Columns.LOSS_MASK]
+        trained = int(mask.sum())
+        scores = fwd_out[Columns.ACTION_DIST_INPUTS]
+        logp, entropy = scores[..., 0], scores[..., 1]
+        high = config.clip_param_high or config.clip_param
+        loss, _ = clipped_policy_loss(
+            logp,
+            batch[Columns.ACTION_LOGP],
+            batch[Columns.ADVANTAGES],
+            mask,
+            clip_low=config.clip_param,
+            clip_high=high,
+            dual_clip=config.dual_clip,
+        )
+        for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
+            self._add_stat(
+                module_id, key, float(value.detach().sum() / trained), trained
+            )
+        if columns.REF_LOGP in batch:
+            kl = kl_penalty(
+                logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
+            )
+            mean_kl = float(kl.detach().sum() / trained)
+            self._add_stat(module_id, "ref_kl", mean_kl, trained)
+            loss = loss + self._ref_kl_coeffs[module_id] * kl
+        coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
+        loss = loss - coeff * entropy
+        add_token_stats(
+            self, module_id, logp, batch, clip_low=config.clip_param, clip_high=high
+        )
+        if self._is_first_pass and self.config.old_logps == "engine":
+            gap = (logp.detach() - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
+            self._add_stat(module_id, "sampler_gap_mean", float(gap.mean()), trained)
+            self._max_stat(module_id, "sampler_gap_max", float(gap.max()))
+        return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

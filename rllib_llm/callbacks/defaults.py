@@ -1,0 +1,40 @@
+"""What every LLM algorithm logs without being asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.callbacks.callbacks import RLlibCallback
+
+from rllib_llm.callbacks.exact_results import ExactResults
+from rllib_llm.callbacks.stats import EPISODE_MEAN, EpisodeMeanStats
+from rllib_llm.callbacks.transcripts import TranscriptCollector
+
+
+def install_defaults(config: Any) -> None:
+    """Add the package's statistics and callbacks to ``config``.
+
+    Idempotent, and called again when the config is validated, so that callbacks and
+    statistics of the user's own come beside ours instead of replacing them. Among the
+    callbacks, a subclass of one of ours takes its place.
+    """
+    if EPISODE_MEAN not in config.stats_cls_lookup:
+        config.stats_cls_lookup = {
+            **config.stats_cls_lookup,
+            EPISODE_MEAN: EpisodeMeanStats,
+        }
+    given = config.callbacks_class
+    given = list(given) if isinstance(given, list | tuple) else [given]
+    given = [c for c in given if c is not None and c is not RLlibCallback]
+    missing = [
+        ours
+        for ours in (ExactResults, TranscriptCollector)
+        if not any(_is_subclass(c, ours) for c in given)
+    ]
+    if missing:
+        config.callbacks_class = [*missing, *given]
+
+
+def _is_subclass(callback: Any, base: type) -> bool:
+    # Callables that build a callback (functools.partial) are allowed as well.
+    return isinstance(callback, type) and issubclass(callback, base)

@@ -1,0 +1,66 @@
+"""Result keys that the package reads or that recipes name (docs/metrics.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+RETURN = "env_runners/episode_return_mean"
+SUCCESS = "env_runners/success_rate"
+TURNS = "env_runners/turns_mean"
+TOKENS_PER_TURN = "env_runners/tokens_per_turn_mean"
+INVALID = "env_runners/invalid_action_frac"
+TOKENS = "env_runners/num_completion_tokens"
+SAMPLING_SECONDS = "timers/env_runner_sampling_timer"
+EVAL_RETURN = "evaluation/env_runners/episode_return_mean"
+EVAL_SUCCESS = "evaluation/env_runners/success_rate"
+EVAL_EPISODES = "evaluation/env_runners/num_episodes"
+# Stop reasons that mean "the model ran out of tokens".
+TRUNCATED = (
+    "env_runners/stop/max_tokens_turn",
+    "env_runners/stop/max_tokens_episode",
+    "env_runners/stop/context_overflow",
+)
+# Below learners/<module>/.
+KL = "approx_kl_k3"
+CLIP = "clip_frac"
+ENTROPY = "entropy"
+SAMPLER_GAP = "sampler_gap_mean"
+
+ITERATION = "training_iteration"
+SECONDS = "time_this_iter_s"
+SECONDS_TOTAL = "time_total_s"
+
+_ALL_MODULES = "__all_modules__"
+
+
+def lookup(result: dict[str, Any], key: str) -> float | None:
+    """Return the number under a ``/``-separated key; None if absent or NaN."""
+    value: Any = result
+    for part in key.split("/"):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if number != number else number
+
+
+def lookup_learner(result: dict[str, Any], key: str) -> float | None:
+    """Return ``learners/<module>/<key>``, averaged over the modules that have it."""
+    modules = [m for m in result.get("learners", {}) if m != _ALL_MODULES]
+    values = [lookup(result, f"learners/{m}/{key}") for m in modules]
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def flat_keys(result: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield every leaf of a nested result as a ``/``-separated key."""
+    for name, value in result.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from flat_keys(value, key + "/")
+        else:
+            yield key

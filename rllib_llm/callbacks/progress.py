@@ -1,0 +1,249 @@
+"""One line per iteration, and at the end where everything lies."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.utils.annotations import override
+from ray.tune import Callback
+
+from rllib_llm.callbacks import keys
+from rllib_llm.callbacks.keys import lookup, lookup_learner
+from rllib_llm.callbacks.tune_logging import TRANSCRIPTS_FILE
+
+if TYPE_CHECKING:
+    from ray.tune.experiment import Trial
+
+Cell = Callable[[dict[str, Any]], str]
+
+HEADER_EVERY = 20
+RESUME_COMMAND = "rllib-llm train --resume"
+_RECENT = 5  # iterations whose mean duration extrapolates to the end
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _value(key: str, form: str) -> Cell:
+    return lambda result: _number(lookup(result, key), form)
+
+
+def _learner(key: str, form: str) -> Cell:
+    return lambda result: _number(lookup_learner(result, key), form)
+
+
+def _truncated(result: dict[str, Any]) -> str:
+    shares = [lookup(result, key) for key in keys.TRUNCATED]
+    known = [s for s in shares if s is not None]
+    return _number(sum(known) if known else None, ".0%")
+
+
+def _tokens_per_second(result: dict[str, Any]) -> str:
+    """Sampled tokens per second of sampling, environments' time included."""
+    tokens = lookup(result, keys.TOKENS)
+    seconds = lookup(result, keys.SAMPLING_SECONDS)
+    return _number(tokens / seconds if tokens is not None and seconds else None, ".0f")
+
+
+def _elapsed(result: dict[str, Any]) -> str:
+    return duration(lookup(result, keys.SECONDS_TOTAL))
+
+
+# Title, width, and what stands there; docs/metrics.md explains each.
+COLUMNS: tuple[tuple[str, int, Cell], ...] = (
+    ("iter", 5, _value(keys.ITERATION, ".0f")),
+    ("return", 7, _value(keys.RETURN, ".3f")),
+    ("success", 7, _value(keys.SUCCESS, ".0%")),
+    ("turns", 5, _value(keys.TURNS, ".1f")),
+    ("tok/turn", 8, _value(keys.TOKENS_PER_TURN, ".1f")),
+    ("trunc", 5, _truncated),
+    ("invalid", 7, _value(keys.INVALID, ".0%")),
+    ("KL(k3)", 7, _learner(keys.KL, ".4f")),
+    ("clip", 5, _learner(keys.CLIP, ".2f")),
+    ("entropy", 7, _learner(keys.ENTROPY, ".3f")),
+    ("|dlogp|", 7, _learner(keys.SAMPLER_GAP, ".1e")),
+    ("tok/s", 6, _tokens_per_second),
+    ("time", 7, _elapsed),
+)
+_LEFT_WIDTH = 7
+
+
+def duration(seconds: float | None) -> str:
+    """Return ``m:ss`` or ``h:mm:ss``; ``-`` for None."""
+    if seconds is None:
+        return "-"
+    minutes, second = divmod(round(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minute:02d}:{second:02d}"
+    return f"{minute}:{second:02d}"
+
+
+class ProgressLine(Callback):
+    """Prints one line per iteration and trial; the terminal needs no special powers.
+
+    Lines are plain ASCII. On a terminal the header is bold and what was reached is
+    green, unless ``NO_COLOR`` is set.
+
+    Args:
+        title: What is run, e.g. ``"GRPO guess_number-v0"``; shown first.
+        total_iterations: Where training stops, for the time left; None hides it.
+        expect: Thresholds by result key, e.g.
+            ``{"env_runners/episode_return_mean": 0.9}``; reached when every value is
+            at least its threshold.
+    """
+
+    def __init__(
+        self,
+        title: str = "",
+        total_iterations: int | None = None,
+        expect: dict[str, float] | None = None,
+    ):
+        self.title = title
+        self.total_iterations = total_iterations
+        self.expect = dict(expect or {})
+        self.reached: dict[str, int] = {}  # trial id -> iteration
+        self._several = False
+        self._lines = 0
+        self._seconds: dict[str, deque[float]] = {}
+
+    # Tune's events -------------------------------------------------------------------
+
+    @override(Callback)
+    def setup(self, *args: Any, **info: Any) -> None:
+        """Learn how many trials there will be."""
+        total = info.get("total_num_samples") or info.get("num_samples") or 1
+        self._several = total != 1  # -1 means without end
+
+    @override(Callback)
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Say what starts and where it can be watched."""
+        if self.title:
+            folder = trial.storage.experiment_fs_path
+            self._print(f"{self.title}   run: {folder}", "bold")
+            live = shlex.quote(str(trial.local_experiment_path))
+            self._print(f"watch: tensorboard --logdir {live}")
+            self.title = ""
+        if self._several:
+            settings = ", ".join(f"{k}={v}" for k, v in trial.evaluated_params.items())
+            self._print(f"{trial.trial_id} starts: {settings or 'no search settings'}")
+
+    @override(Callback)
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Print the line."""
+        self._several = self._several or len(trials) > 1
+        prefix = f"{trial.trial_id} " if self._several else ""
+        if self._lines % HEADER_EVERY == 0:
+            self._print(" " * len(prefix) + self.header(), "bold")
+        self._lines += 1
+        reached = self._check_expected(trial.trial_id, result)
+        line = prefix + self.line(trial.trial_id, result) + reached
+        self._print(line, "green" if reached else None)
+
+    @override(Callback)
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Point at the error file."""
+        self._print(f"{trial} failed; the error is in {trial.error_file}", "red")
+
+    @override(Callback)
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        """Say where results, curves and checkpoints are, and how to go on."""
+        if not trials:
+            return
+        for trial in trials:
+            name = f"{trial.trial_id} " if len(trials) > 1 else ""
+            checkpoint = trial.checkpoint.path if trial.checkpoint else "none"
+            if self.expect:
+                self._print(f"{name}expect:      {self._verdict(trial.trial_id)}")
+            self._print(f"{name}transcripts: {trial.path}/{TRANSCRIPTS_FILE}")
+            self._print(f"{name}checkpoint:  {checkpoint}")
+        run = shlex.quote(trials[0].storage.experiment_fs_path)
+        self._print(f"run folder:  {run}")
+        self._print(f"curves:      tensorboard --logdir {run}")
+        self._print(f"resume:      {RESUME_COMMAND} {run}")
+
+    # Text ----------------------------------------------------------------------------
+
+    def header(self) -> str:
+        """Return the titles of the columns."""
+        titles = [title.rjust(width) for title, width, _ in COLUMNS]
+        if self.total_iterations:
+            titles.append("left".rjust(_LEFT_WIDTH))
+        return " ".join(titles)
+
+    def line(self, trial_id: str, result: dict[str, Any]) -> str:
+        """Return the line of one result."""
+        cells = [cell(result).rjust(width) for _, width, cell in COLUMNS]
+        if self.total_iterations:
+            cells.append(self._left(trial_id, result).rjust(_LEFT_WIDTH))
+        return " ".join(cells) + _evaluation(result)
+
+    def _left(self, trial_id: str, result: dict[str, Any]) -> str:
+        seconds = lookup(result, keys.SECONDS)
+        iteration = lookup(result, keys.ITERATION)
+        if seconds is None or iteration is None:
+            return "-"
+        recent = self._seconds.setdefault(trial_id, deque(maxlen=_RECENT))
+        recent.append(seconds)
+        todo = max(0.0, self.total_iterations - iteration)
+        return duration(todo * sum(recent) / len(recent))
+
+    def _check_expected(self, trial_id: str, result: dict[str, Any]) -> str:
+        """Return the marker if all thresholds are met for the first time."""
+        if not self.expect or trial_id in self.reached:
+            return ""
+        for key, threshold in self.expect.items():
+            value = lookup(result, key)
+            if value is None or value < threshold:
+                return ""
+        self.reached[trial_id] = int(lookup(result, keys.ITERATION) or 0)
+        return f"   expect {self._thresholds()} reached"
+
+    def _thresholds(self) -> str:
+        return ", ".join(
+            f"{k.split('/', 1)[-1]} >= {v:g}" for k, v in self.expect.items()
+        )
+
+    def _verdict(self, trial_id: str) -> str:
+        if trial_id not in self.reached:
+            return f"{self._thresholds()} NOT reached"
+        return f"{self._thresholds()} reached at iteration {self.reached[trial_id]}"
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        # Looked up at every line: notebooks and test runners exchange sys.stdout.
+        stream = sys.stdout
+        if style and stream.isatty() and not os.environ.get("NO_COLOR"):
+            from rich.console import Console
+            from rich.text import Text
+
+            Console(file=stream, soft_wrap=True).print(Text(text, style=style))
+            return
+        stream.write(text.encode("ascii", "replace").decode("ascii") + "\n")
+        stream.flush()
+
+
+def _evaluation(result: dict[str, Any]) -> str:
+    """Return the evaluation's numbers where this iteration had one."""
+    ret, success = lookup(result, keys.EVAL_RETURN), lookup(result, keys.EVAL_SUCCESS)
+    if ret is None:
+        return ""
+    text = "" if success is None else f" success {success:.0%}"
+    episodes = _number(lookup(result, keys.EVAL_EPISODES), ".0f")
+    return f"   eval{text} return {ret:.3f} (n={episodes})"

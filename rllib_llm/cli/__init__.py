@@ -1,0 +1,1 @@
+"""The command line: ``rllib-llm train | evaluate | export | list | check``."""

@@ -1,0 +1,51 @@
+"""``rllib-llm check``: play an environment and report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes.overrides import apply_overrides
+
+
+def check(
+    env: str, options: list[str], model: str | None, max_context_tokens: int | None
+) -> bool:
+    """Print :func:`rllib_llm.envs.check_env`'s report; return whether it is clean."""
+    from rllib_llm.envs import check_env
+
+    report = check_env(
+        env,
+        apply_overrides({}, options),
+        tokenizer=_tokenizer(model),
+        max_context_tokens=_context(model, max_context_tokens),
+    )
+    typer.echo(str(report))
+    return report.ok
+
+
+def _tokenizer(model: str | None) -> Any:
+    if model is None:
+        return None
+    _refuse_tiny(model)
+    from rllib_llm.modules.loading import load_tokenizer
+
+    return load_tokenizer(model)
+
+
+def _context(model: str | None, given: int | None) -> int | None:
+    if model is None or given is not None:
+        return given
+    from rllib_llm.modules.preparation import model_context_length
+
+    return model_context_length(model)
+
+
+def _refuse_tiny(model: str) -> None:
+    if model == "tiny":
+        raise ConfigError(
+            "The tiny model's tokenizer is made for each environment and fits it. Give a "
+            "checkpoint folder or a hub id."
+        )

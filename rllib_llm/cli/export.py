@@ -1,0 +1,66 @@
+"""``rllib-llm export``: a policy as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rllib_llm.cli.loading import load_algorithm, local_runner, locate
+from rllib_llm.cli.session import ray_session
+from rllib_llm.errors import CheckpointError, ConfigError
+
+
+def export(
+    run: str, out: Path, *, adapter: bool, storage: Path | None, verbose: bool
+) -> None:
+    """Write the newest policy of ``run`` into ``out`` and load it back.
+
+    Raises:
+        ConfigError: If ``out`` exists, or an adapter is asked for without LoRA.
+        CheckpointError: If what was written does not load as the same model.
+    """
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ConfigError(f"{out} exists. Choose a new folder, so that nothing is lost.")
+    paths = locate(run, storage)
+    with ray_session(verbose=verbose):
+        algo = load_algorithm(paths.checkpoint)
+        module = local_runner(algo).module
+        module.save_model(out, merged=not adapter)
+        parameters = verify(out, module)
+        algo.stop()
+    typer.echo(
+        f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
+        f"AutoTokenizer. From {paths.checkpoint}"
+    )
+
+
+def verify(folder: Path, module: Any) -> int:
+    """Load ``folder`` with the Auto classes and compare logits with ``module``'s.
+
+    Returns:
+        The number of parameters loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device = next(module.lm.parameters()).device
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=next(module.lm.parameters()).dtype
+    )
+    model.to(device).eval()
+    ids = tokenizer("Hello, world.", return_tensors="pt").input_ids.to(device)
+    with torch.no_grad():
+        theirs = model(input_ids=ids, use_cache=False).logits.float()
+        ours = module.lm.eval()(input_ids=ids, use_cache=False).logits.float()
+    gap = (theirs - ours).abs().max().item()
+    # Folding an adapter into bfloat16 weights rounds them once more.
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.05 * ours.abs().max().item()
+    if gap > tolerance:
+        raise CheckpointError(
+            f"{folder} was written, but its logits differ from the policy's by {gap:.3g}. "
+            "Do not use it; please report this."
+        )
+    return sum(p.numel() for p in model.parameters())

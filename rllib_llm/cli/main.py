@@ -1,0 +1,187 @@
+"""The ``rllib-llm`` command. Importing it loads neither torch nor ray."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rllib_llm.cli.session import configure_output
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.version import __version__
+
+app = typer.Typer(
+    name="rllib-llm",
+    help="Train LLM agents by reinforcement learning, with RLlib.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show the output of Ray and all processes.")
+]
+Storage = Annotated[
+    Path | None,
+    typer.Option(
+        help="Parent of run folders. Default: $RLLIB_LLM_RESULTS, else "
+        "~/rllib_llm_results."
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(help="A run, trial or checkpoint folder, or a run's name."),
+]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; our own errors end it with their message and status 1."""
+    try:
+        app(args=arguments)
+    except RLlibLLMError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rllib-llm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Train LLM agents by reinforcement learning, with RLlib."""
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|FILE] [SECTION.KEY=VALUE]...",
+            help="A shipped recipe's name or a YAML file, then overrides of its "
+            "settings, e.g. training.lr=2e-5 seed=3.",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Continue this run. Only 'stop' may change.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, stop.")
+    ] = False,
+    as_test: Annotated[
+        bool,
+        typer.Option("--as-test", help="Fail (status 1) unless 'expect' is fulfilled."),
+    ] = False,
+    storage: Storage = None,
+    verbose: Verbose = False,
+) -> None:
+    """Train a recipe, or continue a run.
+
+    Examples: rllib-llm train frozen_lake_ppo | rllib-llm train my.yaml
+    training.lr=2e-5 seed=3 | rllib-llm train --resume RUN stop.training_iteration=200
+    """
+    configure_output(verbose=verbose)
+    from rllib_llm.cli import train as command
+
+    code = command.train(
+        arguments or [],
+        resume=resume,
+        dry_run=dry_run,
+        as_test=as_test,
+        storage=storage,
+        verbose=verbose,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    episodes: Annotated[
+        int, typer.Option(min=1, help="Held-out tasks, the same ones every time.")
+    ] = 200,
+    greedy: Annotated[
+        bool,
+        typer.Option("--greedy/--sampled", help="Most likely tokens, or as in training."),
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage: Storage = None,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate a run's newest checkpoint on held-out tasks."""
+    configure_output(verbose=verbose)
+    from rllib_llm.cli import evaluate as command
+
+    command.evaluate(
+        run,
+        episodes=episodes,
+        greedy=greedy,
+        as_json=json,
+        storage=storage,
+        verbose=verbose,
+    )
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="LoRA: the adapter only, not merged.")
+    ] = False,
+    storage: Storage = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write a run's policy as a Hugging Face folder, and load it back."""
+    configure_output(verbose=verbose)
+    from rllib_llm.cli import export as command
+
+    command.export(run, out, adapter=adapter, storage=storage, verbose=verbose)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="algorithms, envs or examples; all if missing.")
+    ] = None,
+) -> None:
+    """List algorithms, environments and shipped recipes."""
+    from rllib_llm.cli import listing
+
+    listing.show(kind)
+
+
+@app.command()
+def check(
+    env: Annotated[
+        str, typer.Argument(help="Registered name, Gymnasium id, or package.module:Name.")
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="env_config, e.g. size=5."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Check with this model's tokenizer and chat template too."),
+    ] = None,
+    max_context_tokens: Annotated[
+        int | None, typer.Option(help="With --model: the longest conversation.")
+    ] = None,
+) -> None:
+    """Play an environment and report what would break training."""
+    configure_output(verbose=False)
+    from rllib_llm.cli import check as command
+
+    ok = command.check(env, options or [], model, max_context_tokens)
+    raise typer.Exit(0 if ok else 1)

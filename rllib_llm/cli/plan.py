@@ -1,0 +1,80 @@
+"""``rllib-llm train --dry-run``: check everything and print the plan."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from rllib_llm.cli.progress import preparing
+from rllib_llm.recipes import Recipe, spaces
+from rllib_llm.recipes.plan import Memory, Plan, make_plan
+
+
+def show_plan(recipe: Recipe) -> None:
+    """Print what ``recipe`` would do; search spaces count at their first values."""
+    config = recipe.build_config(spaces.first_of)
+    with preparing() as on_progress:
+        plan = make_plan(config, on_progress)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in (*_headline(recipe, config), *_lines(plan)):
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("Dry run: nothing was trained. All checks passed.")
+
+
+def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
+    stop = ", ".join(f"{k} >= {v:g}" for k, v in recipe.stop.items())
+    expect = ", ".join(
+        f"{k} {' '.join(f'{side} {b:g}' for side, b in bounds.items())}"
+        for k, bounds in recipe.expect.items()
+    )
+    trials = str(recipe.tune["num_samples"]) if not recipe.has_search else "search"
+    return [
+        ("recipe", f"{recipe.name}   {recipe.algo} on {config.env}"),
+        ("model", f"{config.lm_model} {config.lm_dtype}, LoRA {config.lm_lora or 'off'}"),
+        ("warm start", f"{config.warm_start_demonstrations} demonstrations"),
+        ("trials", trials),
+        ("stop", stop),
+        ("expect", expect or "nothing"),
+    ]
+
+
+def _lines(plan: Plan) -> list[tuple[str, str]]:
+    per_forward = plan.micro_batch_tokens or "all"
+    return [
+        (
+            "per iteration",
+            f"{plan.episodes} episodes = {plan.groups} tasks x {plan.group_size} "
+            f"rollouts, at most {plan.max_turns} turns each",
+        ),
+        (
+            "tokens",
+            f"at most {plan.episode_tokens} sampled per episode, "
+            f"{plan.iteration_tokens} per iteration; first prompt "
+            f"{plan.first_prompt_tokens}, context {plan.context_tokens}",
+        ),
+        (
+            "updates",
+            f"{plan.updates} per iteration, {plan.rows_per_update} rows each; "
+            f"micro-batches of at most {per_forward} tokens",
+        ),
+        ("parameters", f"{plan.parameters:,}, trained {plan.trained:,}"),
+        ("memory", _memory(plan.memory)),
+    ]
+
+
+def _memory(memory: Memory) -> str:
+    parts = ("weights", "gradients", "optimizer", "kv_cache")
+    listed = ", ".join(f"{p} {_size(getattr(memory, p))}" for p in parts)
+    return f"about {_size(memory.total)} and activations ({listed})"
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

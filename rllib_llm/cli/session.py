@@ -1,0 +1,75 @@
+"""Start Ray quietly; one place decides what is silenced, ``--verbose`` restores it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+_QUIET_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables; the progress line replaces them
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "PYTHONWARNINGS": "ignore",
+}
+_ALWAYS = {
+    "TOKENIZERS_PARALLELISM": "false",
+    # Seconds between Tune's records of a run: less is lost when it is killed.
+    "TUNE_GLOBAL_CHECKPOINT_S": "5",
+}
+_CHATTY_LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray.train", "transformers", "absl")
+
+
+def configure_output(*, verbose: bool) -> None:
+    """Silence what does not help the user, before ray is imported.
+
+    Variables that are set already are left alone.
+    """
+    for name, value in {**_ALWAYS, **({} if verbose else _QUIET_ENVIRONMENT)}.items():
+        os.environ.setdefault(name, value)
+    if not verbose:
+        warnings.filterwarnings("ignore")
+
+
+def quiet_loggers() -> None:
+    """Raise the level of chatty libraries' loggers to ERROR."""
+    import ray.rllib  # noqa: F401  (its import sets the levels that are raised here)
+
+    for name in _CHATTY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def ray_session(*, cpus: float = 1, verbose: bool = False) -> Iterator[None]:
+    """Run a block with Ray, starting and stopping a local one if there is none.
+
+    Args:
+        cpus: What the block asks Ray for. A local Ray is told that there are at least
+            so many, else a recipe made for a larger machine would wait forever.
+        verbose: Show the output of all processes.
+    """
+    import ray
+
+    if not verbose:
+        quiet_loggers()
+    started = not ray.is_initialized()
+    if started:
+        options: dict[str, Any] = {"log_to_driver": verbose}
+        if not verbose:
+            options["logging_level"] = logging.ERROR
+        if "RAY_ADDRESS" not in os.environ:
+            options["num_cpus"] = max(os.cpu_count() or 1, int(cpus + 0.999))
+            options["include_dashboard"] = False
+        ray.init(**options)
+    if not verbose:
+        quiet_loggers()
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()

@@ -1,0 +1,158 @@
+"""``rllib-llm train``: one recipe through Tune, from warm start to last line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rllib_llm.cli.failures import describe
+from rllib_llm.cli.progress import preparing
+from rllib_llm.cli.session import quiet_loggers, ray_session
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes import Recipe, load_recipe, spaces
+from rllib_llm.recipes.expectations import Verdict, judge
+from rllib_llm.recipes.runs import find_run, run_folder
+
+INTERRUPTED = 130
+# Settings that decide which model is prepared.
+_MODEL_FIELDS = ("language_model", "warm_start", "env_config", "seed", "debugging")
+
+
+def train(
+    arguments: list[str],
+    *,
+    resume: str | None,
+    dry_run: bool,
+    as_test: bool,
+    storage: Path | None,
+    verbose: bool,
+) -> int:
+    """Run the command and return its exit status."""
+    if not verbose:
+        quiet_loggers()
+    name, overrides = _split(arguments)
+    if resume is None:
+        if name is None:
+            raise ConfigError(
+                "Which recipe? Give a name ('rllib-llm list examples'), a YAML file, or "
+                "--resume RUN."
+            )
+        recipe, run = load_recipe(name, overrides), None
+    else:
+        recipe, run = _resumed(name, overrides, resume, storage)
+    recipe.validate()
+    if as_test and not recipe.expect:
+        raise ConfigError(f"--as-test: {recipe.name} has no 'expect' to hold it against.")
+    if dry_run:
+        from rllib_llm.cli.plan import show_plan
+
+        show_plan(recipe)
+        return 0
+    with ray_session(cpus=_cpus(recipe), verbose=verbose):
+        results = _fit(recipe, run, storage)
+        return 0 if results is None else _verdict(recipe, results, as_test=as_test)
+
+
+def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Separate the recipe from its overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return None, arguments
+
+
+def _resumed(
+    name: str | None, overrides: list[str], resume: str, storage: Path | None
+) -> tuple[Recipe, Path]:
+    from rllib_llm.recipes.resuming import recipe_of_run
+    from rllib_llm.recipes.tuning import default_storage
+
+    run = run_folder(find_run(resume, storage or default_storage()))
+    given = load_recipe(name, overrides) if name is not None else None
+    return recipe_of_run(run, given, overrides), run
+
+
+def _cpus(recipe: Recipe) -> float:
+    """Return how many CPUs one trial asks Ray for."""
+    config = recipe.build_config(spaces.first_of)
+    request = config.algo_class.default_resource_request(config)
+    return request.required_resources.get("CPU", 1)
+
+
+def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
+    """Train; return Tune's results, or None if there was nothing to do."""
+    from rllib_llm.recipes.resuming import prepare_resume
+    from rllib_llm.recipes.tuning import make_tuner
+
+    if run is None:
+        tuner = make_tuner(recipe, storage, config=_with_model(recipe))
+        return tuner.fit()
+    how = prepare_resume(run, recipe)
+    if how is None:
+        reached = ", ".join(f"{k} {v}" for k, v in recipe.stop.items())
+        typer.echo(
+            f"Nothing to do: {run.name} has reached {reached}. To go on: rllib-llm train "
+            f"--resume {run} stop.training_iteration=N"
+        )
+        return None
+    config = _with_model(recipe)
+    return make_tuner(
+        recipe, run.parent, config=config, run_name=run.name, resume=how
+    ).fit()
+
+
+def _with_model(recipe: Recipe) -> Any:
+    """Prepare the model here, where progress can be seen, unless trials differ in it."""
+    from rllib_llm.algorithms.preflight import preflight
+    from rllib_llm.modules.preparation import prepare_language_model
+
+    config = recipe.build_config()
+    searched = {f: recipe.resolved.get(f) for f in _MODEL_FIELDS}
+    if spaces.has_space(searched):
+        return config  # every trial prepares its own, once per machine
+    bare = recipe.build_config(spaces.first_of)
+    bare.warm_start(demonstrations=0)
+    with preparing() as on_progress:
+        # Prompts are held against the context before the long part begins.
+        bare.resolved_model = prepare_language_model(bare, on_progress)
+        preflight(bare)
+        config.resolved_model = prepare_language_model(config, on_progress)
+    return config
+
+
+def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
+    """Say what went wrong, last, and return the exit status."""
+    if results.errors:
+        first = results.errors[0]
+        failed = f"{results.num_errors} of {len(results)} trials failed."
+        typer.echo(f"{failed} The first error:\n{describe(first)}", err=True)
+        return 1
+    if not all((r.metrics or {}).get("done") for r in results):
+        typer.echo("Interrupted before the end; --resume continues.", err=True)
+        return INTERRUPTED
+    if not as_test:
+        return 0
+    verdicts = judge(recipe.expect, {Path(r.path).name: _last_values(r) for r in results})
+    _print_verdicts(verdicts)
+    return 0 if verdicts and all(v.ok for v in verdicts) else 1
+
+
+def _last_values(result: Any) -> dict[str, Any]:
+    """Return the last reported value of every metric of a trial."""
+    history = result.metrics_dataframe
+    if history is None or history.empty:
+        return {}
+    return history.ffill().iloc[-1].dropna().to_dict()
+
+
+def _print_verdicts(verdicts: list[Verdict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("trial", "metric", "expected", "value", "verdict", title="expect")
+    for v in verdicts:
+        bounds = ", ".join(f"{k} {b:g}" for k, b in sorted(v.bounds.items()))
+        value = "not reported" if v.value is None else f"{v.value:.4g}"
+        table.add_row(v.trial, v.metric, bounds, value, "ok" if v.ok else "FAILED")
+    Console(safe_box=True).print(table)

@@ -1,0 +1,78 @@
+"""Turn sampling inside an RLModule's forward pass, for RLlib's stock env runners.
+
+The default path is LLMEnvRunner with an engine that keeps conversations alive; here
+every turn is sampled from scratch, all environments in lockstep.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from rllib_llm import columns
+from rllib_llm.engines.base import SamplingParams, generate
+from rllib_llm.types import Turn
+
+
+class TurnSampler:
+    """Samples one turn for every conversation of a batch.
+
+    Args:
+        lm: The causal language model.
+        settings: ``max_new_tokens``, ``max_context_tokens``, ``max_slots``, ``seed``.
+        temperature: Sampling temperature when exploring.
+    """
+
+    def __init__(self, lm: Any, settings: dict[str, Any], temperature: float):
+        self.lm = lm
+        self.settings = settings
+        self.temperature = temperature
+        self._calls = 0
+
+    def __call__(self, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
+        """Return ``{"turn": [...]}``, one Turn per conversation (None where over)."""
+        from rllib_llm.engines.torch_engine import TorchEngine
+
+        conversations = [data for items in batch["prompts"].values() for data in items]
+        turns = np.empty(len(conversations), dtype=object)
+        running = [i for i, d in enumerate(conversations) if not d.is_over]
+        if not running:
+            return {columns.TURN: turns}
+        settings, started = self.settings, time.perf_counter()
+        engine = TorchEngine(
+            self.lm,
+            max_slots=settings["max_slots"],
+            max_context_tokens=settings["max_context_tokens"],
+        )
+        prompts, params = [], []
+        for i in running:
+            data = conversations[i]
+            kept = data.ids if data.prompt.extends else []
+            prompts.append([*kept, *data.prompt.ids])
+            params.append(self._params(i, batch["stop_token_ids"], explore))
+        for i, result in zip(running, generate(engine, prompts, params), strict=True):
+            data = conversations[i]
+            turns[i] = Turn(
+                prompt_ids=np.asarray(data.prompt.ids, np.int32),
+                extends=data.prompt.extends,
+                action_ids=result.token_ids,
+                action_logps=result.logps,
+                finish=result.finish,
+                seconds=time.perf_counter() - started,
+            )
+            data.record(turns[i])
+        self._calls += 1
+        return {columns.TURN: turns}
+
+    def _params(
+        self, index: int, stop_ids: tuple[int, ...], explore: bool
+    ) -> SamplingParams:
+        sequence = np.random.SeedSequence([self.settings["seed"], self._calls, index])
+        return SamplingParams(
+            max_new_tokens=self.settings["max_new_tokens"],
+            seed=int(sequence.generate_state(1)[0]),
+            temperature=self.temperature if explore else 0.0,
+            stop_token_ids=stop_ids,
+        )

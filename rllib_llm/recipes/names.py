@@ -1,0 +1,47 @@
+"""Where the shipped recipes lie, and what they are called."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+
+def recipes_folder() -> Path:
+    """Return the folder of shipped recipes.
+
+    In an installed wheel that is package data, ``rllib_llm/tuned_examples``; in a
+    checkout it is ``tuned_examples`` beside the package.
+    """
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "tuned_examples"
+    return inside if inside.is_dir() else package.parent / "tuned_examples"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the path of every shipped recipe by its name (the file's stem)."""
+    return {p.stem: p for p in sorted(recipes_folder().rglob("*.yaml"))}
+
+
+def find_recipe(name_or_path: str | Path) -> Path:
+    """Return the file of a shipped recipe's name, or of a path.
+
+    Raises:
+        ConfigError: If there is no such file or name.
+    """
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    if text in shipped:
+        return shipped[text]
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        stem = difflib.get_close_matches(path.stem, shipped, n=1)
+        hint = f" Shipped under the name {stem[0]!r}." if stem else ""
+        raise ConfigError(f"The recipe file {text!r} does not exist.{hint}")
+    raise ConfigError(
+        f"Unknown recipe {text!r}. {did_you_mean(text, shipped)} 'rllib-llm list "
+        "examples' shows all; a path to a YAML file works too."
+    )

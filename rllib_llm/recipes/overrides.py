@@ -1,0 +1,46 @@
+"""Dotted overrides from the command line: ``training.lr=2e-5``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes import yaml_io
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of ``data`` with every ``path.to.key=value`` set.
+
+    Paths are split at dots, so that ``stop.env_runners/episode_return_mean=0.9`` names
+    a nested metric; values are YAML.
+
+    Raises:
+        ConfigError: If an override has no ``=``, or its path runs through a value.
+    """
+    data = copy.deepcopy(data)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(
+                f"The override {override!r} must read section.key=value, e.g. "
+                "training.lr=2e-5."
+            )
+        _set(data, keys, yaml_io.parse(text, f"The value of {path}"), override)
+    return data
+
+
+def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    node = data
+    for depth, key in enumerate(keys[:-1], start=1):
+        if node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+        if not isinstance(node, dict):
+            raise ConfigError(
+                f"The override {override!r} looks inside "
+                f"{'.'.join(keys[:depth])}={node!r}, which is not a mapping."
+            )
+    node[keys[-1]] = value

@@ -1,0 +1,229 @@
+"""Load a YAML recipe: one experiment, strictly checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rllib_llm.algorithms.registry import ALGORITHMS
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes import spaces, yaml_io
+from rllib_llm.recipes.classic import from_classic, is_classic
+from rllib_llm.recipes.expectations import check_expectations
+from rllib_llm.recipes.names import find_recipe
+from rllib_llm.recipes.overrides import apply_overrides
+from rllib_llm.recipes.sections import SECTIONS, apply_section, suggestion
+
+if TYPE_CHECKING:
+    from ray import tune
+
+FIELDS = (
+    "name",
+    "description",
+    "algo",
+    "env",
+    "env_config",
+    *SECTIONS,
+    "seed",
+    "stop",
+    "expect",
+    "tune",
+)
+# Written into a run's recipe.yaml for the record; of no effect when read back.
+VERSIONS = "versions"
+
+TUNE_DEFAULTS: dict[str, Any] = {
+    "num_samples": 1,
+    "metric": None,
+    "mode": None,
+    "max_concurrent_trials": None,
+    "time_budget_s": None,
+    "checkpoint_frequency": 10,
+    "num_to_keep": 2,
+    "max_failures": 0,
+}
+
+
+@dataclasses.dataclass
+class Recipe:
+    """One experiment, as :func:`load_recipe` read it.
+
+    Attributes:
+        name: Names the run folder.
+        algo: Registered name of the algorithm.
+        config: The algorithm's config, search spaces included.
+        stop: Result keys (nested with ``/``) to the value that ends a trial.
+        expect: Result keys to ``{"min": .., "max": ..}`` of the last reported value.
+        tune: Settings of Tune, defaults included.
+        resolved: The recipe after translation and overrides, loadable again.
+    """
+
+    name: str
+    algo: str
+    config: Any
+    stop: dict[str, float]
+    expect: dict[str, dict[str, float]]
+    tune: dict[str, Any]
+    resolved: dict[str, Any]
+
+    @property
+    def description(self) -> str:
+        """What the recipe says about itself."""
+        return self.resolved.get("description", "")
+
+    @property
+    def has_search(self) -> bool:
+        """Whether a search space stands anywhere."""
+        return spaces.has_space(self.resolved)
+
+    @property
+    def total_iterations(self) -> int | None:
+        """Training iterations per trial, if ``stop`` bounds them."""
+        return self.stop.get("training_iteration")
+
+    def build_config(
+        self, values: Callable[[Any], Any] = spaces.to_tune
+    ) -> Any:  # AlgorithmConfig
+        """Return a new config object.
+
+        Args:
+            values: What stands for search spaces: ``spaces.to_tune`` (Tune's own
+                objects), ``spaces.first_of`` or ``spaces.last_of`` (one value each).
+        """
+        return _build_config(self.resolved, values)
+
+    def validate(self) -> None:
+        """Check every setting and build the environment once.
+
+        Search spaces are checked at their first and last values.
+
+        Raises:
+            ConfigError: Naming the value, the rule, and the remedy.
+        """
+        variants = [spaces.first_of, spaces.last_of] if self.has_search else [_as_is]
+        for values in variants:
+            config = self.build_config(values)
+            config.validate()
+            config.make_text_env().close()
+
+    def tuner(self, storage_path: str | Path | None = None, **kwargs: Any) -> tune.Tuner:
+        """Return a Tuner that runs this recipe (``rllib-llm train`` does no more).
+
+        Args:
+            storage_path: Where the run folder goes; None: see
+                :func:`rllib_llm.recipes.tuning.default_storage`.
+            kwargs: See :func:`rllib_llm.recipes.tuning.make_tuner`.
+        """
+        from rllib_llm.recipes.tuning import make_tuner
+
+        return make_tuner(self, storage_path, **kwargs)
+
+
+def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Load a shipped recipe by name, or any recipe by path.
+
+    Args:
+        name_or_path: E.g. ``"frozen_lake_ppo"`` or ``"my/recipe.yaml"``.
+        overrides: Dotted, e.g. ``["training.lr=2e-5", "seed=3"]``; they win.
+
+    Returns:
+        The recipe, every name in it checked. :meth:`Recipe.validate` checks values.
+
+    Raises:
+        ConfigError: For an unknown recipe, field, section or key.
+
+    Example:
+        >>> recipe = load_recipe("frozen_lake_ppo", ["seed=3"])
+        >>> results = recipe.tuner().fit()
+    """
+    path = find_recipe(name_or_path)
+    try:
+        return recipe_from_dict(yaml_io.read(path), path.stem, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def recipe_from_dict(
+    data: Any, name: str = "recipe", overrides: Iterable[str] = ()
+) -> Recipe:
+    """Return the recipe that ``data`` (parsed YAML) describes."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"A recipe is a mapping, not {type(data).__name__}.")
+    if is_classic(data):
+        data = from_classic(data)
+    data = apply_overrides({k: v for k, v in data.items() if k != VERSIONS}, overrides)
+    _check_fields(data)
+    resolved = {k: data[k] for k in FIELDS if data.get(k) is not None}
+    resolved.setdefault("name", name)
+    return Recipe(
+        name=str(resolved["name"]),
+        algo=resolved["algo"],
+        config=_build_config(resolved, spaces.to_tune),
+        stop=_check_stop(resolved.get("stop")),
+        expect=check_expectations(resolved.get("expect")),
+        tune=_check_tune(resolved.get("tune")),
+        resolved=resolved,
+    )
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _check_fields(data: dict[str, Any]) -> None:
+    for key in data:
+        if key not in FIELDS:
+            raise ConfigError(
+                f"Unknown field {key!r}. {suggestion(str(key), FIELDS)}"
+                f"Fields of a recipe: {', '.join(FIELDS)}."
+            )
+    for key, example in (("algo", "LLMPPO"), ("env", "frozen_lake-v0")):
+        if not isinstance(data.get(key), str):
+            raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")
+
+
+def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any:
+    config = ALGORITHMS.get(resolved["algo"]).config_class()()
+    env_config = resolved.get("env_config", {})
+    if not isinstance(env_config, dict):
+        raise ConfigError(f"env_config: {env_config!r} must be a mapping of options.")
+    config.environment(resolved["env"], env_config=values(env_config))
+    for section in SECTIONS:
+        apply_section(config, section, values(resolved.get(section)))
+    if "seed" in resolved:
+        config.debugging(seed=values(resolved["seed"]))
+    return config
+
+
+def _check_stop(stop: Any) -> dict[str, float]:
+    if not isinstance(stop, dict) or not stop:
+        raise ConfigError(
+            "The field 'stop' is missing: nothing would end the run. Set e.g. "
+            "stop: {training_iteration: 100}."
+        )
+    for key, value in stop.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"stop.{key}={value!r} must be a number; a trial ends when the result "
+                "reaches it. Nested results are written with '/', e.g. "
+                "env_runners/episode_return_mean."
+            )
+    return dict(stop)
+
+
+def _check_tune(settings: Any) -> dict[str, Any]:
+    settings = settings or {}
+    if not isinstance(settings, dict):
+        raise ConfigError(f"tune: {settings!r} must be a mapping of settings.")
+    for key in settings:
+        if key not in TUNE_DEFAULTS:
+            raise ConfigError(
+                f"Unknown setting tune.{key}. {suggestion(str(key), TUNE_DEFAULTS)}"
+                f"Valid keys of tune: {', '.join(TUNE_DEFAULTS)}."
+            )
+    merged = {**TUNE_DEFAULTS, **settings}
+    if merged["mode"] not in (None, "min", "max"):
+        raise ConfigError(f"tune.mode={merged['mode']!r} must be 'min' or 'max'.")
+    return merged

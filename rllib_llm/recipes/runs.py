@@ -1,0 +1,155 @@
+"""What lies in a run folder: trials and checkpoints (nothing here imports ray)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.errors import CheckpointError
+from rllib_llm.recipes import yaml_io
+
+RECIPE_FILE = "recipe.yaml"
+_CHECKPOINT_FILE = "rllib_checkpoint.json"
+_MODULE = "learner_group/learner/rl_module/default_policy"
+# Written by RLlib for every algorithm of this package; without them a checkpoint was
+# cut short.
+_REQUIRED = (
+    "class_and_ctor_args.pkl",
+    "algorithm_state.pkl",
+    "learner_group/learner/state.pkl",
+    f"{_MODULE}/class_and_ctor_args.pkl",
+    f"{_MODULE}/module_state.pkl",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPaths:
+    """Where the parts of a run lie.
+
+    Attributes:
+        run: The run folder (holds ``recipe.yaml``), if there is one.
+        trial: The trial folder, if there is one.
+        checkpoint: The newest complete checkpoint.
+    """
+
+    run: Path | None
+    trial: Path | None
+    checkpoint: Path
+
+
+def find_run(given: str | Path, storage: Path) -> Path:
+    """Return the folder that ``given`` names: a path, or a name in ``storage``.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    path = Path(given).expanduser()
+    for candidate in (path, storage / path):
+        if candidate.is_dir():
+            return candidate.resolve()
+    known = sorted(p.parent.name for p in storage.glob(f"*/{RECIPE_FILE}"))
+    listed = f" Runs in {storage}: {', '.join(known[-5:])}." if known else ""
+    raise CheckpointError(
+        f"The run {str(given)!r} does not exist. Give a run, trial or checkpoint folder, "
+        f"or the name of a run in {storage}.{listed}"
+    )
+
+
+def run_folder(path: Path) -> Path:
+    """Return the run folder that ``path`` is, or lies in.
+
+    Raises:
+        CheckpointError: If none of its parents holds a ``recipe.yaml``.
+    """
+    for folder in (path, *path.parents[:2]):
+        if (folder / RECIPE_FILE).is_file():
+            return folder
+    raise CheckpointError(
+        f"{path} belongs to no run: neither it nor its parents hold a {RECIPE_FILE}. "
+        "Give a folder that 'rllib-llm train' wrote."
+    )
+
+
+def locate_checkpoint(path: Path) -> RunPaths:
+    """Return the newest complete checkpoint in a run, trial or checkpoint folder.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    checkpoint: Path | None = path
+    if not (path / _CHECKPOINT_FILE).is_file():
+        checkpoint = max(
+            (c for c in path.rglob("checkpoint_*") if is_complete(c)),
+            key=lambda c: (c.stat().st_mtime, c.name),
+            default=None,
+        )
+    elif not is_complete(path):
+        raise CheckpointError(
+            f"The checkpoint {path} is incomplete; writing it was interrupted. Use an "
+            "older one of the same trial."
+        )
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{path} holds no complete checkpoint. Runs write one every "
+            "tune.checkpoint_frequency iterations and at the end."
+        )
+    run = checkpoint.parent.parent
+    has_run = (run / RECIPE_FILE).is_file()
+    return RunPaths(
+        run if has_run else None, checkpoint.parent if has_run else None, checkpoint
+    )
+
+
+def newest_checkpoint(trial: Path) -> Path | None:
+    """Return the trial's complete checkpoint with the highest number, if any."""
+    return max(
+        (c for c in trial.glob("checkpoint_*") if is_complete(c)),
+        key=lambda c: c.name,
+        default=None,
+    )
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether every file a checkpoint needs is there and written to its end.
+
+    Tune copies checkpoints file by file, so a killed run may leave half of one.
+    """
+    if not (checkpoint / _CHECKPOINT_FILE).is_file():
+        return False
+    if not all((checkpoint / name).is_file() for name in _REQUIRED):
+        return False
+    return all(_ends_as_pickle(p) for p in checkpoint.rglob("*.pkl"))
+
+
+def _ends_as_pickle(path: Path) -> bool:
+    """Pickles end with the STOP opcode, a dot."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        if file.tell() == 0:
+            return False
+        file.seek(-1, 2)
+        return file.read(1) == b"."
+
+
+def stored_recipe(run: Path) -> dict[str, Any]:
+    """Return what a run folder's ``recipe.yaml`` says."""
+    return yaml_io.read(run / RECIPE_FILE)
+
+
+def differing_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the dotted keys in which two resolved recipes differ."""
+    a, b = _flat(old), _flat(new)
+    return sorted(k for k in {*a, *b} if a.get(k, _ABSENT) != b.get(k, _ABSENT))
+
+
+_ABSENT = object()
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict) or not data:
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

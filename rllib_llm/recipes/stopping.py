@@ -1,0 +1,47 @@
+"""End trials as a recipe's ``stop`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.tune import Stopper
+from ray.tune.utils.util import flatten_dict
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+# Reported only in iterations that evaluate.
+_SPORADIC = "evaluation/"
+
+
+class RecipeStopper(Stopper):
+    """Ends a trial once any result reaches its bound.
+
+    Tune keeps a plain ``stop`` dictionary inside every trial, where a resumed run could
+    not extend it; a Stopper belongs to the run.
+
+    Args:
+        stop: Result keys (nested with ``/``) to bounds.
+    """
+
+    def __init__(self, stop: dict[str, float]):
+        self.stop = dict(stop)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        flat = flatten_dict(result, delimiter="/")
+        for key in self.stop:
+            if key not in flat and not key.startswith(_SPORADIC):
+                raise ConfigError(
+                    f"stop names {key!r}, which the first iteration did not report. "
+                    f"{did_you_mean(key, flat)}"
+                )
+        return self.is_reached(flat)
+
+    def is_reached(self, flat: dict[str, Any]) -> bool:
+        """Whether flattened results reach any bound."""
+        return any(
+            key in flat and flat[key] >= bound for key, bound in self.stop.items()
+        )
+
+    def stop_all(self) -> bool:
+        """Trials end one by one."""
+        return False

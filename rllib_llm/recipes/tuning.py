@@ -1,0 +1,130 @@
+"""Run a recipe with Ray Tune, and continue a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+from ray.tune.tune_config import ResumeConfig
+
+from rllib_llm.algorithms.registry import register_trainables
+from rllib_llm.recipes import yaml_io
+from rllib_llm.recipes.recipe import VERSIONS
+from rllib_llm.recipes.runs import RECIPE_FILE
+from rllib_llm.recipes.stopping import RecipeStopper
+from rllib_llm.version import __version__
+
+if TYPE_CHECKING:
+    from rllib_llm.recipes.recipe import Recipe
+
+def default_storage() -> Path:
+    """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
+    folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")
+    return Path(folder).expanduser()
+
+
+def make_tuner(
+    recipe: Recipe,
+    storage_path: str | Path | None = None,
+    *,
+    config: Any = None,
+    run_name: str | None = None,
+    callbacks: list[Any] | None = None,
+    resume: ResumeConfig | None = None,
+) -> tune.Tuner:
+    """Return a Tuner for ``recipe`` and write its ``recipe.yaml``.
+
+    Args:
+        recipe: What to run.
+        storage_path: Parent of the run folder; None: :func:`default_storage`.
+        config: The config to train instead of ``recipe.config``, e.g. with its model
+            prepared.
+        run_name: Name of the run folder; None: recipe name and time.
+        callbacks: Tune callbacks; None: progress, transcripts and TensorBoard.
+        resume: Continue the run of that name as this says.
+    """
+    register_trainables()
+    config = recipe.build_config() if config is None else config
+    storage = Path(storage_path or default_storage()).expanduser().resolve()
+    name = run_name or f"{recipe.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    tuner = tune.Tuner(
+        recipe.algo,
+        param_space=config,
+        tune_config=_tune_config(recipe.tune),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=str(storage),
+            stop=RecipeStopper(recipe.stop),
+            callbacks=run_callbacks(recipe, config) if callbacks is None else callbacks,
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=recipe.tune["checkpoint_frequency"],
+                num_to_keep=recipe.tune["num_to_keep"],
+                checkpoint_at_end=True,
+            ),
+            failure_config=tune.FailureConfig(max_failures=recipe.tune["max_failures"]),
+            verbose=0,
+        ),
+    )
+    write_recipe(recipe, storage / name)
+    if resume is not None:
+        _continue(tuner, resume)
+    return tuner
+
+
+def run_callbacks(recipe: Recipe, config: Any) -> list[Any]:
+    """Return the Tune callbacks that show a run."""
+    from rllib_llm.callbacks import run_callbacks as build
+
+    return build(
+        recipe.name,
+        config,
+        total_iterations=recipe.total_iterations,
+        expect={k: b["min"] for k, b in recipe.expect.items() if "min" in b},
+    )
+
+
+def write_recipe(recipe: Recipe, run: Path) -> None:
+    """Write the resolved recipe and the versions in use into a run folder."""
+    run.mkdir(parents=True, exist_ok=True)
+    text = yaml_io.dump({**recipe.resolved, VERSIONS: versions()})
+    header = f"# Resolved by rllib-llm {__version__}. Loadable: rllib-llm train FILE\n"
+    (run / RECIPE_FILE).write_text(header + text, encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what decides a run's numbers."""
+    packages = ("ray", "torch", "transformers", "gymnasium", "numpy")
+    installed = {p: metadata.version(p) for p in packages}
+    return {
+        "rllib_llm": __version__,
+        "python": platform.python_version(),
+        **installed,
+    }
+
+
+def _tune_config(settings: dict[str, Any]) -> tune.TuneConfig:
+    keys = ("num_samples", "metric", "mode", "max_concurrent_trials", "time_budget_s")
+    return tune.TuneConfig(
+        **{k: settings[k] for k in keys},
+        trial_name_creator=_trial_name,
+        trial_dirname_creator=_trial_name,
+    )
+
+
+def _trial_name(trial: Any) -> str:
+    return f"trial_{trial.trial_id}"
+
+
+def _continue(tuner: tune.Tuner, resume: ResumeConfig) -> None:
+    """Let ``tuner.fit()`` go on with the trials in its run folder.
+
+    ``Tuner.restore`` does this too, but brings back pickled callbacks and the old
+    stopping condition; here both come from the recipe.
+    """
+    tuner._local_tuner._resume_config = resume
+    tuner._local_tuner._is_restored = True

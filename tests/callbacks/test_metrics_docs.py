@@ -1,0 +1,80 @@
+"""docs/metrics.md names every key that is logged, and none that is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rllib_llm.callbacks import PROGRESS_KEYS
+from rllib_llm.callbacks.keys import flat_keys
+
+ROOT = Path(__file__).parents[2]
+SOMETIMES = "Only in some runs"
+EVALUATION = "evaluation/"
+# What RLlib and Tune report about themselves.
+OTHERS = re.compile(
+    r"(perf|fault_tolerance|env_runner_group|config|learners/__all_modules__)/.*"
+    r"|evaluation/(?!env_runners/).*"
+    r"|timers/(restore|synch)_.*env.*"
+    r"|learners/<module>/(num_module_steps_trained|num_trainable|module_train).*"
+    r"|(done|date|timestamp|pid|hostname|node_ip|trial_id|training_iteration)"
+    r"|(time|iterations)_(this_iter_s|total_s|since_restore)"
+    r"|num_(training_step_calls_per_iteration|env_steps_sampled_lifetime).*"
+)
+
+
+def documented():
+    """Return the documented keys: those always there, and those only sometimes."""
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    keys = {True: set(), False: set()}
+    for section in text.split("\n## ")[1:]:
+        if section.startswith(("The progress line", "Transcripts")):
+            continue
+        always = not section.startswith(SOMETIMES)
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
+            keys[always].update(re.findall(r"`([^`]+)`", row))
+    return keys[True], keys[False]
+
+
+def matches(key, pattern):
+    parts = re.split(r"<\w+>", pattern)
+    return re.fullmatch(r"[^/]+".join(map(re.escape, parts)), key) is not None
+
+
+def normalised(key):
+    key = key.removeprefix(EVALUATION) if key.startswith("evaluation/env_r") else key
+    return re.sub(r"^learners/(?!__all)[^/]+", "learners/<module>", key)
+
+
+@pytest.mark.ray
+def test_logged_keys_and_documented_keys_are_the_same(ray_session, config):
+    config.evaluation(evaluation_interval=1, evaluation_duration=8)
+    algo = config.build_algo()
+    result = algo.train()
+    algo.stop()
+    logged = {normalised(k) for k in flat_keys(result)}
+    logged = {k for k in logged if not OTHERS.fullmatch(k)}
+    always, sometimes = documented()
+    unknown = {k for k in logged if not any(matches(k, p) for p in always | sometimes)}
+    assert not unknown, f"not in docs/metrics.md: {sorted(unknown)}"
+    absent = {p for p in always if not any(matches(k, p) for k in logged)}
+    assert not absent, f"documented but not logged: {sorted(absent)}"
+
+
+def test_conditional_keys_exist_in_the_code():
+    _, sometimes = documented()
+    sources = "".join(
+        p.read_text(encoding="utf-8") for p in (ROOT / "rllib_llm").rglob("*.py")
+    )
+    rllibs_own = {"vf_loss", "vf_loss_unclipped"}  # logged by its PPO loss
+    for key in sometimes:
+        name = re.sub(r"/?<\w+>", "", key).rsplit("/", 1)[-1]
+        assert name in rllibs_own or f'"{name}"' in sources, key
+
+
+def test_progress_reads_documented_keys():
+    always, sometimes = documented()
+    for key in PROGRESS_KEYS:
+        assert any(matches(normalised(key), p) for p in always | sometimes), key

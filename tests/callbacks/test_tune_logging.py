@@ -1,0 +1,125 @@
+"""Transcripts in files and in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from callback_helpers import make_episode, make_result
+from ray import tune
+
+from rllib_llm import LLMPPO
+from rllib_llm.callbacks import run_callbacks
+from rllib_llm.callbacks.transcripts import read_result, transcript_record
+from rllib_llm.callbacks.tune_logging import (
+    TranscriptLogger,
+    TranscriptTensorBoard,
+    read_transcripts,
+    to_markdown,
+)
+
+
+@pytest.fixture
+def record():
+    episode = make_episode([0.0] * 8, seed=5, text="a ``` b \u00e9")
+    return transcript_record(
+        episode, split="train", picked="best", max_chars=100, max_turns=4
+    )
+
+
+@pytest.fixture
+def trial(tmp_path):
+    class Trial(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    return Trial(
+        local_path=str(tmp_path),
+        init_local_path=lambda: None,
+        checkpoint=None,
+        evaluated_params={},
+    )
+
+
+def texts_in(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return events, [t for t in events.Tags()["tensors"] if "transcripts" in t]
+
+
+def test_logger_writes_and_strips(record, trial, tmp_path):
+    logger = TranscriptLogger()
+    logger.log_trial_start(trial)
+    for iteration in (1, 2):
+        record["iteration"] = iteration
+        result = make_result(iteration, transcripts=[record])
+        logger.log_trial_result(iteration, trial, result)
+        assert "transcripts" not in result["env_runners"]
+    logger.log_trial_result(3, trial, make_result(3))
+    path = tmp_path / "transcripts.jsonl"
+    assert [r["iteration"] for r in read_transcripts(path)] == [1, 2]
+    assert list(read_transcripts(tmp_path))[1] == record
+    with path.open("a") as file:
+        file.write('{"cut off by a cra')
+    assert len(list(read_transcripts(path))) == 2
+
+
+def test_missing_transcripts_are_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no transcripts.jsonl"):
+        list(read_transcripts(tmp_path))
+
+
+def test_tensorboard_gets_scalars_and_text(record, trial, tmp_path):
+    board = TranscriptTensorBoard()
+    result = make_result(1, transcripts=[record, record], turns_mean=4.0)
+    board.log_trial_start(trial)
+    board.log_trial_result(1, trial, result)
+    board.log_trial_end(trial)
+    assert len(read_result(result)) == 2  # left for the next logger
+    events, texts = texts_in(tmp_path)
+    assert texts == ["transcripts/train/best/text_summary"]
+    scalars = events.Tags()["scalars"]
+    assert "ray/tune/env_runners/turns_mean" in scalars
+    assert not any("transcripts" in tag for tag in scalars)
+    assert not events.Tags()["histograms"]
+
+
+def test_markdown_keeps_fences_and_gaps(record):
+    text = to_markdown(record)
+    assert "````\na ``` b" in text
+    assert "*4 turns left out*" in text
+    assert "**return 0**" in text and "seed 5" in text
+    assert "ended by length" in text
+
+
+@pytest.mark.ray
+def test_a_tune_run_keeps_transcripts_beside_its_results(
+    ray_session, config, tmp_path, capsys
+):
+    config.evaluation(evaluation_interval=2, evaluation_duration=8)
+    config.rollouts(episodes_per_iteration=4)
+    callbacks = run_callbacks("my_recipe", config, total_iterations=2)
+    results = tune.Tuner(
+        LLMPPO,
+        param_space=config,
+        run_config=tune.RunConfig(
+            name="run",
+            storage_path=str(tmp_path),
+            verbose=0,
+            stop={"training_iteration": 2},
+            callbacks=callbacks,
+        ),
+    ).fit()
+    folder = results[0].path
+    records = list(read_transcripts(tmp_path / "run"))
+    found = [(r["iteration"], r["split"]) for r in records]
+    assert found == [(1, "train")] * 4 + [(2, "train")] * 4 + [(2, "evaluation")] * 4
+    with open(f"{folder}/result.json") as file:
+        for line in file:
+            result = json.loads(line)
+            assert "transcripts" not in result["env_runners"]
+            assert "transcripts" not in result.get("evaluation", {})
+    assert len(texts_in(folder)[1]) == 6
+    out = capsys.readouterr().out
+    assert "my_recipe" in out and "eval success" in out and "--resume" in out

@@ -1,0 +1,32 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Before torch or ray are imported, here and in Ray's workers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+if "RLLIB_LLM_CACHE" not in os.environ:
+    os.environ["RLLIB_LLM_CACHE"] = tempfile.mkdtemp(prefix="rllib_llm_cache_")
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread():
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """One local Ray for the whole test session."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -1,0 +1,216 @@
+"""The env runner: exact episodes, groups, limits, failures, determinism."""
+
+import time
+
+import numpy as np
+import pytest
+from rllib_llm import columns
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import EnvContractError
+from rllib_llm.types import StopPolicy, StopReason, Task
+from runner_helpers import (
+    Broken,
+    Countdown,
+    Endless,
+    Flaky,
+    Hanging,
+    NaNReward,
+    Slow,
+    make_runner,
+)
+
+
+def tasks(count, group_size=1):
+    return TaskSource(seed=1, group_size=group_size).next_groups(count)
+
+
+def sampled(episodes):
+    return [
+        [t.action_ids.tolist() for t in e.get_extra_model_outputs(columns.TURN)]
+        for e in episodes
+    ]
+
+
+def reasons(episodes):
+    return [episode_data(e).stop_reason for e in episodes]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    return make_runner(Countdown)
+
+
+def test_exactly_the_asked_episodes_in_order_no_length_bias(runner):
+    asked = tasks(40)
+    episodes = runner.sample(tasks=asked)
+    assert [episode_data(e).task for e in episodes] == asked
+    # A sampler that returns the first to finish would drop the long ones.
+    lengths = [len(e) for e in episodes]
+    truth = []
+    for task in asked:
+        env = Countdown()
+        env.reset(seed=task.seed)
+        truth.append(env.left)
+    assert lengths == truth
+    assert set(reasons(episodes)) == {StopReason.TERMINATED}
+
+
+def test_counts_are_exact_for_num_episodes(runner):
+    for count in (1, 3, 13):
+        assert len(runner.sample(num_episodes=count)) == count
+    episodes = runner.sample(num_timesteps=30)
+    assert sum(map(len, episodes)) >= 30
+
+
+def test_groups_share_seed_and_options_and_differ_in_samples(runner):
+    episodes = runner.sample(tasks=tasks(3, group_size=4))
+    groups: dict[int, list] = {}
+    for episode in episodes:
+        groups.setdefault(episode_data(episode).task.group_id, []).append(episode)
+    assert sorted(map(len, groups.values())) == [4, 4, 4]
+    for members in groups.values():
+        assert len({e.get_observations(0) for e in members}) == 1
+        assert len({str(s) for s in sampled(members)}) == 4
+
+
+def test_same_seed_same_episodes_whatever_runs_beside(runner):
+    asked = tasks(12)
+    together = sampled(runner.sample(tasks=asked))
+    again = sampled(runner.sample(tasks=asked))
+    alone = [sampled(runner.sample(tasks=[task]))[0] for task in asked[:4]]
+    assert together == again
+    assert together[:4] == alone
+
+
+def test_greedy_differs_from_sampled_and_repeats(runner):
+    asked = tasks(4)
+    greedy = sampled(runner.sample(tasks=asked, explore=False))
+    assert greedy == sampled(runner.sample(tasks=asked, explore=False))
+    assert greedy != sampled(runner.sample(tasks=asked, explore=True))
+
+
+def test_conversation_ids_are_the_concatenated_turns(runner):
+    (episode,) = runner.sample(tasks=[Task(0, 0, 7, {"length": 3, "split": "train"})])
+    turns = episode.get_extra_model_outputs(columns.TURN)
+    ids = np.concatenate([np.r_[t.prompt_ids, t.action_ids] for t in turns])
+    assert episode_data(episode).ids == ids.tolist()
+    assert [m["role"] for m in episode_data(episode).messages] == (
+        ["user", "assistant"] * 3
+    )
+    assert all(len(t.action_ids) == len(t.action_logps) for t in turns)
+
+
+def test_max_turns_truncates_and_keeps_the_final_observation():
+    runner = make_runner(Endless, max_turns=3)
+    (episode,) = runner.sample(num_episodes=1)
+    assert len(episode) == 3 and episode.is_truncated and not episode.is_terminated
+    data = episode_data(episode)
+    assert data.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_TOKENS_TURN)
+    assert data.prompt is not None and len(data.prompt.ids) > 0
+
+
+def test_max_tokens_per_episode():
+    runner = make_runner(Endless, max_tokens_per_episode=10)
+    for episode in runner.sample(num_episodes=4):
+        data = episode_data(episode)
+        assert data.stop_reason is StopReason.MAX_TOKENS_EPISODE
+        assert data.num_sampled <= 10
+
+
+def test_context_overflow_is_a_stop_reason():
+    runner = make_runner(
+        Endless, generation={"max_new_tokens": 4, "max_context_tokens": 120}
+    )
+    for episode in runner.sample(num_episodes=3):
+        data = episode_data(episode)
+        assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
+        assert episode.is_truncated and len(data.ids) <= 120
+
+
+def test_failed_episodes_are_retried_and_excluded_from_nothing():
+    Flaky.failures.clear()
+    runner = make_runner(Flaky)
+    asked = tasks(9)
+    episodes = runner.sample(tasks=asked)
+    assert len(episodes) == 9 and Flaky.failures
+    assert runner.get_metrics()["num_episodes_failed"].peek() == 0
+
+
+def test_an_environment_that_always_fails_is_fatal_with_the_reason():
+    runner = make_runner(Broken)
+    with pytest.raises(EnvContractError, match=r"out of order"):
+        runner.sample(num_episodes=3)
+
+
+def test_failures_below_the_limit_are_counted_and_left_out():
+    runner = make_runner(Broken, max_failed_fraction=1.0, max_retries=0)
+    assert runner.sample(num_episodes=3) == []
+    assert runner.get_metrics()["num_episodes_failed"].peek() == 3
+
+
+def test_a_hanging_step_times_out_and_is_dropped():
+    runner = make_runner(
+        Hanging, step_timeout_s=0.3, max_failed_fraction=1.0, max_retries=0
+    )
+    started = time.perf_counter()
+    assert runner.sample(num_episodes=2) == []
+    assert time.perf_counter() - started < 20
+
+
+def test_a_timeout_may_be_kept_and_masked():
+    runner = make_runner(
+        Slow,
+        env_config={"length": 40},
+        episode_timeout_s=0.3,
+        stop_policies={"timeout": "mask"},
+    )
+    for episode in runner.sample(num_episodes=2):
+        data = episode_data(episode)
+        assert data.stop_reason is StopReason.TIMEOUT
+        assert data.stop_policy is StopPolicy.MASK and episode.is_truncated
+
+
+def test_slow_environments_overlap():
+    runner = make_runner(Slow, env_config={"length": 3}, slots=16)
+    runner.sample(num_episodes=16)  # threads and caches warm
+    started = time.perf_counter()
+    runner.sample(num_episodes=16)
+    # One after the other the steps alone would take 16 * 3 * 20 ms = 0.96 s.
+    assert time.perf_counter() - started < 0.8
+
+
+def test_nan_reward_names_the_seed():
+    runner = make_runner(NaNReward)
+    with pytest.raises(EnvContractError, match=r"reward nan at turn 1 of seed"):
+        runner.sample(num_episodes=1)
+
+
+def test_more_episodes_than_slots():
+    runner = make_runner(Countdown, slots=2)
+    assert len(runner.sample(num_episodes=9)) == 9
+
+
+def test_evaluation_tasks_are_held_out_and_the_same_every_time():
+    train, evaluation = TaskSource(seed=5), TaskSource(seed=0, split="test")
+    fixed = evaluation.fixed(20)
+    assert fixed == evaluation.fixed(20)
+    assert {t.seed for t in fixed}.isdisjoint(
+        t.seed for t in train.next_groups(500)
+    )
+    assert all(t.options["split"] == "test" for t in fixed)
+
+
+def test_task_cursor_survives():
+    source = TaskSource(seed=3, group_size=2)
+    source.next_groups(5)
+    other = TaskSource(seed=3, group_size=2)
+    other.set_state(source.get_state())
+    assert source.next_groups(2) == other.next_groups(2)
+
+
+def test_state_round_trip(runner):
+    other = make_runner(Countdown)
+    other.set_state(runner.get_state())
+    asked = tasks(3)
+    assert sampled(other.sample(tasks=asked)) == sampled(runner.sample(tasks=asked))
