@@ -1,7 +1,8 @@
-"""Every private or fragile touch point with other libraries, one function each.
+"""Every private or fragile touch point with other libraries.
 
-``tests/test_compat.py`` pins what is relied upon, so that an upgrade that moves
-something fails there and nowhere else.
+What is called is wrapped in one function each; what RLlib's classes are extended by is
+listed in ``RLLIB_TOUCH_POINTS``. ``tests/test_compat.py`` pins all of it, so that an
+upgrade that moves something fails there and says what.
 """
 
 from __future__ import annotations
@@ -10,6 +11,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
+
+# Class to the names that we override, call or read there without being promised them.
+RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
+    "ray.rllib.algorithms.algorithm_config.AlgorithmConfig": (
+        "_env_to_module_connector",
+        "_module_to_env_connector",
+        "_learner_connector",
+        "validate_train_batch_size_vs_rollout_fragment_length",
+    ),
+    "ray.rllib.core.learner.learner.Learner": (
+        "_create_iterator_if_necessary",
+        "_make_batch_if_necessary",
+        "_learner_connector",
+        "_module",
+        "_optimizer_lr_schedules",
+        "_optimizer_parameters",
+        "_params",
+        "_set_optimizer_lr",
+        "_weights_seq_no",
+    ),
+    "ray.rllib.core.learner.torch.torch_learner.TorchLearner": (
+        "_device",
+        "_make_modules_ddp_if_necessary",
+        "_uncompiled_update",
+    ),
+    "ray.rllib.algorithms.ppo.ppo_learner.PPOLearner": (
+        "curr_kl_coeffs_per_module",
+        "entropy_coeff_schedulers_per_module",
+    ),
+    "ray.rllib.core.learner.learner_group.LearnerGroup": ("_learner",),
+    "ray.rllib.core.rl_module.torch.torch_rl_module.TorchRLModule": (
+        "_forward",
+        "_forward_train",
+    ),
+}
 
 
 def lora_layers(model: nn.Module) -> list[Any]:

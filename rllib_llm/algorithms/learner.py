@@ -18,6 +18,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.token_stats import explained_variance
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_gae import TokenGAE
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
@@ -252,10 +253,18 @@ class LLMLearnerMixin:
 
     def _log_stats(self) -> None:
         for module_id, stats in self._stats.items():
-            for key, total in stats.items():
-                weight = stats.get(key + "/weight")
-                if weight:
-                    self.metrics.log_value((module_id, key), total / weight, window=1)
+            means = {
+                key: total / stats[key + "/weight"]
+                for key, total in stats.items()
+                if stats.get(key + "/weight")
+            }
+            if "value_target_mean" in means:
+                explained = explained_variance(means)
+                means = {k: v for k, v in means.items() if not k.startswith("value_")}
+                if explained is not None:
+                    means["vf_explained_var"] = explained
+            for key, value in means.items():
+                self.metrics.log_value((module_id, key), value, window=1)
         for key, value in self._maxima.items():
             self.metrics.log_value(key, value, window=1)
         self._stats.clear()

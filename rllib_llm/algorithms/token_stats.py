@@ -48,7 +48,26 @@ def add_token_stats(
     if columns.VALUES in batch:
         targets = batch[Columns.VALUE_TARGETS][mask]
         error = targets - batch[columns.VALUES][mask]
-        learner._add_stat(module_id, "value_mean", float(targets.mean()), trained)
-        if trained > 1 and float(targets.var()) > 0.0:
-            explained = 1.0 - float(error.var() / targets.var())
-            learner._add_stat(module_id, "vf_explained_var", explained, trained)
+        for key, value in (
+            ("value_target_mean", targets.mean()),
+            ("value_target_square", targets.square().mean()),
+            ("value_error_mean", error.mean()),
+            ("value_error_square", error.square().mean()),
+        ):
+            learner._add_stat(module_id, key, float(value), trained)
+
+
+def explained_variance(stats: dict[str, float]) -> float | None:
+    """Return the share of the value targets' variance that the critic explains.
+
+    Args:
+        stats: Means over all trained tokens of an update, as accumulated above.
+
+    Returns:
+        1 - Var(error) / Var(target), or None where targets do not vary.
+    """
+    variance = stats["value_target_square"] - stats["value_target_mean"] ** 2
+    if variance <= 1e-12:
+        return None
+    error = stats["value_error_square"] - stats["value_error_mean"] ** 2
+    return 1.0 - error / variance

@@ -8,7 +8,8 @@ from typing import Any
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.modules.loading import DTYPES, find_model
+from rllib_llm.modules.loading import DTYPES, check_keys, find_model, lora_settings
+from rllib_llm.modules.tiny import TINY_DEFAULTS
 from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS
 from rllib_llm.types import StopPolicy, StopReason
 
@@ -68,6 +69,14 @@ def validate(config: Any) -> None:
             "Several policies are not supported by LLMEnvRunner yet; leave "
             ".multi_agent() out."
         )
+    _validate_model(config)
+
+
+def _validate_model(config: Any) -> None:
+    lora = lora_settings(config.lm_lora)
+    if lora != config.lm_lora:
+        config.lm_lora = lora
+    check_keys("language_model.tiny", config.lm_tiny, TINY_DEFAULTS)
     if config.lm_model != "tiny":
         find_model(config.lm_model, weights_follow=not config.lm_lora)
 

@@ -46,6 +46,6 @@ def _context(model: str | None, given: int | None) -> int | None:
 def _refuse_tiny(model: str) -> None:
     if model == "tiny":
         raise ConfigError(
-            "The tiny model's tokenizer is made for each environment and fits it. Give a "
-            "checkpoint folder or a hub id."
+            "The tiny model's tokenizer is made for each environment and fits it. Give "
+            "a checkpoint folder or a hub id."
         )

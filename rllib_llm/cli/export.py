@@ -22,7 +22,9 @@ def export(
         CheckpointError: If what was written does not load as the same model.
     """
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"{out} exists. Choose a new folder, so that nothing is lost.")
+        raise ConfigError(
+            f"{out} exists. Choose a new folder, so that nothing is lost."
+        )
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
@@ -60,7 +62,7 @@ def verify(folder: Path, module: Any) -> int:
     tolerance = 1e-4 if model.dtype == torch.float32 else 0.05 * ours.abs().max().item()
     if gap > tolerance:
         raise CheckpointError(
-            f"{folder} was written, but its logits differ from the policy's by {gap:.3g}. "
-            "Do not use it; please report this."
+            f"{folder} was written, but its logits differ from the policy's by "
+            f"{gap:.3g}. Do not use it; please report this."
         )
     return sum(p.numel() for p in model.parameters())

@@ -20,7 +20,9 @@ def show(kind: str | None) -> None:
         ConfigError: For an unknown kind.
     """
     if kind is not None and kind not in _KINDS:
-        raise ConfigError(f"Nothing to list called {kind!r}. {did_you_mean(kind, _KINDS)}")
+        raise ConfigError(
+            f"Nothing to list called {kind!r}. {did_you_mean(kind, _KINDS)}"
+        )
     for name in [kind] if kind else _KINDS:
         rows = list(_KINDS[name]())
         typer.echo(f"{name}:")

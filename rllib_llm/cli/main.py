@@ -56,7 +56,10 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version.", callback=_print_version, is_eager=True
+            "--version",
+            help="Show the version.",
+            callback=_print_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
@@ -113,7 +116,9 @@ def evaluate(
     ] = 200,
     greedy: Annotated[
         bool,
-        typer.Option("--greedy/--sampled", help="Most likely tokens, or as in training."),
+        typer.Option(
+            "--greedy/--sampled", help="Most likely tokens, or as in training."
+        ),
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage: Storage = None,
@@ -165,7 +170,8 @@ def list_(
 @app.command()
 def check(
     env: Annotated[
-        str, typer.Argument(help="Registered name, Gymnasium id, or package.module:Name.")
+        str,
+        typer.Argument(help="Registered name, Gymnasium id, or package.module:Name."),
     ],
     options: Annotated[
         list[str] | None,

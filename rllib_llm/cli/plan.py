@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from rllib_llm.cli.progress import preparing
 from rllib_llm.recipes import Recipe, spaces
@@ -15,14 +14,9 @@ def show_plan(recipe: Recipe) -> None:
     config = recipe.build_config(spaces.first_of)
     with preparing() as on_progress:
         plan = make_plan(config, on_progress)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
     for name, value in (*_headline(recipe, config), *_lines(plan)):
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print("Dry run: nothing was trained. All checks passed.")
+        typer.echo(f"{name:<14} {value}")
+    typer.echo("Dry run: nothing was trained. All checks passed.")
 
 
 def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
@@ -34,7 +28,10 @@ def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
     trials = str(recipe.tune["num_samples"]) if not recipe.has_search else "search"
     return [
         ("recipe", f"{recipe.name}   {recipe.algo} on {config.env}"),
-        ("model", f"{config.lm_model} {config.lm_dtype}, LoRA {config.lm_lora or 'off'}"),
+        (
+            "model",
+            f"{config.lm_model} {config.lm_dtype}, LoRA {config.lm_lora or 'off'}",
+        ),
         ("warm start", f"{config.warm_start_demonstrations} demonstrations"),
         ("trials", trials),
         ("stop", stop),

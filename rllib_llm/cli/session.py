@@ -22,7 +22,15 @@ _ALWAYS = {
     # Seconds between Tune's records of a run: less is lost when it is killed.
     "TUNE_GLOBAL_CHECKPOINT_S": "5",
 }
-_CHATTY_LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray.train", "transformers", "absl")
+_LOGGER_LEVELS = {
+    "ray": logging.ERROR,
+    "ray.rllib": logging.ERROR,
+    # Tune logs the whole remote traceback of a failed trial; the command prints the
+    # error itself, last, and where the traceback lies.
+    "ray.tune": logging.CRITICAL,
+    "ray.train": logging.ERROR,
+    "transformers": logging.ERROR,
+}
 
 
 def configure_output(*, verbose: bool) -> None:
@@ -37,11 +45,12 @@ def configure_output(*, verbose: bool) -> None:
 
 
 def quiet_loggers() -> None:
-    """Raise the level of chatty libraries' loggers to ERROR."""
-    import ray.rllib  # noqa: F401  (its import sets the levels that are raised here)
+    """Raise the levels of chatty libraries' loggers."""
+    import ray.rllib
+    import ray.tune  # noqa: F401  (their imports set the levels that are raised here)
 
-    for name in _CHATTY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name, level in _LOGGER_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 
 from rllib_llm.cli.failures import describe
@@ -36,15 +37,17 @@ def train(
     if resume is None:
         if name is None:
             raise ConfigError(
-                "Which recipe? Give a name ('rllib-llm list examples'), a YAML file, or "
-                "--resume RUN."
+                "Which recipe? Give a name ('rllib-llm list examples'), a YAML file, "
+                "or --resume RUN."
             )
         recipe, run = load_recipe(name, overrides), None
     else:
         recipe, run = _resumed(name, overrides, resume, storage)
     recipe.validate()
     if as_test and not recipe.expect:
-        raise ConfigError(f"--as-test: {recipe.name} has no 'expect' to hold it against.")
+        raise ConfigError(
+            f"--as-test: {recipe.name} has no 'expect' to hold it against."
+        )
     if dry_run:
         from rllib_llm.cli.plan import show_plan
 
@@ -85,6 +88,8 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
     from rllib_llm.recipes.resuming import prepare_resume
     from rllib_llm.recipes.tuning import make_tuner
 
+    # Tune draws search spaces from numpy's global generator.
+    np.random.seed(spaces.first_of(recipe.resolved.get("seed", 0)))
     if run is None:
         tuner = make_tuner(recipe, storage, config=_with_model(recipe))
         return tuner.fit()
@@ -92,8 +97,8 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
     if how is None:
         reached = ", ".join(f"{k} {v}" for k, v in recipe.stop.items())
         typer.echo(
-            f"Nothing to do: {run.name} has reached {reached}. To go on: rllib-llm train "
-            f"--resume {run} stop.training_iteration=N"
+            f"Nothing to do: {run.name} has reached {reached}. To go on: rllib-llm "
+            f"train --resume {run} stop.training_iteration=N"
         )
         return None
     config = _with_model(recipe)
@@ -103,7 +108,7 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
 
 
 def _with_model(recipe: Recipe) -> Any:
-    """Prepare the model here, where progress can be seen, unless trials differ in it."""
+    """Prepare the model here, where progress shows, unless trials differ in it."""
     from rllib_llm.algorithms.preflight import preflight
     from rllib_llm.modules.preparation import prepare_language_model
 
@@ -124,16 +129,21 @@ def _with_model(recipe: Recipe) -> Any:
 def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
     """Say what went wrong, last, and return the exit status."""
     if results.errors:
-        first = results.errors[0]
-        failed = f"{results.num_errors} of {len(results)} trials failed."
-        typer.echo(f"{failed} The first error:\n{describe(first)}", err=True)
+        failed = next(r for r in results if r.error is not None)
+        typer.echo(
+            f"{results.num_errors} of {len(results)} trials failed. Traceback: "
+            f"{failed.path}/error.txt\n{describe(failed.error)}",
+            err=True,
+        )
         return 1
     if not all((r.metrics or {}).get("done") for r in results):
         typer.echo("Interrupted before the end; --resume continues.", err=True)
         return INTERRUPTED
     if not as_test:
         return 0
-    verdicts = judge(recipe.expect, {Path(r.path).name: _last_values(r) for r in results})
+    verdicts = judge(
+        recipe.expect, {Path(r.path).name: _last_values(r) for r in results}
+    )
     _print_verdicts(verdicts)
     return 0 if verdicts and all(v.ok for v in verdicts) else 1
 
@@ -147,12 +157,12 @@ def _last_values(result: Any) -> dict[str, Any]:
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("trial", "metric", "expected", "value", "verdict", title="expect")
+    rows = [("trial", "metric", "expected", "value", "verdict")]
     for v in verdicts:
         bounds = ", ".join(f"{k} {b:g}" for k, b in sorted(v.bounds.items()))
         value = "not reported" if v.value is None else f"{v.value:.4g}"
-        table.add_row(v.trial, v.metric, bounds, value, "ok" if v.ok else "FAILED")
-    Console(safe_box=True).print(table)
+        rows.append((v.trial, v.metric, bounds, value, "ok" if v.ok else "FAILED"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())

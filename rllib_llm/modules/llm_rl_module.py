@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.fs
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
@@ -49,28 +51,30 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def setup(self) -> None:
         self.action_dist_cls = TokenLogps
         self._turn_sampler: TurnSampler | None = None
+        lora = loading.lora_settings(self.model_config["lora"])
         model = loading.find_model(
-            self.model_config["model"], weights_follow=not self.model_config["lora"]
+            self.model_config["model"], weights_follow=lora is None
         )
         # Written back, so that this module's own checkpoints name what exists.
-        self.model_config = config = {**self.model_config, "model": model}
+        config = {**self.model_config, "model": model, "lora": lora}
+        self.model_config = config
         with torch.random.fork_rng():
             torch.manual_seed(config["init_seed"])
             self.lm = loading.load_causal_lm(
                 model,
                 config["dtype"],
-                needs_weights=bool(config["lora"]),
+                needs_weights=lora is not None,
                 **config.get("model_kwargs", {}),
             )
             # A frozen copy outside nn.Module's registration: it is neither trained nor
             # synced.
             self._reference: tuple[nn.Module, ...] = ()
-            if config["reference"] and not config["lora"] and not self.inference_only:
+            if config["reference"] and lora is None and not self.inference_only:
                 self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
             self._base = np.zeros(0, np.float32)
-            if config["lora"]:
+            if lora is not None:
                 self._base = state.fingerprint(self.lm.parameters())
-                self.lora_config = loading.add_lora(self.lm, config["lora"])
+                self.lora_config = loading.add_lora(self.lm, lora)
             if config["value_head"] is not None:
                 self.value_head = ValueHead(
                     self.lm.config.get_text_config().hidden_size, **config["value_head"]
@@ -201,7 +205,9 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """The critic is not needed to act."""
         return ["value_head"]
 
-    def shared_tensors(self, *, inference_only: bool = False) -> dict[str, torch.Tensor]:
+    def shared_tensors(
+        self, *, inference_only: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return what is synced and saved, each tensor once (tied weights too).
 
         Under LoRA these are the adapters (and the critic): the base never moves.
@@ -288,17 +294,23 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         save_policy(self, Path(folder), merged=merged)
 
     @override(RLModule)
-    def save_to_path(self, path: Any = None, *args: Any, **kwargs: Any) -> str:
+    def save_to_path(
+        self, path: Any = None, *, filesystem: Any = None, **kwargs: Any
+    ) -> str:
         """Write RLlib's module checkpoint plus the model's config and tokenizer.
 
         Weights stand in the module state only; ``rllib-llm export`` writes a complete
         Hugging Face folder.
         """
-        written = super().save_to_path(path, *args, **kwargs)
-        folder = Path(written) / HF_FOLDER
-        folder.mkdir(exist_ok=True)
-        self.lm.config.save_pretrained(folder)
-        loading.load_tokenizer(self.model_config["model"]).save_pretrained(folder)
+        written = super().save_to_path(path, filesystem=filesystem, **kwargs)
+        with tempfile.TemporaryDirectory() as folder:
+            self.lm.config.save_pretrained(folder)
+            loading.load_tokenizer(self.model_config["model"]).save_pretrained(folder)
+            target = filesystem or pyarrow.fs.LocalFileSystem()
+            target.create_dir(f"{written}/{HF_FOLDER}", recursive=True)
+            pyarrow.fs.copy_files(
+                folder, f"{written}/{HF_FOLDER}", destination_filesystem=target
+            )
         return written
 
     @classmethod

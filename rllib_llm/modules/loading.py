@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch import nn
 from rllib_llm import compat
 from rllib_llm.errors import (
     CheckpointError,
+    ConfigError,
     MissingExtraError,
     ModelError,
     TemplateError,
+    did_you_mean,
 )
 
 DTYPES = {
@@ -215,6 +217,33 @@ def context_length(model_config: Any) -> int | None:
     return int(length) if length else None
 
 
+def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return complete LoRA settings (None for none).
+
+    Raises:
+        ConfigError: If a setting is unknown or out of range.
+    """
+    if lora is None:
+        return None
+    check_keys("language_model.lora", lora, LORA_DEFAULTS)
+    settings = {**LORA_DEFAULTS, **lora}
+    rank = settings["rank"]
+    if not isinstance(rank, int) or rank < 1:
+        raise ConfigError(
+            f"language_model.lora: rank={rank!r} must be an integer >= 1."
+        )
+    return settings
+
+
+def check_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for the first unknown key, naming the nearest known one."""
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{what} has no setting {key!r}. {did_you_mean(key, known)}"
+            )
+
+
 def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     """Inject LoRA adapters in place and freeze everything else.
 
@@ -234,7 +263,7 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise MissingExtraError.for_extra("peft", "lora") from error
-    settings = {**LORA_DEFAULTS, **lora}
+    settings = lora_settings(lora)
     targets = settings["target_modules"]
     if targets == "all-linear":
         targets = linear_layer_names(model)

@@ -99,6 +99,9 @@ def save_tiny_model(
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    from rllib_llm.modules.loading import check_keys, quiet_progress
+
+    check_keys("language_model.tiny", sizes, TINY_DEFAULTS)
     settings = {**TINY_DEFAULTS, **sizes}
     tokenizer = build_tokenizer(texts, settings["vocab_size"])
     # A small corpus saturates below vocab_size; unused rows would only cost time.
@@ -114,5 +117,6 @@ def save_tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
+    with quiet_progress():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -108,7 +108,9 @@ class Recipe:
             config.validate()
             config.make_text_env().close()
 
-    def tuner(self, storage_path: str | Path | None = None, **kwargs: Any) -> tune.Tuner:
+    def tuner(
+        self, storage_path: str | Path | None = None, **kwargs: Any
+    ) -> tune.Tuner:
         """Return a Tuner that runs this recipe (``rllib-llm train`` does no more).
 
         Args:

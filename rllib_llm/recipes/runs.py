@@ -51,8 +51,8 @@ def find_run(given: str | Path, storage: Path) -> Path:
     known = sorted(p.parent.name for p in storage.glob(f"*/{RECIPE_FILE}"))
     listed = f" Runs in {storage}: {', '.join(known[-5:])}." if known else ""
     raise CheckpointError(
-        f"The run {str(given)!r} does not exist. Give a run, trial or checkpoint folder, "
-        f"or the name of a run in {storage}.{listed}"
+        f"The run {str(given)!r} does not exist. Give a run, trial or checkpoint "
+        f"folder, or the name of a run in {storage}.{listed}"
     )
 
 

@@ -22,6 +22,7 @@ from rllib_llm.version import __version__
 if TYPE_CHECKING:
     from rllib_llm.recipes.recipe import Recipe
 
+
 def default_storage() -> Path:
     """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
     folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")

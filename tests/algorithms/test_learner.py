@@ -251,7 +251,9 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 
 
 def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():
-    config = make_config(ref_kl_coeff=1.0, ref_kl_in="reward", whiten_advantages=False)
+    config = make_config(
+        ref_kl_coeff=1.0, ref_kl_in="reward", whiten_advantages=False, lambda_=1.0
+    )
     learner = make_learner(config)
     made = [fake_episode(1, reward=0.0)]
     clean = make_batch(learner, made)
@@ -265,8 +267,7 @@ def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():
     found = drifted[Columns.ADVANTAGES][mask]
     # gamma = 1 and values 0: the advantage is the penalty still to come.
     expected = -torch.flip(torch.cumsum(torch.flip(kl, [0]), 0), [0])
-    if config.lambda_ == 1.0:
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert found.abs().max() > 1e-3
 
 

@@ -117,7 +117,9 @@ def test_space_before_the_end_of_turn():
 @pytest.mark.parametrize("family", CHAT_FAMILIES)
 def test_sampled_ids_are_never_encoded_again(family, history):
     renderer = ChatRenderer(make_tokenizer(family), history)
-    odd = [i for c in "Guess" for i in renderer.encode_reply(c)[:-1]]  # letter by letter
+    odd = [
+        i for c in "Guess" for i in renderer.encode_reply(c)[:-1]
+    ]  # letter by letter
     assert renderer.encode_reply("Guess")[:-1] != odd
     opening = conversation(0)
     ids = [*renderer.first(opening), *odd, renderer.end_of_turn_id]

@@ -14,9 +14,7 @@ from rllib_llm.modules.llm_rl_module import LLMRLModule
 LORA = {"rank": 4, "alpha": 8}
 
 
-def make_module(
-    model: str, *, inference_only: bool = False, **settings
-) -> LLMRLModule:
+def make_module(model: str, *, inference_only: bool = False, **settings) -> LLMRLModule:
     """Build a module; ``settings`` override its model_config."""
     config = {
         "model": model,

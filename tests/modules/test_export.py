@@ -83,7 +83,10 @@ def test_tied_embeddings_stay_tied(tmp_path, family, tied, lora):
 def test_the_tokenizer_goes_along(tmp_path, family, merged):
     module = family_module(tmp_path / "model", family, lora=LORA)
     module.save_model(tmp_path / "out", merged=merged)
-    ours, theirs = make_tokenizer(family), AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours, theirs = (
+        make_tokenizer(family),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
     text = "Guess: 12, too \u20ac low\n<|im_end|><end_of_turn><|eot_id|>"
     assert theirs(text)["input_ids"] == ours(text)["input_ids"]
     assert theirs.chat_template == ours.chat_template
@@ -96,9 +99,7 @@ def test_bfloat16_stays_bfloat16(tmp_path, lora):
     module.save_model(tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16
-    assert torch.equal(
-        loaded.model.norm.weight, module.lm.model.norm.weight
-    )
+    assert torch.equal(loaded.model.norm.weight, module.lm.model.norm.weight)
 
 
 def test_an_export_is_a_model_to_train_from(tmp_path):

@@ -46,9 +46,7 @@ def test_models_that_scale_their_logits_go_through_their_own_forward(tmp_path, f
     rows = random_rows()
     embeddings = module._forward(rows)[Columns.EMBEDDINGS]
     real = rows[columns.ATTENTION_MASK]
-    torch.testing.assert_close(
-        embeddings[real], module._hidden(module.lm, rows)[real]
-    )
+    torch.testing.assert_close(embeddings[real], module._hidden(module.lm, rows)[real])
 
 
 def test_the_common_families_need_no_logits_of_prompts(tmp_path):
@@ -228,6 +226,12 @@ def test_lora_starts_as_the_base_and_trains_adapters_and_critic_only(tmp_path, f
     for name, parameter in module.named_parameters():
         moved = not torch.equal(parameter, before[name])
         assert moved == (name in trained), name
+
+
+def test_an_empty_dict_is_lora_with_its_defaults(tmp_path):
+    module = family_module(tmp_path, "qwen2", lora={})
+    assert module.model_config["lora"]["rank"] == 16
+    assert "lm.lm_head.weight" not in module.get_state()
 
 
 def test_adapters_off_can_be_nested_and_is_undone_after_an_error(tmp_path):

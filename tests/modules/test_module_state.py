@@ -205,6 +205,17 @@ def test_checkpoint_round_trip(tmp_path, settings):
     assert torch.equal(scores_of(module, rows)[0], scores_of(restored, rows)[0])
 
 
+def test_a_checkpoint_on_another_filesystem(tmp_path):
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    module = family_module(tmp_path / "model", "qwen2")
+    remote = SubTreeFileSystem(str(tmp_path / "bucket"), LocalFileSystem())
+    module.save_to_path("run/module", filesystem=remote)
+    restored = LLMRLModule.from_checkpoint(tmp_path / "bucket" / "run" / "module")
+    assert_bit_equal(module.get_state(), restored.get_state())
+    assert (tmp_path / "bucket/run/module/hf/tokenizer.json").is_file()
+
+
 @pytest.mark.parametrize("settings", [{}, {"reference": True}, {"dtype": "bfloat16"}])
 def test_a_full_checkpoint_outlives_its_model_folder(tmp_path, settings):
     module = family_module(tmp_path / "model", "gemma2", **settings)

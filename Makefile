@@ -1,0 +1,50 @@
+# make demo | make test | make test-fast | make lint | make wheel
+# Everything happens in an own virtual environment, VENV. It is reused as long as
+# setup.py and constraints.txt stay as they are.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && \
+	echo $$p && break; done)
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+TORCH = $(shell grep '^torch==' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-slow lint wheel clean
+
+help:
+	@sed -n '1,3p' Makefile
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/rllib-llm train frozen_lake_ppo
+
+test: test-fast test-slow
+
+test-fast: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m "slow and not gpu"
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+wheel: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pip wheel --no-deps --no-build-isolation -w dist .
+
+# torch comes first: left to the resolver, another build of it might be chosen.
+$(VENV)/.installed: setup.py constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.10 or newer is needed."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,62 @@
+"""Packaging of rllib_llm; tools are configured in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION: dict[str, str] = {}
+exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
+
+LORA = ["peft>=0.18"]
+
+setup(
+    name="rllib-llm",
+    version=VERSION["__version__"],
+    description="Train LLM agents by reinforcement learning, with Ray RLlib",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    # The links algorithms/ and envs/ at the top level are for readers only.
+    packages=[
+        *find_packages(include=["rllib_llm", "rllib_llm.*"]),
+        "rllib_llm.tuned_examples",
+    ],
+    package_dir={"rllib_llm.tuned_examples": "tuned_examples"},
+    package_data={
+        "rllib_llm": ["py.typed"],
+        "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
+    },
+    include_package_data=False,
+    install_requires=[
+        "ray[rllib]>=2.60,<2.61",  # compat.py and recipes/ touch its private parts
+        "torch>=2.6",
+        "transformers>=5.16,<6",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "gymnasium",
+        "filelock",
+        "pyyaml",
+        "rich",
+        "typer>=0.15",
+        "typing_extensions",
+        "tensorboard",
+    ],
+    extras_require={
+        "vllm": ["vllm>=0.31,<0.33"],
+        "lora": LORA,
+        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA],
+        "docs": ["matplotlib"],
+    },
+    entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

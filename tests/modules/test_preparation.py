@@ -1,0 +1,148 @@
+"""The embedded model and the cache of prepared models."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hf_folders import write_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rllib_llm import LLMPPOConfig
+from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules import preparation
+from rllib_llm.modules.loading import load_causal_lm, load_tokenizer
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.modules.tiny import TINY_DEFAULTS, build_tokenizer
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder for each test."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("RLLIB_LLM_CACHE", str(folder))
+    return folder
+
+
+def config(**tiny) -> LLMPPOConfig:
+    """Return a config with a small embedded model."""
+    return (
+        LLMPPOConfig()
+        .environment("guess_number-v0", env_config={"upper": 7})
+        .language_model(tiny={**SMALL, **tiny})
+    )
+
+
+def test_the_embedded_model_is_an_ordinary_checkpoint_folder(cache, capfd):
+    folder = prepare_language_model(config())
+    assert str(cache) in folder
+    assert "Writing" not in "".join(capfd.readouterr())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert model.config.model_type == "qwen3"
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.max_position_embeddings == 2048
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_its_tokenizer_reads_digits_one_by_one_and_any_text():
+    tokenizer = build_tokenizer(["guess 1234 guess 1234"] * 9, vocab_size=400)
+    assert len(tokenizer("1234")["input_ids"]) == 4
+    text = "na\u00efve \u20ac <think>\t\n  two  spaces"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert ChatRenderer(tokenizer).rewrites is None
+
+
+def test_the_same_settings_find_the_same_model_again(cache):
+    seen = []
+    first = prepare_language_model(config(), lambda phase, done: seen.append(phase))
+    again = prepare_language_model(config(), lambda phase, done: seen.append("again"))
+    assert first == again
+    assert set(seen) == {"tokenizer"}
+    others = [
+        config(hidden_size=48),
+        config().environment(env_config={"upper": 9}),
+        config().debugging(seed=1),
+    ]
+    assert len({first, *map(prepare_language_model, others)}) == 4
+
+
+def test_a_lost_cache_is_rebuilt_bit_by_bit(cache, monkeypatch):
+    """A LoRA checkpoint of the embedded model relies on it."""
+    first = load_causal_lm(prepare_language_model(config())).state_dict()
+    vocabulary = load_tokenizer(prepare_language_model(config())).get_vocab()
+    monkeypatch.setenv("RLLIB_LLM_CACHE", str(cache / "other"))
+    again = load_causal_lm(prepare_language_model(config())).state_dict()
+    assert all((again[n] == t).all() for n, t in first.items())
+    assert load_tokenizer(prepare_language_model(config())).get_vocab() == vocabulary
+
+
+def test_a_failed_build_leaves_nothing_behind(cache):
+    def fail(folder):
+        (folder / "config.json").write_text("{}")
+        raise RuntimeError("no space left")
+
+    with pytest.raises(RuntimeError, match="no space left"):
+        preparation._cached(["key"], fail)
+    assert not [p for p in cache.iterdir() if p.is_dir()]
+
+
+def test_two_builders_of_one_model_build_it_once(cache):
+    built, found = [], []
+
+    def build(folder):
+        built.append(folder)
+        (folder / "config.json").write_text("{}")
+
+    def work():
+        found.append(preparation._cached(["key"], build))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert len(set(found)) == 1
+
+
+def test_a_given_folder_is_used_as_it_is(tmp_path, cache):
+    folder = write_folder(tmp_path / "model", "qwen2")
+    assert prepare_language_model(config().language_model(model=folder)) == folder
+    assert not cache.exists()
+
+
+def test_context_length_of_models(tmp_path):
+    folder = write_folder(tmp_path / "model", "qwen2")
+    assert preparation.model_context_length(folder) == 512
+    assert (
+        preparation.model_context_length("tiny")
+        == TINY_DEFAULTS["max_position_embeddings"]
+    )
+    with pytest.raises(ModelError, match="does not exist"):
+        preparation.model_context_length("/no/such/folder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"tiny": {"hiden_size": 3}},
+            "tiny has no setting 'hiden_size'.*'hidden_size'",
+        ),
+        ({"lora": {"rnk": 3}}, "lora has no setting 'rnk'. Did you mean 'rank'"),
+        ({"lora": {"rank": 0}}, "rank=0 must be an integer >= 1"),
+    ],
+)
+def test_mistaken_settings_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        config().language_model(**settings).validate()
+
+
+def test_an_empty_lora_dict_means_the_defaults():
+    with_lora = config().language_model(lora={})
+    with_lora.validate()
+    assert with_lora.lm_lora["rank"] == 16
