@@ -266,7 +266,7 @@ class LLMLearnerMixin:
             for key, value in means.items():
                 self.metrics.log_value((module_id, key), value, window=1)
         for key, value in self._maxima.items():
-            self.metrics.log_value(key, value, window=1)
+            self.metrics.log_value(key, value, reduce="max", window=1)
         self._stats.clear()
         self._maxima.clear()
         for module_id in self.module.keys():

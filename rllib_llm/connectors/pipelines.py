@@ -60,6 +60,7 @@ def learner_pipeline(
             loss_agg_mode=config.loss_agg_mode,
             loss_agg_constant=config.resolved_loss_agg_constant(),
             row_per_turn=config.row_per_turn,
+            observation_weight=getattr(config, "observation_weight", 0.0),
         ),
         ScoreRows(
             device=device,

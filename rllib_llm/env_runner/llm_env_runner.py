@@ -139,7 +139,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if random_actions:
             raise NotImplementedError("A language policy has no random actions.")
         explore = self.config.explore if explore is None else explore
-        with self.metrics.log_time(SAMPLE_TIMER):
+        with self.metrics.log_time(SAMPLE_TIMER, reduce="sum"):
             if tasks is not None:
                 episodes = self._play(tasks, explore)
             elif num_timesteps is not None:
@@ -153,9 +153,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _own_tasks(self, num_episodes: int) -> list[Task]:
         if self.config.in_evaluation:
-            # The same held-out tasks every time; runners take disjoint ones.
-            offset = max(0, (self.worker_index or 1) - 1) * num_episodes
-            return self._tasks.fixed(num_episodes, offset)
+            # The same held-out tasks every time, dealt out to the runners in turn.
+            first = max(0, (self.worker_index or 1) - 1)
+            return self._tasks.fixed(num_episodes, first, max(1, self.num_workers))
         return self._tasks.next_groups(
             math.ceil(num_episodes / self._tasks.group_size)
         )[:num_episodes]

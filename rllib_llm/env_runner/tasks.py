@@ -49,9 +49,11 @@ class TaskSource:
             for rollout in range(self.group_size)
         ]
 
-    def fixed(self, num_episodes: int, offset: int = 0) -> list[Task]:
-        """Return the same ``num_episodes`` single-rollout tasks at every call."""
-        return [self._task(offset + i, 0) for i in range(num_episodes)]
+    def fixed(
+        self, num_episodes: int, first: int = 0, stride: int = 1
+    ) -> list[Task]:
+        """Return the same single-rollout tasks ``first, first + stride, ...``."""
+        return [self._task(first + i * stride, 0) for i in range(num_episodes)]
 
     def _task(self, group: int, rollout: int) -> Task:
         return Task(

@@ -78,6 +78,7 @@ def _learner(config: Any, model: str) -> Any:
         )
         .training(
             lr=[[0, lr], [steps, 0.1 * lr]],
+            observation_weight=config.warm_start_observation_weight,
             micro_batch_tokens=config.micro_batch_tokens,
             grad_clip=1.0,
         )

@@ -95,7 +95,7 @@ class Recipe:
         return _build_config(self.resolved, values)
 
     def validate(self) -> None:
-        """Check every setting and build the environment once.
+        """Check every setting, and begin one episode of the environment.
 
         Search spaces are checked at their first and last values.
 
@@ -106,7 +106,9 @@ class Recipe:
         for values in variants:
             config = self.build_config(values)
             config.validate()
-            config.make_text_env().close()
+            env = config.make_text_env()
+            env.reset(seed=0, options={"split": "train"})  # options are read here
+            env.close()
 
     def tuner(
         self, storage_path: str | Path | None = None, **kwargs: Any

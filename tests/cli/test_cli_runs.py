@@ -1,0 +1,219 @@
+"""The command line at work: train, evaluate, export, resume, fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rllib_llm.recipes import runs, yaml_io
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
+
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+RECIPE = {
+    "algo": "LLMPPO",
+    "env": "copy_probe-v0",
+    "language_model": {"tiny": TINY},
+    "generation": {"max_new_tokens": 3},
+    "rollouts": {"episodes_per_iteration": 8},
+    "training": {"lr": 1e-3, "minibatch_size": 4},
+    "evaluation": {"evaluation_interval": 1, "evaluation_duration": 4},
+    "env_runners": {"num_envs_per_env_runner": 8},
+    "stop": {"training_iteration": 2},
+    "expect": {
+        "env_runners/episode_return_mean": {"min": 0, "max": 1},
+        "evaluation/env_runners/success_rate": 0,
+    },
+    "tune": {"checkpoint_frequency": 1},
+}
+# Numbers that depend on every weight and every sampled token.
+TELLING = (
+    ("env_runners", "episode_return_mean"),
+    ("env_runners", "num_completion_tokens"),
+    ("learners", "default_policy", "policy_loss"),
+    ("learners", "default_policy", "entropy"),
+    ("learners", "default_policy", "grad_norm"),
+)
+
+
+def write(path, **changes):
+    path.write_text(yaml_io.dump({**RECIPE, **changes}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def warm_started(storage, ray_session):
+    """A run of two iterations, begun with a warm start."""
+    from rllib_llm.cli.train import train
+
+    settings = {"demonstrations": 8, "epochs": 1, "minibatch_size": 4}
+    path = write(storage / "probe.yaml", warm_start=settings)
+    options = {"resume": None, "dry_run": False, "verbose": False, "storage": storage}
+    assert train([str(path)], as_test=True, **options) == 0
+    (run,) = storage.glob("probe_*")
+    return run
+
+
+def results(run):
+    """Return all reported results of a run's only trial, by iteration."""
+    (path,) = run.glob("trial_*/result.json")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["training_iteration"]: row for row in rows}
+
+
+def pick(result, key):
+    for part in key:
+        result = result[part]
+    return result
+
+
+def test_a_run_leaves_all_that_is_promised(warm_started):
+    (trial,) = warm_started.glob("trial_*")
+    assert runs.newest_checkpoint(trial) is not None
+    assert sorted(results(warm_started)) == [1, 2]
+    assert (trial / "transcripts.jsonl").is_file()
+    assert any(trial.glob("events.out.tfevents*"))
+    stored = runs.stored_recipe(warm_started)
+    assert stored["env"] == "copy_probe-v0" and "torch" in stored["versions"]
+
+
+def test_evaluate_gives_an_interval_and_repeats(call, warm_started):
+    args = ("evaluate", warm_started, "--episodes", 12, "--json")
+    first, again = call(*args), call(*args)
+    assert first[0] == 0
+    result = json.loads(first[1])
+    assert result["episodes"] == 12 and result["iteration"] == 2
+    assert result["success_low"] <= result["success_rate"] <= result["success_high"]
+    assert result == json.loads(again[1])
+    status, out, _ = call(
+        "evaluate", warm_started.name, "--storage", warm_started.parent
+    )
+    assert status == 0 and "95% interval" in out
+
+
+def test_export_loads_with_the_auto_classes(call, warm_started, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "exported"
+    status, said, err = call("export", warm_started, out)
+    assert status == 0 and "loaded back" in said, err
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert len(AutoTokenizer.from_pretrained(out)) == model.config.vocab_size
+    status, _, err = call("export", warm_started, out)
+    assert status == 1 and "exists" in err
+    status, _, err = call("export", warm_started, tmp_path / "x", "--adapter")
+    assert status == 1 and "without LoRA" in err
+
+
+def test_a_finished_run_goes_on_when_stop_is_extended(call, warm_started):
+    status, out, _ = call("train", "--resume", warm_started)
+    assert status == 0 and "Nothing to do" in out
+    longer = ("stop.training_iteration=3",)
+    status, _, err = call("train", "--resume", warm_started, *longer)
+    assert status == 0, err
+    assert sorted(results(warm_started)) == [1, 2, 3]
+
+
+def test_a_changed_recipe_is_not_resumed(call, warm_started):
+    status, _, err = call("train", "--resume", warm_started, "training.lr=1", "seed=4")
+    assert status == 1 and "differs in seed, training.lr" in err
+
+
+def test_a_broken_expectation_ends_with_status_1(call, storage):
+    bound = {"env_runners/episode_return_mean": 2.0, "no/such/metric": 0}
+    path = write(storage / "hopeless.yaml", expect=bound)
+    args = ("train", path, "--storage", storage, "stop.training_iteration=1")
+    status, out, _ = call(*args, "--as-test")
+    assert status == 1 and "FAILED" in out and "not reported" in out
+    assert call(*args)[0] == 0  # only --as-test judges
+
+
+def test_a_failing_trial_prints_its_first_error_last(call, storage, tmp_path):
+    module = tmp_path / "nan_reward_env.py"
+    module.write_text(
+        "from rllib_llm.envs import TextEnv, TurnResult\n"
+        "class NanReward(TextEnv):\n"
+        "    def start(self, rng):\n"
+        "        return 'Say something.'\n"
+        "    def reply(self, action):\n"
+        "        return TurnResult('ok', reward=float('nan'))\n"
+    )
+    path = write(tmp_path / "nan.yaml", env="nan_reward_env:NanReward")
+    done = subprocess.run(
+        command("train", path, "--storage", storage),
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("EnvContractError: ") and "must be finite" in last
+    assert "Traceback (most" not in done.stderr + done.stdout
+
+
+def test_a_search_runs_every_variant(call, storage):
+    path = write(storage / "grid.yaml", expect=None, training={"lr": {"grid": [1, 2]}})
+    status, _, err = call(
+        "train", path, "--storage", storage, "stop.training_iteration=1"
+    )
+    assert status == 0, err
+    (run,) = storage.glob("grid_*")
+    rates = [json.loads(p.read_text())["lr"] for p in run.glob("trial_*/params.json")]
+    assert sorted(rates) == [1, 2]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "rllib_llm", *map(str, arguments)]
+
+
+def environment(*folders):
+    paths = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
+    warm_start = {"demonstrations": 200, "mistake_rate": 0.5, "lr": 5e-3}
+    path = write(storage / "killed.yaml", evaluation=None, warm_start=warm_start)
+    endless = ("train", path, "--storage", storage, "stop.training_iteration=100000")
+    process = subprocess.Popen(
+        command(*endless), start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    newest = None
+    while newest is None or newest.name < "checkpoint_000003":
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+        found = [runs.newest_checkpoint(t) for t in storage.glob("killed_*/trial_*")]
+        newest = found[0] if found else None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (run,) = storage.glob("killed_*")
+    (trial,) = run.glob("trial_*")
+    at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
+    end = f"stop.training_iteration={at + 2}"
+    assert call("train", "--resume", run, end)[0] == 0
+    status, _, err = call("train", path, "--storage", storage / "reference", end)
+    assert status == 0, err
+    (reference,) = (storage / "reference").glob("killed_*")
+    expected, got = results(reference), results(run)
+    for iteration in (at + 1, at + 2):
+        assert pick(expected[iteration], TELLING[-1]) > 0  # something is learned
+        for key in TELLING:
+            assert pick(got[iteration], key) == pick(expected[iteration], key), key

@@ -1,0 +1,108 @@
+"""Finding runs and checkpoints, and refusing what is incomplete."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.recipes import recipe_from_dict, runs, yaml_io
+
+RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iteration": 2}}
+
+
+def write_checkpoint(folder):
+    for name in runs._REQUIRED:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps({"some": "state"}))
+    (folder / "rllib_checkpoint.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "storage" / "run"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text(yaml_io.dump(RECIPE))
+    for age, name in ((20, "checkpoint_000000"), (10, "checkpoint_000001")):
+        folder = write_checkpoint(run / "trial_a" / name)
+        stamp = os.stat(folder).st_mtime - age
+        os.utime(folder, (stamp, stamp))
+    return run
+
+
+def test_every_way_to_name_a_run_finds_the_newest_checkpoint(run):
+    newest = run / "trial_a" / "checkpoint_000001"
+    for given in (run, run / "trial_a", newest, "run"):
+        found = runs.locate_checkpoint(runs.find_run(given, run.parent))
+        assert (found.run, found.checkpoint) == (run, newest)
+    older = run / "trial_a" / "checkpoint_000000"
+    assert runs.locate_checkpoint(older).checkpoint == older
+    assert runs.run_folder(newest) == run
+
+
+def test_half_written_checkpoints_are_passed_over(run):
+    newest = run / "trial_a" / "checkpoint_000001"
+    state = newest / "algorithm_state.pkl"
+    whole = state.read_bytes()
+    for broken in (whole[:-1], b""):
+        state.write_bytes(broken)
+        assert runs.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
+        with pytest.raises(CheckpointError, match="interrupted"):
+            runs.locate_checkpoint(newest)
+    state.unlink()
+    assert runs.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
+
+
+def test_missing_runs_say_what_there_is(run, tmp_path):
+    with pytest.raises(CheckpointError, match="Runs in .*: run"):
+        runs.find_run("no_such_run", run.parent)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        runs.locate_checkpoint(empty)
+    with pytest.raises(CheckpointError, match="belongs to no run"):
+        runs.run_folder(empty)
+
+
+def test_only_stop_may_change_on_resume(run):
+    from rllib_llm.recipes.resuming import recipe_of_run
+
+    longer = recipe_of_run(run, overrides=["stop.training_iteration=9"])
+    assert longer.stop == {"training_iteration": 9}
+    with pytest.raises(ConfigError, match=r"differs in seed, training\.lr\."):
+        recipe_of_run(run, overrides=["training.lr=1", "seed=3"])
+    other = recipe_from_dict({**RECIPE, "env_config": {"upper": 7}})
+    with pytest.raises(ConfigError, match=r"differs in env_config"):
+        recipe_of_run(run, other)
+
+
+def test_differing_keys_are_dotted_and_symmetric():
+    a, b = {"x": {"y": 1, "z": 2}, "w": {}}, {"x": {"y": 3}, "v": 1}
+    assert runs.differing_keys(a, b) == ["v", "w", "x.y", "x.z"]
+    assert runs.differing_keys(b, a) == runs.differing_keys(a, b)
+    assert runs.differing_keys(a, a) == []
+
+
+def test_the_stored_recipe_loads_again(tmp_path):
+    from rllib_llm.recipes.resuming import recipe_of_run
+    from rllib_llm.recipes.tuning import write_recipe
+
+    recipe = recipe_from_dict({**RECIPE, "training": {"lr": {"loguniform": [1e-6, 1]}}})
+    write_recipe(recipe, tmp_path)
+    assert "ray" in runs.stored_recipe(tmp_path)["versions"]
+    assert recipe_of_run(tmp_path).resolved == recipe.resolved
+
+
+def test_a_stop_key_that_is_never_reported_ends_the_run():
+    from rllib_llm.recipes.stopping import RecipeStopper
+
+    result = {"env_runners": {"success_rate": 0.5}, "training_iteration": 1}
+    assert RecipeStopper({"env_runners/success_rate": 0.5})("t", result)
+    assert not RecipeStopper({"training_iteration": 2})("t", result)
+    assert not RecipeStopper({"evaluation/x": 1})("t", result)
+    with pytest.raises(ConfigError, match="Did you mean 'env_runners/success_rate'"):
+        RecipeStopper({"env_runners/succes_rate": 1})("t", result)

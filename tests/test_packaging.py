@@ -1,0 +1,128 @@
+"""What is shipped, and the house rules a test can hold."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    p
+    for folder in ("rllib_llm", "tests", "benchmarks", "docs")
+    for p in (ROOT / folder).rglob("*.py")
+)
+MOST_LINES, MOST_FUNCTION_LINES = 600, 80
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built from a copy of the sources."""
+    work = tmp_path_factory.mktemp("wheel")
+    copy = work / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "dist")
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "-w", work, copy]
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = work.glob("*.whl")
+    return path
+
+
+def names_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_installs_one_name(wheel):
+    tops = {name.split("/")[0] for name in names_in(wheel)}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"rllib_llm"}
+
+
+def test_the_wheel_carries_all_modules_recipes_and_the_licence(wheel):
+    expected = {str(p.relative_to(ROOT)) for p in (ROOT / "rllib_llm").rglob("*.py")}
+    recipes = (ROOT / "tuned_examples").rglob("*.yaml")
+    expected |= {f"rllib_llm/{p.relative_to(ROOT)}" for p in recipes}
+    expected.add("rllib_llm/py.typed")
+    names = set(names_in(wheel))
+    assert expected <= names
+    assert any(name.endswith("LICENSE") for name in names)
+    assert not any("__pycache__" in name for name in names)
+
+
+def test_recipes_are_found_by_name_in_an_installed_wheel(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "from rllib_llm.recipes import names; print(names.find_recipe(%r))"
+    found = subprocess.run(
+        [sys.executable, "-c", code % "frozen_lake_ppo"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert found.stdout.startswith(str(tmp_path))
+
+
+def test_importing_the_package_is_light():
+    code = (
+        "import sys, rllib_llm, rllib_llm.recipes, rllib_llm.cli.main\n"
+        "heavy = {'torch', 'ray', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_every_exported_name_exists():
+    import rllib_llm
+
+    for name in rllib_llm.__all__:
+        assert getattr(rllib_llm, name) is not None
+
+
+def test_code_never_imports_the_top_level_links():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            tops = {name.split(".")[0] for name in names}
+            assert not tops & {"algorithms", "envs", "tuned_examples"}, path
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_readable(path):
+    text = path.read_text()
+    assert text.count("\n") <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            doc = ast.get_docstring(node, clean=False)
+            length = node.end_lineno - node.lineno + 1
+            length -= doc.count("\n") + 1 if doc else 0
+            assert length <= MOST_FUNCTION_LINES, node.name
+
+
+def test_constraints_pin_every_dependency_of_ours():
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    }
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    call = next(
+        n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.func.id == "setup"
+    )
+    (required,) = (k.value for k in call.keywords if k.arg == "install_requires")
+    for requirement in ast.literal_eval(required):
+        name = requirement.split("[")[0].split(">")[0].split("<")[0].strip()
+        assert name.lower().replace("_", "-") in pinned, name
