@@ -37,6 +37,7 @@ setup(
         "tokenizers",
         "safetensors",
         "numpy",
+        "scipy",
         "gymnasium",
         "filelock",
         "pyyaml",

@@ -67,7 +67,6 @@ class LLMConfigMixin:
         self.warm_start_epochs = 2
         self.warm_start_lr = 1e-3
         self.warm_start_minibatch_size = 8
-        self.warm_start_observation_weight = 0.1
         # .training()
         self.critic_lr: float | None = None
         self.critic_warmup_iters = 0
@@ -247,7 +246,6 @@ class LLMConfigMixin:
         epochs: int = NotProvided,
         lr: float = NotProvided,
         minibatch_size: int = NotProvided,
-        observation_weight: float = NotProvided,
     ) -> Self:
         """Fine-tune on scripted demonstrations before RL, once, cached.
 
@@ -261,8 +259,6 @@ class LLMConfigMixin:
             epochs: Passes over the demonstrations.
             lr: Learning rate, decayed linearly to a tenth.
             minibatch_size: Episodes per optimiser step.
-            observation_weight: Weight of the environment's own tokens in this stage's
-                loss; predicting them teaches a small model to read. 0: replies only.
         """
         _assign(
             self,
@@ -271,7 +267,6 @@ class LLMConfigMixin:
             warm_start_epochs=epochs,
             warm_start_lr=lr,
             warm_start_minibatch_size=minibatch_size,
-            warm_start_observation_weight=observation_weight,
         )
         return self
 

@@ -41,6 +41,29 @@ NOT_NEGATIVE = (
 )
 
 
+# RLlib settings without meaning for whole episodes of text on the new API stack.
+WITHOUT_EFFECT = (
+    "shuffle_batch_per_epoch",
+    "train_batch_size",
+    "rollout_fragment_length",
+    "batch_mode",
+    "optimizer",
+    "observation_filter",
+    "compress_observations",
+    "torch_skip_nan_gradients",
+    "torch_compile_learner",
+)
+
+
+def refuse_without_effect(config: Any, names: tuple[str, ...], why: str) -> None:
+    """Raise ConfigError if a setting that is never read was changed."""
+    default = type(config)()
+    for name in names:
+        given = getattr(config, name)
+        if given != getattr(default, name):
+            raise ConfigError(f"{name}={given!r} would have no effect: {why}")
+
+
 def validate(config: Any) -> None:
     """Check every setting of the package.
 
@@ -58,6 +81,12 @@ def validate(config: Any) -> None:
         _require_number(config, name, 1)
     for name in NOT_NEGATIVE:
         _require_number(config, name, 0)
+    refuse_without_effect(
+        config,
+        WITHOUT_EFFECT,
+        "batches are whole episodes (episodes_per_iteration, minibatch_size), always "
+        "shuffled, and the optimiser is AdamW. Leave it out.",
+    )
     _validate_sampling(config)
     _validate_groups(config)
     _validate_kl(config)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ray.rllib.core import COMPONENT_RL_MODULE
+
 from rllib_llm.recipes.runs import RunPaths, find_run, locate_checkpoint
 from rllib_llm.recipes.tuning import default_storage
 
@@ -28,12 +30,12 @@ def load_algorithm(checkpoint: Path) -> Any:
 
 
 def local_runner(algo: Any) -> Any:
-    """Return an EnvRunner in this process with the algorithm's current policy."""
-    if algo.env_runner is not None:
-        return algo.env_runner
+    """Return an EnvRunner in this process with the Learners' current policy."""
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
-    runner = LLMEnvRunner(config=algo.config, worker_index=0)
-    weights = algo.learner_group.get_weights(inference_only=True)
-    runner.set_state({"rl_module": weights})
+    runner = algo.env_runner
+    if not isinstance(runner, LLMEnvRunner):  # remote runners, or RLlib's stock one
+        runner = LLMEnvRunner(config=algo.config, worker_index=0)
+    weights = algo.learner_group.get_weights()
+    runner.set_state({COMPONENT_RL_MODULE: weights})
     return runner

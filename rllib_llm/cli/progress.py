@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -13,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 def preparing() -> Iterator[Callable[[str, float], None]]:
     """Yield a callback for :func:`prepare_language_model` that draws one bar a phase.
 
-    Without a terminal, each phase is one plain line when it is done.
+    Without a terminal, each phase is a plain line per quarter.
     """
     console = Console()
-    tasks: dict[str, int] = {}
-    done: set[str] = set()
+    tasks: dict[str, Any] = {}
+    quarters: dict[str, int] = {}
     progress = Progress(
         TextColumn("{task.description:>16}"),
         BarColumn(),
@@ -26,15 +29,17 @@ def preparing() -> Iterator[Callable[[str, float], None]]:
         console=console,
         disable=not console.is_terminal,
     )
+    start = time.monotonic()
 
     def show(phase: str, fraction: float) -> None:
         if phase not in tasks:
             tasks[phase] = progress.add_task(phase, total=1.0)
         progress.update(tasks[phase], completed=fraction)
-        if fraction >= 1.0 and phase not in done:
-            done.add(phase)
-            if not console.is_terminal:
-                console.print(f"prepared: {phase}")
+        quarter = int(4 * fraction)
+        if quarter > quarters.get(phase, 0) and not console.is_terminal:
+            quarters[phase] = quarter
+            seconds = time.monotonic() - start
+            typer.echo(f"prepare: {phase} {25 * quarter}%  {seconds:.0f} s")
 
     with progress:
         yield show

@@ -60,7 +60,6 @@ def learner_pipeline(
             loss_agg_mode=config.loss_agg_mode,
             loss_agg_constant=config.resolved_loss_agg_constant(),
             row_per_turn=config.row_per_turn,
-            observation_weight=getattr(config, "observation_weight", 0.0),
         ),
         ScoreRows(
             device=device,
@@ -80,6 +79,7 @@ def learner_pipeline(
                 lambda_token=config.lambda_token,
                 whiten=config.whiten_advantages,
                 ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
+                ref_kl_estimator=config.ref_kl_estimator,
             )
         )
     return LearnerConnectorPipeline(

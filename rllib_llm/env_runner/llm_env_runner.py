@@ -55,9 +55,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._callbacks = [
             c() for c in _as_list(self.config.callbacks_class) if c is not None
         ]
-        self._device = get_device(
-            self.config, self.config.num_gpus_per_env_runner if self.worker_index else 0
-        )
+        self._device = get_device(self.config, self._num_gpus())
         self.num_envs = self.config.num_envs_per_env_runner
         self._weights_seq_no = 0
         self._tasks = self.config.build_task_source(
@@ -73,6 +71,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._rollout: Rollout | None = None
         self.make_env()
         self.make_module()
+
+    def _num_gpus(self) -> float:
+        """Return how many GPUs this runner may use.
+
+        A local runner beside a local learner shares the learner's device and weights.
+        """
+        if not self.worker_index and not self.config.num_learners:
+            return self.config.num_gpus_per_learner
+        return self.config.num_gpus_per_env_runner if self.worker_index else 0
 
     # Building ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -96,7 +97,17 @@ def _warm_start(
 
 
 def _env_key(config: Any) -> Any:
-    return [str(config.env), dict(config.env_config), config.system_prompt]
+    """Identify an environment by its class and that class's source file."""
+    env = config.make_text_env()
+    kind = type(env.unwrapped)
+    env.close()
+    try:
+        source = Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):  # typed into a notebook or an interpreter
+        source = b""
+    digest = hashlib.blake2b(source, digest_size=8).hexdigest()
+    name = config.env if isinstance(config.env, str) else kind.__qualname__
+    return [name, kind.__module__, digest, dict(config.env_config)]
 
 
 def _model_key(model: str) -> Any:
@@ -117,7 +128,6 @@ def _warm_start_key(config: Any) -> Any:
         "epochs": config.warm_start_epochs,
         "lr": config.warm_start_lr,
         "minibatch_size": config.warm_start_minibatch_size,
-        "observation_weight": config.warm_start_observation_weight,
         "dtype": config.lm_dtype,
         "history": config.history,
         "chat_template_kwargs": config.chat_template_kwargs,

@@ -78,11 +78,11 @@ def _learner(config: Any, model: str) -> Any:
         )
         .training(
             lr=[[0, lr], [steps, 0.1 * lr]],
-            observation_weight=config.warm_start_observation_weight,
             micro_batch_tokens=config.micro_batch_tokens,
             grad_clip=1.0,
         )
         .debugging(seed=config.seed)
+        .learners(num_gpus_per_learner=config.num_gpus_per_learner)
     )
     sft.resolved_model = model
     spaces = {DEFAULT_MODULE_ID: (UnicodeText(), UnicodeText())}

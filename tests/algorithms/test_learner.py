@@ -252,7 +252,11 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 
 def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():
     config = make_config(
-        ref_kl_coeff=1.0, ref_kl_in="reward", whiten_advantages=False, lambda_=1.0
+        ref_kl_coeff=1.0,
+        ref_kl_in="reward",
+        ref_kl_estimator="k1",
+        whiten_advantages=False,
+        lambda_=1.0,
     )
     learner = make_learner(config)
     made = [fake_episode(1, reward=0.0)]

@@ -15,7 +15,11 @@ pytestmark = pytest.mark.ray
 def small(**rollouts):
     return (
         LLMPPOConfig()
-        .environment("guess_number-v0", env_config={"upper": 3, "max_turns": 2})
+        .environment(
+            "guess_number-v0",
+            # A random model earns something to learn from: the penalty.
+            env_config={"upper": 3, "max_turns": 2, "invalid_action_reward": -0.1},
+        )
         .language_model(tiny=TINY)
         .env_runners(num_envs_per_env_runner=8)
         .generation(max_new_tokens=4)

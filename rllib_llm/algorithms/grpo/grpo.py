@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin, _assign
+from rllib_llm.algorithms.validation import refuse_without_effect
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.objectives.advantages import (
@@ -19,6 +20,18 @@ from rllib_llm.objectives.advantages import (
     SCALES,
     group_advantages,
     zero_variance_groups,
+)
+
+
+_CRITIC_SETTINGS = (
+    "gamma",
+    "lambda_",
+    "vf_loss_coeff",
+    "vf_clip_param",
+    "kl_coeff",
+    "kl_target",
+    "critic_lr",
+    "critic_warmup_iters",
 )
 
 
@@ -48,6 +61,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.advantage_scale = "group"
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
+        self.importance_cap: float | None = None
         # The policy that sampled is the learner's own, so its log-probabilities serve.
         self.old_logps = "engine"
         # __sphinx_doc_end__
@@ -66,6 +80,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         advantage_scale: str = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: int = NotProvided,
+        importance_cap: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: the shared ones, ``clip_param``, and these.
@@ -80,6 +95,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
                 sampled ones within an iteration (DAPO, TRL has no equal); 0: never.
+            importance_cap: Weigh each token by min(pi_old / pi_engine, cap), e.g. 2.0
+                (truncated importance sampling); needs old_logps="learner".
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -91,6 +108,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_scale=advantage_scale,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
+            importance_cap=importance_cap,
         )
         return self
 
@@ -118,6 +136,15 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             raise ConfigError(
                 "GRPO has neither a critic nor RLlib's KL to the old policy; use "
                 "LLMPPO for use_critic/use_kl_loss, or ref_kl_coeff for a reference."
+            )
+        refuse_without_effect(
+            self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or leave it out."
+        )
+        if self.importance_cap is not None and self.old_logps != "learner":
+            raise ConfigError(
+                f"importance_cap={self.importance_cap} corrects the gap between the "
+                "engine's and the learner's log-probabilities, so both are needed: set "
+                "old_logps='learner'."
             )
         if self.dynamic_sampling_rounds and not self.drop_zero_variance_groups:
             raise ConfigError(

@@ -14,7 +14,11 @@ from rllib_llm import columns
 from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.token_stats import add_token_stats
 from rllib_llm.objectives.kl import kl_penalty
-from rllib_llm.objectives.losses import clipped_policy_loss, weighted_loss
+from rllib_llm.objectives.losses import (
+    clipped_policy_loss,
+    truncated_importance_weights,
+    weighted_loss,
+)
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
@@ -47,6 +51,13 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             clip_high=high,
             dual_clip=config.dual_clip,
         )
+        if config.importance_cap is not None:
+            loss = loss * truncated_importance_weights(
+                batch[Columns.ACTION_LOGP],
+                batch[columns.BEHAVIOUR_LOGP],
+                mask,
+                cap=config.importance_cap,
+            )
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
             self._add_stat(
                 module_id, key, float(value.detach().sum() / trained), trained

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
-from rllib_llm.algorithms.llm_config import LLMConfigMixin, _assign
+from rllib_llm.algorithms.llm_config import LLMConfigMixin
 
 
 class SFTConfig(LLMConfigMixin, AlgorithmConfig):
@@ -17,23 +17,13 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
     def __init__(self, algo_class: type[Any] | None = None):
         super().__init__(algo_class=algo_class)
         self._set_llm_defaults()
-        self.observation_weight = 0.0
         self.use_critic = False
         self.old_logps = "engine"
 
     @override(AlgorithmConfig)
-    def training(
-        self, *, observation_weight: float = NotProvided, **kwargs: Any
-    ) -> Self:
-        """Set the shared training settings, and this.
-
-        Args:
-            observation_weight: Weight of prompt tokens in the loss beside 1.0 for
-                demonstrated ones.
-            kwargs: ``LLMConfigMixin._llm_training``.
-        """
+    def training(self, **kwargs: Any) -> Self:
+        """Set the shared training settings."""
         super().training(**self._llm_training(**kwargs))
-        _assign(self, observation_weight=observation_weight)
         return self
 
     @override(AlgorithmConfig)

@@ -17,6 +17,7 @@ from rllib_llm.objectives.advantages import (
     token_gae,
     whiten_with_moments,
 )
+from rllib_llm.objectives.kl import kl_penalty
 
 
 class TokenGAE(ConnectorV2):
@@ -36,6 +37,7 @@ class TokenGAE(ConnectorV2):
             over all Learners.
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
             the rewards; the learner keeps it current. None: no such penalty.
+        ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.objectives.kl).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class TokenGAE(ConnectorV2):
         lambda_token: float = 1.0,
         whiten: bool = True,
         ref_kl_coeff: float | None = None,
+        ref_kl_estimator: str = "k1",
     ):
         super().__init__()
         self.gamma = gamma
@@ -55,6 +58,7 @@ class TokenGAE(ConnectorV2):
         self.lambda_token = lambda_token
         self.whiten = whiten
         self.ref_kl_coeff = ref_kl_coeff
+        self.ref_kl_estimator = ref_kl_estimator
 
     @override(ConnectorV2)
     def __call__(
@@ -106,9 +110,12 @@ class TokenGAE(ConnectorV2):
     def _rewards(self, data: dict[str, Any]) -> np.ndarray:
         rewards = data[columns.TOKEN_REWARDS].double()
         if self.ref_kl_coeff is not None:
-            # k1 per token: its expectation is the KL, and as a reward it is exact.
-            kl = (data[Columns.ACTION_LOGP] - data[columns.REF_LOGP]).double()
-            kl = torch.where(data[Columns.LOSS_MASK], kl, torch.zeros_like(kl))
+            kl = kl_penalty(
+                data[Columns.ACTION_LOGP].double(),
+                data[columns.REF_LOGP].double(),
+                data[Columns.LOSS_MASK],
+                self.ref_kl_estimator,
+            )
             rewards = rewards - self.ref_kl_coeff * kl
         return rewards.cpu().numpy()
 

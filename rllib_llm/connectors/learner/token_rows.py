@@ -25,8 +25,6 @@ class TokenRows(ConnectorV2):
         loss_agg_mode: How token losses are averaged; its weights become a column.
         loss_agg_constant: The constant of ``seq-mean-token-sum-norm``.
         row_per_turn: One row per turn instead of merged rows.
-        observation_weight: Weight of prompt tokens in a supervised loss; 0.0 trains
-            sampled tokens only, as every reinforcement-learning loss must.
     """
 
     def __init__(
@@ -36,14 +34,12 @@ class TokenRows(ConnectorV2):
         loss_agg_mode: str = "token-mean",
         loss_agg_constant: float | None = None,
         row_per_turn: bool = False,
-        observation_weight: float = 0.0,
     ):
         super().__init__()
         self.pad_id = pad_id
         self.loss_agg_mode = loss_agg_mode
         self.loss_agg_constant = loss_agg_constant
         self.row_per_turn = row_per_turn
-        self.observation_weight = observation_weight
 
     @override(ConnectorV2)
     def __call__(
@@ -93,16 +89,7 @@ class TokenRows(ConnectorV2):
             ),
             np.float32,
         )
-        if self.observation_weight:
-            self._train_observations(out)
         return out
-
-    def _train_observations(self, out: dict[str, np.ndarray]) -> None:
-        """Let prompt tokens count too, at their own weight."""
-        prompts = out[columns.ATTENTION_MASK] & ~out[Columns.LOSS_MASK]
-        prompts[:, 0] = False  # nothing comes before the first token
-        out[columns.LOSS_WEIGHTS][prompts] = self.observation_weight
-        out[Columns.LOSS_MASK] |= prompts
 
     def _rows(self, episode: Any) -> list[Row]:
         data = episode_data(episode)

@@ -1,0 +1,156 @@
+"""Learning curves of tuned examples over seeds, on held-out tasks.
+
+Run:     python benchmarks/learning_curves.py frozen_lake_ppo --seeds 0 1 2
+Table:   python benchmarks/learning_curves.py --table
+Writes:  benchmarks/results/<example>_seed<n>.json, one per run. The policy is sampled
+         as in training (temperature 1) unless the key says greedy; evaluation tasks are
+         the same for all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.offline.demonstrations import demonstrations
+from rllib_llm.recipes import load_recipe
+
+RESULTS = Path(__file__).parent / "results"
+# Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom.
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("examples", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--override", nargs="*", default=[])
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    quiet_loggers()
+    for name in args.examples:
+        for seed in args.seeds:
+            record = run(name, seed, args.episodes, args.every, args.override)
+            RESULTS.mkdir(exist_ok=True)
+            path = RESULTS / f"{name}_seed{seed}.json"
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    if args.table:
+        print_table()
+
+
+def run(
+    name: str, seed: int, episodes: int, every: int, overrides: list[str]
+) -> dict[str, Any]:
+    """Train one example with one seed and return its curve."""
+    recipe = load_recipe(name, [f"seed={seed}", *overrides])
+    config = recipe.build_config()
+    config.validate()
+    expert = expert_success(config)
+    started = time.perf_counter()
+    config.resolved_model = prepare_language_model(config)
+    warm_start_s = time.perf_counter() - started
+    config.evaluation(
+        evaluation_interval=None, evaluation_duration=episodes, evaluation_config={}
+    )
+    algo = config.build_algo()
+    runner = algo.env_runner
+    curve = [point(algo, runner, 0, episodes)]
+    started, cpu = time.perf_counter(), time.process_time()
+    spent = 0.0
+    for iteration in range(1, recipe.total_iterations + 1):
+        algo.train()
+        if iteration % every == 0 or iteration == recipe.total_iterations:
+            paused = time.perf_counter()
+            curve.append(point(algo, runner, iteration, episodes))
+            spent += time.perf_counter() - paused
+            print(name, seed, curve[-1], flush=True)
+        curve[-1].setdefault("train_s", time.perf_counter() - started - spent)
+    record = {
+        "example": name,
+        "seed": seed,
+        "warm_start_s": warm_start_s,
+        "train_s": time.perf_counter() - started - spent,
+        "cpu_s": time.process_time() - cpu,
+        "expert": expert,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 torch thread",
+        "curve": curve,
+    }
+    algo.stop()
+    return record
+
+
+def point(algo: Any, runner: Any, iteration: int, episodes: int) -> dict[str, Any]:
+    """Evaluate the current policy on held-out tasks, sampled and greedily."""
+    from rllib_llm.connectors.episode_data import episode_data
+
+    tasks = algo.config.build_task_source(in_evaluation=True).fixed(episodes)
+    found: dict[str, Any] = {"iteration": iteration}
+    for key, explore in (("", True), ("greedy_", False)):
+        played = runner.sample(tasks=tasks, explore=explore)
+        solved = [bool(episode_data(e).success) for e in played]
+        found[key + "success"] = float(np.mean(solved))
+        found[key + "return"] = float(np.mean([e.get_return() for e in played]))
+    runner.get_metrics()  # evaluation must not count as training
+    return found
+
+
+def expert_success(config: Any, count: int = 300) -> float:
+    """Return how often the imperfect script that gave the demonstrations succeeds."""
+    played = demonstrations(
+        config.make_text_env(),
+        count,
+        seed=12345,
+        mistake_rate=config.warm_start_mistake_rate,
+    )
+    return float(np.mean([bool(d.success) for d in played]))
+
+
+def print_table() -> None:
+    """Print the Markdown table of everything in the results folder."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*_seed*.json")):
+        record = json.loads(path.read_text())
+        runs.setdefault(record["example"], []).append(record)
+    print(
+        "| example | seeds | script | warm start | after RL | greedy after RL "
+        "| warm start, min | RL, min |\n|---|---|---|---|---|---|---|---|"
+    )
+    for name, records in runs.items():
+        cells = [
+            name,
+            str(len(records)),
+            interval([r["expert"] for r in records]),
+            interval([r["curve"][0]["success"] for r in records]),
+            interval([r["curve"][-1]["success"] for r in records]),
+            interval([r["curve"][-1]["greedy_success"] for r in records]),
+            f"{np.mean([r['warm_start_s'] for r in records]) / 60:.1f}",
+            f"{np.mean([r['train_s'] for r in records]) / 60:.1f}",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def interval(values: list[float]) -> str:
+    """Return mean and 95 % t-interval over seeds."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return f"{mean:.2f}"
+    half = T95.get(n - 1, 1.96) * float(np.std(values, ddof=1)) / n**0.5
+    return f"{mean:.2f} ± {half:.2f}"
+
+
+if __name__ == "__main__":
+    main()

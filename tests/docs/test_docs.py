@@ -1,0 +1,264 @@
+"""The documentation holds: code runs, settings exist, links lead somewhere.
+
+Fenced blocks in Markdown, by the words after the fence:
+
+- ``python``: compiles, and what it names of the package exists;
+- ``python run``: is executed, all such blocks of a page in one namespace;
+- ``text output``: what the executed block before it prints;
+- ``yaml``: loads as a recipe;
+- ``bash``: its ``rllib-llm`` and ``make`` lines name what exists.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rllib_llm.algorithms import ALGORITHMS
+from rllib_llm.envs import TEXT_ENVS
+from rllib_llm.types import DEFAULT_STOP_POLICIES
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "tuned_examples").rglob("*.md"),
+    ]
+)
+_FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclasses.dataclass
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, *kinds: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = [
+        Block(m[2].strip(), m[3], text[: m.start()].count("\n") + 2)
+        for m in _FENCE.finditer(text)
+    ]
+    return [b for b in found if not kinds or b.kind in kinds]
+
+
+def pages_with(*kinds: str):
+    pages = [p for p in PAGES if blocks(p, *kinds)]
+    return pytest.mark.parametrize(
+        "page", pages, ids=[str(p.relative_to(ROOT)) for p in pages]
+    )
+
+
+# Code --------------------------------------------------------------------------------
+
+
+@pages_with("python", "python run")
+def test_python_compiles_and_names_what_exists(page):
+    for block in blocks(page, "python", "python run"):
+        tree = ast.parse(block.text, filename=f"{page}:{block.line}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("rllib_llm"):
+                module = import_module(node.module)
+                missing = [a.name for a in node.names if not hasattr(module, a.name)]
+                assert not missing, f"{page}:{block.line}: {node.module} {missing}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                known = fluent_keywords(node.func.attr)
+                given = {k.arg for k in node.keywords if k.arg}
+                assert known is None or given <= known, (
+                    f"{page}:{block.line}: .{node.func.attr}({given - known})"
+                )
+
+
+def fluent_keywords(method: str) -> set[str] | None:
+    """Return the keywords of a section's fluent method; None for other methods."""
+    from rllib_llm.recipes.sections import SECTIONS, section_keys
+
+    if method not in SECTIONS:
+        return None
+    classes = [ALGORITHMS.get(name).config_class() for name in ALGORITHMS]
+    return {key for c in classes for key in section_keys(c, method)}
+
+
+@pytest.fixture
+def untouched_registries(monkeypatch):
+    """Pages may register environments and algorithms; forget them afterwards."""
+    for registry in (TEXT_ENVS, ALGORITHMS):
+        registry.names()
+        monkeypatch.setattr(registry, "_items", dict(registry._items))
+
+
+@pages_with("python run")
+def test_marked_blocks_run_and_print_what_the_page_says(page, untouched_registries):
+    namespace = {"__name__": "documentation"}
+    printed = None
+    for block in blocks(page, "python run", "text output"):
+        if block.kind == "python run":
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(code, namespace)
+            printed = out.getvalue()
+        else:
+            assert printed == block.text, f"{page}:{block.line}"
+
+
+@pages_with("yaml")
+def test_yaml_loads_as_a_recipe(page):
+    from rllib_llm.recipes import recipe_from_dict, yaml_io
+
+    for block in blocks(page, "yaml"):
+        where = f"{page}:{block.line}"
+        recipe = recipe_from_dict(yaml_io.parse(block.text, where))
+        # Not checked further: models and environments of the reader's own.
+        assert recipe.stop, where
+
+
+@pages_with("bash")
+def test_commands_exist(page):
+    import typer
+
+    from rllib_llm.cli.main import app
+
+    command = typer.main.get_command(app)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for block in blocks(page, "bash"):
+        for line in block.text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["rllib-llm"]:
+                verb = command.commands[words[1]]
+                verb.make_context(words[1], words[2:])  # raises for unknown options
+            elif words[:1] == ["make"]:
+                assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
+
+
+# Links and form ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_lead_somewhere(page):
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for match in _LINK.finditer(prose):
+        target = match[1] or match[2]
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings
+    }
+
+
+def test_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+
+
+# Completeness ------------------------------------------------------------------------
+
+
+def shipped_envs() -> list[str]:
+    return [n for n in TEXT_ENVS if TEXT_ENVS.get(n).__module__.startswith("rllib_llm")]
+
+
+@pytest.mark.parametrize("name", shipped_envs())
+def test_every_environment_has_a_page_with_its_options(name):
+    titled = [
+        text
+        for page in (ROOT / "docs" / "environments").glob("*.md")
+        if f"`{name}`" in (text := page.read_text(encoding="utf-8")).split("\n", 1)[0]
+    ]
+    assert len(titled) == 1, f"{name} needs one page whose title names it"
+    for option, default in TEXT_ENVS.get(name)().options().items():
+        assert f"| `{option}` | {default} |" in titled[0], option
+    for overview in ("README.md", "docs/environments/README.md"):
+        assert name in (ROOT / overview).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_has_a_page_with_its_settings(name):
+    entry = ALGORITHMS.get(name)
+    folder = entry.module.split(".")[2]
+    page = (ROOT / "docs" / "algorithms" / f"{folder}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    assert entry.paper.rsplit(":", 1)[1] in page
+    config_class = entry.config_class()
+    for method in (config_class._llm_training, config_class.training):
+        for key, parameter in inspect.signature(method).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert f"`{key}`" in page, key
+
+
+def test_every_tuned_example_stands_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "tuned_examples").rglob("*.yaml"):
+        assert f"({path.relative_to(ROOT).as_posix()})" in readme, path.name
+
+
+def test_every_field_of_a_recipe_is_explained():
+    from rllib_llm.recipes.recipe import FIELDS, TUNE_DEFAULTS
+
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    for name in (*FIELDS, *TUNE_DEFAULTS):
+        assert re.search(rf"^\|[^|]*`{name}`", page, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    "section", ["language_model", "generation", "rollouts", "warm_start"]
+)
+def test_every_setting_of_our_sections_is_explained(section):
+    from rllib_llm.recipes.sections import section_keys
+
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    table = page.split(f"\n| `{section}` | default |", 1)[1].split("\n\n", 1)[0]
+    config_class = ALGORITHMS.get("LLMPPO").config_class()
+    for key in section_keys(config_class, section):
+        assert re.search(rf"^\|[^|]*`{key}`", table, re.MULTILINE), key
+
+
+def test_stop_policies_are_those_in_the_code():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    for reason, policy in DEFAULT_STOP_POLICIES.items():
+        row = rf"^\| `{reason.value}` \|.*\| `{policy.value}` \|$"
+        assert re.search(row, page, re.MULTILINE), reason
+
+
+def test_every_dependency_has_a_reason():
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    settings = {
+        k.arg: k.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call)
+        for k in n.keywords
+    }
+    required = {
+        re.match(r"[\w.-]+(\[\w+\])?", requirement)[0]
+        for requirement in ast.literal_eval(settings["install_requires"])
+    }
+    extras = {ast.literal_eval(k) for k in settings["extras_require"].keys}
+    for name in required | extras:
+        assert re.search(rf"^\| `{re.escape(name)}` \|", page, re.MULTILINE), name
