@@ -7,6 +7,7 @@ upgrade that moves something fails there and says what.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,3 +77,39 @@ def conv1d_classes() -> tuple[type, ...]:
     from transformers.pytorch_utils import Conv1D
 
     return (Conv1D,)
+
+
+def continue_run(tuner: Any, resume: Any) -> None:
+    """Let ``tuner.fit()`` go on with the trials in its run folder.
+
+    ``Tuner.restore`` does this too, but brings back pickled callbacks and the old
+    stopping condition instead of the tuner's own.
+
+    Args:
+        tuner: A ``ray.tune.Tuner`` with the name and storage of the run.
+        resume: A ``ray.tune.tune_config.ResumeConfig``.
+    """
+    tuner._local_tuner._resume_config = resume
+    tuner._local_tuner._is_restored = True
+
+
+def set_only_checkpoint(trial: Any, checkpoint: Path, metrics: dict[str, Any]) -> None:
+    """Make a Tune trial continue from ``checkpoint`` and forget its others.
+
+    Args:
+        trial: A ``ray.tune.experiment.trial.Trial``.
+        checkpoint: A folder that Tune wrote, ``checkpoint_<number>``.
+        metrics: The result reported when it was written.
+    """
+    from ray.train._internal.checkpoint_manager import _CheckpointManager
+    from ray.train._internal.session import _TrainingResult
+    from ray.tune import Checkpoint
+
+    manager = _CheckpointManager(
+        trial.run_metadata.checkpoint_manager.checkpoint_config
+    )
+    manager.register_checkpoint(_TrainingResult(Checkpoint(str(checkpoint)), metrics))
+    trial.run_metadata.checkpoint_manager = manager
+    trial.storage.current_checkpoint_index = int(checkpoint.name.rpartition("_")[2])
+    trial.invalidate_json_state()
+    trial.run_metadata.invalidate_cache()

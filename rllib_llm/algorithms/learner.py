@@ -382,4 +382,3 @@ def _select(data: dict[str, Any], rows: np.ndarray) -> SampleBatch:
             for k, v in data.items()
         }
     )
-

@@ -88,7 +88,7 @@ def register_algorithm(
 
 
 def register_trainables() -> None:
-    """Make every algorithm known to Tune by name, e.g. ``tune.Tuner("LLMPPO", ...)``."""
+    """Make every algorithm known to Tune by name: ``tune.Tuner("LLMPPO", ...)``."""
     for name in ALGORITHMS.names():
         _register_with_tune(name, ALGORITHMS.get(name).algo_class())
 

@@ -119,8 +119,8 @@ def _require_number(config: Any, name: str, least: float) -> None:
 def _validate_sampling(config: Any) -> None:
     if config.temperature <= 0:
         raise ConfigError(
-            f"temperature={config.temperature} must be > 0 in training: a greedy policy "
-            "never explores. For greedy evaluation use "
+            f"temperature={config.temperature} must be > 0 in training: a greedy "
+            "policy never explores. For greedy evaluation use "
             "evaluation_config={'explore': False}."
         )
     if config.top_p != 1.0 or config.top_k != 0:
@@ -196,9 +196,8 @@ def _validate_stop_policies(config: Any) -> None:
                 f"{did_you_mean(reason, reasons)}"
             )
         if policy not in policies:
-            raise ConfigError(
-                f"stop_policies[{reason!r}]={policy!r}. {did_you_mean(policy, policies)}"
-            )
+            hint = did_you_mean(policy, policies)
+            raise ConfigError(f"stop_policies[{reason!r}]={policy!r}. {hint}")
 
 
 def _validate_warm_start(config: Any) -> None:
@@ -214,9 +213,9 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
     config = dict(env_config or {})
-    if isinstance(env, str) and env not in TEXT_ENVS:
-        if _global_registry.contains(ENV_CREATOR, env):
-            return make_registered_env(_global_registry.get(ENV_CREATOR, env), config)
+    is_foreign = isinstance(env, str) and env not in TEXT_ENVS
+    if is_foreign and _global_registry.contains(ENV_CREATOR, env):
+        return make_registered_env(_global_registry.get(ENV_CREATOR, env), config)
     return make_registered_env(env, config)
 
 

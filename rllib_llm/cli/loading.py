@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import torch
 from ray.rllib.core import COMPONENT_RL_MODULE
 
 from rllib_llm.recipes.runs import RunPaths, find_run, locate_checkpoint
@@ -21,12 +23,30 @@ def locate(run: str, storage: Path | None) -> RunPaths:
 
 
 def load_algorithm(checkpoint: Path) -> Any:
-    """Return the algorithm of a checkpoint. Ray must be running."""
+    """Return the algorithm of a checkpoint, in this process alone. Ray must run.
+
+    Remote EnvRunners and Learners of the training run are left out, so that a large
+    run's checkpoint loads on a small machine.
+    """
     from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
     from rllib_llm.algorithms.registry import register_trainables
 
     register_trainables()
-    return LLMAlgorithm.from_checkpoint(str(checkpoint))
+    config = _stored_config(checkpoint)
+    config.env_runners(num_env_runners=0)
+    config.learners(num_learners=0)
+    config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
+    if not torch.cuda.is_available():
+        config.learners(num_gpus_per_learner=0)
+    return LLMAlgorithm.from_checkpoint(str(checkpoint), config=config)
+
+
+def _stored_config(checkpoint: Path) -> Any:
+    with (checkpoint / "class_and_ctor_args.pkl").open("rb") as file:
+        stored = pickle.load(file)
+    args, kwargs = stored["ctor_args_and_kwargs"]
+    config = kwargs["config"] if "config" in kwargs else args[0]
+    return stored["class"]._as_config(config)
 
 
 def local_runner(algo: Any) -> Any:
@@ -34,7 +54,7 @@ def local_runner(algo: Any) -> Any:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     runner = algo.env_runner
-    if not isinstance(runner, LLMEnvRunner):  # remote runners, or RLlib's stock one
+    if not isinstance(runner, LLMEnvRunner):  # trained with RLlib's stock runner
         runner = LLMEnvRunner(config=algo.config, worker_index=0)
     weights = algo.learner_group.get_weights()
     runner.set_state({COMPONENT_RL_MODULE: weights})

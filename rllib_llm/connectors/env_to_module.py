@@ -18,9 +18,9 @@ class RenderChat(ConnectorV2):
     """Append the newest observation to the conversation and render what is new.
 
     Writes a :class:`Prompt` into the episode's :class:`EpisodeData` and, for stock env
-    runners, that data into the batch column ``prompts``. An episode that is over gets an empty
-    prompt unless it was truncated: then its last observation is rendered too, so that
-    the critic can bootstrap from it.
+    runners, that data into the batch column ``prompts``. An episode that is over gets
+    an empty prompt unless it was truncated: then its last observation is rendered too,
+    so that the critic can bootstrap from it.
 
     Args:
         renderer: The chat template's renderer.
@@ -67,7 +67,4 @@ class RenderChat(ConnectorV2):
             data.messages.extend(opening)
             return Prompt(self.renderer.first(data.messages), extends=True)
         data.messages.append(message)
-        return self.renderer.next(
-            data.messages, data.ids, last_sampled_id=data.ids[-1]
-        )
-
+        return self.renderer.next(data.messages, data.ids, last_sampled_id=data.ids[-1])

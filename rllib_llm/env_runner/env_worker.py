@@ -62,7 +62,7 @@ class EnvWorker:
                 self._replies.put(
                     EnvReply(token, value=getattr(env, method)(*args, **kwargs))
                 )
-            except Exception as error:  # noqa: BLE001  environments raise anything
+            except Exception as error:
                 self._replies.put(EnvReply(token, error=error))
         if env is not None:
             env.close()

@@ -49,9 +49,7 @@ class TaskSource:
             for rollout in range(self.group_size)
         ]
 
-    def fixed(
-        self, num_episodes: int, first: int = 0, stride: int = 1
-    ) -> list[Task]:
+    def fixed(self, num_episodes: int, first: int = 0, stride: int = 1) -> list[Task]:
         """Return the same single-rollout tasks ``first, first + stride, ...``."""
         return [self._task(first + i * stride, 0) for i in range(num_episodes)]
 

@@ -43,7 +43,9 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
     try:
         while not done:
             mistake = rng.random() < mistake_rate
-            act = env.unwrapped.random_action if mistake else env.unwrapped.expert_action
+            act = (
+                env.unwrapped.random_action if mistake else env.unwrapped.expert_action
+            )
             completion = act(rng)
             observation, reward, terminated, truncated, info = env.step(completion)
             demo.completions.append(completion)

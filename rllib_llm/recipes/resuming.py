@@ -13,14 +13,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from ray.tune import Checkpoint
-from ray.tune.execution.experiment_state import _find_newest_experiment_checkpoint
 from ray.tune.experiment.trial import Trial
 from ray.tune.result import TRAINING_ITERATION
 from ray.tune.tune_config import ResumeConfig
 from ray.tune.utils.serialization import TuneFunctionEncoder
 from ray.tune.utils.util import flatten_dict
 
+from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.recipes.recipe import VERSIONS, Recipe, recipe_from_dict
@@ -96,8 +95,7 @@ def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
 
 def _read_record(run: Path) -> tuple[Path, dict[str, Any]]:
     """Return Tune's newest readable record; unreadable ones are set aside."""
-    while (newest := _find_newest_experiment_checkpoint(str(run))) is not None:
-        path = Path(newest)
+    for path in sorted(run.glob(_STATE_FILES), reverse=True):
         try:
             return path, json.loads(path.read_text())
         except json.JSONDecodeError:  # the kill came while it was written
@@ -120,18 +118,7 @@ def _adopt_newest_checkpoint(trial: Trial, run: Path) -> None:
     known = trial.checkpoint
     if newest is None or (known is not None and Path(known.path).name == newest.name):
         return
-    from ray.train._internal.checkpoint_manager import _CheckpointManager
-    from ray.train._internal.session import _TrainingResult
-
-    old = trial.run_metadata.checkpoint_manager
-    manager = _CheckpointManager(old.checkpoint_config)
-    number = int(newest.name.rpartition("_")[2])
-    result = _TrainingResult(Checkpoint(str(newest)), _metrics_of(newest))
-    manager.register_checkpoint(result)
-    trial.run_metadata.checkpoint_manager = manager
-    trial.storage.current_checkpoint_index = number
-    trial.invalidate_json_state()
-    trial.run_metadata.invalidate_cache()
+    compat.set_only_checkpoint(trial, newest, _metrics_of(newest))
 
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:

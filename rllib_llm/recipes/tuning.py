@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 from ray.tune.tune_config import ResumeConfig
 
+from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.recipes import yaml_io
 from rllib_llm.recipes.recipe import VERSIONS
@@ -73,7 +74,7 @@ def make_tuner(
     )
     write_recipe(recipe, storage / name)
     if resume is not None:
-        _continue(tuner, resume)
+        compat.continue_run(tuner, resume)
     return tuner
 
 
@@ -119,13 +120,3 @@ def _tune_config(settings: dict[str, Any]) -> tune.TuneConfig:
 
 def _trial_name(trial: Any) -> str:
     return f"trial_{trial.trial_id}"
-
-
-def _continue(tuner: tune.Tuner, resume: ResumeConfig) -> None:
-    """Let ``tuner.fit()`` go on with the trials in its run folder.
-
-    ``Tuner.restore`` does this too, but brings back pickled callbacks and the old
-    stopping condition; here both come from the recipe.
-    """
-    tuner._local_tuner._resume_config = resume
-    tuner._local_tuner._is_restored = True

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
 from rllib_llm import LLMPPOConfig, columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import Prompt

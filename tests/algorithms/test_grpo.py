@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from learner_helpers import TINY, fake_episode
+
 from rllib_llm import GRPOConfig
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.errors import ConfigError

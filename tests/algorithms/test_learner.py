@@ -16,6 +16,7 @@ from learner_helpers import (
 )
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+
 from rllib_llm import GRPOConfig, columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.episode_data import episode_data
@@ -95,9 +96,7 @@ def test_ppo_gradient_equals_a_hand_written_loop():
             entropy = -(logps[t - 1].exp() * logps[t - 1]).sum()
             error = (values[t - 1] - batch[Columns.VALUE_TARGETS][r, t]) ** 2
             total = total - torch.min(ratio * advantage, clipped * advantage)
-            total = total + config.vf_loss_coeff * error.clamp(
-                0, config.vf_clip_param
-            )
+            total = total + config.vf_loss_coeff * error.clamp(0, config.vf_clip_param)
             total = total - 0.01 * entropy
             count += 1
     (total / count).backward()
@@ -188,9 +187,7 @@ def test_undiscounted_advantage_is_the_return_of_the_episode():
 
 
 def test_gamma_counts_turns_not_tokens():
-    learner = make_learner(
-        make_config(whiten_advantages=False, lambda_=1.0, gamma=0.5)
-    )
+    learner = make_learner(make_config(whiten_advantages=False, lambda_=1.0, gamma=0.5))
     batch = make_batch(learner, [fake_episode(5, turns=3, reward=1.0)])
     for turn, expected in ((0, 0.25), (1, 0.5), (2, 1.0)):
         found = batch[Columns.ADVANTAGES][batch[columns.TURN_IDS] == turn]
@@ -215,7 +212,9 @@ def test_critic_warm_up_moves_only_the_critic():
         assert moved == name.startswith("value_head.out"), name
     update(learner, episodes())
     after = weights(learner)
-    assert not torch.equal(during["lm.model.norm.weight"], after["lm.model.norm.weight"])
+    assert not torch.equal(
+        during["lm.model.norm.weight"], after["lm.model.norm.weight"]
+    )
 
 
 def test_nan_gradient_is_skipped_and_counted_or_fatal():
@@ -243,9 +242,7 @@ def test_reference_kl_is_zero_at_first_then_pulls_back():
 
 
 def test_adaptive_reference_kl_follows_rllibs_rule():
-    learner = make_learner(
-        make_config(GRPOConfig, ref_kl_coeff=0.1, ref_kl_target=1.0)
-    )
+    learner = make_learner(make_config(GRPOConfig, ref_kl_coeff=0.1, ref_kl_target=1.0))
     update(learner, credited())  # KL 0 < target / 2
     assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.05)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from learner_helpers import TINY
 from ray import tune
+
 from rllib_llm import LLMPPOConfig, register_trainables
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.connectors.episode_data import episode_data

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from rllib_llm.recipes import runs, yaml_io
@@ -177,6 +179,24 @@ def test_a_search_runs_every_variant(call, storage):
     (run,) = storage.glob("grid_*")
     rates = [json.loads(p.read_text())["lr"] for p in run.glob("trial_*/params.json")]
     assert sorted(rates) == [1, 2]
+
+
+def test_a_distributed_run_loads_in_one_process(call, storage):
+    from rllib_llm.cli.loading import load_algorithm, local_runner
+
+    path = write(storage / "spread.yaml", expect=None)
+    remote = ("env_runners.num_env_runners=1", "learners.num_learners=1")
+    assert call("train", path, "--storage", storage, *remote)[0] == 0
+    (run,) = storage.glob("spread_*")
+    checkpoint = runs.locate_checkpoint(run).checkpoint
+    algo = load_algorithm(checkpoint)
+    assert algo.env_runner_group.num_remote_workers() == 0
+    assert algo.learner_group.is_local and algo.training_iteration == 2
+    got = local_runner(algo).module.get_state()
+    saved = pickle.loads((checkpoint / runs._MODULE / "module_state.pkl").read_bytes())
+    for name, value in got.items():
+        assert np.array_equal(value, saved[name]), name
+    algo.stop()
 
 
 def command(*arguments):

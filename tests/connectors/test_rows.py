@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rllib_llm import columns
 from rllib_llm.connectors.chat import Prompt
 from rllib_llm.connectors.learner.rows import build_rows, pad_rows

@@ -4,11 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.env_runner.tasks import TaskSource
-from rllib_llm.errors import EnvContractError
-from rllib_llm.types import StopPolicy, StopReason, Task
 from runner_helpers import (
     Broken,
     Countdown,
@@ -19,6 +14,12 @@ from runner_helpers import (
     Slow,
     make_runner,
 )
+
+from rllib_llm import columns
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import EnvContractError
+from rllib_llm.types import StopPolicy, StopReason, Task
 
 
 def tasks(count, group_size=1):
@@ -195,9 +196,7 @@ def test_evaluation_tasks_are_held_out_and_the_same_every_time():
     train, evaluation = TaskSource(seed=5), TaskSource(seed=0, split="test")
     fixed = evaluation.fixed(20)
     assert fixed == evaluation.fixed(20)
-    assert {t.seed for t in fixed}.isdisjoint(
-        t.seed for t in train.next_groups(500)
-    )
+    assert {t.seed for t in fixed}.isdisjoint(t.seed for t in train.next_groups(500))
     assert all(t.options["split"] == "test" for t in fixed)
 
 

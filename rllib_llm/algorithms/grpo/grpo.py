@@ -22,7 +22,6 @@ from rllib_llm.objectives.advantages import (
     zero_variance_groups,
 )
 
-
 _CRITIC_SETTINGS = (
     "gamma",
     "lambda_",
