@@ -35,7 +35,7 @@ class LLMConfigMixin:
         self.lm_lora: dict[str, Any] | None = None
         self.lm_tiny: dict[str, Any] = {}
         self.lm_value_head = "mlp"
-        self.lm_value_head_detach = False
+        self.lm_value_head_detach = True
         self.lm_model_kwargs: dict[str, Any] = {}
         self.gradient_checkpointing = False
         self.history = "append"
@@ -129,7 +129,8 @@ class LLMConfigMixin:
                 ``alpha``, ``dropout``, ``target_modules``.
             tiny: Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.
             value_head: "mlp" or "linear" (algorithms with a critic).
-            value_head_detach: Keep the critic's gradient out of the trunk.
+            value_head_detach: Keep the critic's gradient out of the trunk (default: a
+                critic that moves the trunk moves the policy as well).
             model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
             gradient_checkpointing: Trade compute for memory in the learner.
             history: "append" or "rerender" (see docs/design.md).

@@ -23,7 +23,6 @@ from rllib_llm.types import TurnResult
 
 _MAX_DRAWS = 2_000
 _SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
-_WORDS = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 
 
 @register_text_env("frozen_lake-v0")
@@ -33,7 +32,7 @@ class FrozenLake(TextEnv):
     Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``; the map is drawn
     anew from the episode's seed and always has a path of at most ``max_turns``
     moves. Maps are split into train and test by their hash. The first message shows
-    the map; each message says where one stands and what lies around.
+    the map; each message says where one stands and where there is ice around.
     """
 
     max_turns = 12
@@ -139,16 +138,21 @@ class FrozenLake(TextEnv):
         return "\n".join(" ".join(line) for line in cells)
 
     def _surroundings(self) -> str:
+        """Say where one stands, and in which directions there are goal and ice."""
         row, column = self._position()
-        around = ", ".join(f"{move} {self._word(move)}" for move in MOVES)
-        return f"row {row + 1} column {column + 1}: {around}"
+        told = [f"row {row + 1} column {column + 1}"]
+        for word, cells in (("goal", "G"), ("ice", "SF")):
+            moves = [move for move in MOVES if self._cell(move) in cells]
+            if moves:
+                told.append(f"{word} {' '.join(moves)}")
+        return ", ".join(told)
 
-    def _word(self, move: str) -> str:
-        """Name what lies one move away."""
+    def _cell(self, move: str) -> str:
+        """Return the map's letter one move away; holes stand for the outside."""
         row, column = neighbour(self._position(), move)
         size = len(self.map)
         inside = 0 <= row < size and 0 <= column < size
-        return _WORDS[self.map[row][column]] if inside else "edge"
+        return self.map[row][column] if inside else "H"
 
     def _value_table(self) -> np.ndarray:
         """Return success probabilities by turns left and state [H + 1, states]."""
