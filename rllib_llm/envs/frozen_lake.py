@@ -62,7 +62,7 @@ class FrozenLake(TextEnv):
         self._values: np.ndarray | None = None
         ice = " The ice is slippery." if slippery else ""
         return (
-            f"{self._grid()}\nP you, _ ice, O hole, G goal. Reach G.{ice} {MOVE_FORMAT}"
+            f"{self._grid()}\nP you, O hole. Reach G.{ice} {MOVE_FORMAT}"
             f"\n{self._surroundings()}"
         )
 

@@ -19,7 +19,7 @@ MOVES: dict[str, Cell] = {
 }
 """Offsets of the four moves, in the order of Gymnasium's toy-text actions."""
 
-MOVE_FORMAT = "Answer as 'go left', 'go down', 'go right' or 'go up'."
+MOVE_FORMAT = "Say go left, go down, go right or go up."
 
 _MOVE = re.compile(r"\bgo[ \t]+(left|down|right|up)\b", re.IGNORECASE)
 
