@@ -32,7 +32,8 @@ class FrozenLake(TextEnv):
     Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``; the map is drawn
     anew from the episode's seed and always has a path of at most ``max_turns``
     moves. Maps are split into train and test by their hash. The first message shows
-    the map; each message says where one stands and where there is ice around.
+    the map; each message says where one stands and where there is ice around that was
+    not walked on yet, or, where there is none, the way back.
     """
 
     max_turns = 12
@@ -60,6 +61,9 @@ class FrozenLake(TextEnv):
         self._lake = FrozenLakeEnv(desc=self.map, is_slippery=slippery)
         self._lake.reset(seed=int(rng.integers(2**31)))
         self._values: np.ndarray | None = None
+        self._trail: list[Cell] = []
+        self._seen: set[Cell] = set()
+        self._arrive()
         ice = " The ice is slippery." if slippery else ""
         return (
             f"{self._grid()}\nP you, O hole. Reach G.{ice} {MOVE_FORMAT}"
@@ -75,6 +79,7 @@ class FrozenLake(TextEnv):
         move = list(MOVES).index(action)
         _, reward, terminated, truncated, _ = self._lake.step(move)
         success = reward > 0
+        self._arrive()
         if terminated:
             text = "You reached the goal!" if success else "You fell into a hole."
         else:
@@ -138,14 +143,29 @@ class FrozenLake(TextEnv):
         return "\n".join(" ".join(line) for line in cells)
 
     def _surroundings(self) -> str:
-        """Say where one stands, and in which directions there are goal and ice."""
-        row, column = self._position()
-        told = [f"row {row + 1} column {column + 1}"]
-        for word, cells in (("goal", "G"), ("ice", "SF")):
-            moves = [move for move in MOVES if self._cell(move) in cells]
-            if moves:
-                told.append(f"{word} {' '.join(moves)}")
-        return ", ".join(told)
+        """Say where one stands, and where there is goal, new ice, or the way back."""
+        here = self._position()
+        told = {
+            "goal": [m for m in MOVES if self._cell(m) == "G"],
+            "ice": [
+                m
+                for m in MOVES
+                if self._cell(m) in "SF" and neighbour(here, m) not in self._seen
+            ],
+        }
+        if not any(told.values()) and len(self._trail) > 1:
+            told["back"] = [m for m in MOVES if neighbour(here, m) == self._trail[-2]]
+        parts = [f"{word} {' '.join(moves)}" for word, moves in told.items() if moves]
+        return ", ".join([f"row {here[0] + 1} column {here[1] + 1}", *parts])
+
+    def _arrive(self) -> None:
+        """Remember the cell one stands on and the way that led there."""
+        here = self._position()
+        if here in self._trail:
+            del self._trail[self._trail.index(here) + 1 :]
+        elif not self._trail or here in {neighbour(self._trail[-1], m) for m in MOVES}:
+            self._trail.append(here)
+        self._seen.add(here)
 
     def _cell(self, move: str) -> str:
         """Return the map's letter one move away; holes stand for the outside."""

@@ -36,11 +36,31 @@ def test_every_message_tells_where_there_is_ice():
 
 
 def test_the_goal_is_announced_when_it_is_near():
-    env = FrozenLake()
-    env.reset(seed=0)
-    transcript = play(env, 0, expert_policy)
+    transcript = play(FrozenLake(), 0, expert_policy)
     last = transcript.observations[-2]
     assert re.fullmatch(r"row \d column \d, goal (down|right)(, ice [a-z ]+)?", last)
+
+
+def test_following_what_is_told_always_finds_the_goal():
+    # Depth-first search: new ice first, else the way back.
+    env = FrozenLake({"max_turns": 60})
+    for seed in range(100):
+        text, _ = env.reset(seed=seed)
+        done = False
+        while not done:
+            state = text.splitlines()[-1]
+            told = re.findall(r"(?:goal|ice|back) ([a-z]+)", state)
+            text, reward, terminated, truncated, _ = env.step(f"go {told[0]}")
+            done = terminated or truncated
+        assert reward == 1.0
+
+
+def test_visited_ice_is_told_as_the_way_back_only():
+    env = FrozenLake()
+    env.reset(seed=1)  # one way on from the start: down
+    assert env.map[0][1] == "H"
+    text = env.step("go down")[0]
+    assert text.startswith("row 2 column 1, ice ") and "up" not in text
 
 
 def test_moves_agree_with_gymnasium():
