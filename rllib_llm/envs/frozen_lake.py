@@ -87,7 +87,10 @@ class FrozenLake(TextEnv):
         return TurnResult(text, float(reward), terminated, truncated, success)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Follow a shortest path; on slippery ice maximise the success probability."""
+        """Follow a shortest way over new ice; on slippery ice play the optimal policy.
+
+        After a mistake it explores as told, depth first, instead of retracing steps.
+        """
         if self.slippery:
             turns_left = max(1, self.max_turns - self.turn)
             gains = self._action_values(
@@ -95,8 +98,9 @@ class FrozenLake(TextEnv):
             )
             return f"go {list(MOVES)[int(np.argmax(gains))]}"
         to_goal = _distances_to_goal(self.map)
-        position = self._position()
-        best = min(MOVES, key=lambda m: to_goal.get(neighbour(position, m), 10**6))
+        here = self._position()
+        told = [move for moves in self._told().values() for move in moves]
+        best = min(told, key=lambda m: to_goal.get(neighbour(here, m), 10**6))
         return f"go {best}"
 
     def random_action(self, rng: np.random.Generator) -> str:
@@ -144,19 +148,21 @@ class FrozenLake(TextEnv):
 
     def _surroundings(self) -> str:
         """Say where one stands, and where there is goal, new ice, or the way back."""
+        row, column = self._position()
+        told = [f"{word} {' '.join(m)}" for word, m in self._told().items() if m]
+        return ", ".join([f"row {row + 1} column {column + 1}", *told])
+
+    def _told(self) -> dict[str, list[str]]:
         here = self._position()
-        told = {
-            "goal": [m for m in MOVES if self._cell(m) == "G"],
-            "ice": [
-                m
-                for m in MOVES
-                if self._cell(m) in "SF" and neighbour(here, m) not in self._seen
-            ],
-        }
-        if not any(told.values()) and len(self._trail) > 1:
-            told["back"] = [m for m in MOVES if neighbour(here, m) == self._trail[-2]]
-        parts = [f"{word} {' '.join(moves)}" for word, moves in told.items() if moves]
-        return ", ".join([f"row {here[0] + 1} column {here[1] + 1}", *parts])
+        goal = [m for m in MOVES if self._cell(m) == "G"]
+        ice = [m for m in MOVES if self._cell(m) in "SF"]
+        new = [m for m in ice if neighbour(here, m) not in self._seen]
+        if goal or new:
+            return {"goal": goal, "ice": new}
+        if len(self._trail) > 1:
+            back = [m for m in ice if neighbour(here, m) == self._trail[-2]]
+            return {"back": back or ice}
+        return {"back": ice}
 
     def _arrive(self) -> None:
         """Remember the cell one stands on and the way that led there."""

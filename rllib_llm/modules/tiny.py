@@ -18,6 +18,7 @@ TINY_DEFAULTS: dict[str, Any] = {
     "intermediate_size": 512,
     "vocab_size": 1024,
     "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
 }
 
 SPECIAL_TOKENS = (
