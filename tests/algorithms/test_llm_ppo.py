@@ -64,6 +64,7 @@ def test_evaluation_is_exact_held_out_and_repeatable(ray_session):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_checkpoint_resumes_to_the_same_metrics(ray_session, tmp_path):
     straight = small().build_algo()
     for _ in range(2):
@@ -88,6 +89,7 @@ def test_checkpoint_resumes_to_the_same_metrics(ray_session, tmp_path):
     resumed.stop()
 
 
+@pytest.mark.slow
 def test_remote_runners_and_learners_train(ray_session):
     config = small().env_runners(
         num_env_runners=2, create_local_env_runner=False, num_envs_per_env_runner=4
@@ -116,6 +118,7 @@ def test_two_learners_take_the_step_of_one(ray_session):
             assert np.allclose(states[0][name], other[name], atol=2e-4), name
 
 
+@pytest.mark.slow
 def test_tuner_with_a_grid_inside_training(ray_session, tmp_path):
     register_trainables()
     config = small().training(lr=tune.grid_search([1e-3, 1e-4]))

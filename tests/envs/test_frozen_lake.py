@@ -29,7 +29,8 @@ def test_every_message_tells_where_there_is_ice():
     for seed in range(30):
         prompt, _ = env.reset(seed=seed)
         rows = [line.split() for line in prompt.splitlines()[:4]]
-        moves = [m for m, c in (("down", rows[1][0]), ("right", rows[0][1])) if c == "_"]
+        cells = {"down": rows[1][0], "right": rows[0][1]}
+        moves = [move for move, cell in cells.items() if cell == "_"]
         told = f"row 1 column 1, ice {' '.join(moves)}"
         assert prompt.endswith("\n" + told)
         assert env.step("go up")[0] == told
