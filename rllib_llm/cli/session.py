@@ -21,6 +21,9 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
     # Seconds between Tune's records of a run: less is lost when it is killed.
     "TUNE_GLOBAL_CHECKPOINT_S": "5",
+    # Ray starts its workers at niceness 15, where anything else on the machine would
+    # starve the run that this command is for.
+    "RAY_worker_niceness": "0",
 }
 _LOGGER_LEVELS = {
     "ray": logging.ERROR,
