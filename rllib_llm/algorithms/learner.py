@@ -18,7 +18,10 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
-from rllib_llm.algorithms.token_stats import explained_variance
+from rllib_llm.algorithms.token_stats import (
+    INTERMEDIATE_STATS,
+    explained_variance,
+)
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_gae import TokenGAE
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
@@ -260,7 +263,8 @@ class LLMLearnerMixin:
             }
             if "value_target_mean" in means:
                 explained = explained_variance(means)
-                means = {k: v for k, v in means.items() if not k.startswith("value_")}
+                for key in INTERMEDIATE_STATS:
+                    del means[key]
                 if explained is not None:
                     means["vf_explained_var"] = explained
             for key, value in means.items():

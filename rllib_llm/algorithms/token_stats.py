@@ -9,6 +9,9 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm import columns
 
+# Sums from which the explained variance is made; not metrics themselves.
+INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")
+
 
 @torch.no_grad()
 def add_token_stats(
