@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--override", nargs="*", default=[])
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--plot", type=Path, help="picture of all results")
     args = parser.parse_args()
     quiet_loggers()
     for name in args.examples:
@@ -50,6 +51,8 @@ def main() -> None:
             path.write_text(json.dumps(record, indent=1) + "\n")
     if args.table:
         print_table()
+    if args.plot:
+        plot(args.plot)
 
 
 def run(
@@ -119,12 +122,38 @@ def expert_success(config: Any, count: int = 300) -> float:
     return float(np.mean([bool(d.success) for d in played]))
 
 
-def print_table() -> None:
-    """Print the Markdown table of everything in the results folder."""
+def load_results() -> dict[str, list[dict[str, Any]]]:
+    """Return all records by example."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*_seed*.json")):
         record = json.loads(path.read_text())
         runs.setdefault(record["example"], []).append(record)
+    return runs
+
+
+def plot(path: Path) -> None:
+    """Draw held-out success over iterations, one panel per example, a line per seed."""
+    from matplotlib import pyplot
+
+    runs = load_results()
+    figure, panels = pyplot.subplots(
+        1, len(runs), figsize=(2.6 * len(runs), 2.6), sharey=True, squeeze=False
+    )
+    for panel, (name, records) in zip(panels[0], runs.items(), strict=True):
+        for record in records:
+            iterations = [p["iteration"] for p in record["curve"]]
+            panel.plot(iterations, [p["success"] for p in record["curve"]])
+        panel.axhline(records[0]["expert"], linestyle=":", color="grey")
+        panel.set(title=name, xlabel="iteration", ylim=(0, 1))
+        panel.title.set_fontsize(8)
+    panels[0][0].set_ylabel("success, held-out tasks")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def print_table() -> None:
+    """Print the Markdown table of everything in the results folder."""
+    runs = load_results()
     print(
         "| example | seeds | script | warm start | after RL | greedy after RL "
         "| warm start, min | RL, min |\n|---|---|---|---|---|---|---|---|"
