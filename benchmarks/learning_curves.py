@@ -72,6 +72,7 @@ def run(
     algo = config.build_algo()
     runner = algo.env_runner
     curve = [point(algo, runner, 0, episodes)]
+    print(name, seed, curve[-1], flush=True)
     started, cpu = time.perf_counter(), time.process_time()
     spent = 0.0
     for iteration in range(1, recipe.total_iterations + 1):
