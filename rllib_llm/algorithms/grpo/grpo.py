@@ -11,7 +11,8 @@ from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.llm_config import LLMConfigMixin, _assign
+from rllib_llm.algorithms.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.validation import refuse_without_effect
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -99,7 +100,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
-        _assign(
+        assign(
             self,
             clip_param_high=clip_param_high,
             dual_clip=dual_clip,

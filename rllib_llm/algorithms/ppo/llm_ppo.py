@@ -10,7 +10,8 @@ from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.llm_config import LLMConfigMixin, _assign
+from rllib_llm.algorithms.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.settings import assign
 from rllib_llm.errors import ConfigError
 
 
@@ -65,7 +66,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
-        _assign(
+        assign(
             self,
             gamma_token=gamma_token,
             lambda_token=lambda_token,

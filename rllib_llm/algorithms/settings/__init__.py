@@ -1,0 +1,17 @@
+"""The fluent settings of an algorithm, one file per method."""
+
+from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.algorithms.settings.generation import GenerationSettings
+from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
+from rllib_llm.algorithms.settings.rollouts import RolloutSettings
+from rllib_llm.algorithms.settings.training import TrainingSettings
+from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
+
+__all__ = [
+    "GenerationSettings",
+    "LanguageModelSettings",
+    "RolloutSettings",
+    "TrainingSettings",
+    "WarmStartSettings",
+    "assign",
+]

@@ -1,0 +1,77 @@
+"""Which language model is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from typing_extensions import Self
+
+from rllib_llm.algorithms.settings.assign import assign
+
+
+class LanguageModelSettings:
+    """Defaults and fluent method of ``language_model``."""
+
+    def _set_language_model_defaults(self) -> None:
+        self.lm_model = "tiny"
+        self.lm_dtype = "float32"
+        self.lm_lora: dict[str, Any] | None = None
+        self.lm_tiny: dict[str, Any] = {}
+        self.lm_value_head = "mlp"
+        self.lm_value_head_detach = True
+        self.lm_model_kwargs: dict[str, Any] = {}
+        self.gradient_checkpointing = False
+        self.history = "append"
+        self.chat_template_kwargs: dict[str, Any] = {}
+        self.system_prompt: str | None = None
+
+    def language_model(
+        self,
+        *,
+        model: str = NotProvided,
+        dtype: str = NotProvided,
+        lora: dict[str, Any] | None = NotProvided,
+        tiny: dict[str, Any] = NotProvided,
+        value_head: str = NotProvided,
+        value_head_detach: bool = NotProvided,
+        model_kwargs: dict[str, Any] = NotProvided,
+        gradient_checkpointing: bool = NotProvided,
+        history: str = NotProvided,
+        chat_template_kwargs: dict[str, Any] = NotProvided,
+        system_prompt: str | None = NotProvided,
+    ) -> Self:
+        """Choose the language model.
+
+        Args:
+            model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
+                random model with its own tokenizer, built on the spot (default).
+            dtype: Parameters' dtype: "float32", "bfloat16", "float16".
+            lora: None trains all weights; a dict trains adapters only: ``rank``,
+                ``alpha``, ``dropout``, ``target_modules``.
+            tiny: Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.
+            value_head: "mlp" or "linear" (algorithms with a critic).
+            value_head_detach: Keep the critic's gradient out of the trunk (default: a
+                critic that moves the trunk moves the policy as well).
+            model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
+            gradient_checkpointing: Trade compute for memory in the learner.
+            history: "append" or "rerender" (see docs/design.md).
+            chat_template_kwargs: Given to the chat template, e.g.
+                ``{"enable_thinking": False}`` for Qwen3.
+            system_prompt: First message of every conversation.
+        """
+        assign(
+            self,
+            lm_model=model,
+            lm_dtype=dtype,
+            lm_lora=lora,
+            lm_tiny=tiny,
+            lm_value_head=value_head,
+            lm_value_head_detach=value_head_detach,
+            lm_model_kwargs=model_kwargs,
+            gradient_checkpointing=gradient_checkpointing,
+            history=history,
+            chat_template_kwargs=chat_template_kwargs,
+            system_prompt=system_prompt,
+        )
+        return self

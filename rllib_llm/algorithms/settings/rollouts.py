@@ -1,0 +1,75 @@
+"""How many episodes are sampled, and their bounds."""
+
+from __future__ import annotations
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from typing_extensions import Self
+
+from rllib_llm.algorithms.settings.assign import assign
+
+
+class RolloutSettings:
+    """Defaults and fluent method of ``rollouts``."""
+
+    def _set_rollouts_defaults(self) -> None:
+        self.episodes_per_iteration = 64
+        self.group_size = 1
+        self.max_turns: int | None = None
+        self.max_tokens_per_episode: int | None = None
+        self.step_timeout_s: float | None = 60.0
+        self.turn_timeout_s: float | None = 600.0
+        self.episode_timeout_s: float | None = None
+        self.max_retries = 2
+        self.max_failed_fraction = 0.1
+        self.stop_policies: dict[str, str] = {}
+        self.row_per_turn = False
+
+    def rollouts(
+        self,
+        *,
+        episodes_per_iteration: int = NotProvided,
+        group_size: int = NotProvided,
+        max_turns: int | None = NotProvided,
+        max_tokens_per_episode: int | None = NotProvided,
+        step_timeout_s: float | None = NotProvided,
+        turn_timeout_s: float | None = NotProvided,
+        episode_timeout_s: float | None = NotProvided,
+        max_retries: int = NotProvided,
+        max_failed_fraction: float = NotProvided,
+        stop_policies: dict[str, str] = NotProvided,
+        row_per_turn: bool = NotProvided,
+    ) -> Self:
+        """Choose how many episodes are sampled, and their bounds.
+
+        Args:
+            episodes_per_iteration: Episodes per training iteration, over all
+                EnvRunners (verl ``train_batch_size`` x ``rollout.n``).
+            group_size: Rollouts per task, sharing seed and options (TRL
+                ``num_generations``); must divide episodes_per_iteration.
+            max_turns: Cut episodes after this many turns, beside the env's own limit.
+            max_tokens_per_episode: Cut after this many sampled tokens.
+            step_timeout_s: Longest env.reset/env.step call.
+            turn_timeout_s: Longest generation of one turn.
+            episode_timeout_s: Longest episode.
+            max_retries: How often a dropped episode is tried again.
+            max_failed_fraction: Share of episodes that may fail for good before
+                training stops with an error.
+            stop_policies: Stop reason to "train", "bootstrap", "mask" or "drop";
+                unnamed ones keep their defaults (docs/design.md).
+            row_per_turn: One training row per turn instead of merged rows.
+        """
+        assign(
+            self,
+            episodes_per_iteration=episodes_per_iteration,
+            group_size=group_size,
+            max_turns=max_turns,
+            max_tokens_per_episode=max_tokens_per_episode,
+            step_timeout_s=step_timeout_s,
+            turn_timeout_s=turn_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            max_retries=max_retries,
+            max_failed_fraction=max_failed_fraction,
+            stop_policies=stop_policies,
+            row_per_turn=row_per_turn,
+        )
+        return self
