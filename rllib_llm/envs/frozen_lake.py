@@ -33,7 +33,8 @@ class FrozenLake(TextEnv):
     anew from the episode's seed and always has a path of at most ``max_turns``
     moves. Maps are split into train and test by their hash. The first message shows
     the map; each message says where one stands and where there is ice around that was
-    not walked on yet, or, where there is none, the way back.
+    not walked on yet, or, where there is none, the way back. On slippery ice, where
+    one seldom goes where one wants, it names the holes and the ice around instead.
     """
 
     max_turns = 12
@@ -147,7 +148,7 @@ class FrozenLake(TextEnv):
         return "\n".join(" ".join(line) for line in cells)
 
     def _surroundings(self) -> str:
-        """Say where one stands, and where there is goal, new ice, or the way back."""
+        """Say where one stands, and what is around."""
         row, column = self._position()
         told = [f"{word} {' '.join(m)}" for word, m in self._told().items() if m]
         return ", ".join([f"row {row + 1} column {column + 1}", *told])
@@ -156,6 +157,9 @@ class FrozenLake(TextEnv):
         here = self._position()
         goal = [m for m in MOVES if self._cell(m) == "G"]
         ice = [m for m in MOVES if self._cell(m) in "SF"]
+        if self.slippery:
+            holes = [m for m in MOVES if self._cell(m) == "H"]
+            return {"goal": goal, "hole": holes, "ice": ice}
         new = [m for m in ice if neighbour(here, m) not in self._seen]
         if goal or new:
             return {"goal": goal, "ice": new}
@@ -174,11 +178,11 @@ class FrozenLake(TextEnv):
         self._seen.add(here)
 
     def _cell(self, move: str) -> str:
-        """Return the map's letter one move away; holes stand for the outside."""
+        """Return the map's letter one move away, "#" outside."""
         row, column = neighbour(self._position(), move)
         size = len(self.map)
         inside = 0 <= row < size and 0 <= column < size
-        return self.map[row][column] if inside else "H"
+        return self.map[row][column] if inside else "#"
 
     def _value_table(self) -> np.ndarray:
         """Return success probabilities by turns left and state [H + 1, states]."""

@@ -51,3 +51,14 @@ def require_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} must be true or false.")
     return value
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``.
+
+    Raises:
+        ConfigError: Otherwise.
+    """
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}.")
+    return str(value)

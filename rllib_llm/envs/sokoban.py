@@ -16,7 +16,7 @@ from rllib_llm.envs.grid import (
     neighbour,
     parse_move,
 )
-from rllib_llm.envs.parsing import require_float, require_int
+from rllib_llm.envs.parsing import require_choice, require_float, require_int
 from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
 from rllib_llm.errors import ConfigError
 from rllib_llm.types import TurnResult
@@ -64,6 +64,17 @@ class Level:
         cells = range(self.size)
         return "\n".join(" ".join(self._symbol((r, c)) for c in cells) for r in cells)
 
+    @property
+    def coordinates(self) -> str:
+        """Row and column, from 1, of everything that is not floor."""
+        walls = {divmod(i, self.size) for i in range(self.size**2)} - self.floor
+        named = (("P", {self.player}), ("X", self.boxes), ("T", self.targets))
+        return ", ".join(
+            f"{symbol} {row + 1} {column + 1}"
+            for symbol, cells in (*named, ("#", walls))
+            for row, column in sorted(cells)
+        )
+
     def _symbol(self, cell: Cell) -> str:
         if cell not in self.floor:
             return "#"
@@ -97,6 +108,7 @@ class Sokoban(TextEnv):
         depth: int = 3,
         box_reward: float = 0.0,
         step_reward: float = 0.0,
+        observation: str = "grid",
     ) -> str:
         """Make a level.
 
@@ -110,6 +122,9 @@ class Sokoban(TextEnv):
             box_reward: Reward for a box that comes onto a target; taken back when it
                 leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
             step_reward: Reward of every valid move.
+            observation: ``"grid"``, a picture of the level, or ``"coordinates"``: rows
+                and columns of player, boxes, targets and walls, which is shorter and
+                which small models read more easily.
         """
         require_int("size", size, 3, 10)
         require_int("boxes", boxes, 1, 4)
@@ -117,11 +132,16 @@ class Sokoban(TextEnv):
         require_int("depth", depth, 1, 50)
         self.box_reward = require_float("box_reward", box_reward, -100, 100)
         self.step_reward = require_float("step_reward", step_reward, -100, 100)
+        self.observation = require_choice(
+            "observation", observation, ("grid", "coordinates")
+        )
         self.level = self._draw(rng, size, boxes, walls, depth)
-        legend = "P you, X box, T target, _ floor, + you on target"
-        legend += ", * box on target" if boxes > 1 else ""
+        legend = "P you, X box, T target"
+        if self.observation == "grid":
+            legend += ", _ floor, + you on target"
+            legend += ", * box on target" if boxes > 1 else ""
         legend += ", # wall" if walls else ""
-        return f"{self.level}\n{legend}. Push X to T. {MOVE_FORMAT}"
+        return f"{self._show()}\n{legend}. Push X to T. {MOVE_FORMAT}"
 
     def parse(self, completion: str) -> str | None:
         """Read the last ``go <direction>``."""
@@ -134,7 +154,7 @@ class Sokoban(TextEnv):
         gained = placed - len(before.boxes & before.targets)
         solved = self.level.solved
         return TurnResult(
-            "Solved!" if solved else str(self.level),
+            "Solved!" if solved else self._show(),
             reward=float(solved) + gained * self.box_reward + self.step_reward,
             terminated=solved,
             success=solved,
@@ -148,6 +168,10 @@ class Sokoban(TextEnv):
     def random_action(self, rng: np.random.Generator) -> str:
         """Move in any direction."""
         return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
+
+    def _show(self) -> str:
+        in_grid = self.observation == "grid"
+        return str(self.level) if in_grid else self.level.coordinates
 
     def _draw(
         self, rng: np.random.Generator, size: int, boxes: int, walls: int, depth: int

@@ -5,6 +5,7 @@ import pytest
 
 from rllib_llm.envs.sokoban import Level, Sokoban, draw_level, solve
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
+from rllib_llm.errors import ConfigError
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -133,3 +134,27 @@ def test_the_default_reward_is_sparse():
         *before, last = play(env, seed, expert_policy).rewards
         assert set(before) <= {0.0}
         assert last == 1.0
+
+
+def test_coordinates_name_everything_that_is_not_floor():
+    level = Level(
+        size=3,
+        floor=frozenset({(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)}),
+        targets=frozenset({(2, 1)}),
+        boxes=frozenset({(1, 1)}),
+        player=(0, 1),
+    )
+    assert level.coordinates == "P 1 2, X 2 2, T 3 2, # 2 3, # 3 3"
+
+
+def test_coordinates_show_the_same_levels_as_the_grid():
+    grid, coordinates = Sokoban(), Sokoban({"observation": "coordinates"})
+    for seed in range(20):
+        picture, _ = grid.reset(seed=seed)
+        told, _ = coordinates.reset(seed=seed)
+        rows = _rows(picture)
+        for part in told.splitlines()[0].split(", "):
+            symbol, row, column = part.split()
+            assert rows[int(row) - 1][int(column) - 1] == symbol
+    with pytest.raises(ConfigError, match="observation='text'"):
+        Sokoban({"observation": "text"}).reset(seed=0)
