@@ -65,15 +65,16 @@ class Level:
         return "\n".join(" ".join(self._symbol((r, c)) for c in cells) for r in cells)
 
     @property
-    def coordinates(self) -> str:
-        """Row and column, from 1, of everything that is not floor."""
-        walls = {divmod(i, self.size) for i in range(self.size**2)} - self.floor
-        named = (("P", {self.player}), ("X", self.boxes), ("T", self.targets))
-        return ", ".join(
-            f"{symbol} {row + 1} {column + 1}"
-            for symbol, cells in (*named, ("#", walls))
-            for row, column in sorted(cells)
-        )
+    def directions(self) -> str:
+        """Where the player is, and in words where to find boxes, targets and walls."""
+        row, column = self.player
+        told = [f"P {row + 1} {column + 1}"]
+        for box in sorted(self.boxes):
+            told.append(f"X {_offset(self.player, box)}")
+            told += [f"T {_offset(box, t)} of X" for t in sorted(self.targets)]
+        cells = {divmod(i, self.size) for i in range(self.size**2)}
+        told += [f"# {_offset(self.player, w)}" for w in sorted(cells - self.floor)]
+        return ", ".join(told)
 
     def _symbol(self, cell: Cell) -> str:
         if cell not in self.floor:
@@ -84,6 +85,13 @@ class Level:
         if cell in self.boxes:
             return "*" if on_target else "X"
         return "T" if on_target else "_"
+
+
+def _offset(start: Cell, end: Cell) -> str:
+    """Return e.g. "2 up 1 left", or "here"."""
+    down, right = end[0] - start[0], end[1] - start[1]
+    parts = [(down, "down", "up"), (right, "right", "left")]
+    return " ".join(f"{abs(n)} {p if n > 0 else m}" for n, p, m in parts if n) or "here"
 
 
 @register_text_env("sokoban-v0")
@@ -122,9 +130,9 @@ class Sokoban(TextEnv):
             box_reward: Reward for a box that comes onto a target; taken back when it
                 leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
             step_reward: Reward of every valid move.
-            observation: ``"grid"``, a picture of the level, or ``"coordinates"``: rows
-                and columns of player, boxes, targets and walls, which is shorter and
-                which small models read more easily.
+            observation: ``"grid"``, a picture of the level, or ``"directions"``: the
+                way from the player to each box and from there to each target, in words,
+                which is shorter and which small models read more easily.
         """
         require_int("size", size, 3, 10)
         require_int("boxes", boxes, 1, 4)
@@ -133,7 +141,7 @@ class Sokoban(TextEnv):
         self.box_reward = require_float("box_reward", box_reward, -100, 100)
         self.step_reward = require_float("step_reward", step_reward, -100, 100)
         self.observation = require_choice(
-            "observation", observation, ("grid", "coordinates")
+            "observation", observation, ("grid", "directions")
         )
         self.level = self._draw(rng, size, boxes, walls, depth)
         legend = "P you, X box, T target"
@@ -171,7 +179,7 @@ class Sokoban(TextEnv):
 
     def _show(self) -> str:
         in_grid = self.observation == "grid"
-        return str(self.level) if in_grid else self.level.coordinates
+        return str(self.level) if in_grid else self.level.directions
 
     def _draw(
         self, rng: np.random.Generator, size: int, boxes: int, walls: int, depth: int

@@ -136,25 +136,40 @@ def test_the_default_reward_is_sparse():
         assert last == 1.0
 
 
-def test_coordinates_name_everything_that_is_not_floor():
+def test_directions_name_everything_that_is_not_floor():
     level = Level(
         size=3,
         floor=frozenset({(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)}),
-        targets=frozenset({(2, 1)}),
+        targets=frozenset({(2, 0)}),
         boxes=frozenset({(1, 1)}),
         player=(0, 1),
     )
-    assert level.coordinates == "P 1 2, X 2 2, T 3 2, # 2 3, # 3 3"
+    told = "P 1 2, X 1 down, T 1 down 1 left of X, # 1 down 1 right, # 2 down 1 right"
+    assert level.directions == told
 
 
-def test_coordinates_show_the_same_levels_as_the_grid():
-    grid, coordinates = Sokoban(), Sokoban({"observation": "coordinates"})
+def _away(cell: tuple[int, int], words: list[str]) -> tuple[int, int]:
+    row, column = cell
+    for count, word in zip(words[::2], words[1::2], strict=True):
+        row += int(count) * {"down": 1, "up": -1}.get(word, 0)
+        column += int(count) * {"right": 1, "left": -1}.get(word, 0)
+    return row, column
+
+
+def test_directions_lead_to_what_the_grid_shows():
+    grid, directions = Sokoban(), Sokoban({"observation": "directions"})
     for seed in range(20):
-        picture, _ = grid.reset(seed=seed)
-        told, _ = coordinates.reset(seed=seed)
-        rows = _rows(picture)
-        for part in told.splitlines()[0].split(", "):
-            symbol, row, column = part.split()
-            assert rows[int(row) - 1][int(column) - 1] == symbol
+        rows = _rows(grid.reset(seed=seed)[0])
+        parts = directions.reset(seed=seed)[0].splitlines()[0].split(", ")
+        player, box, target = (part.split() for part in parts)
+        at = int(player[1]) - 1, int(player[2]) - 1
+        assert rows[at[0]][at[1]] in "P+"
+        at = _away(at, box[1:])
+        assert rows[at[0]][at[1]] == "X"
+        at = _away(at, target[1:-2])
+        assert rows[at[0]][at[1]] in "T+"
+
+
+def test_an_unknown_kind_of_observation_is_refused():
     with pytest.raises(ConfigError, match="observation='text'"):
         Sokoban({"observation": "text"}).reset(seed=0)
