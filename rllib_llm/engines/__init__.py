@@ -1,7 +1,8 @@
-"""Generation engines: the interface and the torch engine that is always there."""
+"""Generation engines: the interface, the torch engine, vLLM here or in an actor."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.engines.base import (
@@ -16,8 +17,11 @@ from rllib_llm.engines.base import (
 
 if TYPE_CHECKING:
     from rllib_llm.engines.torch_engine import TorchEngine
+    from rllib_llm.engines.vllm_actor import ActorEngine
+    from rllib_llm.engines.vllm_engine import VLLMEngine
 
 __all__ = [
+    "ActorEngine",
     "ContextOverflowError",
     "Generation",
     "GenerationEngine",
@@ -25,14 +29,20 @@ __all__ = [
     "SessionError",
     "SessionId",
     "TorchEngine",
+    "VLLMEngine",
     "generate",
 ]
 
+_ENGINES = {
+    "TorchEngine": "torch_engine",
+    "VLLMEngine": "vllm_engine",
+    "ActorEngine": "vllm_actor",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load the torch engine on first use, so that the interface needs no torch."""
-    if name == "TorchEngine":
-        from rllib_llm.engines.torch_engine import TorchEngine
-
-        return TorchEngine
+    """Load an engine on first use, so that the interface needs no torch."""
+    if name in _ENGINES:
+        module = importlib.import_module(f"rllib_llm.engines.{_ENGINES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

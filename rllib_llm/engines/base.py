@@ -146,6 +146,15 @@ class GenerationEngine(abc.ABC):
     def weights_version(self) -> int:
         """Version of the weights that sample the next token; 0 at the start."""
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether it samples with the caller's own parameters.
+
+        Then changes are announced by :meth:`set_weights_version`; an engine with a
+        copy is given the new values by :meth:`update_weights`.
+        """
+        return True
+
     @abc.abstractmethod
     def open(self, session_id: SessionId) -> None:
         """Start a conversation with an empty history.
@@ -232,10 +241,22 @@ class GenerationEngine(abc.ABC):
 
         Keys: ``prefill_tokens`` (prompt tokens computed), ``cached_tokens`` (prompt
         tokens found in the cache instead), ``decoded_tokens`` (tokens sampled),
+        ``shared_tokens`` (prompt tokens copied from another session's cache; only of
+        engines that say so),
         ``reprefills`` (histories computed again because their cache was evicted, made
         stale by new weights, or broken by ``extends=False``), ``forwards`` (calls of
         the model).
         """
+
+    def sleep(self) -> None:  # noqa: B027
+        """Release device memory while nothing is sampled, if the engine can.
+
+        Raises:
+            SessionError: If requests are unfinished.
+        """
+
+    def wake_up(self) -> None:  # noqa: B027
+        """Take back what :meth:`sleep` released."""
 
     @abc.abstractmethod
     def reset_stats(self) -> None:

@@ -1,0 +1,114 @@
+"""From settings to engines that use vLLM."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from typing import Any
+
+from ray.tune import PlacementGroupFactory
+
+from rllib_llm.engines import vllm_setup
+from rllib_llm.engines.base import GenerationEngine
+from rllib_llm.errors import ConfigError
+
+IN_PROCESS, IN_ACTOR = "vllm", "vllm_actor"
+
+
+def validate_engine(config: Any) -> None:
+    """Check the settings of engines before anything starts.
+
+    Raises:
+        ConfigError: If one has no effect, or vLLM would refuse it.
+        MissingExtraError: If vLLM is needed and not installed.
+    """
+    engine = config.generation_engine
+    if not isinstance(config.engine_sleep, bool):
+        raise ConfigError(
+            f"engine_sleep={config.engine_sleep!r} must be True or False."
+        )
+    _require_effect(config, "engine_kwargs", (IN_PROCESS, IN_ACTOR))
+    _require_effect(config, "engine_sleep", (IN_PROCESS, IN_ACTOR))
+    _require_effect(config, "engine_num_gpus", (IN_ACTOR,))
+    if engine == "torch":
+        return
+    vllm_setup.check_engine_kwargs(config.engine_kwargs)
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    if not issubclass(config.env_runner_cls, LLMEnvRunner):
+        raise ConfigError(
+            f"generation(engine={engine!r}) needs LLMEnvRunner: RLlib's "
+            f"{config.env_runner_cls.__name__} samples with the module itself. Leave "
+            "env_runner_cls out."
+        )
+    num_gpus = (
+        config.engine_num_gpus if engine == IN_ACTOR else _num_runner_gpus(config)
+    )
+    if not num_gpus:
+        vllm_setup.check_cpu_arguments(
+            config.resolved_context_tokens(), config.engine_kwargs
+        )
+
+
+def build_engine(config: Any) -> GenerationEngine:
+    """Return the engine for one EnvRunner; nothing is started yet."""
+    from rllib_llm.engines import ActorEngine, VLLMEngine
+
+    context = config.resolved_context_tokens()
+    is_actor = config.generation_engine == IN_ACTOR
+    clients = max(1, config.num_env_runners or 0) if is_actor else 1
+    build = functools.partial(
+        VLLMEngine,
+        config.resolved_model or config.lm_model,
+        max_slots=config.num_envs_per_env_runner * clients,
+        max_context_tokens=context,
+        dtype=config.lm_dtype,
+        tokenizer=config.chat_renderer().tokenizer,
+        lora=config.lm_lora,
+        sleeps=config.engine_sleep,
+        engine_kwargs=config.engine_kwargs,
+    )
+    if not is_actor:
+        return build()
+    return ActorEngine(
+        build,
+        name=config.engine_actor or new_actor_name(),
+        max_context_tokens=context,
+        has_tokenizer=True,
+        num_gpus=config.engine_num_gpus,
+    )
+
+
+def new_actor_name() -> str:
+    """Return a name for the actor that all EnvRunners of one algorithm share."""
+    return f"rllib_llm_engine_{uuid.uuid4().hex}"
+
+
+def with_engine_bundle(request: Any, config: Any) -> Any:
+    """Add the GPUs of an engine's actor to what a Tune trial asks for.
+
+    Actors started by a trial live inside its placement group, and without a bundle of
+    its own this one would wait for ever.
+    """
+    if not config.engine_num_gpus:
+        return request
+    bundle = {"CPU": 0.0, "GPU": config.engine_num_gpus}
+    return PlacementGroupFactory(
+        [*request.bundles, bundle], strategy=config.placement_strategy
+    )
+
+
+def _num_runner_gpus(config: Any) -> float:
+    if config.num_env_runners:
+        return config.num_gpus_per_env_runner
+    return config.num_gpus_per_learner
+
+
+def _require_effect(config: Any, name: str, engines: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value and config.generation_engine not in engines:
+        needed = " or ".join(repr(e) for e in engines)
+        raise ConfigError(
+            f"{name}={value!r} would have no effect with engine="
+            f"{config.generation_engine!r}; it needs engine={needed}."
+        )

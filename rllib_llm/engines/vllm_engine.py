@@ -1,0 +1,399 @@
+"""vLLM in this process behind the engine interface.
+
+vLLM admits one engine per process. The first request starts it. Several engines of
+one process take turns with it (a runner for training and one for evaluation, say),
+each bringing its own weights along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rllib_llm.engines import vllm_setup
+from rllib_llm.engines.base import Generation, SamplingParams, SessionError
+from rllib_llm.engines.requests import Request
+from rllib_llm.engines.vllm_sessions import HistoryEngine
+from rllib_llm.errors import ModelError
+
+logger = logging.getLogger("rllib_llm")
+
+_COUNTERS = (
+    "prefill_tokens",
+    "cached_tokens",
+    "decoded_tokens",
+    "reprefills",
+    "forwards",
+)
+_ADAPTER = "policy"
+
+
+@dataclasses.dataclass
+class _Live:
+    """The process's one vLLM engine.
+
+    Attributes:
+        llm: vLLM's ``LLMEngine``.
+        arguments: What it was started with.
+        holder: Whose weights are in it.
+        requests: The holder's unfinished requests.
+        is_asleep: Whether its memory is released.
+        is_loaded: Whether the holder's weights are in it as a whole.
+        is_changed: Whether its model is no longer the one in the folder.
+    """
+
+    llm: Any
+    arguments: dict[str, Any]
+    holder: weakref.ref[VLLMEngine] | None = None
+    requests: dict[int, Request] = dataclasses.field(default_factory=dict)
+    is_asleep: bool = False
+    is_loaded: bool = False
+    is_changed: bool = False
+
+
+_live: _Live | None = None
+
+
+class VLLMEngine(HistoryEngine):
+    """Samples with vLLM, from a copy of the weights.
+
+    Starting takes some ten seconds of CPU time and happens with the first request. It
+    seeds torch's, numpy's and Python's global generators with 0.
+
+    Args:
+        model: Folder or hub id; its weights serve until :meth:`update_weights`.
+        max_slots: Most requests that run at once; more wait.
+        max_context_tokens: Most tokens of a history, sampled ones included.
+        dtype: Of vLLM's weights.
+        tokenizer: Decodes tokens to look for stop strings; only needed for those.
+        lora: None, or ``{"rank": r, "alpha": a}``: then :meth:`update_weights` takes
+            the adapter's tensors, and the base model stays as it is.
+        sleeps: Whether :meth:`sleep` shall release memory (not on a CPU).
+        engine_kwargs: More arguments of vLLM's ``EngineArgs``.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+        MissingExtraError: If vLLM is not installed.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_slots: int,
+        max_context_tokens: int,
+        dtype: str = "float32",
+        tokenizer: Any = None,
+        lora: Mapping[str, Any] | None = None,
+        sleeps: bool = False,
+        engine_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check the settings; vLLM itself is started by the first request."""
+        super().__init__(
+            max_context_tokens=max_context_tokens, has_tokenizer=tokenizer is not None
+        )
+        vllm_setup.check_engine_kwargs(engine_kwargs or {})
+        self._tokenizer = tokenizer
+        self._lora = None if lora is None else dict(lora)
+        self._settings = {
+            "model": model,
+            "dtype": dtype,
+            "max_slots": max_slots,
+            "max_context_tokens": max_context_tokens,
+            "lora_rank": lora["rank"] if lora else None,
+            "sleeps": sleeps,
+            "engine_kwargs": dict(engine_kwargs or {}),
+        }
+        self._source: list[tuple[str, torch.Tensor]] = []
+        self._adapter: tuple[Any, Any] | None = None  # vLLM's request, its folder
+        self._stats = dict.fromkeys(_COUNTERS, 0)
+
+    def step(self) -> list[Generation]:
+        """Run one iteration of vLLM's scheduler; see :meth:`GenerationEngine.step`."""
+        if not self._requests:
+            return []
+        self._stats["forwards"] += 1
+        finished = []
+        for output in self._acquire().step():
+            # An aborted request may still report once.
+            request = self._requests.get(int(output.request_id))
+            if request is not None:
+                finished += self._take(request, output)
+        return finished
+
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Load new values; see :meth:`GenerationEngine.update_weights`.
+
+        Running requests go on with them and keep the tokens they have. The tensors are
+        kept by reference and read again if another engine of this process was served
+        in between, so they must keep the values of this version until the next one.
+
+        Raises:
+            ModelError: If vLLM does not know a name or a shape.
+        """
+        self._source = [(name, tensor.detach()) for name, tensor in named_tensors]
+        self._version = version
+        if self._is_holder():
+            self.wake_up()
+            self._push()
+
+    def sleep(self) -> None:
+        """Release GPU memory, weights going to main memory; does nothing on a CPU.
+
+        Raises:
+            SessionError: If requests are unfinished.
+        """
+        if self._requests:
+            raise SessionError(
+                f"{len(self._requests)} requests are unfinished; finish or abort them "
+                "before sleep()."
+            )
+        if self._is_holder() and not _live.is_asleep:
+            _live.llm.sleep(level=1)
+            _live.is_asleep = True
+
+    def wake_up(self) -> None:
+        """Take the memory back; requests do so by themselves."""
+        if self._is_holder() and _live.is_asleep:
+            _live.llm.wake_up()
+            _live.is_asleep = False
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters; see :meth:`GenerationEngine.stats`."""
+        return dict(self._stats)
+
+    def reset_stats(self) -> None:
+        """Set all counters to zero."""
+        self._stats = dict.fromkeys(_COUNTERS, 0)
+
+    # vLLM ----------------------------------------------------------------------------
+
+    def _start(self, request: Request) -> None:
+        self._acquire().add_request(
+            str(request.request_id),
+            {"prompt_token_ids": list(request.session.history)},
+            _vllm_params(request.params, self._max_context - request.prompt_length),
+            lora_request=self._adapter[0] if self._adapter else None,
+        )
+
+    def _cancel(self, request: Request) -> None:
+        if self._is_holder():
+            _live.llm.abort_request([str(request.request_id)])
+
+    def _is_holder(self) -> bool:
+        return bool(_live and _live.holder and _live.holder() is self)
+
+    def _acquire(self) -> Any:
+        """Return vLLM's engine, awake and with this engine's weights in it."""
+        if not self._is_holder():
+            live = _start_vllm(self._settings)
+            live.holder, live.requests = weakref.ref(self), self._requests
+            live.is_loaded = False
+        self.wake_up()
+        if not _live.is_loaded:
+            self._push()
+        return _live.llm
+
+    def _push(self) -> None:
+        """Give vLLM the weights; nothing it computed with others is used again."""
+        _live.is_loaded = False
+        if self._lora is not None and self._source:
+            self._push_adapter()
+        elif self._source:
+            _live.is_changed = True
+            try:
+                _live.llm.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": iter(self._source)}
+                )
+                _live.llm.apply_model(_repack_output_layer)
+            except (KeyError, ValueError, AssertionError) as error:
+                raise ModelError(
+                    f"vLLM did not take the weights of version {self._version}: {error}"
+                ) from error
+        elif _live.is_changed:
+            raise ModelError(
+                "vLLM holds the weights of another engine of this process; call "
+                "update_weights() first."
+            )
+        _live.llm.reset_prefix_cache(reset_running_requests=True)
+        _live.is_loaded = True
+
+    def _push_adapter(self) -> None:
+        from vllm.lora.request import LoRARequest
+
+        folder = tempfile.TemporaryDirectory(dir=_memory_folder(), prefix="rllib_llm_")
+        write_adapter(Path(folder.name), self._source, **self._lora)
+        _live.llm.add_lora(LoRARequest(_ADAPTER, 1, folder.name, load_inplace=True))
+        # The folder stays until the next one: vLLM may read it again.
+        self._adapter = (LoRARequest(_ADAPTER, 1, folder.name), folder)
+
+    def _take(self, request: Request, output: Any) -> list[Generation]:
+        """Accept what a step sampled for one request."""
+        completion = output.outputs[0]
+        if request.num_sampled == 0:
+            self._count_prompt(request, output.num_cached_tokens or 0)
+        for token, logps in zip(
+            completion.token_ids, completion.logprobs or (), strict=True
+        ):
+            logp = logps[token].logprob
+            if not math.isfinite(logp):
+                raise ModelError(
+                    f"The logits are not finite (weights version {self._version}). The "
+                    "weights have probably diverged; lower the learning rate or the "
+                    "gradient clip."
+                )
+            request.accept(token, logp, self._version)
+            self._stats["decoded_tokens"] += 1
+            reason = request.finish_reason(self._tokenizer)
+            if reason is not None:
+                if not output.finished:  # a stop string, which vLLM knows nothing of
+                    _live.llm.abort_request([output.request_id])
+                request.session.cached = len(request.session.history) - 1
+                return [self._finish(request, reason)]
+        if output.finished:
+            raise ModelError(
+                f"vLLM gave up a request of {request.prompt_length} tokens after "
+                f"{request.num_sampled} more ({completion.finish_reason})."
+            )
+        return []
+
+    def _count_prompt(self, request: Request, num_cached: int) -> None:
+        self._stats["prefill_tokens"] += request.prompt_length - num_cached
+        self._stats["cached_tokens"] += num_cached
+        # Only full blocks are kept, and the last prompt token is always computed.
+        block = _live.llm.vllm_config.cache_config.block_size
+        known = min(request.session.cached, request.prompt_length - 1)
+        self._stats["reprefills"] += num_cached < known // block * block
+
+
+def _start_vllm(settings: dict[str, Any]) -> _Live:
+    """Return the process's engine, idle and with these settings."""
+    global _live
+    vllm_setup.prepare_environment()
+    from vllm import EngineArgs, LLMEngine
+    from vllm.platforms import current_platform
+
+    arguments = vllm_setup.engine_arguments(
+        **settings, on_cpu=current_platform.is_cpu()
+    )
+    if _live is not None:
+        _release(_live)
+        if not _serves(_live.arguments, arguments):
+            _stop(_live)
+            _live = None
+    if _live is None:
+        logger.info("Starting vLLM with %s", arguments)
+        llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        _live = _Live(llm, arguments)
+    return _live
+
+
+def _repack_output_layer(model: torch.nn.Module) -> None:
+    """Prepare the output layer's weights anew.
+
+    On a CPU vLLM multiplies with a packed copy. A layer that is tied to the embedding
+    loads nothing itself, and so would keep the copy of the old weights.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _serves(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether an engine can be used that was started with other arguments."""
+    # Fewer requests at once are slower, not wrong.
+    free = ("max_num_seqs", "max_num_batched_tokens", "load_format")
+    names = (running.keys() | wanted.keys()).difference(free)
+    return all(running.get(name) == wanted.get(name) for name in names)
+
+
+def _release(live: _Live) -> None:
+    """Drop the requests of a holder that is gone; refuse if it is not."""
+    if not live.requests:
+        return
+    if live.holder is not None and live.holder() is not None:
+        raise SessionError(
+            f"vLLM is serving another engine of this process with "
+            f"{len(live.requests)} unfinished requests; finish those first."
+        )
+    live.llm.abort_request([str(name) for name in live.requests])
+
+
+def _stop(live: _Live) -> None:
+    """Make room for an engine with other settings."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    logger.info("Stopping vLLM: other settings are needed.")
+    live.llm.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+def _vllm_params(params: SamplingParams, room: int) -> Any:
+    from vllm import SamplingParams as VLLMParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMParams(
+        max_tokens=min(params.max_new_tokens, room),
+        seed=params.seed,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        stop_token_ids=list(params.stop_token_ids),
+        ignore_eos=True,  # only what is asked for ends a turn
+        logprobs=0,  # of the sampled token alone
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def write_adapter(
+    folder: Path,
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    rank: int,
+    alpha: float,
+    **_: Any,
+) -> None:
+    """Write LoRA tensors as the adapter folder that peft and vLLM read.
+
+    Args:
+        folder: Where to; it exists.
+        named_tensors: Names as peft's layers have them,
+            ``<layer>.lora_A.default.weight``, and values.
+        rank: Rank of the adapter.
+        alpha: Its scale times the rank.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.cpu().contiguous()
+        for name, tensor in named_tensors
+    }
+    layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(layers),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _memory_folder() -> str | None:
+    """Return a folder in memory where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

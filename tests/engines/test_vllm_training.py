@@ -1,0 +1,60 @@
+"""Algorithms train with vLLM in the runner's process and in an actor."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.recipes import load_recipe
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+# vLLM's attention on CPUs wants heads of 32.
+TINY = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_env_runners", "lora"),
+    [("vllm", 0, None), ("vllm_actor", 2, None), ("vllm_actor", 0, {"rank": 4})],
+)
+def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora):
+    calls = []
+    tell = LLMAlgorithm._tell_engines
+    monkeypatch.setattr(
+        LLMAlgorithm,
+        "_tell_engines",
+        lambda self, call: (calls.append(call.__name__), tell(self, call)),
+    )
+    config = load_recipe("frozen_lake_grpo").build_config()
+    config.language_model(tiny=TINY, lora=lora)
+    config.generation(
+        engine=engine,
+        engine_sleep=True,
+        engine_kwargs={"kv_cache_memory_bytes": 2**26},
+    )
+    config.rollouts(episodes_per_iteration=16, group_size=4)
+    config.warm_start(demonstrations=250)  # else no group ever earns two returns
+    config.training(minibatch_size=16, lr=1e-2)
+    config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
+    config.evaluation(evaluation_interval=2, evaluation_duration=4)
+    algo = config.build_algo()
+    for iteration in (1, 2):
+        result = algo.train()
+        learner = result["learners"]["default_policy"]
+        sampled = result["env_runners"]["engine"]
+        # The engine had the learner's weights: a stale copy would be far off.
+        assert learner["sampler_gap_max"] < 1e-3
+        assert (
+            sampled["decoded_tokens"] == result["env_runners"]["num_completion_tokens"]
+        )
+        assert sampled["cached_tokens"] > 0
+        assert sampled.get("engine_restarts", 0) == 0
+        assert calls == ["_sleep", "_wake_up"] * iteration
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 4
+    algo.stop()
