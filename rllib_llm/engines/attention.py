@@ -34,7 +34,8 @@ def slot_attention_forward(
         query: Queries. [B, heads, T, head_dim]
         key: Keys. [B, kv_heads, K, head_dim]
         value: Values. [B, kv_heads, K, head_dim]
-        attention_mask: Additive mask. [B, 1, T, K]
+        attention_mask: Additive mask [B, 1, T, K]. None: a single query sees all keys,
+            several see those up to their own place.
         dropout: Unused in evaluation; passed on.
         scaling: Factor of the scores; None is 1 / sqrt(head_dim).
         **kwargs: What else the model passes; handed to transformers' function.
@@ -45,7 +46,7 @@ def slot_attention_forward(
     batch, heads, width, _ = query.shape
     kv_heads = key.shape[1]
     settings = {"dropout_p": dropout, "scale": scaling}
-    is_plain = attention_mask is not None and kwargs.get("position_bias") is None
+    is_plain = kwargs.get("position_bias") is None
     if is_plain and width == 1:
         query = query.reshape(batch, kv_heads, heads // kv_heads, -1)
         out = scaled_dot_product_attention(
@@ -53,9 +54,11 @@ def slot_attention_forward(
         )  # [B, kv_heads, heads // kv_heads, head_dim]
         return out.reshape(batch, 1, heads, -1), None
     # On CUDA a mask together with enable_gqa falls back to the slow math kernel.
-    if is_plain and kv_heads < heads and query.device.type == "cpu":
+    has_mask = attention_mask is not None
+    if is_plain and kv_heads < heads and (not has_mask or query.device.type == "cpu"):
+        settings |= {"is_causal": not has_mask, "enable_gqa": True}
         out = scaled_dot_product_attention(
-            query, key, value, attention_mask, **settings, enable_gqa=True
+            query, key, value, attention_mask, **settings
         )
         return out.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(

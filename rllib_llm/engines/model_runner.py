@@ -7,7 +7,8 @@ the form of their attention masks, their training flags and their attention func
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from rllib_llm.engines.attention import ATTENTION_NAME
+from rllib_llm.engines.fused_forward import FusedForward, Masks
+from rllib_llm.engines.fused_layout import why_not_fused
 from rllib_llm.engines.slot_cache import SlotCache
-from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 
 _SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 _SERVED_ATTENTION = ("sdpa", "eager", ATTENTION_NAME)
 _PROBE_TOKENS = 6
+FORWARDS = ("auto", "plain")
+# Largest difference of logits that rounding explains, as a share of the largest logit.
+_CACHE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2}  # else 0.2
+_FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # else 0.05
+
+logger = logging.getLogger("rllib_llm")
 
 
 class ModelRunner:
@@ -29,25 +38,53 @@ class ModelRunner:
     Construction runs the model on a few tokens with and without the cache, so that a
     family the cache does not fit is refused at once rather than sampled from wrongly.
 
+    Models of the common decoder layout run through the fused forward, all others
+    through their own modules.
+
     Args:
         model: A transformers causal language model; shared, never copied.
         device: Where its inputs go; None is the device of its first parameter.
+        forward: "auto", or "plain" for the model's own modules in any case.
 
     Raises:
+        ConfigError: If ``forward`` is neither.
         ModelError: If the model cannot be served from a slot cache.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | None = None,
+        forward: str = "auto",
+    ) -> None:
         """Check the model and measure what one token takes in the cache."""
         self._model = model
         self._config = _check_model(model)
         self.device = torch.device(device or next(model.parameters()).device)
         self._dtype = next(model.parameters()).dtype
         self._window = _window_of(self._config)
+        self._shown = torch.zeros((), dtype=self._dtype, device=self.device)
+        self._hidden = self._shown + torch.finfo(self._dtype).min
         layer_types = set(getattr(self._config, "layer_types", None) or ())
         # Models that mix layer types take a mask per type, the others a single one.
         self._masks_by_type = "sliding_attention" in layer_types
+        self._fused: FusedForward | None = None
         self.bytes_per_token = self._probe()
+        if forward not in FORWARDS:
+            raise ConfigError(f"forward ({forward!r}) must be one of {FORWARDS}.")
+        if forward == "auto":
+            self._fuse()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the fused forward runs in place of the model's modules."""
+        return self._fused is not None
+
+    def refresh(self) -> None:
+        """Look at the weights anew, after any change of them."""
+        if self._fused is not None:
+            reason = why_not_fused(self._model)
+            self._fused = None if reason else FusedForward(self._model)
 
     def check_context(self, max_context_tokens: int) -> None:
         """Refuse contexts longer than the positions the model knows.
@@ -62,6 +99,31 @@ class ModelRunner:
                 f"positions of the model ({self._config.model_type})."
             )
 
+    def copy_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy values into the model's parameters and buffers.
+
+        Args:
+            named_tensors: Pairs of name and value.
+
+        Raises:
+            ModelError: If a name or a shape does not fit the model. Tensors before it
+                have been copied.
+        """
+        own = dict(self._model.named_parameters(remove_duplicate=False))
+        own.update(self._model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for name, tensor in named_tensors:
+                if name not in own:
+                    raise ModelError(
+                        f"The model has no weights {name!r}. {did_you_mean(name, own)}"
+                    )
+                if own[name].shape != tensor.shape:
+                    raise ModelError(
+                        f"Weights {name!r} have shape {tuple(tensor.shape)}; the "
+                        f"model needs {tuple(own[name].shape)}."
+                    )
+                own[name].copy_(tensor)
+
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """Sample with dropout off and our attention; restore the model afterwards.
@@ -69,24 +131,33 @@ class ModelRunner:
         The model may be shared with a learner in this process: it finds its training
         flags and attention function as they were.
         """
-        config = self._config
-        attention = config._attn_implementation
-        in_training = []
-        if self._model.training:
-            in_training = [m for m in self._model.modules() if m.training]
+        # What the fused forward does not call has nothing to switch.
+        roots = [self._model] if self._fused is None else self._fused.called
+        in_training = [
+            m for r in roots if r.training for m in r.modules() if m.training
+        ]
+        for module in in_training:
+            module.training = False
         try:
-            if attention == "sdpa":
-                config._attn_implementation = ATTENTION_NAME
-            for module in in_training:
-                module.training = False
             # Not inference_mode: buffers a model rebuilds on the way (such as dynamic
             # rotary frequencies) would be unusable in the learner's backward pass.
-            with torch.no_grad():
+            with torch.no_grad(), self._own_attention():
                 yield
         finally:
-            config._attn_implementation = attention
             for module in in_training:
                 module.training = True
+
+    @contextlib.contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        """Let the model's own modules attend with :mod:`.attention`."""
+        if self._fused is not None or self._config._attn_implementation != "sdpa":
+            yield
+            return
+        self._config._attn_implementation = ATTENTION_NAME
+        try:
+            yield
+        finally:
+            self._config._attn_implementation = "sdpa"
 
     def forward(
         self,
@@ -108,24 +179,46 @@ class ModelRunner:
         Returns:
             Logits that follow each row's last real token. [B, V]
         """
-        visible = cache.prepare(first_row, starts, counts)
+        width = token_ids.shape[1]
+        is_fresh = self._window is None and width > 1 and not starts.any()
+        is_causal = is_fresh and self._fused is not None
+        visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
         last = counts - 1
-        offsets = np.minimum(np.arange(token_ids.shape[1]), last[:, None])
         # Padding repeats the last position: it stays within learned positions.
-        positions = self._to_device(starts[:, None] + offsets)  # [B, T]
-        is_padded = token_ids.shape[1] > 1
-        picks_last = _last_token_only(self._model, self._to_device(last))
-        with picks_last if is_padded else contextlib.nullcontext():
+        places = starts[:, None] + np.minimum(np.arange(width), last[:, None])
+        ids, positions = self._to_device(np.stack((token_ids, places)))  # [B, T] each
+        masks = None if is_causal else self._mask(positions, visible)
+        if self._fused is None:
+            picks = self._to_device(last) if width > 1 else None
+            return self._run_modules(cache, ids, positions, masks, picks)
+        if width == 1:
+            return self._fused(cache, ids, positions, None, masks, masks)
+        ends = self._to_device(np.stack((last, starts + last)))  # [2, B]
+        last_masks = self._mask(ends[1, :, None], visible)
+        return self._fused(cache, ids, positions, ends[0], masks, last_masks)
+
+    def _run_modules(
+        self,
+        cache: SlotCache,
+        token_ids: Tensor,
+        positions: Tensor,
+        masks: Masks,
+        last: Tensor | None,
+    ) -> Tensor:
+        """Run transformers' own modules; ``last`` as in the fused forward. [B, V]"""
+        picks = contextlib.nullcontext()
+        if last is not None:
+            picks = _last_token_only(self._model, last)
+        with picks:
             logits = self._model(
-                input_ids=self._to_device(token_ids),
-                attention_mask=self._mask(positions, visible),
+                input_ids=token_ids,
+                attention_mask=masks,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
             ).logits
         if logits.shape[1] != 1:  # the head is not a module that a hook can reach
-            rows = torch.arange(len(last), device=logits.device)
-            return logits[rows, self._to_device(last)]
+            return logits[torch.arange(len(last), device=logits.device), last]
         return logits[:, 0]
 
     def _mask(self, positions: Tensor, visible: int) -> Tensor | dict[str, Tensor]:
@@ -144,9 +237,7 @@ class ModelRunner:
         }
 
     def _additive(self, visible: Tensor) -> Tensor:
-        hidden = torch.finfo(self._dtype).min
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self.device)
-        return mask.masked_fill_(~visible, hidden)
+        return torch.where(visible, self._shown, self._hidden)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -172,14 +263,53 @@ class ModelRunner:
                 f"cache ({type(error).__name__}: {error}). {_ADVICE}"
             ) from error
         # Low precision differs by rounding; a wrong cache differs by much more.
-        tolerance = 1e-2 if self._dtype in (torch.float32, torch.float64) else 0.2
-        gap = (whole.float() - cached.float()).abs().max()
-        if gap > tolerance * (1e-3 + whole.float().abs().max()):
+        tolerance = _CACHE_TOLERANCE.get(self._dtype, 0.2)
+        gap, scale = _gap(whole, cached)
+        if gap > tolerance * scale:
             raise ModelError(
                 f"Models of type {self._config.model_type!r} give other logits with "
                 f"the slot cache than without (by {gap:.2g}). {_ADVICE}"
             )
         return cache.bytes_per_token
+
+    def _fuse(self) -> None:
+        """Switch to the fused forward if it fits the model and computes the same."""
+        reason = why_not_fused(self._model)
+        if reason is not None:
+            logger.info("Sampling runs the model's own modules: %s.", reason)
+            return
+        plain = self._probe_ragged()
+        self._fused = FusedForward(self._model)
+        tolerance = _FUSED_TOLERANCE.get(self._dtype, 0.05)
+        gap, scale = _gap(plain, self._probe_ragged())
+        if gap <= tolerance * scale:
+            self.refresh()  # weights may change before the first request
+            return
+        self._fused = None
+        logger.warning(
+            "Sampling runs the model's own modules: the logits of the fused forward "
+            "differ by %.2g (tolerance %.2g).",
+            gap,
+            tolerance * scale,
+        )
+
+    def _probe_ragged(self) -> Tensor:
+        """Return logits of two rows of unequal length, over three passes. [3 * 2, V]"""
+        cache = SlotCache(2, 2 * _PROBE_TOKENS, self.device)
+        starts, logits = np.zeros(2, np.int64), []
+        with self.serving():
+            for counts in np.array([[3, 5], [4, 2], [1, 1]]):
+                ids = np.arange(2 * counts.max()).reshape(2, -1) + starts[:, None]
+                ids %= self._config.vocab_size
+                logits.append(self.forward(cache, 0, ids, starts, counts))
+                starts = starts + counts
+        return torch.cat(logits)
+
+
+def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
+    """Return the largest difference and the largest logit (never quite zero)."""
+    gap = (first.double() - second.double()).abs().max()
+    return float(gap), 1e-3 + float(first.abs().max())
 
 
 _ADVICE = (

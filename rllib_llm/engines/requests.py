@@ -59,15 +59,15 @@ class Request:
 
     __slots__ = (
         "_limit",
-        "_logps",
         "_start_time",
-        "_stop_ids",
         "_version",
         "is_counted",
+        "logps",
         "params",
         "prompt_length",
         "request_id",
         "session",
+        "stop_ids",
         "uniforms",
     )
 
@@ -82,15 +82,25 @@ class Request:
         self.is_counted = False
         self._limit = min(params.max_new_tokens, room)
         self.uniforms = draw_uniforms(params.seed, self._limit).tolist()
-        self._stop_ids = frozenset(params.stop_token_ids)
-        self._logps: list[float] = []
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.logps: list[float] = []
         self._version = 0
         self._start_time = time.perf_counter()
 
     @property
     def num_sampled(self) -> int:
         """Number of tokens sampled so far."""
-        return len(self._logps)
+        return len(self.logps)
+
+    @property
+    def num_left(self) -> int:
+        """Most tokens still to sample."""
+        return self._limit - len(self.logps)
+
+    def begin(self, version: int) -> None:
+        """Note the version of the weights that sample the first token."""
+        if not self.logps:
+            self._version = version
 
     def accept(self, token: int, logp: float, version: int) -> None:
         """Append a sampled token to the history.
@@ -100,10 +110,9 @@ class Request:
             logp: Its log-probability, in nats.
             version: Version of the weights that sampled it.
         """
-        if not self._logps:
-            self._version = version
+        self.begin(version)
         self.session.history.append(token)
-        self._logps.append(logp)
+        self.logps.append(logp)
 
     def finish_reason(self, tokenizer: Any) -> FinishReason | None:
         """Say whether the turn ends with the last accepted token.
@@ -114,7 +123,7 @@ class Request:
         Returns:
             Why it ends, or None to go on.
         """
-        if self.session.history[-1] in self._stop_ids:
+        if self.session.history[-1] in self.stop_ids:
             return FinishReason.STOP
         if self.params.stop_strings:
             # The whole turn: one character may be spread over several tokens.
@@ -122,9 +131,7 @@ class Request:
             text = tokenizer.decode(turn, skip_special_tokens=False)
             if any(stop in text for stop in self.params.stop_strings):
                 return FinishReason.STOP
-        if len(self._logps) >= self._limit:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self.num_left <= 0 else None
 
     def result(self, reason: FinishReason, now: float) -> Generation:
         """Return the finished turn.
@@ -137,7 +144,7 @@ class Request:
             request_id=self.request_id,
             session_id=self.session.session_id,
             token_ids=np.array(self.session.history[self.prompt_length :], np.int32),
-            logps=np.array(self._logps, np.float32),
+            logps=np.array(self.logps, np.float32),
             finish=reason,
             weights_version=self._version,
             seconds=now - self._start_time,
@@ -146,8 +153,11 @@ class Request:
 
 def common_prefix(first: list[int], second: list[int]) -> int:
     """Return the number of leading tokens two histories share."""
-    shorter = min(len(first), len(second))
-    for index in range(shorter):
-        if first[index] != second[index]:
-            return index
-    return shorter
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # comparing slices is much faster than a loop over tokens
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

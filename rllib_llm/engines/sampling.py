@@ -29,58 +29,76 @@ def draw_uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).random(count)
 
 
-def processed_logps(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Return log-probabilities after temperature, top-k and top-p.
+class BatchSampler:
+    """Samples one token per row, again and again for the same rows.
 
     Args:
-        logits: Next-token logits, any float type. [B, V]
-        params: How to sample each row; greedy rows are treated as temperature 1
-            without cuts.
-
-    Returns:
-        Log-probabilities, -inf where cut; each row sums to one. float32 [B, V]
-    """
-    logits = logits.float()
-    temperatures = [p.temperature or 1.0 for p in params]
-    if any(t != 1.0 for t in temperatures):
-        scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
-        logits = logits / scale[:, None]
-    logps = torch.log_softmax(logits, dim=-1)
-    cut = [
-        row
-        for row, p in enumerate(params)
-        if p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0)
-    ]
-    if cut:
-        logps[cut] = _cut_tails(logps[cut], [params[row] for row in cut])
-    return logps
-
-
-def sample_tokens(
-    logits: Tensor, uniforms: Sequence[float], params: Sequence[SamplingParams]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sample one token per row.
-
-    Args:
-        logits: Next-token logits. [B, V]
-        uniforms: One number in [0, 1) per row; unused by greedy rows. [B]
         params: How to sample each row. [B]
-
-    Returns:
-        Tokens, int64 [B], and their log-probabilities under the distribution of
-        :func:`processed_logps`, float32 [B].
+        device: Where the logits are.
     """
-    logps = processed_logps(logits, params)  # [B, V]
-    greedy = [p.temperature == 0.0 for p in params]
-    if all(greedy):
-        tokens = logps.argmax(dim=-1)
-    else:
-        tokens = _invert_cdf(logps, uniforms)
+
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+        """Turn the settings into tensors once."""
+        scale = [p.temperature or 1.0 for p in params]
+        self._scale: Tensor | None = None
+        if any(t != 1.0 for t in scale):
+            self._scale = torch.tensor(scale, device=device)[:, None]
+        cut = [
+            (row, p)
+            for row, p in enumerate(params)
+            if p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0)
+        ]
+        self._cut_rows = [row for row, _ in cut]
+        self._cut_params = [p for _, p in cut]
+        greedy = [p.temperature == 0.0 for p in params]
+        self._all_greedy = all(greedy)
+        self._greedy: Tensor | None = None
         if any(greedy):
-            is_greedy = torch.tensor(greedy, device=logits.device)
-            tokens = torch.where(is_greedy, logps.argmax(dim=-1), tokens)
-    chosen = logps.gather(1, tokens[:, None])[:, 0]
-    return tokens.cpu().numpy(), chosen.cpu().numpy()
+            self._greedy = torch.tensor(greedy, device=device)
+
+    def logps(self, logits: Tensor) -> Tensor:
+        """Return log-probabilities after temperature, top-k and top-p.
+
+        Args:
+            logits: Next-token logits, any float type. [B, V]
+
+        Returns:
+            Log-probabilities, -inf where cut; each row sums to one. Greedy rows are
+            treated as temperature 1 without cuts. float32 [B, V]
+        """
+        logits = logits.float()
+        if self._scale is not None:
+            logits = logits / self._scale
+        logps = torch.log_softmax(logits, dim=-1)
+        if self._cut_rows:
+            rows = self._cut_rows
+            logps[rows] = _cut_tails(logps[rows], self._cut_params)
+        return logps
+
+    def __call__(
+        self, logits: Tensor, uniforms: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sample one token per row.
+
+        Args:
+            logits: Next-token logits. [B, V]
+            uniforms: One number in [0, 1) per row; unused by greedy rows. [B]
+
+        Returns:
+            Tokens, int64 [B], and their log-probabilities under the distribution of
+            :meth:`logps`, float32 [B].
+        """
+        logps = self.logps(logits)  # [B, V]
+        if self._all_greedy:
+            tokens = logps.argmax(dim=-1)
+        else:
+            tokens = _invert_cdf(logps, uniforms)
+            if self._greedy is not None:
+                tokens = torch.where(self._greedy, logps.argmax(dim=-1), tokens)
+        chosen = logps.gather(1, tokens[:, None])[:, 0]
+        # One copy to the host; float64 holds both exactly.
+        both = torch.stack((tokens.double(), chosen.double())).cpu().numpy()
+        return both[0].astype(np.int64), both[1].astype(np.float32)
 
 
 def _invert_cdf(logps: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -88,9 +106,10 @@ def _invert_cdf(logps: Tensor, uniforms: Sequence[float]) -> Tensor:
     # float64: in float32 the sum over a large vocabulary loses its rare tokens.
     cdf = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
     total = cdf[:, -1]
-    target = total * torch.tensor(uniforms, dtype=torch.float64, device=cdf.device)
-    # Rounding up to the total would run past the last token of positive probability.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    # The largest float64 below 1 could round up to the total, which lies behind the
+    # last token of positive probability; this one cannot.
+    below_one = torch.tensor(uniforms, dtype=torch.float64, device=cdf.device)
+    target = total * below_one.clamp_(max=1.0 - 2.0**-52)
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     # A row of NaN runs past the end; its log-probability will tell.
     return tokens.clamp_(max=logps.shape[1] - 1)

@@ -14,13 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VIEW_BLOCK = 32  # attention length is rounded up to this
+_VIEW_BLOCK = 8  # attention is slower at lengths that are no multiple of this
 _GROW_BLOCK = 128  # columns are allocated in multiples of this
 
 
 def round_up(value: int, block: int) -> int:
     """Return the least multiple of ``block`` that is not below ``value``."""
     return -(-value // block) * block
+
+
+def row_length(max_length: int) -> int:
+    """Return the columns that a row of at most ``max_length`` tokens may take."""
+    return round_up(max_length, _VIEW_BLOCK)
 
 
 class SlotCache:
@@ -40,7 +45,7 @@ class SlotCache:
     def __init__(self, max_rows: int, max_length: int, device: torch.device) -> None:
         """Create an empty cache; tensors appear with the first forward pass."""
         self._max_rows = max_rows
-        self._max_columns = round_up(max_length, _VIEW_BLOCK)
+        self._max_columns = row_length(max_length)
         self._device = device
         self._rows = 0
         self._columns = 0
@@ -48,7 +53,7 @@ class SlotCache:
         self._values: dict[int, Tensor] = {}
         self._first_row = 0
         self._batch = 0
-        self._visible = 0
+        self.visible = 0
         self._target: tuple[Tensor, Tensor] | None = None
         self._source: Tensor | None = None
 
@@ -69,7 +74,14 @@ class SlotCache:
         self._values.clear()
         self._rows = self._columns = 0
 
-    def prepare(self, first_row: int, starts: np.ndarray, counts: np.ndarray) -> int:
+    def prepare(
+        self,
+        first_row: int,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        *,
+        is_exact: bool = False,
+    ) -> int:
         """Say where the next forward pass writes; call it before each one.
 
         Row ``i`` of the batch is row ``first_row + i`` of the cache.
@@ -79,6 +91,8 @@ class SlotCache:
             starts: Tokens already stored in each row. int64 [B]
             counts: New tokens of each row; the batch is padded on the right to the
                 largest. int64 [B]
+            is_exact: Whether attention shall see no column behind the longest row, so
+                that it can do without a mask.
 
         Returns:
             The number of columns attention will see (K).
@@ -87,20 +101,24 @@ class SlotCache:
         needed = int((starts + counts).max())
         self._reserve(first_row + batch, needed)
         self._first_row, self._batch = first_row, batch
-        self._visible = min(round_up(needed, _VIEW_BLOCK), self._columns)
+        block = 1 if is_exact else _VIEW_BLOCK
+        self.visible = min(round_up(needed, block), self._columns)
+        self._source = None
+        row_ids = np.arange(first_row, first_row + batch)
+        if width == 1:
+            self._target = (self._to_device(row_ids), self._to_device(starts))
+            return self.visible
         offsets = np.arange(width)
         columns = starts[:, None] + offsets  # [B, T]
-        rows = np.broadcast_to(first_row + np.arange(batch)[:, None], columns.shape)
+        rows = np.broadcast_to(row_ids[:, None], columns.shape)
         is_real = offsets < counts[:, None]
-        if is_real.all():
-            self._source = None
-        else:
+        if not is_real.all():
             self._source = self._to_device(np.flatnonzero(is_real))
         self._target = (
             self._to_device(rows[is_real]),
             self._to_device(columns[is_real]),
         )
-        return self._visible
+        return self.visible
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -115,9 +133,38 @@ class SlotCache:
         Returns:
             All keys and all values of these rows. [B, kv_heads, K, head_dim]
         """
+        flat_keys, flat_values = (
+            new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
+            for new in (keys, values)
+        )
+        self.write(flat_keys, flat_values, layer_idx)
+        return self.read(layer_idx)
+
+    def write(self, keys: Tensor, values: Tensor, layer: int) -> None:
+        """Store the new keys and values of one layer.
+
+        Args:
+            keys: New keys, padding included. [B * T, kv_heads, head_dim]
+            values: New values. [B * T, kv_heads, head_dim]
+            layer: Which layer.
+        """
+        for stores, new in ((self._keys, keys), (self._values, values)):
+            if layer not in stores:
+                heads, dim = new.shape[1:]
+                stores[layer] = new.new_zeros(self._rows, heads, self._columns, dim)
+            if self._source is not None:
+                new = new[self._source]
+            stores[layer].transpose(1, 2).index_put_(self._target, new)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of the rows taking part.
+
+        Each is a view [B, kv_heads, K, head_dim].
+        """
+        rows = slice(self._first_row, self._first_row + self._batch)
         return (
-            self._write(self._keys, keys, layer_idx),
-            self._write(self._values, values, layer_idx),
+            self._keys[layer][rows, :, : self.visible],
+            self._values[layer][rows, :, : self.visible],
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -142,17 +189,18 @@ class SlotCache:
             part = store[:, :, :length]
             part[write] = part[read]
 
-    def _write(self, stores: dict[int, Tensor], new: Tensor, layer: int) -> Tensor:
-        heads, dim = new.shape[1], new.shape[3]
-        if layer not in stores:
-            stores[layer] = new.new_zeros(self._rows, heads, self._columns, dim)
-        store = stores[layer]
-        flat = new.transpose(1, 2).reshape(-1, heads, dim)  # [B * T, heads, dim]
-        if self._source is not None:
-            flat = flat[self._source]
-        store.transpose(1, 2).index_put_(self._target, flat)
-        last_row = self._first_row + self._batch
-        return store[self._first_row : last_row, :, : self._visible]
+    def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
+        """Copy the beginning of one row to others.
+
+        Args:
+            source: Row to read.
+            targets: Rows to write, other than the source.
+            length: Columns to copy; the source has as many.
+        """
+        self._reserve(max(targets) + 1, length)
+        write = torch.tensor(targets, device=self._device)
+        for store in (*self._keys.values(), *self._values.values()):
+            store[:, :, :length][write] = store[source, :, :length]
 
     def _reserve(self, rows: int, columns: int) -> None:
         """Grow to at least this size, geometrically so that copies stay rare."""

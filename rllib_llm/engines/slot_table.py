@@ -15,13 +15,16 @@ class SlotTable:
         max_slots: Number of rows.
         max_length: Most tokens of a row.
         device: Where the cache lives.
+
+    Attributes:
+        owners: The session of each row, or None.
     """
 
     def __init__(self, max_slots: int, max_length: int, device: torch.device) -> None:
         """Create an empty table."""
         self.max_slots = max_slots
         self.cache = SlotCache(max_slots, max_length, device)
-        self._owners: list[Session | None] = [None] * max_slots
+        self.owners: list[Session | None] = [None] * max_slots
         self._free = list(range(max_slots - 1, -1, -1))  # lowest row last
         self._clock = 0
 
@@ -37,20 +40,20 @@ class SlotTable:
         if session.row >= 0:
             return True
         if not self._free:
-            idle = [s for s in self._owners if s is not None and s.request is None]
+            idle = [s for s in self.owners if s is not None and s.request is None]
             if not idle:
                 return False
             oldest = min(idle, key=lambda s: s.last_used)
             oldest.drop_cache()
             self.release(oldest)
         session.row = self._free.pop()
-        self._owners[session.row] = session
+        self.owners[session.row] = session
         return True
 
     def release(self, session: Session) -> None:
         """Take a session's row away, if it has one."""
         if session.row >= 0:
-            self._owners[session.row] = None
+            self.owners[session.row] = None
             self._free.append(session.row)
             self._free.sort(reverse=True)
             session.row = -1
@@ -76,8 +79,8 @@ class SlotTable:
         holes = [row for row in wanted if row not in settled]
         moved: list[tuple[int, int, int]] = []  # source, target, length
         for session, hole in zip(strays, holes, strict=True):
-            old, other = session.row, self._owners[hole]
-            self._owners[hole], self._owners[old] = session, other
+            old, other = session.row, self.owners[hole]
+            self.owners[hole], self.owners[old] = session, other
             session.row = hole
             moved.append((old, hole, session.cached))
             if other is None:

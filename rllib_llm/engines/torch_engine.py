@@ -24,20 +24,27 @@ from rllib_llm.engines.base import (
     SessionError,
     SessionId,
 )
+from rllib_llm.engines.decode_batch import DecodeBatch
 from rllib_llm.engines.model_runner import ModelRunner
+from rllib_llm.engines.prefix_sharing import share_prefixes
 from rllib_llm.engines.requests import Request, Session, common_prefix
-from rllib_llm.engines.sampling import sample_tokens
 from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
+from rllib_llm.engines.slot_cache import row_length
 from rllib_llm.engines.slot_table import SlotTable
-from rllib_llm.errors import ConfigError, ModelError, did_you_mean
+from rllib_llm.errors import ConfigError, ModelError
 
 _COUNTERS = (
     "prefill_tokens",
     "cached_tokens",
+    "shared_tokens",
     "decoded_tokens",
     "reprefills",
     "forwards",
 )
+
+# A larger cache is freed with the last session, for whoever needs memory next (the
+# learner, say); allocating a smaller one again would cost more than it frees.
+_KEPT_BYTES = 64 * 2**20
 
 
 class TorchEngine(GenerationEngine):
@@ -56,6 +63,8 @@ class TorchEngine(GenerationEngine):
         device: Where the model's inputs go; None is where its weights are.
         kv_budget_bytes: Lowers ``max_slots`` so that the cache fits even if all
             histories are full.
+        forward: "auto" runs the common decoder layout (Llama, Mistral, Qwen2, Qwen3)
+            through a fused forward pass; "plain" always runs the model's own modules.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -77,6 +86,7 @@ class TorchEngine(GenerationEngine):
         tokenizer: Any = None,
         device: torch.device | str | None = None,
         kv_budget_bytes: int | None = None,
+        forward: str = "auto",
     ) -> None:
         """Check the model and settings; memory is taken when it is needed."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -85,24 +95,23 @@ class TorchEngine(GenerationEngine):
                 f"({max_context_tokens}) >= 2."
             )
         device = None if device is None else torch.device(device)
-        self._runner = ModelRunner(model, device)
-        self._model = model
+        self._runner = ModelRunner(model, device, forward)
         self._tokenizer = tokenizer
         self._max_context = max_context_tokens
         self._runner.check_context(max_context_tokens)
-        row_bytes = self._runner.bytes_per_token * max_context_tokens
+        row_bytes = self._runner.bytes_per_token * row_length(max_context_tokens)
         if kv_budget_bytes is not None:
             max_slots = min(max_slots, kv_budget_bytes // row_bytes)
             if max_slots < 1:
                 raise ConfigError(
                     f"kv_budget_bytes ({kv_budget_bytes}) is less than the {row_bytes} "
-                    f"bytes of one session of {max_context_tokens} tokens. Raise it or "
-                    "lower max_context_tokens."
+                    f"bytes of one session of {max_context_tokens} tokens. Raise it "
+                    "(kv_cache_gib in a config) or lower max_context_tokens."
                 )
         self._table = SlotTable(max_slots, max_context_tokens, self._runner.device)
         self._sessions: dict[SessionId, Session] = {}
         self._requests: dict[int, Request] = {}
-        self._running: list[Request] = []  # in row order, rows 0, 1, 2, ...
+        self._running = DecodeBatch([], self._runner.device)  # rows 0, 1, 2, ...
         self._waiting: list[Request] = []  # in order of submission
         self._steps_waited = 0
         self._next_id = 0
@@ -113,6 +122,11 @@ class TorchEngine(GenerationEngine):
     def max_slots(self) -> int:
         """Most sessions in the cache at once, after applying the memory budget."""
         return self._table.max_slots
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the fused forward runs in place of the model's modules."""
+        return self._runner.is_fused
 
     @property
     def cache_bytes(self) -> int:
@@ -195,7 +209,8 @@ class TorchEngine(GenerationEngine):
         if request in self._waiting:
             self._waiting.remove(request)
         else:
-            self._set_running([r for r in self._running if r is not request])
+            rest = [r for r in self._running.requests if r is not request]
+            self._set_running(rest)
 
     def close(self, session_id: SessionId) -> None:
         """Forget a session; see :meth:`GenerationEngine.close`."""
@@ -204,6 +219,8 @@ class TorchEngine(GenerationEngine):
             self.abort(session.request.request_id)
         self._table.release(session)
         del self._sessions[session_id]
+        if not self._sessions and self.cache_bytes > _KEPT_BYTES:
+            self._table.cache.clear()
 
     def set_weights_version(self, version: int) -> None:
         """Announce changed weights; see :meth:`GenerationEngine.set_weights_version`.
@@ -211,10 +228,11 @@ class TorchEngine(GenerationEngine):
         Rows stay assigned; only what they hold is computed again.
         """
         self._version = version
+        self._runner.refresh()
         for session in self._sessions.values():
             session.drop_cache()
         self._waiting = list(self._requests.values())
-        self._running = []
+        self._set_running([])
 
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
@@ -225,20 +243,7 @@ class TorchEngine(GenerationEngine):
             ModelError: If a name or a shape does not fit the model. Tensors before it
                 have been copied.
         """
-        own = dict(self._model.named_parameters(remove_duplicate=False))
-        own.update(self._model.named_buffers(remove_duplicate=False))
-        with torch.no_grad():
-            for name, tensor in named_tensors:
-                if name not in own:
-                    raise ModelError(
-                        f"The model has no weights {name!r}. {did_you_mean(name, own)}"
-                    )
-                if own[name].shape != tensor.shape:
-                    raise ModelError(
-                        f"Weights {name!r} have shape {tuple(tensor.shape)}; the "
-                        f"model needs {tuple(own[name].shape)}."
-                    )
-                own[name].copy_(tensor)
+        self._runner.copy_weights(named_tensors)
         self.set_weights_version(version)
 
     def stats(self) -> dict[str, int]:
@@ -256,11 +261,17 @@ class TorchEngine(GenerationEngine):
         todo = [r for r in self._waiting if r.session.row >= 0]
         for request in todo:
             self._count_prefill(request)
-        todo.sort(key=lambda r: -r.session.num_new)
         finished: list[Generation] = []
+        # A first conversation, then one of each group, then the others.
+        waves = 3
         while todo:
-            group, todo = split_group(todo)
-            finished += self._prefill_group(group)
+            waves -= 1
+            now, todo, shared = share_prefixes(todo, self._table, may_wait=waves > 0)
+            self._stats["shared_tokens"] += shared
+            now = sorted(now, key=lambda r: -r.session.num_new)
+            while now:
+                group, now = split_group(now)
+                finished += self._prefill_group(group)
         return finished
 
     def _prefill_group(self, group: list[Request]) -> list[Generation]:
@@ -278,12 +289,19 @@ class TorchEngine(GenerationEngine):
             logits = logits[done]
         started = [group[i] for i in done]
         self._waiting = [r for r in self._waiting if r.session.num_new]
-        return self._sample(started, logits, self._running)
+        for request in started:
+            request.begin(self._version)
+        batch = DecodeBatch(started, self._runner.device)
+        return self._sample(batch, logits, self._running.requests)
 
     def _decode(self) -> list[Generation]:
-        running = self._running
-        logits = self._forward(running, 0, [1] * len(running))
-        return self._sample(running, logits, [])
+        batch = self._running
+        token_ids, starts = batch.feed_last()
+        self._stats["forwards"] += 1
+        logits = self._runner.forward(
+            self._table.cache, 0, token_ids, starts, np.ones_like(starts)
+        )
+        return self._sample(batch, logits, [])
 
     def _forward(
         self, requests: list[Request], first_row: int, counts: list[int]
@@ -302,37 +320,28 @@ class TorchEngine(GenerationEngine):
         )
 
     def _sample(
-        self, requests: list[Request], logits: torch.Tensor, others: list[Request]
+        self, batch: DecodeBatch, logits: torch.Tensor, others: list[Request]
     ) -> list[Generation]:
         """Sample a token for each request; those not finished run after ``others``."""
-        uniforms = [r.uniforms[r.num_sampled] for r in requests]
-        params = [r.params for r in requests]
-        tokens, logps = sample_tokens(logits, uniforms, params)
+        tokens, logps = batch.draw(logits)
         if not np.isfinite(logps).all():
             self._fail_on_nan()
-        self._stats["decoded_tokens"] += len(requests)
-        finished, survivors = [], list(others)
-        for request, token, logp in zip(
-            requests, tokens.tolist(), logps.tolist(), strict=True
-        ):
-            request.accept(token, logp, self._version)
-            reason = request.finish_reason(self._tokenizer)
-            if reason is None:
-                survivors.append(request)
-                continue
-            finished.append(request.result(reason, time.perf_counter()))
+        self._stats["decoded_tokens"] += len(batch)
+        ended = batch.accept(tokens.tolist(), logps.tolist(), self._tokenizer)
+        for request in ended:
             del self._requests[request.request_id]
             request.session.request = None
             self._table.touch(request.session)
-        self._set_running(survivors)
-        return finished
+        if ended or batch is not self._running:
+            self._set_running([*others, *(r for r in batch.requests if r not in ended)])
+        now = time.perf_counter()
+        return [request.result(reason, now) for request, reason in ended.items()]
 
     def _set_running(self, requests: list[Request]) -> None:
         """Make these the running requests, in the first rows of the cache."""
-        if requests != self._running:
-            self._table.place([r.session for r in requests], 0)
-            requests.sort(key=lambda r: r.session.row)
-            self._running = requests
+        self._table.place([r.session for r in requests], 0)
+        requests.sort(key=lambda r: r.session.row)
+        self._running = DecodeBatch(requests, self._runner.device)
 
     def _count_prefill(self, request: Request) -> None:
         session = request.session

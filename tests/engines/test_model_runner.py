@@ -68,7 +68,7 @@ def test_bytes_per_token_are_measured(model):
 
 
 def test_a_failing_forward_restores_the_model(model):
-    runner = ModelRunner(model)
+    runner = ModelRunner(model, forward="plain")
     model.train()
     with pytest.raises(RuntimeError, match="inside"), runner.serving():
         assert not model.training

@@ -8,11 +8,19 @@ import torch
 from engine_reference import reference_logps
 
 from rllib_llm.engines import SamplingParams
-from rllib_llm.engines.sampling import draw_uniforms, processed_logps, sample_tokens
+from rllib_llm.engines.sampling import BatchSampler, draw_uniforms
 
 
 def _params(**settings) -> SamplingParams:
     return SamplingParams(max_new_tokens=1, seed=0, **settings)
+
+
+def processed_logps(logits, params) -> torch.Tensor:
+    return BatchSampler(params, logits.device).logps(logits)
+
+
+def sample_tokens(logits, uniforms, params) -> tuple[np.ndarray, np.ndarray]:
+    return BatchSampler(params, logits.device)(logits, uniforms)
 
 
 MIXED = [

@@ -9,6 +9,7 @@ from engine_reference import (
     build_model,
     check_turn,
     make_engine,
+    random_prompts,
     reference_turn,
     run_until_idle,
     turn_params,
@@ -82,6 +83,45 @@ def test_cache_grows_with_need_and_within_its_budget(model):
     assert budget.max_slots == 5
     with pytest.raises(ConfigError, match="kv_budget_bytes"):
         make_engine(model, kv_budget_bytes=1000)
+
+
+def test_many_sessions_share_a_small_budget(model):
+    per_token = 2 * 2 * 2 * 16 * 4
+    budget = 4 * 104 * per_token
+    small = make_engine(
+        model, max_slots=64, max_context_tokens=100, kv_budget_bytes=budget
+    )
+    roomy = make_engine(model, max_slots=64, max_context_tokens=100)
+    assert small.max_slots == 4
+    played = {small: [], roomy: []}
+    for engine, results in played.items():
+        for turn in range(3):
+            for i, prompt in enumerate(random_prompts(40, seed=turn, longest=12)):
+                if turn == 0:
+                    engine.open(i)
+                engine.submit(i, prompt, turn_params(40 * turn + i, 2 + i % 9))
+            while engine.num_unfinished:
+                done = engine.step()
+                results += [(turn, d.session_id, d.token_ids.tolist()) for d in done]
+                assert engine is roomy or engine.cache_bytes <= budget
+    assert sorted(played[small]) == sorted(played[roomy])
+    assert len(played[small]) == 3 * 40
+    assert small.stats()["reprefills"] > 40
+    assert roomy.stats()["reprefills"] == 0
+
+
+def test_a_large_cache_is_freed_with_the_last_session(model, monkeypatch):
+    engine = make_engine(model)
+    prompts, params = [[1] * 30] * 3, [turn_params(i) for i in range(3)]
+    expected = generate(engine, prompts, params)
+    assert engine.cache_bytes > 0
+    monkeypatch.setattr("rllib_llm.engines.torch_engine._KEPT_BYTES", 0)
+    generate(engine, prompts, params)
+    assert engine.cache_bytes == 0
+    again = generate(engine, prompts, params)
+    assert [r.token_ids.tolist() for r in again] == [
+        r.token_ids.tolist() for r in expected
+    ]
 
 
 def test_the_learner_finds_its_model_unchanged(model):

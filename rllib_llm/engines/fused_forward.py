@@ -1,0 +1,218 @@
+"""The forward pass of Llama, Mistral, Qwen2 and Qwen3 in few large operations.
+
+Same mathematics and same parameters as transformers' modules, with less around it:
+projections that read the same input run as one, rotary positions come from a table,
+residuals are added inside the matrix product, and behind the last keys and values only
+the tokens that are sampled from are computed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rllib_llm.engines.attention import slot_attention_forward
+from rllib_llm.engines.fused_layout import called_linears, is_plain
+from rllib_llm.engines.slot_cache import SlotCache, round_up
+
+# Joined copies of weights are kept up to this size in total. They save calls, which
+# matters for small models only; large ones could not spare the memory.
+_JOINED_BYTES = 64 * 2**20
+# With other dtypes every operation rounds as transformers' own do. Fusing them would be
+# more accurate, but the learner is to find the log-probabilities that were sampled.
+_PRECISE = (torch.float32, torch.float64)
+_TABLE_BLOCK = 512  # rotary positions are computed in multiples of this
+
+Masks = Tensor | dict[str, Tensor] | None
+
+
+class _Joint:
+    """Linear layers with the same input, as one product where that is exact."""
+
+    def __init__(self, *linears: nn.Module) -> None:
+        self.linears = linears
+        biases = {getattr(layer, "bias", None) is None for layer in linears}
+        self.can_join = all(map(is_plain, linears)) and len(biases) == 1
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory a joined copy takes."""
+        weights = [layer.weight for layer in self.linears if self.can_join]
+        return sum(w.numel() * w.element_size() for w in weights)
+
+    def join(self) -> None:
+        """Copy the weights into one matrix."""
+        self.weight = torch.cat([layer.weight for layer in self.linears])
+        if self.linears[0].bias is not None:
+            self.bias = torch.cat([layer.bias for layer in self.linears])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs side by side. [N, sum of output sizes]"""
+        if self.weight is not None:
+            return functional.linear(x, self.weight, self.bias)
+        return torch.cat([layer(x) for layer in self.linears], dim=-1)
+
+
+class _Layer:
+    """References to the parts of one decoder layer."""
+
+    def __init__(self, layer: nn.Module, kind: str) -> None:
+        self.attention, self.kind = layer.self_attn, kind
+        self.input_norm = layer.input_layernorm
+        self.mlp_norm = layer.post_attention_layernorm
+        self.qkv = _Joint(*(getattr(self.attention, f"{n}_proj") for n in "qkv"))
+        self.gate_up = _Joint(layer.mlp.gate_proj, layer.mlp.up_proj)
+        self.down = layer.mlp.down_proj
+        self.norm_weight: Tensor | None = None  # of queries and keys [heads, head_dim]
+
+
+class FusedForward:
+    """Runs a model that :func:`~rllib_llm.engines.fused_layout.why_not_fused` accepts.
+
+    Weights are read from the model's modules; joined copies of some are made with the
+    first forward. After any change of weights build another one.
+
+    Args:
+        model: The language model.
+
+    Attributes:
+        called: Linear layers that are called rather than read, such as those with
+            adapters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Collect the layers; nothing is computed yet."""
+        config, trunk = model.config, model.model
+        kinds = getattr(config, "layer_types", None) or [""] * len(trunk.layers)
+        self._trunk, self._head = trunk, model.lm_head
+        self._layers = [_Layer(*pair) for pair in zip(trunk.layers, kinds, strict=True)]
+        self._heads = config.num_attention_heads
+        self._rotated = self._heads + config.num_key_value_heads
+        self._head_dim = trunk.layers[0].self_attn.head_dim
+        self.called = called_linears(model)
+        self._table: Tensor | None = None
+        self._is_prepared = False
+
+    def __call__(
+        self,
+        cache: SlotCache,
+        token_ids: Tensor,
+        positions: Tensor,
+        last: Tensor | None,
+        masks: Masks,
+        last_masks: Masks,
+    ) -> Tensor:
+        """Feed tokens behind what the cache holds; it has been prepared for them.
+
+        Args:
+            cache: Receives the new keys and values.
+            token_ids: New tokens, padded on the right. [B, T]
+            positions: Their positions. [B, T]
+            last: Column of each row's last real token; None if T is 1. [B]
+            masks: Additive masks of the new tokens; None if the rows are new, so that
+                each token sees those before it. [B, 1, T, K]
+            last_masks: The same of the last tokens alone. [B, 1, 1, K]
+
+        Returns:
+            Logits that follow each row's last real token. [B, V]
+        """
+        if not self._is_prepared:
+            self._prepare()
+        batch, width = token_ids.shape
+        x = self._trunk.embed_tokens(token_ids.view(-1))  # [N, hidden], N = B * T
+        cos, sin = self._rotary(positions.view(-1), cache.visible)
+        if last is not None:
+            last = torch.arange(batch, device=last.device) * width + last
+        for index, layer in enumerate(self._layers):
+            query, keys, values = self._project(layer, x, cos, sin)
+            cache.write(keys, values, index)
+            if last is not None and index == len(self._layers) - 1:
+                x, query, masks = x[last], query[last], last_masks
+            mask = masks[layer.kind] if isinstance(masks, dict) else masks
+            x = self._attend(layer, x, query, cache.read(index), mask, batch)
+            gate, up = layer.gate_up(_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = _add_linear(x, functional.silu(gate) * up, layer.down)
+        return self._head(_norm(x, self._trunk.norm))
+
+    def _project(
+        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, rotated keys, and values. [N, heads, head_dim]"""
+        dim, rotated = self._head_dim, self._rotated
+        qkv = layer.qkv(_norm(x, layer.input_norm)).view(len(x), -1, dim)
+        part = qkv[:, :rotated]
+        if layer.norm_weight is not None:
+            eps = layer.attention.q_norm.variance_epsilon
+            part = functional.rms_norm(part, (dim,), None, eps) * layer.norm_weight
+        turned = part.roll(dim // 2, -1)
+        if x.dtype in _PRECISE:
+            part = torch.addcmul(part * cos, turned, sin)
+        else:
+            part = part * cos + turned * sin
+        return part[:, : self._heads], part[:, self._heads :], qkv[:, rotated:]
+
+    def _attend(
+        self,
+        layer: _Layer,
+        x: Tensor,
+        query: Tensor,
+        cached: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        batch: int,
+    ) -> Tensor:
+        """Add what the queries see to the residual. [N, hidden]"""
+        attention = layer.attention
+        query = query.reshape(batch, -1, self._heads, self._head_dim).transpose(1, 2)
+        seen, _ = slot_attention_forward(
+            attention, query, *cached, mask, scaling=attention.scaling
+        )
+        return _add_linear(x, seen.reshape(len(x), -1), attention.o_proj)
+
+    def _prepare(self) -> None:
+        """Join what is small enough; kept until the weights change."""
+        joints = [j for layer in self._layers for j in (layer.qkv, layer.gate_up)]
+        if sum(j.num_bytes for j in joints) <= _JOINED_BYTES:
+            for joint in joints:
+                if joint.can_join:
+                    joint.join()
+        for layer in self._layers:
+            norms = [getattr(layer.attention, n, None) for n in ("q_norm", "k_norm")]
+            if None in norms:
+                continue
+            counts = (self._heads, self._rotated - self._heads)
+            rows = [n.weight.expand(c, -1) for n, c in zip(norms, counts, strict=True)]
+            layer.norm_weight = torch.cat(rows)
+        self._is_prepared = True
+
+    def _rotary(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines of positions. [N, 1, head_dim] each
+
+        Rolling a head by half its size and multiplying by the signed sines is what
+        transformers calls ``rotate_half``.
+        """
+        if self._table is None or len(self._table) < longest:
+            weight = self._trunk.embed_tokens.weight
+            known = torch.arange(round_up(longest, _TABLE_BLOCK), device=weight.device)
+            cos, sin = self._trunk.rotary_emb(weight, known[None])  # [1, P, head_dim]
+            low, high = sin.chunk(2, dim=-1)
+            signed = torch.cat((-low, high), dim=-1)
+            self._table = torch.cat((cos, signed)).transpose(0, 1)[:, :, None]
+            self._table = self._table.contiguous()  # [P, 2, 1, head_dim]
+        return self._table[positions].unbind(1)
+
+
+def _norm(x: Tensor, norm: nn.Module) -> Tensor:
+    shape, weight, eps = norm.weight.shape, norm.weight, norm.variance_epsilon
+    if x.dtype in _PRECISE:
+        return functional.rms_norm(x, shape, weight, eps)
+    return weight * functional.rms_norm(x, shape, None, eps)
+
+
+def _add_linear(residual: Tensor, x: Tensor, linear: nn.Module) -> Tensor:
+    """Return ``residual + linear(x)``."""
+    if is_plain(linear) and linear.bias is None and x.dtype in _PRECISE:
+        return torch.addmm(residual, x, linear.weight.t())
+    return residual + linear(x)

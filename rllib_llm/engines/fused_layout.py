@@ -1,0 +1,93 @@
+"""Recognising the decoder layout that :mod:`rllib_llm.engines.fused_forward` runs.
+
+Recognition is exact: the class of the model, and every module that the fused forward
+replaces, must be transformers' own, without hooks and without a forward of its own.
+Layers that are merely called (linear layers with adapters, say) may be anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from torch import nn
+
+_CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_ACTIVATIONS = ("silu", "swish")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+def why_not_fused(model: nn.Module) -> str | None:
+    """Say why a model has to run through its own modules.
+
+    Args:
+        model: A causal language model.
+
+    Returns:
+        The reason, or None if the fused forward computes the same.
+    """
+    kind = type(model)
+    home = f"transformers.models.{kind.__name__.removesuffix('ForCausalLM').lower()}."
+    names = [f"{name}ForCausalLM" for name in _CLASSES]
+    if kind.__name__ not in names or not kind.__module__.startswith(home):
+        return f"{kind.__name__} is not one of transformers' {', '.join(names)}"
+    config = model.config
+    if config.hidden_act not in _ACTIVATIONS:
+        return f"hidden_act {config.hidden_act!r} is not one of {_ACTIVATIONS}"
+    rope = model.model.rotary_emb.rope_type
+    if rope not in _STATIC_ROPE:
+        return f"rotary positions of type {rope!r} change with the length"
+    for module in _replaced(model):
+        if type(module).__module__ != kind.__module__:
+            return f"{type(module).__name__} is not of {kind.__module__}"
+    for module in itertools.chain(_replaced(model), plain_linears(model)):
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"a {type(module).__name__} has forward hooks"
+        if "forward" in vars(module):
+            return f"the forward of a {type(module).__name__} was replaced"
+    if len({(p.device, p.dtype) for p in _base_weights(model)}) > 1:
+        return "its weights are on several devices or of several dtypes"
+    return None
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a linear layer is nothing but its weight and bias."""
+    return type(module) is nn.Linear
+
+
+def called_linears(model: nn.Module) -> list[nn.Module]:
+    """Return the linear layers that must be called, such as those with adapters."""
+    return [m for m in _linears(model) if not is_plain(m)]
+
+
+def plain_linears(model: nn.Module) -> list[nn.Module]:
+    """Return the linear layers that are replaced by their weights."""
+    return [m for m in _linears(model) if is_plain(m)]
+
+
+def _replaced(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose forward is not called."""
+    trunk = model.model
+    yield from (model, trunk, trunk.norm, trunk.rotary_emb)
+    for layer in trunk.layers:
+        yield from (layer, layer.self_attn, layer.mlp)
+        yield from (layer.input_layernorm, layer.post_attention_layernorm)
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(layer.self_attn, name, None)
+            if norm is not None:
+                yield norm
+
+
+def _linears(model: nn.Module) -> Iterator[nn.Module]:
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj)
+        yield from (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield model.lm_head
+
+
+def _base_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    yield from model.model.embed_tokens.parameters()
+    modules = itertools.chain(_replaced(model), plain_linears(model))
+    for module in modules:
+        yield from module.parameters(recurse=False)

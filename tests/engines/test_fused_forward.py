@@ -1,0 +1,262 @@
+"""The fused forward computes what transformers' own modules compute."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from engine_reference import (
+    build_model,
+    check_turn,
+    make_engine,
+    random_prompts,
+    run_until_idle,
+    turn_params,
+)
+
+from rllib_llm.engines import generate
+from rllib_llm.engines.fused_layout import why_not_fused
+from rllib_llm.errors import ConfigError
+from rllib_llm.modules.loading import add_lora
+
+SETTINGS = {
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 with biases": ("qwen3", {"attention_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 windows": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "llama": ("llama", {}),
+    "llama with all biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3 positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "mistral": ("mistral", {}),
+    "mistral without window": ("mistral", {"sliding_window": None}),
+    "one key head": ("qwen3", {"num_key_value_heads": 1}),
+    "no grouped heads": ("llama", {"num_key_value_heads": 4, "head_dim": 12}),
+}
+
+
+def _play(model, forward: str, turns: int = 2) -> list:
+    """Return the results of ragged sessions over several turns."""
+    engine = make_engine(model, forward=forward)
+    assert engine.is_fused == (forward == "auto")
+    results = []
+    for turn in range(turns):
+        for i, new in enumerate(random_prompts(6, seed=turn)):
+            if turn == 0:
+                engine.open(i)
+            engine.submit(i, new, turn_params(10 * turn + i, 8 + i))
+        done = run_until_idle(engine)
+        results += [done[i] for i in range(6)]
+    return results
+
+
+def _check_same_play(model) -> None:
+    for one, other in zip(_play(model, "plain"), _play(model, "auto"), strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_and_logps_equal_the_plain_path(name):
+    family, settings = SETTINGS[name]
+    _check_same_play(build_model(family, **settings))
+
+
+def _with_lora(model, targets) -> None:
+    add_lora(model, {"rank": 4, "target_modules": targets})
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], "all-linear"])
+def test_adapters_are_honoured(targets):
+    pytest.importorskip("peft")
+    model = build_model("qwen3")
+    bare = _play(model, "auto")
+    _with_lora(model, targets)
+    model.train()  # adapter dropout, if any, must stay off
+    _check_same_play(model)
+    adapted = _play(model, "auto")
+    assert any(
+        a.token_ids.tolist() != b.token_ids.tolist()
+        for a, b in zip(bare, adapted, strict=True)
+    )
+    assert all(m.training for m in model.modules())
+
+
+def test_adapter_dropout_is_off_while_sampling():
+    pytest.importorskip("peft")
+    model = build_model("qwen3")
+    add_lora(model, {"rank": 4, "dropout": 0.5, "target_modules": ["q_proj"]})
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.5)
+    expected = _play(model.eval(), "plain")
+    for one, other in zip(expected, _play(model.train(), "auto"), strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+
+
+def test_adapters_added_after_the_engine_are_seen_with_the_next_version():
+    pytest.importorskip("peft")
+    model = build_model("qwen3")
+    engine = make_engine(model)
+    _with_lora(model, "all-linear")
+    engine.set_weights_version(1)
+    (result,) = generate(engine, [[1, 2, 3]], [turn_params(0)])
+    assert engine.is_fused
+    check_turn(model, [1, 2, 3], turn_params(0), result)
+
+
+def test_weights_updated_in_place_or_replaced_are_seen():
+    model = build_model("qwen2")
+    engine = make_engine(model)
+    generate(engine, [[1, 2, 3]], [turn_params(0)])
+    other = build_model("qwen2", seed=9)
+    with torch.no_grad():
+        for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+            mine.copy_(new)
+    engine.set_weights_version(1)
+    (result,) = generate(engine, [[1, 2, 3]], [turn_params(1)])
+    check_turn(other, [1, 2, 3], turn_params(1), result)
+    third = build_model("qwen2", seed=11)
+    for name in ("q_proj", "v_proj"):
+        source = getattr(third.model.layers[0].self_attn, name)
+        getattr(model.model.layers[0].self_attn, name).weight = source.weight
+    engine.set_weights_version(2)
+    (result,) = generate(engine, [[1, 2, 3]], [turn_params(2)])
+    check_turn(model, [1, 2, 3], turn_params(2), result)
+    assert engine.is_fused
+
+
+@pytest.mark.parametrize("joined_bytes", [0, 2**26])
+def test_joined_copies_change_nothing(joined_bytes, monkeypatch):
+    monkeypatch.setattr("rllib_llm.engines.fused_forward._JOINED_BYTES", joined_bytes)
+    _check_same_play(build_model("qwen3"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+def test_bfloat16_is_as_close_to_the_modules_as_the_plain_path(family):
+    """Log-probs of sampled tokens against one full forward: mean gap below 1e-3."""
+    model = build_model(family, initializer_range=0.05)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.bfloat16()
+    prompts = random_prompts(16, seed=5, longest=60)
+    params = [turn_params(i, 24) for i in range(16)]
+    gaps = {}
+    for forward in ("plain", "auto"):
+        engine = make_engine(model, forward=forward, max_slots=16)
+        assert engine.is_fused == (forward == "auto")
+        results = generate(engine, prompts, params)
+        gaps[forward] = np.mean(
+            [_logp_gap(model, p, r) for p, r in zip(prompts, results, strict=True)]
+        )
+    assert gaps["plain"] < 1e-3
+    assert gaps["auto"] < 1e-3
+
+
+@torch.no_grad()
+def _logp_gap(model, prompt, result) -> float:
+    ids = torch.tensor([prompt + result.token_ids.tolist()])
+    logps = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+    chosen = logps.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float((chosen - torch.from_numpy(result.logps)).abs().mean())
+
+
+def test_float64_agrees_closely():
+    model = build_model("qwen3").double()
+    for one, other in zip(_play(model, "plain"), _play(model, "auto"), strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-6)
+
+
+def test_other_layouts_keep_their_modules():
+    for family in ("gemma2", "gemma3", "gpt2"):
+        model = build_model(family)
+        assert "is not one of" in why_not_fused(model)
+        assert not make_engine(model).is_fused
+
+
+def test_changed_modules_are_recognised():
+    assert why_not_fused(build_model("llama")) is None
+    gelu = build_model("llama", hidden_act="gelu")
+    assert "hidden_act" in why_not_fused(gelu)
+    dynamic = build_model("llama")
+    dynamic.model.rotary_emb.rope_type = "dynamic"
+    assert "dynamic" in why_not_fused(dynamic)
+    hooked = build_model("llama")
+    hooked.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: None)
+    assert "hooks" in why_not_fused(hooked)
+    replaced = build_model("llama")
+    replaced.model.norm = torch.nn.LayerNorm(32)
+    assert "LayerNorm" in why_not_fused(replaced)
+    patched = build_model("llama")
+    attention = patched.model.layers[0].self_attn
+    attention.forward = copy.copy(attention.forward)
+    assert "was replaced" in why_not_fused(patched)
+    mixed = build_model("llama")
+    mixed.model.norm.bfloat16()
+    assert "dtypes" in why_not_fused(mixed)
+
+
+def test_a_failed_probe_falls_back_and_says_so(monkeypatch, caplog):
+    class Wrong:
+        called = ()
+
+        def __init__(self, model):
+            self.vocab = model.config.vocab_size
+
+        def __call__(self, cache, token_ids, *_):
+            return torch.zeros(len(token_ids), self.vocab)
+
+    monkeypatch.setattr("rllib_llm.engines.model_runner.FusedForward", Wrong)
+    model = build_model("qwen3")
+    with caplog.at_level(logging.WARNING, "rllib_llm"):
+        engine = make_engine(model)
+    assert not engine.is_fused
+    assert "differ by" in caplog.text
+    (result,) = generate(engine, [[1, 2, 3]], [turn_params(0)])
+    check_turn(model, [1, 2, 3], turn_params(0), result)
+
+
+def test_unknown_forward_is_refused(model):
+    with pytest.raises(ConfigError, match="forward"):
+        make_engine(model, forward="fused")
+
+
+def test_training_flags_are_not_touched_where_nothing_depends_on_them(model):
+    model.train()
+    engine = make_engine(model)
+    engine.open("s")
+    engine.submit("s", [1, 2], turn_params(0, 2))
+    seen = []
+    embed = model.model.embed_tokens
+    embed.register_forward_hook(lambda *_: seen.append(model.training))
+    run_until_idle(engine)
+    assert seen and all(seen)
