@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from ray.rllib.utils.metrics import (
 
 from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
+from rllib_llm.algorithms.weight_sync import send_weights
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -53,6 +57,7 @@ class LLMAlgorithm(PPO):
         if not _is_ready(config.resolved_model):
             config = config.copy(copy_frozen=False)
             config.resolved_model = _locate_model(config)
+        config.engine_actor = new_actor_name()
         preflight(config)
         super().__init__(config, **kwargs)
 
@@ -67,6 +72,14 @@ class LLMAlgorithm(PPO):
             return default.from_state(config)
         _refuse_unknown_keys(default, config)
         return default.update_from_dict(config)
+
+    @classmethod
+    @override(PPO)
+    def default_resource_request(cls, config: Any) -> Any:
+        """Ask for RLlib's resources and for those of an engine's actor."""
+        request = super().default_resource_request(config)
+        default = cls.get_default_config().update_from_dict(config)
+        return with_engine_bundle(request, default)
 
     @override(PPO)
     def setup(self, config: Any) -> None:
@@ -86,7 +99,10 @@ class LLMAlgorithm(PPO):
             logger.warning("Nothing to learn from in this iteration; no update.")
             self.metrics.log_value("num_updates_skipped", 1, reduce="sum")
             return
-        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+        with (
+            self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
+            self._engines_asleep(),
+        ):
             results = self.learner_group.update(
                 training_data=LLMTrainingData(episodes=episodes),
                 timesteps={
@@ -159,6 +175,21 @@ class LLMAlgorithm(PPO):
     def _peek(self, *key: str) -> int:
         return self.metrics.peek(key, default=0)
 
+    @contextlib.contextmanager
+    def _engines_asleep(self) -> Iterator[None]:
+        """Let engines release memory that the Learner needs (``engine_sleep``)."""
+        if not self.config.engine_sleep:
+            yield
+            return
+        self._tell_engines(_sleep)
+        yield
+        self._tell_engines(_wake_up)
+
+    def _tell_engines(self, call: Callable[[Any], None]) -> None:
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(call)
+
     # Weights -------------------------------------------------------------------------
 
     def _share_weights(self) -> None:
@@ -177,8 +208,19 @@ class LLMAlgorithm(PPO):
         if self._weights_are_shared:
             version = self.learner_group._learner._weights_seq_no
             self.env_runner.set_weights_version(version)
-        if not self._weights_are_shared or self.env_runner_group.num_remote_workers():
-            self.env_runner_group.sync_weights(
+        group = self.env_runner_group
+        if self._weights_are_shared and not group.num_remote_workers():
+            return
+        if issubclass(group.env_runner_cls, LLMEnvRunner):
+            sent = send_weights(
+                self.learner_group,
+                group,
+                dtype=self.config.weight_sync_dtype,
+                also_local=not self._weights_are_shared,
+            )
+            self.metrics.log_value("weight_sync_mib", sent, reduce="sum")
+        else:
+            group.sync_weights(
                 from_worker_or_learner_group=self.learner_group,
                 policies=[DEFAULT_MODULE_ID],
                 inference_only=True,
@@ -226,6 +268,14 @@ class _SampleTasks:
 
 def _sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
     return runner.sample(), runner.get_metrics()
+
+
+def _sleep(runner: Any) -> None:
+    runner.engine.sleep()
+
+
+def _wake_up(runner: Any) -> None:
+    runner.engine.wake_up()
 
 
 def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -32,6 +33,7 @@ from rllib_llm.types import FinishReason, StopReason
 COMPLETION_TOKENS = "num_completion_tokens"
 COMPLETION_TOKENS_LIFETIME = "num_completion_tokens_lifetime"
 SUCCESS_RATE = "success_rate"
+_STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
 def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None:
@@ -44,9 +46,21 @@ def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None
     metrics.log_value("num_episodes_failed", len(failures), reduce="sum")
     if not episodes:
         return
+    values: dict[Any, list[float]] = defaultdict(list)
     for episode in episodes:
-        _log_episode(metrics, episode)
-        _log_turns(metrics, episode)
+        for key, value in _episode_values(episode).items():
+            values[key].append(value)
+        for key, per_turn in _turn_values(episode).items():
+            values[key] += per_turn
+    for key, each in values.items():
+        metrics.log_value(key, each, reduce=EPISODE_MEAN)
+    for key, value, reduce in (
+        (EPISODE_RETURN_MIN, min(values[EPISODE_RETURN_MEAN]), "min"),
+        (EPISODE_RETURN_MAX, max(values[EPISODE_RETURN_MEAN]), "max"),
+        (EPISODE_LEN_MIN, min(values[EPISODE_LEN_MEAN]), "min"),
+        (EPISODE_LEN_MAX, max(values[EPISODE_LEN_MEAN]), "max"),
+    ):
+        metrics.log_value(key, value, reduce=reduce)
     steps = sum(map(len, episodes))
     tokens = sum(episode_data(e).num_sampled for e in episodes)
     for key, value in (
@@ -70,10 +84,11 @@ def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None
         metrics.log_value(key, value, reduce="lifetime_sum")
 
 
-def _log_episode(metrics: Any, episode: Any) -> None:
+def _episode_values(episode: Any) -> dict[Any, float]:
+    """Return what is averaged over episodes."""
     data = episode_data(episode)
     ret, length = float(episode.get_return()), len(episode)
-    means = {
+    values: dict[Any, float] = {
         EPISODE_RETURN_MEAN: ret,
         EPISODE_LEN_MEAN: length,
         EPISODE_DURATION_SEC_MEAN: data.seconds,
@@ -84,33 +99,22 @@ def _log_episode(metrics: Any, episode: Any) -> None:
         "context_tokens_mean": len(data.ids),
     }
     if data.success is not None:
-        means[SUCCESS_RATE] = float(data.success)
-    means |= {("env", name): value for name, value in data.metrics.items()}
-    means |= {("stop", r.value): float(data.stop_reason is r) for r in StopReason}
-    for key, value in means.items():
-        metrics.log_value(key, value, reduce=EPISODE_MEAN)
-    for key, value, reduce in (
-        (EPISODE_RETURN_MIN, ret, "min"),
-        (EPISODE_RETURN_MAX, ret, "max"),
-        (EPISODE_LEN_MIN, length, "min"),
-        (EPISODE_LEN_MAX, length, "max"),
-    ):
-        metrics.log_value(key, value, reduce=reduce)
+        values[SUCCESS_RATE] = float(data.success)
+    values |= {("env", name): value for name, value in data.metrics.items()}
+    return values | {_STOP_KEYS[r]: float(data.stop_reason is r) for r in StopReason}
 
 
-def _log_turns(metrics: Any, episode: Any) -> None:
-    """Log what is averaged over turns, so that long episodes count by their turns."""
+def _turn_values(episode: Any) -> dict[str, list[float]]:
+    """Return what is averaged over turns: long episodes count by their turns."""
     turns = episode.get_extra_model_outputs(columns.TURN)
     invalid = episode_data(episode).invalid_actions
-    for index, turn in enumerate(turns):
-        for key, value in (
-            ("tokens_per_turn_mean", len(turn.action_ids)),
-            ("cut_turn_frac", float(turn.finish is FinishReason.LENGTH)),
-            ("prefix_break_frac", float(not turn.extends)),
-            # Only their number is known here, and only it matters for the mean.
-            ("invalid_action_frac", float(index < invalid)),
-        ):
-            metrics.log_value(key, value, reduce=EPISODE_MEAN)
+    return {
+        "tokens_per_turn_mean": [len(t.action_ids) for t in turns],
+        "cut_turn_frac": [float(t.finish is FinishReason.LENGTH) for t in turns],
+        "prefix_break_frac": [float(not t.extends) for t in turns],
+        # Only their number is known here, and only it matters for the mean.
+        "invalid_action_frac": [float(i < invalid) for i in range(len(turns))],
+    }
 
 
 def log_engine(metrics: Any, engine: GenerationEngine) -> None:

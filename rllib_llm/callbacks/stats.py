@@ -18,10 +18,15 @@ class EpisodeMeanStats(MeanStats):
     it was first created with. Here runners send the values themselves (one float per
     episode or turn) and nothing is left over for the next report.
 
-    Log with ``reduce="episode_mean"`` and no window.
+    Log with ``reduce="episode_mean"`` and no window, a number or a list of numbers.
     """
 
     stats_cls_identifier = EPISODE_MEAN
+
+    @override(MeanStats)
+    def push(self, value: float | list[float]) -> None:
+        """Add one value or several: a call per value costs more than the value."""
+        self.values.extend(value if isinstance(value, list) else [value])
 
     @override(MeanStats)
     def reduce(self, compile: bool = True) -> Any:

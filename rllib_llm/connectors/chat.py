@@ -8,6 +8,8 @@ nor environments.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import warnings
 from typing import Any
 
@@ -19,6 +21,11 @@ _USER_2 = "Answer-b6d9"
 _ASSISTANT = "Reply-91c4"
 _SYSTEM = "System-5e20"
 _THOUGHT = "<think>\nThought-2d8b\n</think>\n\n"
+# Stands in a rendered text for the n-th control token that an observation spelled out.
+# The two characters are reserved by Unicode and stand in no text.
+_MARK = re.compile("\ufdd0(\\d+)\ufdd1")
+_CACHES = ("_first_ids", "_delta_ids")
+_CACHED_TEXTS = 512
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +44,10 @@ class Prompt:
 class ChatRenderer:
     """Turns messages into token ids for one tokenizer.
 
+    An observation that spells out a control token (``<|im_end|>``) is encoded as plain
+    text: no environment can end a turn or speak in another role. Control tokens are
+    those the tokenizer declares special and those the template writes.
+
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         history: ``"append"`` (each turn adds a delta; what was sampled stays as it
@@ -47,6 +58,7 @@ class ChatRenderer:
 
     Attributes:
         end_of_turn_id: The special token that the template writes after a reply.
+        stop_token_ids: Ids that end a turn: the end of turn, and the eos token.
         supports_system: Whether the template has a system role; if not, the system
             message is put in front of the first user message.
         rewrites: How the template changes earlier turns, or None if it keeps them.
@@ -64,8 +76,12 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.history = history
         self.template_kwargs = dict(template_kwargs or {})
+        self._controls: list[tuple[str, list[int]]] = []
+        self._control_pattern = re.compile(r"(?!)")  # matches nothing
         tail = self._check_template()
         self.end_of_turn_id = self._find_end_of_turn(tail)
+        ends = {self.end_of_turn_id, tokenizer.eos_token_id} - {None}
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(ends))
         self.supports_system = self._supports_system()
         self.rewrites = self._find_rewriting()
         if self.rewrites and history == "append":
@@ -75,16 +91,28 @@ class ChatRenderer:
                 "starts a new row where it rewrites.",
                 stacklevel=2,
             )
+        self._find_controls()
+        self._add_caches()
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn: the template's end of turn, and the eos token."""
-        ids = {self.end_of_turn_id, self.tokenizer.eos_token_id}
-        return tuple(sorted(ids - {None}))
+    def _add_caches(self) -> None:
+        # Rollouts of a group share their first prompt, and often later ones.
+        self._first_ids = functools.lru_cache(_CACHED_TEXTS)(self._encode)
+        self._delta_ids = functools.lru_cache(_CACHED_TEXTS)(
+            lambda observation: self._encode(self._after_reply(observation))
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the caches out: they cannot be pickled."""
+        return {k: v for k, v in vars(self).items() if k not in _CACHES}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Start with empty caches."""
+        vars(self).update(state)
+        self._add_caches()
 
     def first(self, messages: list[Message]) -> list[int]:
         """Return the ids of a conversation's opening, ready for the first turn."""
-        return self._encode(self._render(self._fold_system(messages)))
+        return list(self._first_ids(self._render(self._fold_system(messages))))
 
     def delta(self, observation: str, *, last_sampled_id: int | None) -> list[int]:
         """Return what to append after a sampled turn to show the next observation.
@@ -95,12 +123,12 @@ class ChatRenderer:
                 (the turn was cut at ``max_new_tokens``), the end of turn is supplied
                 here, as a prompt token that is not trained.
         """
-        ids = self._encode(self._after_reply(observation))
+        ids = self._delta_ids(observation)
         # Cut ids, not text: what follows a special token may be encoded differently
         # without it (some tokens swallow the white space after them).
         if last_sampled_id == self.end_of_turn_id:
             return ids[ids.index(self.end_of_turn_id) + 1 :]
-        return ids
+        return list(ids)
 
     def next(
         self, messages: list[Message], ids_so_far: list[int], *, last_sampled_id: int
@@ -121,8 +149,9 @@ class ChatRenderer:
             return Prompt(ids[len(ids_so_far) :], extends=True)
         # Equal text in other tokens is no rewriting: what was sampled stays.
         seen = self._decode(ids_so_far)
-        if text.startswith(seen):
-            rest = self._encode_after(last_sampled_id, text[len(seen) :])
+        if _MARK.sub(self._spell_out, text).startswith(seen):
+            rest = text[self._marked_length(text, len(seen)) :]
+            rest = self._encode_after(last_sampled_id, rest)
             return Prompt(rest, extends=True)
         return Prompt(ids, extends=False)
 
@@ -140,9 +169,10 @@ class ChatRenderer:
     # Template ----------------------------------------------------------------------
 
     def _render(self, messages: list[Message], *, prompt: bool = True) -> str:
+        """Return the template's text, with marks where users wrote control tokens."""
         try:
             return self.tokenizer.apply_chat_template(
-                messages,
+                [self._mark(m) for m in messages],
                 tokenize=False,
                 add_generation_prompt=prompt,
                 **self.template_kwargs,
@@ -154,8 +184,14 @@ class ChatRenderer:
             ) from error
 
     def _encode(self, text: str) -> list[int]:
-        # The template writes bos and the like itself.
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = []
+        for n, part in enumerate(_MARK.split(text)):
+            if n % 2:
+                ids += self._controls[int(part)][1]
+            elif part:
+                # The template writes bos and the like itself.
+                ids += self.tokenizer.encode(part, add_special_tokens=False)
+        return ids
 
     def _encode_after(self, last_id: int, text: str) -> list[int]:
         """Encode ``text`` as it stands after the token ``last_id``."""
@@ -169,6 +205,49 @@ class ChatRenderer:
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+    # Control tokens in observations --------------------------------------------------
+
+    def _mark(self, message: Message) -> Message:
+        """Put marks for the control tokens that an observation spells out."""
+        content = message["content"].replace("\ufdd0", "\ufffd")  # no forged marks
+        if message["role"] == "user":
+            names = [name for name, _ in self._controls]
+            content = self._control_pattern.sub(
+                lambda match: f"\ufdd0{names.index(match[0])}\ufdd1", content
+            )
+        return {**message, "content": content}
+
+    def _spell_out(self, mark: re.Match[str]) -> str:
+        return self._controls[int(mark[1])][0]
+
+    def _marked_length(self, text: str, length: int) -> int:
+        """Return how much of ``text`` makes ``length`` characters once spelt out."""
+        for mark in _MARK.finditer(text):
+            if mark.start() >= length:
+                break
+            length += len(mark[0]) - len(self._spell_out(mark))
+        return length
+
+    def _find_controls(self) -> None:
+        added = self.tokenizer.added_tokens_decoder.values()
+        dialogue = self._dialogue(_ASSISTANT)
+        names = {t.content for t in added if t.special and t.content in dialogue}
+        for name in sorted(names | set(self.tokenizer.all_special_tokens)):
+            ids = self.tokenizer(
+                name, add_special_tokens=False, split_special_tokens=True
+            )["input_ids"]
+            if self.tokenizer.convert_tokens_to_ids(name) in ids:
+                raise TemplateError(
+                    f"{type(self.tokenizer).__name__} cannot encode {name!r} as plain "
+                    "text, so an observation with this text would end the turn. Use "
+                    "a tokenizer that honours split_special_tokens."
+                )
+            self._controls.append((name, ids))
+        longest_first = sorted((n for n, _ in self._controls), key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+    # Probes of the template ----------------------------------------------------------
 
     def _after_reply(self, observation: str) -> str:
         return self._dialogue(_ASSISTANT, observation).split(_ASSISTANT, 1)[1]

@@ -52,8 +52,10 @@ class EpisodeData:
     def record(self, turn: Turn) -> None:
         """Append a sampled turn to the conversation's tokens."""
         sampled = turn.action_ids.tolist()
-        kept = self.ids if turn.extends else []
-        self.ids = [*kept, *turn.prompt_ids.tolist(), *sampled]
+        if not turn.extends:
+            self.ids = []
+        self.ids += turn.prompt_ids.tolist()
+        self.ids += sampled
         self.sampled, self.last_finish = sampled, turn.finish
         self.num_sampled += len(sampled)
         self.prompt = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import (
     COMPONENT_ENV_TO_MODULE_CONNECTOR,
     COMPONENT_MODULE_TO_ENV_CONNECTOR,
@@ -29,6 +31,7 @@ from ray.rllib.utils.typing import StateDict
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
 from rllib_llm.env_runner.rollout import Rollout, RolloutLimits
 from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.modules.state import copy_into, unpack
 from rllib_llm.types import Task
 
 if TYPE_CHECKING:
@@ -46,6 +49,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     Args:
         config: An algorithm config with :class:`LLMConfigMixin`.
         kwargs: What RLlib's EnvRunnerGroup passes (``worker_index`` and so on).
+
+    Attributes:
+        has_all_weights: Whether the Learner's weights have arrived in full once; from
+            then on those that training changes are enough.
     """
 
     @override(EnvRunner)
@@ -55,9 +62,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._callbacks = [
             c() for c in _as_list(self.config.callbacks_class) if c is not None
         ]
+        self._handlers: dict[str, list[Callable[..., None]]] = {}
         self._device = get_device(self.config, self._num_gpus())
         self.num_envs = self.config.num_envs_per_env_runner
         self._weights_seq_no = 0
+        self.has_all_weights = False
         self._tasks = self.config.build_task_source(
             offset=self.worker_index or 0, in_evaluation=self.config.in_evaluation
         )
@@ -76,7 +85,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Return how many GPUs this runner may use.
 
         A local runner beside a local learner shares the learner's device and weights.
+        The module of an engine with its own copy only passes weights on, on the CPU.
         """
+        if self.config.generation_engine != "torch":
+            return 0
         if not self.worker_index and not self.config.num_learners:
             return self.config.num_gpus_per_learner
         return self.config.num_gpus_per_env_runner if self.worker_index else 0
@@ -99,6 +111,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.module = spec.build()
         self.module.to(self._device)
         self.engine = self.config.build_generation_engine(self.module)
+        if not self.engine.shares_weights:
+            self.set_weights_version(self._weights_seq_no)
 
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
@@ -225,11 +239,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
 
     def _fire(self, name: str, **kwargs: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, name)(metrics_logger=self.metrics, **kwargs)
-        for function in _as_list(getattr(self.config, f"callbacks_{name}", None)):
-            if function is not None:
-                function(metrics_logger=self.metrics, **kwargs)
+        if name not in self._handlers:
+            methods = [
+                getattr(callback, name)
+                for callback in self._callbacks
+                # The base class does nothing, and some events come at every turn.
+                if getattr(type(callback), name) is not getattr(RLlibCallback, name)
+            ]
+            functions = _as_list(getattr(self.config, f"callbacks_{name}", None))
+            self._handlers[name] = methods + [f for f in functions if f is not None]
+        for handler in self._handlers[name]:
+            handler(metrics_logger=self.metrics, **kwargs)
 
     @override(EnvRunner)
     def get_metrics(self) -> dict[str, Any]:
@@ -244,9 +264,33 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.set_weights_version(self._weights_seq_no)
 
     def set_weights_version(self, version: int) -> None:
-        """Say that the shared parameters changed; cached keys and values are stale."""
+        """Say that the module changed: cached keys and values are stale."""
         self._weights_seq_no = version
-        self.engine.set_weights_version(version)
+        if self.engine.shares_weights:
+            self.engine.set_weights_version(version)
+            return
+        tensors = self.module.shared_tensors(inference_only=True)
+        self.engine.update_weights(
+            ((name.removeprefix("lm."), tensor) for name, tensor in tensors.items()),
+            version,
+        )
+
+    def receive_weights(self, weights: dict[str, np.ndarray], version: int) -> None:
+        """Take over new values of some or all parameters.
+
+        Args:
+            weights: As packed by :func:`rllib_llm.modules.state.pack`.
+            version: The version they make, with all that stays.
+
+        Raises:
+            CheckpointError: If a name or shape is not this module's.
+        """
+        tensors = unpack(weights)
+        own = self.module.shared_tensors(inference_only=True)
+        targets = {name: tensor for name, tensor in own.items() if name in tensors}
+        copy_into(targets, tensors, f"policy {type(self.module).__name__}")
+        self.has_all_weights |= len(targets) == len(own)
+        self.set_weights_version(version)
 
     @override(Checkpointable)
     def get_state(
@@ -281,6 +325,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     weights = ray.get(weights)
                 weights = weights.get(DEFAULT_MODULE_ID, weights)
                 self.module.set_state(weights)
+                self.has_all_weights = True
                 self.set_weights_version(max(version, self._weights_seq_no))
         if "tasks" in state:
             self._tasks.set_state(state["tasks"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import queue
@@ -16,55 +15,17 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm import columns
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
+from rllib_llm.env_runner.slots import RolloutLimits, Slot, exceeds, stop_reason
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import EnvContractError
-from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task, Turn
+from rllib_llm.types import StopPolicy, StopReason, Task, Turn
 
 logger = logging.getLogger("rllib_llm")
 
 _POLL_S = 0.05  # how long to wait for an environment before looking at time limits
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Bounds of an episode (see ``LLMConfigMixin.rollouts`` and ``.generation``)."""
-
-    max_new_tokens: int
-    max_context_tokens: int
-    max_tokens_per_episode: int | None
-    max_turns: int | None
-    step_timeout_s: float | None
-    turn_timeout_s: float | None
-    episode_timeout_s: float | None
-    max_retries: int
-    max_failed_fraction: float
-    stop_policies: dict[StopReason, StopPolicy]
-
-
-@dataclasses.dataclass(slots=True)
-class Slot:
-    """One place for a running episode, with its environment's thread."""
-
-    index: int
-    worker: EnvWorker
-    task: Task | None = None
-    attempt: int = 0
-    episode: SingleAgentEpisode | None = None
-    action: str = ""
-    turn: Turn | None = None
-    request_id: int | None = None
-    waiting_for: str | None = None  # "reset" | "step" | "engine" | None (free)
-    since: float = 0.0
-    started: float = 0.0
-    generation: int = 0  # rises whenever the slot is given up; stale replies are old
-
-    @property
-    def data(self) -> EpisodeData:
-        """The running episode's data."""
-        return episode_data(self.episode)
 
 
 class Rollout:
@@ -112,6 +73,7 @@ class Rollout:
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
         ]
         self._by_session: dict[Any, Slot] = {}
+        self._next_check = 0.0
         self.failures: list[str] = []
 
     def close(self) -> None:
@@ -139,12 +101,16 @@ class Rollout:
         self._order: dict[int, int] = {}
         self._done: dict[int, SingleAgentEpisode] = {}
         self._num_tasks = len(tasks)
-        while self._todo or any(s.waiting_for for s in self._slots):
-            self._fill_slots()
-            self._prompt_ready(self._collect_replies())
-            if self._engine.num_unfinished:
-                self._deliver(self._engine.step())
-            self._check_time_limits()
+        try:
+            while self._todo or any(s.waiting_for for s in self._slots):
+                self._fill_slots()
+                self._prompt_ready(self._collect_replies())
+                if self._engine.num_unfinished:
+                    self._deliver(self._engine.step())
+                self._check_time_limits()
+        except BaseException:
+            self._give_up()
+            raise
         return [self._done[i] for i in sorted(self._done)]
 
     # Starting episodes ---------------------------------------------------------------
@@ -159,6 +125,7 @@ class Rollout:
                 slot.episode = SingleAgentEpisode(
                     observation_space=self._spaces[0], action_space=self._spaces[1]
                 )
+                slot.data = episode_data(slot.episode)
                 slot.data.task = slot.task
                 slot.started = time.perf_counter()
                 self._on_event("on_episode_created", slot.episode)
@@ -178,8 +145,9 @@ class Rollout:
     def _collect_replies(self) -> list[Slot]:
         """Take what environments have answered; wait only if the engine is idle."""
         ready: list[Slot] = []
-        waiting = any(s.waiting_for in ("reset", "step") for s in self._slots)
-        block = waiting and not self._engine.num_unfinished
+        block = not self._engine.num_unfinished and any(
+            s.waiting_for in ("reset", "step") for s in self._slots
+        )
         while True:
             try:
                 reply = self._replies.get(block=block, timeout=_POLL_S)
@@ -221,20 +189,10 @@ class Rollout:
                 f"{len(slot.episode) + 1} of seed {slot.task.seed}; rewards must be "
                 "finite. Run `rllib-llm check` on it."
             )
-        data, limits = slot.data, self._limits
-        reason = info.get("stop_reason")
-        if terminated:
-            reason = reason or StopReason.TERMINATED
-        elif truncated:
-            reason = reason or StopReason.MAX_TURNS
-        elif limits.max_turns and len(slot.episode) + 1 >= limits.max_turns:
-            truncated, reason = True, StopReason.MAX_TURNS
-        elif (
-            limits.max_tokens_per_episode
-            and data.num_sampled >= limits.max_tokens_per_episode
-        ):
-            truncated, reason = True, StopReason.MAX_TOKENS_EPISODE
-        data.stop_reason = StopReason(reason) if reason else None
+        data = slot.data
+        ended_by_limit, data.stop_reason = stop_reason(
+            slot, self._limits, terminated, truncated, info.get("stop_reason")
+        )
         data.invalid_actions += bool(info.get("invalid_action"))
         data.success = info.get("success")
         data.metrics = dict(info.get("metrics") or {})
@@ -244,7 +202,7 @@ class Rollout:
             reward=reward,
             infos=info,
             terminated=terminated,
-            truncated=truncated,
+            truncated=truncated or ended_by_limit,
             extra_model_outputs={columns.TURN: slot.turn},
         )
         self._on_event("on_episode_step", slot.episode)
@@ -274,18 +232,12 @@ class Rollout:
         )
 
     def _submit(self, slot: Slot, length: int) -> None:
-        data, limits = slot.data, self._limits
+        data = slot.data
         session = (slot.index, slot.generation)
         if not data.ids:
             self._engine.open(session)
             self._by_session[session] = slot
-        room = limits.max_context_tokens - length
-        left = limits.max_tokens_per_episode
-        budget = min(
-            limits.max_new_tokens,
-            room,
-            max(1, left - data.num_sampled) if left else room,
-        )
+        budget = self._limits.turn_budget(length, data.num_sampled)
         seed = stable_seed(
             slot.task.seed, slot.task.rollout, slot.attempt, len(slot.episode)
         )
@@ -348,13 +300,6 @@ class Rollout:
     # Endings -------------------------------------------------------------------------
 
     def _finish(self, slot: Slot, ready: list[Slot]) -> None:
-        data = slot.data
-        if (
-            data.stop_reason is StopReason.MAX_TURNS
-            and data.last_finish is FinishReason.LENGTH
-        ):
-            # The last word was cut off as well: say the more telling reason.
-            data.stop_reason = StopReason.MAX_TOKENS_TURN
         if slot.episode.is_truncated:
             self._render([slot])  # what the critic would have seen next
         self._close_episode(slot)
@@ -380,9 +325,7 @@ class Rollout:
         """Give an episode up because the environment failed or a limit passed."""
         if isinstance(error, EnvContractError):
             raise error  # a bug of the environment, not an accident
-        # The environment's state is unknown (it may even hang): take a new one.
-        slot.worker.close()
-        slot.worker = EnvWorker(self._make_env, self._replies)
+        self._replace_env(slot)  # the old one may even hang
         slot.data.stop_reason = reason
         policy = self._limits.stop_policies[reason]
         if policy is StopPolicy.DROP or len(slot.episode) == 0:
@@ -423,23 +366,35 @@ class Rollout:
         slot.generation += 1
         slot.waiting_for = slot.request_id = slot.turn = slot.episode = None
 
+    def _give_up(self) -> None:
+        """Forget all running episodes after an error; the slots can be used again."""
+        for slot in self._slots:
+            if slot.waiting_for in ("reset", "step"):
+                self._replace_env(slot)
+            if slot.waiting_for is not None:
+                self._free(slot)
+
+    def _replace_env(self, slot: Slot) -> None:
+        """Take a new environment: the state of the old one is unknown."""
+        slot.worker.close()
+        slot.worker = EnvWorker(self._make_env, self._replies)
+
     def _check_time_limits(self) -> None:
         limits, now = self._limits, time.perf_counter()
+        if now < self._next_check:
+            return
+        self._next_check = now + _POLL_S
         for slot in self._slots:
             if slot.waiting_for is None:
                 continue
             waited, lasted = now - slot.since, now - slot.started
             if slot.waiting_for == "engine":
-                late = _exceeds(waited, limits.turn_timeout_s)
+                late = exceeds(waited, limits.turn_timeout_s)
             else:
-                late = _exceeds(waited, limits.step_timeout_s)
-            if late or _exceeds(lasted, limits.episode_timeout_s):
+                late = exceeds(waited, limits.step_timeout_s)
+            if late or exceeds(lasted, limits.episode_timeout_s):
                 if slot.request_id is not None:
                     self._engine.abort(slot.request_id)
                     slot.request_id = None
                 why = f"{slot.waiting_for} after {waited:.1f} s, episode {lasted:.1f} s"
                 self._fail(slot, StopReason.TIMEOUT, why)
-
-
-def _exceeds(value: float, limit: float | None) -> bool:
-    return limit is not None and value > limit

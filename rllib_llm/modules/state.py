@@ -16,12 +16,22 @@ from rllib_llm.errors import CheckpointError
 _BF16 = "@bf16"
 
 
-def pack(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return numpy arrays; bfloat16 as uint16 under the name plus a marker."""
+def pack(
+    tensors: Mapping[str, torch.Tensor], *, dtype: str | None = None
+) -> dict[str, np.ndarray]:
+    """Return numpy arrays; bfloat16 as uint16 under the name plus a marker.
+
+    Args:
+        tensors: By name.
+        dtype: Floating-point tensors are converted to this torch dtype.
+    """
     packed = {}
     for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(getattr(torch, dtype))
         # A copy: a view would follow later in-place optimiser steps.
-        tensor = tensor.detach().cpu()
+        tensor = tensor.cpu()
         if tensor.dtype == torch.bfloat16:
             packed[name + _BF16] = tensor.view(torch.uint16).numpy().copy()
         else:

@@ -73,6 +73,23 @@ class Slow(Countdown):
         return super().reply(action)
 
 
+class Aborting(Countdown):
+    """Gives up in the first attempt of every seed, for ``reason``."""
+
+    reason = "aborted"
+    attempts: set[int] = set()
+
+    def reset(self, *, seed=None, options=None):
+        self.gives_up = seed not in Aborting.attempts
+        Aborting.attempts.add(seed)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.gives_up:
+            return "Gave up.", 0.0, False, True, {"stop_reason": self.reason}
+        return super().step(action)
+
+
 class NaNReward(Countdown):
     """Returns a reward that is not a number (past TextEnv's own check)."""
 

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 from runner_helpers import (
+    Aborting,
     Broken,
     Countdown,
     Endless,
@@ -185,6 +186,44 @@ def test_nan_reward_names_the_seed():
     runner = make_runner(NaNReward)
     with pytest.raises(EnvContractError, match=r"reward nan at turn 1 of seed"):
         runner.sample(num_episodes=1)
+
+
+def test_an_episode_the_environment_aborts_is_played_anew():
+    Aborting.attempts.clear()
+    asked = tasks(5)
+    episodes = make_runner(Aborting).sample(tasks=asked)
+    assert [episode_data(e).task for e in episodes] == asked
+    assert set(reasons(episodes)) == {StopReason.TERMINATED}
+    Aborting.attempts.clear()
+    runner = make_runner(Aborting, stop_policies={"aborted": "mask"})
+    (episode,) = runner.sample(tasks=asked[:1])
+    assert episode_data(episode).stop_reason is StopReason.ABORTED
+    assert episode_data(episode).stop_policy is StopPolicy.MASK
+
+
+def test_an_unknown_stop_reason_is_named(monkeypatch):
+    Aborting.attempts.clear()
+    monkeypatch.setattr(Aborting, "reason", "bored")
+    with pytest.raises(EnvContractError, match=r"'bored'; info\['stop_reason'\] must"):
+        make_runner(Aborting).sample(num_episodes=1)
+
+
+def test_a_runner_can_be_used_again_after_an_error(monkeypatch):
+    runner, asked = make_runner(Countdown), tasks(10)
+    expected = sampled(runner.sample(tasks=asked))
+    steps, step = [], runner.engine.step
+
+    def fail_later():
+        steps.append(1)
+        if len(steps) == 6:
+            raise RuntimeError("out of memory")
+        return step()
+
+    monkeypatch.setattr(runner.engine, "step", fail_later)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.sample(tasks=tasks(20))
+    assert runner.engine.num_unfinished == 0
+    assert sampled(runner.sample(tasks=asked)) == expected
 
 
 def test_more_episodes_than_slots():

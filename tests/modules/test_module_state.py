@@ -34,6 +34,8 @@ SETTINGS = [
     {"dtype": "float16"},
     {"reference": True},
     {"value_head": None},
+    {"value_model": "own"},
+    {"value_model": "own", "dtype": "bfloat16"},
 ]
 
 
@@ -80,7 +82,10 @@ def test_buffers_that_are_rebuilt_do_not_travel(tmp_path):
     assert not any("inv_freq" in name for name in saved)
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": LORA}, {"value_head": None}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lora": LORA}, {"value_head": None}, {"value_model": "own"}],
+)
 def test_inference_only_leaves_the_critic_and_the_reference_behind(tmp_path, settings):
     folder = write_folder(tmp_path, "qwen2")
     module = make_module(folder, reference=True, **settings)

@@ -1,0 +1,90 @@
+"""Weights on their way from a Learner to EnvRunners in other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ray
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_llm.modules import state
+
+_MIB = 2**20
+
+
+def send_weights(
+    learner_group: Any, runner_group: Any, *, dtype: str | None, also_local: bool
+) -> float:
+    """Bring all EnvRunners to the Learner's weights, and wait for them.
+
+    The weights are put into Ray's object store once, however many runners there are.
+    Parameters that do not require gradients (all but the adapters under LoRA) are left
+    out, except for runners that say they never had them, such as restarted ones.
+
+    Args:
+        learner_group: Whose first Learner has the weights.
+        runner_group: An EnvRunnerGroup of LLMEnvRunners.
+        dtype: Parameters travel in this dtype; None is their own.
+        also_local: Whether a local EnvRunner, if there is one, needs them too.
+
+    Returns:
+        What was put into the object store, in MiB.
+    """
+    changed = _pack(learner_group, _Pack(dtype, everything=False))
+    answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
+    lacking = [index for index in answers if index is not None]
+    if not lacking:
+        return changed.mib
+    whole = _pack(learner_group, _Pack(dtype, everything=True))
+    runner_group.foreach_env_runner(
+        whole,
+        local_env_runner=0 in lacking,
+        remote_worker_ids=[index for index in lacking if index],
+    )
+    return changed.mib + whole.mib
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pack:
+    """A call on a Learner: put its weights into the object store."""
+
+    dtype: str | None
+    everything: bool
+
+    def __call__(self, learner: Any) -> _Receive:
+        module = learner.module[DEFAULT_MODULE_ID].unwrapped()
+        tensors = module.shared_tensors(inference_only=True)
+        if not self.everything:
+            frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+            tensors = {n: t for n, t in tensors.items() if n not in frozen}
+        packed = state.pack(tensors, dtype=self.dtype)
+        return _Receive(
+            weights=ray.put(packed),
+            version=learner._weights_seq_no,
+            everything=self.everything,
+            mib=sum(array.nbytes for array in packed.values()) / _MIB,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Receive:
+    """A call on an EnvRunner: take the weights; its index comes back if it cannot."""
+
+    weights: ray.ObjectRef
+    version: int
+    everything: bool
+    mib: float
+
+    def __call__(self, runner: Any) -> int | None:
+        if not (self.everything or runner.has_all_weights):
+            return runner.worker_index or 0
+        runner.receive_weights(ray.get(self.weights), self.version)
+        return None
+
+
+def _pack(learner_group: Any, call: _Pack) -> _Receive:
+    # All Learners have the same weights; RLlib numbers them from 0.
+    first = None if learner_group.is_local else [0]
+    (result,) = learner_group.foreach_learner(call, remote_actor_ids=first)
+    return result.get()

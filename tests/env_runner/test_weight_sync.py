@@ -1,0 +1,186 @@
+"""Weights reach EnvRunners of other processes: once per version, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
+from runner_helpers import TINY, Countdown, make_runner
+
+from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms.weight_sync import send_weights
+from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.modules.state import pack
+
+pytestmark = pytest.mark.ray
+EMBEDDING = "lm.model.embed_tokens.weight"
+
+
+class FakeLearners:
+    """A LearnerGroup of one local learner with the module of ``runner``."""
+
+    is_local = True
+
+    def __init__(self, runner):
+        self.unwrapped = lambda: runner.module
+        self.module = {DEFAULT_MODULE_ID: self}
+        self._weights_seq_no = 0
+
+    def foreach_learner(self, call, remote_actor_ids):
+        results = RemoteCallResults()
+        results.add_result(0, ResultOrError(result=call(self)), None)
+        return results
+
+    def update(self):
+        """Move every parameter, frozen ones too, so that each transfer shows."""
+        self._weights_seq_no += 1
+        with torch.no_grad():
+            for parameter in self.unwrapped().parameters():
+                parameter += 0.1
+
+
+class FakeRunners:
+    """An EnvRunnerGroup whose remote runners live here."""
+
+    def __init__(self, *runners):
+        self.runners = dict(enumerate(runners, 1))
+
+    def foreach_env_runner(self, call, *, local_env_runner, remote_worker_ids=None):
+        ids = self.runners if remote_worker_ids is None else remote_worker_ids
+        return [call(self.runners[i]) for i in ids]
+
+
+@pytest.fixture
+def groups(ray_session):
+    learners = FakeLearners(make_runner(Countdown))
+    runners = [make_runner(Countdown, worker_index=i) for i in (1, 2)]
+    return learners, FakeRunners(*runners)
+
+
+def send(learners, runners, dtype=None):
+    return send_weights(learners, runners, dtype=dtype, also_local=False)
+
+
+def parameters(runner):
+    return runner.module.shared_tensors(inference_only=True)
+
+
+def mib(tensors):
+    return sum(t.nbytes for t in tensors.values()) / 2**20
+
+
+def test_one_put_per_version_and_all_runners_have_it(groups, monkeypatch):
+    learners, runners = groups
+    puts, put = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value: puts.append(1) or put(value))
+    for runner in runners.runners.values():
+        runner.has_all_weights = True
+    for version in (1, 2):
+        learners.update()
+        source = learners.unwrapped().shared_tensors(inference_only=True)
+        assert send(learners, runners) == pytest.approx(mib(source))
+        assert len(puts) == version
+        for runner in runners.runners.values():
+            assert runner.engine.weights_version == version
+            for name, tensor in parameters(runner).items():
+                assert torch.equal(tensor, source[name]), name
+
+
+def test_frozen_parameters_travel_once_per_runner(groups):
+    learners, runners = groups
+    source = learners.unwrapped().shared_tensors(inference_only=True)
+    source[EMBEDDING].requires_grad_(False)
+    moving = {n: t for n, t in source.items() if n != EMBEDDING}
+    learners.update()
+    # New runners say that they lack the rest, and get everything.
+    assert send(learners, runners) == pytest.approx(mib(moving) + mib(source))
+    first = source[EMBEDDING].clone()
+    learners.update()
+    assert send(learners, runners) == pytest.approx(mib(moving))
+    for runner in runners.runners.values():
+        theirs = parameters(runner)
+        assert torch.equal(theirs[EMBEDDING], first)
+        assert all(torch.equal(theirs[n], moving[n]) for n in moving)
+    # Only the restarted one gets everything again.
+    runners.runners[2] = make_runner(Countdown, worker_index=2)
+    learners.update()
+    assert send(learners, runners) == pytest.approx(mib(moving) + mib(source))
+    assert torch.equal(parameters(runners.runners[1])[EMBEDDING], first)
+    assert torch.equal(parameters(runners.runners[2])[EMBEDDING], source[EMBEDDING])
+
+
+def test_bfloat16_on_the_wire(groups):
+    learners, runners = groups
+    learners.update()
+    source = learners.unwrapped().shared_tensors(inference_only=True)
+    send(learners, runners)
+    assert send(learners, runners, "bfloat16") == pytest.approx(mib(source) / 2)
+    for runner in runners.runners.values():
+        for name, tensor in parameters(runner).items():
+            assert tensor.dtype == torch.float32
+            assert torch.equal(tensor, source[name].bfloat16().float()), name
+
+
+def test_weights_of_another_model_are_refused(groups):
+    _, runners = groups
+    runner = runners.runners[1]
+    before = parameters(runner)[EMBEDDING].clone()
+    with pytest.raises(CheckpointError, match=r"no_such\.weight"):
+        runner.receive_weights(pack({"no_such.weight": torch.ones(2)}), 1)
+    with pytest.raises(CheckpointError, match=EMBEDDING):
+        runner.receive_weights(pack({EMBEDDING: torch.ones(2)}), 1)
+    assert torch.equal(parameters(runner)[EMBEDDING], before)
+    assert runner.engine.weights_version == 0
+
+
+def test_the_setting_is_checked():
+    config = LLMPPOConfig().environment(Countdown).language_model(tiny=TINY)
+    with pytest.raises(ConfigError, match="weight_sync_dtype='float8'"):
+        config.rollouts(weight_sync_dtype="float8").validate()
+
+
+@pytest.mark.slow
+def test_remote_runners_follow_and_a_restarted_one_gets_everything(ray_session):
+    algo = (
+        LLMPPOConfig()
+        .environment("guess_number-v0", env_config={"upper": 3, "max_turns": 2})
+        .language_model(tiny=TINY)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
+        .generation(max_new_tokens=4)
+        .rollouts(episodes_per_iteration=8)
+    ).build_algo()
+    learner = algo.learner_group._learner
+    group = algo.env_runner_group
+
+    def read(runner):  # local, so that other processes need not import this file
+        weights = runner.module.get_state(inference_only=True)
+        return runner.engine.weights_version, runner.has_all_weights, weights
+
+    def check():
+        mine = learner.module[DEFAULT_MODULE_ID].get_state(inference_only=True)
+        states = group.foreach_env_runner(read, local_env_runner=False)
+        assert len(states) == 2
+        for version, has_all, theirs in states:
+            assert version == learner._weights_seq_no and has_all
+            assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+    result = algo.train()
+    assert result["weight_sync_mib"] > 0 and result["timers"]["synch_weights"] > 0
+    check()
+    group.foreach_env_runner(
+        lambda runner: os._exit(1), local_env_runner=False, remote_worker_ids=[1]
+    )
+    deadline = time.time() + 60
+    while group.num_healthy_remote_workers() < 2 and time.time() < deadline:
+        algo.restore_env_runners(group)
+        time.sleep(0.2)
+    check()
+    algo.train()
+    check()
+    algo.stop()
