@@ -1,0 +1,118 @@
+"""How cost per token grows with episodes, turns, context and EnvRunners.
+
+Run:  python benchmarks/growth.py [--axes episodes turns context runners]
+
+The tiny model of the standing workload (docs/performance.md). The settings of an axis
+take turns, so that a busy machine slows all of them alike. CPU seconds, except for
+runners: their work is done in other processes, so wall time counts there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import ray
+import torch
+from standing import Measured, Ours
+from standing_workload import standing_config
+
+from rllib_llm.cli.session import quiet_loggers
+
+# Per axis, what standing_config gets; the first is what the others are compared with.
+AXES: dict[str, dict[str, dict[str, int]]] = {
+    "episodes": {
+        "16": {"groups": 2},
+        "64": {"groups": 8},
+        "256": {"groups": 32},
+    },
+    "turns": {
+        "2": {"turns": 2},
+        "5": {"turns": 5},
+        "20": {"turns": 20},
+    },
+    "context": {
+        "256": {"turns": 2, "groups": 2, "filler": 190},
+        "1024": {"turns": 2, "groups": 2, "filler": 940},
+        "4096": {"turns": 2, "groups": 2, "filler": 4000},
+    },
+    "runners": {"1": {"runners": 1}, "2": {"runners": 2}},
+}
+
+
+def main() -> None:
+    """Print one table per axis."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    quiet_loggers()
+    torch.set_num_threads(1)
+    # A remote runner imports the workload from here.
+    here, path = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([here, path])}},
+    )
+    for axis in args.axes:
+        print_axis(axis, args.repeats)
+
+
+def print_axis(axis: str, repeats: int) -> None:
+    """Measure the settings of one axis and print their table."""
+    clock = time.perf_counter if axis == "runners" else time.process_time
+    contenders = {value: build(clock, **keys) for value, keys in AXES[axis].items()}
+    for ours in contenders.values():
+        ours.measure()  # warm-up
+    runs: dict[str, list[Measured]] = {value: [] for value in contenders}
+    for _ in range(repeats):
+        for value, ours in contenders.items():
+            runs[value].append(ours.measure())
+    for ours in contenders.values():
+        ours.algo.stop()
+    unit = "s" if axis == "runners" else "CPU-s"
+    first = next(iter(runs))
+    print(
+        f"\n| {axis} | rollout: sampled tok / {unit} | against {first} | update: "
+        f"sequence tok / {unit} | against {first} | iteration, {unit} | sampled tokens "
+        f"| sequence tokens |\n|{'---|' * 8}"
+    )
+    for value, measured in runs.items():
+        cells = [value]
+        for rate in (rollout_rate, update_rate):
+            pairs = zip(measured, runs[first], strict=True)
+            ratio = statistics.median(rate(a) / rate(b) for a, b in pairs)
+            middle = statistics.median(rate(m) for m in measured)
+            cells += [f"{middle:,.0f}", f"{ratio:.2f}"]
+        cells += [f"{statistics.median(m.total_s for m in measured):.2f}"]
+        cells += [f"{measured[-1].sampled:,}", f"{measured[-1].sequence:,}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def build(clock: Callable[[], float], runners: int = 0, **keys: Any) -> Ours:
+    """Build an algorithm with ``runners`` remote EnvRunners; 0: in this process."""
+    config = standing_config("tiny", **keys).env_runners(num_env_runners=runners)
+    return Ours(config, clock)
+
+
+def rollout_rate(measured: Measured) -> float:
+    """Sampled tokens per second of sampling."""
+    return measured.sampled / measured.rollout_s
+
+
+def update_rate(measured: Measured) -> float:
+    """Sequence tokens per second of the update."""
+    return measured.sequence / measured.update_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The rules of the standing workload, without dependencies, so that peers play them.
+
+A hidden number is guessed by tool calls and answered with "higher" or "lower". Under
+``fixed`` an episode always lasts all its turns, so that every run has as many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+CALL = '<tool_call>{{"name": "guess", "arguments": {{"number": {}}}}}</tool_call>'
+INVALID = "invalid"
+MAX_TURNS = 5
+MAX_NEW_TOKENS = 32
+UPPER = {"fixed": 999, "game": 15}
+
+_CALL = re.compile(re.escape(CALL.format("#")).replace(r"\#", "([0-9]{1,6})"))
+
+
+def parse_call(text: str) -> int | None:
+    """Return the number of the last tool call in ``text``, or None."""
+    numbers = _CALL.findall(text)
+    return int(numbers[-1]) if numbers else None
+
+
+@dataclasses.dataclass
+class NumberGame:
+    """One episode.
+
+    Attributes:
+        secret: The hidden number, in [1, upper].
+        upper: The largest number.
+        fixed: Go on after a correct guess until the turns are used up, and pay at the
+            end for closeness; else 1 for the correct guess, which ends the episode.
+        max_turns: Turns of an episode.
+    """
+
+    secret: int
+    upper: int
+    fixed: bool
+    max_turns: int = MAX_TURNS
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        """Set the numbers that the replies so far allow."""
+        self.low, self.high = 1, self.upper
+
+    @property
+    def prompt(self) -> str:
+        """The first user message."""
+        return f"Guess a number from 1 to {self.upper}."
+
+    def play(self, guess: int | None) -> tuple[str, float, bool]:
+        """Take one turn.
+
+        Args:
+            guess: The number, or None for an invalid call.
+
+        Returns:
+            Reply, reward, and whether the episode is over.
+        """
+        self.turn += 1
+        last = self.turn >= self.max_turns
+        if guess is None:
+            return INVALID, 0.0, last
+        if guess == self.secret:
+            reply, done = "correct", last or not self.fixed
+        else:
+            reply, done = ("higher" if guess < self.secret else "lower"), last
+            self._narrow(guess)
+        if self.fixed:
+            closeness = max(0.0, 1.0 - abs(guess - self.secret) / self.upper)
+            return reply, closeness if last else 0.0, done
+        return reply, float(guess == self.secret), done
+
+    def _narrow(self, guess: int) -> None:
+        if guess < self.secret:
+            self.low = max(self.low, guess + 1)
+        else:
+            self.high = min(self.high, guess - 1)
