@@ -17,12 +17,12 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
+from rllib_llm.algorithms.learner_stats import LearnerStats
+from rllib_llm.algorithms.matmul import precision_in_force, speed_up_linear_layers
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
-from rllib_llm.algorithms.token_stats import (
-    INTERMEDIATE_STATS,
-    explained_variance,
-)
+from rllib_llm.algorithms.token_stats import correct_mismatch
 from rllib_llm.connectors.learner.micro_batches import micro_batches
+from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_gae import TokenGAE
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
 from rllib_llm.env_runner.tasks import stable_seed
@@ -36,7 +36,7 @@ POLICY_OPTIMIZER = "policy"
 CRITIC_OPTIMIZER = "critic"
 
 
-class LLMLearnerMixin:
+class LLMLearnerMixin(LearnerStats):
     """Exactly-once epochs, token-budget micro-batches, one global normaliser.
 
     Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
@@ -56,11 +56,14 @@ class LLMLearnerMixin:
     def build(self) -> None:
         """Build module, optimisers and connectors; find the pieces we keep current."""
         super().build()
-        self._stats: dict[str, dict[str, float]] = defaultdict(
-            lambda: defaultdict(float)
-        )
-        self._maxima: dict[tuple[str, str], float] = {}
+        for module_id in self.module.keys():
+            # Gradient checkpointing acts in training mode only; there is no dropout.
+            module = self.module[module_id].unwrapped().train()
+            if self.config.matmul_precision == "auto":
+                speed_up_linear_layers(module, torch.device(self._device))
+        self._reset_stats()
         self._is_first_pass = True
+        self._gap_in_first_pass = True
         self._nan_steps = 0
         self._last_timesteps: dict[str, Any] = {}
         self._ref_kl_coeffs = {
@@ -99,6 +102,12 @@ class LLMLearnerMixin:
                 lr_or_lr_schedule=lr,
             )
 
+    @override(Learner)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Update as RLlib does, with ``matmul_precision`` in force meanwhile."""
+        with precision_in_force(self.config.matmul_precision):
+            return super().update(*args, **kwargs)
+
     # Minibatches ---------------------------------------------------------------------
 
     @override(Learner)
@@ -111,15 +120,38 @@ class LLMLearnerMixin:
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
+        deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
         batch = self._make_batch_if_necessary(training_data=training_data)
         data = {
             module_id: dict(module_batch)
             for module_id, module_batch in batch.policy_batches.items()
             if self.should_module_be_updated(module_id, batch)
         }
-        self._log_batch(data)
         self._is_first_pass = True
+        recorded = self.config.old_logps == "engine"
+        self._gap_in_first_pass = deferred or recorded
+        self._log_batch(data)
+        for module_id, columns_of_module in data.items():
+            if Columns.ACTION_LOGP in columns_of_module:
+                self._correct_mismatch(module_id, columns_of_module)
         return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
+
+    def _defer_old_logps(
+        self, training_data: Any, num_epochs: int, minibatch_size: int | None
+    ) -> bool:
+        """Leave old log-probabilities to the training pass if it is the only one."""
+        episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
+        one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
+        deferred = one_step and self.config.old_logps_may_wait
+        for piece in getattr(self._learner_connector, "connectors", []):
+            if isinstance(piece, ScoreRows):
+                piece.defer_old_logps = deferred
+        return deferred
+
+    def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
+        settings = self.config.get_config_for_module(module_id).mismatch_settings()
+        if settings is not None:
+            correct_mismatch(self, module_id, batch, settings)
 
     def _minibatches(
         self,
@@ -138,6 +170,8 @@ class LLMLearnerMixin:
             most = max((len(e) for e in episodes.values()), default=0)
             total = all_reduce_sum([most], self._device)[0]
             steps = max(1, math.ceil(total / minibatch_size))
+        known = all(Columns.ACTION_LOGP in d for d in data.values())
+        assert known or steps * num_epochs == 1, "Old log-probabilities are missing."
         for epoch in range(num_epochs):
             parts = {}
             for mid, ids in episodes.items():
@@ -195,8 +229,13 @@ class LLMLearnerMixin:
         for _, part in micro_batches(data, config.micro_batch_tokens):
             if not part[Columns.LOSS_MASK].any():
                 continue
+            self._add_padding(module_id, part)
             part[DENOMINATOR] = total
             fwd_out = self.module[module_id].unwrapped().forward_train(part)
+            if Columns.ACTION_LOGP not in part:
+                scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
+                add_old_logps(part, scores[..., 0])
+                self._correct_mismatch(module_id, part)
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=config, batch=part, fwd_out=fwd_out
             )
@@ -227,7 +266,7 @@ class LLMLearnerMixin:
         squares = [g.float().square().sum() for g in gradients.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
         for module_id in self.module.keys():
-            self._add_stat(module_id, "grad_norm", float(norm), 1.0)
+            self._add_stat(module_id, "grad_norm", norm, 1.0)
         if bool(torch.isfinite(norm)):
             return True
         self._nan_steps += 1
@@ -241,65 +280,7 @@ class LLMLearnerMixin:
         logger.warning("%s The step is skipped (nan_policy='skip').", message)
         return False
 
-    # Metrics -------------------------------------------------------------------------
-
-    def _add_stat(self, module_id: str, key: str, value: float, weight: float) -> None:
-        """Accumulate a weighted mean over the micro-batches of one update."""
-        stats = self._stats[module_id]
-        stats[key] += value * weight
-        stats[key + "/weight"] += weight
-
-    def _max_stat(self, module_id: str, key: str, value: float) -> None:
-        """Keep the largest value of one update."""
-        known = self._maxima.get((module_id, key), value)
-        self._maxima[module_id, key] = max(known, value)
-
-    def _log_stats(self) -> None:
-        for module_id, stats in self._stats.items():
-            means = {
-                key: total / stats[key + "/weight"]
-                for key, total in stats.items()
-                if stats.get(key + "/weight")
-            }
-            if "value_target_mean" in means:
-                explained = explained_variance(means)
-                for key in INTERMEDIATE_STATS:
-                    del means[key]
-                if explained is not None:
-                    means["vf_explained_var"] = explained
-            for key, value in means.items():
-                self.metrics.log_value((module_id, key), value, window=1)
-        for key, value in self._maxima.items():
-            self.metrics.log_value(key, value, reduce="max", window=1)
-        self._stats.clear()
-        self._maxima.clear()
-        for module_id in self.module.keys():
-            self.metrics.log_value(
-                (module_id, "nan_steps_skipped"), self._nan_steps, window=1
-            )
-
-    def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
-        for module_id, d in data.items():
-            mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
-            trained = int(mask.sum())
-            for key, value in (
-                ("num_rows", len(mask)),
-                ("num_trained_tokens", trained),
-                ("num_sequence_tokens", int(attention.sum())),
-            ):
-                self.metrics.log_value((module_id, key), value, reduce="sum")
-            if not trained:
-                continue
-            advantages = d[Columns.ADVANTAGES][mask]
-            for key, value in (
-                ("trained_token_frac", trained / int(attention.sum())),
-                ("advantage_abs_mean", float(advantages.abs().mean())),
-            ):
-                self.metrics.log_value((module_id, key), value, window=1)
-            if self.config.old_logps == "learner":
-                gap = (d[Columns.ACTION_LOGP] - d[columns.BEHAVIOUR_LOGP])[mask].abs()
-                self._add_stat(module_id, "sampler_gap_mean", float(gap.mean()), 1.0)
-                self._max_stat(module_id, "sampler_gap_max", float(gap.max()))
+    # After the steps -----------------------------------------------------------------
 
     @override(TorchLearner)
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
@@ -318,7 +299,7 @@ class LLMLearnerMixin:
         config = self.config.get_config_for_module(module_id)
         stats = self._stats[module_id]
         if config.ref_kl_target is not None and stats.get("ref_kl/weight"):
-            kl = stats["ref_kl"] / stats["ref_kl/weight"]
+            kl = float(stats["ref_kl"]) / stats["ref_kl/weight"]
             if kl > 2.0 * config.ref_kl_target:
                 self._ref_kl_coeffs[module_id] *= 1.5
             elif kl < 0.5 * config.ref_kl_target:

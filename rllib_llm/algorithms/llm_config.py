@@ -101,12 +101,15 @@ class LLMConfigMixin(
         return {
             "model": self.resolved_model or self.lm_model,
             "dtype": self.lm_dtype,
+            "autocast": self.lm_autocast,
             "lora": self.lm_lora,
             "value_head": head if self.use_critic else None,
+            "value_model": self.lm_value_model,
             "reference": self.uses_reference,
             "temperature": self.temperature,
             "init_seed": self.seed or 0,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "head_chunk_tokens": self.head_chunk_tokens,
             "model_kwargs": self.lm_model_kwargs,
             "turns": {
                 "max_new_tokens": self.max_new_tokens,
@@ -208,13 +211,21 @@ class LLMConfigMixin(
 
     def build_generation_engine(self, module: Any) -> Any:
         """Return the engine that samples with ``module``'s language model."""
+        if self.generation_engine != "torch":
+            from rllib_llm.algorithms.vllm_engines import build_engine
+
+            return build_engine(self)
+        from rllib_llm.engines.kv_budget import kv_budget_bytes
         from rllib_llm.engines.torch_engine import TorchEngine
 
+        device = next(module.lm.parameters()).device
         return TorchEngine(
             module.lm,
             max_slots=self.num_envs_per_env_runner,
             max_context_tokens=self.resolved_context_tokens(),
             tokenizer=self.chat_renderer().tokenizer,
+            kv_budget_bytes=kv_budget_bytes(self.kv_cache_gib, device),
+            forward=self.engine_forward,
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm import columns
+from rllib_llm.objectives.mismatch import mismatch_weights
 
 # Sums from which the explained variance is made; not metrics themselves.
 INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")
@@ -38,8 +39,8 @@ def add_token_stats(
     log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
     ratio = log_ratio.exp()
     advantages = batch[Columns.ADVANTAGES][mask]
-    clipped = torch.where(
-        advantages > 0, ratio > 1.0 + clip_high, ratio < 1.0 - clip_low
+    clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | (
+        (advantages < 0) & (ratio < 1.0 - clip_low)
     )
     for key, value in (
         # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
@@ -47,7 +48,9 @@ def add_token_stats(
         ("clip_frac", clipped.float().mean()),
         ("ratio_mean", ratio.mean()),
     ):
-        learner._add_stat(module_id, key, float(value), trained)
+        learner._add_stat(module_id, key, value, trained)
+    if learner.measures_gap:
+        add_gap(learner, module_id, logp, batch)
     if columns.VALUES in batch:
         targets = batch[Columns.VALUE_TARGETS][mask]
         error = targets - batch[columns.VALUES][mask]
@@ -57,7 +60,61 @@ def add_token_stats(
             ("value_error_mean", error.mean()),
             ("value_error_square", error.square().mean()),
         ):
-            learner._add_stat(module_id, key, float(value), trained)
+            learner._add_stat(module_id, key, value, trained)
+
+
+@torch.no_grad()
+def add_gap(
+    learner: Any, module_id: str, logp: torch.Tensor, batch: dict[str, Any]
+) -> None:
+    """Accumulate how far the learner's log-probabilities are from the sampler's.
+
+    Args:
+        learner: A learner with :class:`LLMLearnerMixin`.
+        module_id: Whose statistics these are.
+        logp: Log-probabilities under the policy before this update. [B, T]
+        batch: The batch, or one micro-batch.
+    """
+    mask = batch[Columns.LOSS_MASK]
+    gap = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
+    learner._add_stat(module_id, "sampler_gap_mean", gap.mean(), len(gap))
+    learner._max_stat(module_id, "sampler_gap_max", gap.max())
+
+
+@torch.no_grad()
+def correct_mismatch(
+    learner: Any, module_id: str, batch: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Weigh the advantages of ``batch`` by what the engine's mismatch asks for.
+
+    Both policy losses are linear in the advantages' scale, so this weighs the policy
+    loss of each token, and no other term.
+
+    Args:
+        learner: A learner with :class:`LLMLearnerMixin`.
+        module_id: Whose batch it is.
+        batch: Whole sequences if ``settings`` name a level or band of sequences.
+        settings: Keywords of :func:`rllib_llm.objectives.mismatch.mismatch_weights`.
+    """
+    mask = batch[Columns.LOSS_MASK]
+    trained = int(mask.sum())
+    if not trained:
+        return
+    found = mismatch_weights(
+        batch[Columns.ACTION_LOGP],
+        batch[columns.BEHAVIOUR_LOGP],
+        mask,
+        batch[columns.EPISODE_INDEX],
+        **settings,
+    )
+    batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * found.weights
+    for key, value in (
+        ("is_weight_mean", found.weights),
+        ("is_clipped_frac", found.clipped),
+        ("is_masked_frac", found.dropped),
+    ):
+        learner._add_stat(module_id, key, value.sum() / trained, trained)
+    learner._max_stat(module_id, "is_ratio_max", found.ratio.max())
 
 
 def explained_variance(stats: dict[str, float]) -> float | None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
+from rllib_llm.algorithms.vllm_engines import validate_engine
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.loading import DTYPES, check_keys, find_model, lora_settings
 from rllib_llm.modules.tiny import TINY_DEFAULTS
-from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS
+from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS, TIS_LEVELS
 from rllib_llm.types import StopPolicy, StopReason
 
 CHOICES = {
     "lm_dtype": tuple(DTYPES),
     "lm_value_head": ("mlp", "linear"),
+    "lm_value_model": ("shared", "own"),
     "history": ("append", "rerender"),
-    "generation_engine": ("torch",),
+    "generation_engine": ("torch", "vllm", "vllm_actor"),
+    "engine_forward": ("auto", "plain"),
     "old_logps": ("learner", "engine"),
+    "matmul_precision": ("auto", "highest", "high", "medium"),
     "nan_policy": ("skip", "error"),
     "loss_agg_mode": tuple(LOSS_AGGREGATIONS),
     "ref_kl_estimator": tuple(KL_ESTIMATORS),
@@ -38,6 +43,7 @@ NOT_NEGATIVE = (
     "ref_kl_coeff",
     "warm_start_demonstrations",
     "top_k",
+    "engine_num_gpus",
 )
 
 
@@ -51,7 +57,6 @@ WITHOUT_EFFECT = (
     "observation_filter",
     "compress_observations",
     "torch_skip_nan_gradients",
-    "torch_compile_learner",
 )
 
 
@@ -88,11 +93,15 @@ def validate(config: Any) -> None:
         "shuffled, and the optimiser is AdamW. Leave it out.",
     )
     _validate_sampling(config)
+    _validate_embedded_engine(config)
     _validate_groups(config)
     _validate_kl(config)
+    _validate_mismatch(config)
     _validate_stop_policies(config)
     _validate_warm_start(config)
     _validate_env_runner(config)
+    _validate_weight_sync(config)
+    validate_engine(config)
     if config.is_multi_agent:
         raise ConfigError(
             "Several policies are not supported by LLMEnvRunner yet; leave "
@@ -105,9 +114,62 @@ def _validate_model(config: Any) -> None:
     lora = lora_settings(config.lm_lora)
     if lora != config.lm_lora:
         config.lm_lora = lora
+    _validate_critic(config)
+    _validate_precision(config)
     check_keys("language_model.tiny", config.lm_tiny, TINY_DEFAULTS)
     if config.lm_model != "tiny":
         find_model(config.lm_model, weights_follow=not config.lm_lora)
+
+
+def _validate_precision(config: Any) -> None:
+    if config.lm_autocast not in (None, "bfloat16"):
+        raise ConfigError(
+            f"autocast={config.lm_autocast!r} must be None or 'bfloat16': float16 "
+            "would need its loss scaled."
+        )
+    if config.lm_autocast and config.lm_dtype != "float32":
+        raise ConfigError(
+            f"autocast={config.lm_autocast!r} computes in bfloat16 with float32 "
+            f"parameters, but dtype={config.lm_dtype!r}. Use dtype='float32', or leave "
+            "autocast out."
+        )
+    if config.torch_compile_learner:
+        raise ConfigError(
+            "torch_compile_learner=True would have no effect: RLlib compiles forward "
+            "passes of one shape, and every micro-batch here has its own. Leave it out."
+        )
+    if config.head_chunk_tokens is not None:
+        _require_number(config, "head_chunk_tokens", 1)
+
+
+def _validate_critic(config: Any) -> None:
+    if config.lm_value_model == "own" and config.lm_lora:
+        raise ConfigError(
+            "value_model='own' trains a whole second model, which lora="
+            f"{config.lm_lora!r} is there to avoid. Use value_model='shared'."
+        )
+    if config.lm_value_model == "own" and not config.lm_value_head_detach:
+        raise ConfigError(
+            "value_head_detach=False would have no effect: with value_model='own' the "
+            "critic's gradient never reaches the policy's trunk. Leave it out."
+        )
+
+
+def _validate_embedded_engine(config: Any) -> None:
+    gib = config.kv_cache_gib
+    is_number = isinstance(gib, int | float) and not isinstance(gib, bool)
+    if gib is not None and not (is_number and 0 < gib < math.inf):
+        raise ConfigError(
+            f"kv_cache_gib={gib!r} must be a number above 0, in GiB, or None for a "
+            "share of the machine's memory."
+        )
+    if config.generation_engine != "torch":
+        refuse_without_effect(
+            config,
+            ("engine_forward", "kv_cache_gib"),
+            f"engine={config.generation_engine!r} has its own. Use engine='torch', or "
+            "leave it out.",
+        )
 
 
 def _require_number(config: Any, name: str, least: float) -> None:
@@ -140,6 +202,23 @@ def _validate_env_runner(config: Any) -> None:
             f"group_size={config.group_size} needs LLMEnvRunner; RLlib's "
             f"{config.env_runner_cls.__name__} cannot give rollouts one seed. Leave "
             "env_runner_cls out."
+        )
+
+
+def _validate_weight_sync(config: Any) -> None:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    dtype = config.weight_sync_dtype
+    if dtype not in (None, "bfloat16"):
+        raise ConfigError(
+            f"weight_sync_dtype={dtype!r} must be 'bfloat16', or None for the "
+            "parameters' own dtype."
+        )
+    if dtype and not issubclass(config.env_runner_cls, LLMEnvRunner):
+        raise ConfigError(
+            f"weight_sync_dtype={dtype!r} needs LLMEnvRunner; RLlib's "
+            f"{config.env_runner_cls.__name__} gets its weights unchanged. Leave "
+            "weight_sync_dtype or env_runner_cls out."
         )
 
 
@@ -184,6 +263,28 @@ def _validate_kl(config: Any) -> None:
         raise ConfigError(
             "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "
             "above 0, e.g. 0.01."
+        )
+
+
+def _validate_mismatch(config: Any) -> None:
+    if config.tis not in (None, "auto", *TIS_LEVELS):
+        raise ConfigError(
+            f"tis={config.tis!r} must be None or one of auto, {', '.join(TIS_LEVELS)}."
+        )
+    if not config.tis_clip > 0:
+        raise ConfigError(f"tis_clip={config.tis_clip} must be > 0, e.g. 2.0.")
+    for prefix in ("is_mask", "is_sequence_mask"):
+        low, high = (getattr(config, f"{prefix}_{end}") for end in ("low", "high"))
+        if (low is not None and not 0 < low < 1) or (high is not None and high <= 1):
+            raise ConfigError(
+                f"{prefix}_low={low}, {prefix}_high={high}: the band of ratios that "
+                "are kept must hold 1, e.g. 0.5 and 5.0; None leaves an end open."
+            )
+    if config.mismatch_settings() and config.old_logps == "engine":
+        raise ConfigError(
+            "tis and is_*mask_* compare the learner's log-probabilities with the "
+            "engine's, but old_logps takes the engine's for both. Set "
+            "old_logps='learner', or leave them out."
         )
 
 

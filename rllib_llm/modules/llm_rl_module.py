@@ -17,8 +17,10 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rllib_llm import columns
+from rllib_llm.errors import ModelError
 from rllib_llm.modules import loading, state
 from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
@@ -38,8 +40,12 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     - ``model``: checkpoint folder or hub id.
     - ``dtype``: dtype of the parameters.
+    - ``autocast``: None, or the dtype in which rows are scored (torch.autocast).
+    - ``head_chunk_tokens``: None, or how many positions' logits exist at a time.
     - ``lora``: None, or the settings of :func:`rllib_llm.modules.loading.add_lora`.
     - ``value_head``: None, or ``{"kind": ..., "detach": ...}``.
+    - ``value_model``: "shared" (default), or "own": the critic has a trunk of its own
+      below its head, a copy of the policy's as loaded.
     - ``reference``: whether a frozen copy is kept for KL penalties (under LoRA the
       base model with its adapter off serves, at no cost).
     - ``temperature``: the sampling temperature; the learner's log-probabilities are
@@ -75,13 +81,22 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             if lora is not None:
                 self._base = state.fingerprint(self.lm.parameters())
                 self.lora_config = loading.add_lora(self.lm, lora)
-            if config["value_head"] is not None:
+            if config.get("gradient_checkpointing") and not self.inference_only:
+                self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+            if config["value_head"] is not None and not self.inference_only:
+                own = config.get("value_model", "shared") == "own"
                 self.value_head = ValueHead(
-                    self.lm.config.get_text_config().hidden_size, **config["value_head"]
+                    self.lm.config.get_text_config().hidden_size,
+                    **config["value_head"],
+                    trunk=copy.deepcopy(self.lm.base_model) if own else None,
                 )
-        if config.get("gradient_checkpointing") and not self.inference_only:
-            self.lm.gradient_checkpointing_enable()
         self._trunk_and_head_suffice = self._head_is_plain(self.lm)
+        if config.get("head_chunk_tokens") and not self._trunk_and_head_suffice:
+            raise ModelError(
+                f"head_chunk_tokens={config['head_chunk_tokens']} computes the output "
+                f"layer on its own, but {type(self.lm).__name__} scales its logits "
+                "elsewhere. Set it to None and lower micro_batch_tokens."
+            )
 
     # Forward passes --------------------------------------------------------------
 
@@ -90,7 +105,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Score the trained tokens of a batch of rows.
 
         Args:
-            batch: ``input_ids``, ``attention_mask`` and ``loss_mask``, each [B, T].
+            batch: ``input_ids`` padded on the right, and ``loss_mask``, each [B, T].
 
         Returns:
             ``action_dist_inputs`` [B, T, 2] (log-probability and entropy, zero where
@@ -123,8 +138,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self, batch: Mapping[str, Any], embeddings: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the value before each token: column t sees tokens < t. [B, T]"""
-        if embeddings is None:
-            embeddings = self._hidden(self.lm, batch)
+        trunk = self.value_head.trunk
+        if trunk is not None or embeddings is None:
+            with self._autocast(batch[columns.INPUT_IDS].device):
+                embeddings = self._hidden(trunk or self.lm.base_model, batch)
         values = self.value_head(embeddings)
         # The state before token t is the hidden state at t-1; column 0 has none.
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
@@ -143,22 +160,15 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         ids = batch[columns.INPUT_IDS]
         # Token t is predicted at position t-1, so column 0 can never be trained.
         trained = batch[Columns.LOSS_MASK][:, 1:]  # [B, T-1]
-        hidden = None
-        if self._trunk_and_head_suffice:
-            hidden = self._hidden(lm, batch)
-            logits = self._head(lm, hidden[:, :-1][trained])  # [N, V]
-        else:
-            out = lm(
-                input_ids=ids,
-                attention_mask=batch[columns.ATTENTION_MASK].long(),
-                output_hidden_states=True,
-                use_cache=False,
-            )
-            hidden = out.hidden_states[-1]
-            logits = out.logits[:, :-1][trained]
-        logp, entropy = token_logps_and_entropy(
-            logits, ids[:, 1:][trained], temperature=self.model_config["temperature"]
-        )
+        taken = ids[:, 1:][trained]  # [N]
+        with self._autocast(ids.device):
+            if self._trunk_and_head_suffice:
+                hidden = self._hidden(lm.base_model, batch)
+                logp, entropy = self._head_scores(lm, hidden[:, :-1][trained], taken)
+            else:
+                out = lm(input_ids=ids, output_hidden_states=True, use_cache=False)
+                hidden = out.hidden_states[-1]
+                logp, entropy = self._logit_scores(out.logits[:, :-1][trained], taken)
         scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
         rows, cols = trained.nonzero(as_tuple=True)
         scores = scores.index_put(
@@ -166,13 +176,48 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         )
         return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
 
+    def _head_scores(
+        self, lm: nn.Module, hidden: torch.Tensor, taken: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and entropies. hidden [N, D], taken [N] -> 2 x [N]
+
+        With ``head_chunk_tokens`` the logits of one chunk exist at a time; the backward
+        pass computes them anew.
+        """
+        chunk = self.model_config.get("head_chunk_tokens") or len(taken)
+        if len(taken) <= chunk:
+            return self._logit_scores(self._head(lm, hidden), taken)
+
+        def score(
+            part: torch.Tensor, ids: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._logit_scores(self._head(lm, part), ids)
+
+        parts = [
+            checkpoint(score, *pair, use_reentrant=False)
+            for pair in zip(hidden.split(chunk), taken.split(chunk), strict=True)
+        ]
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _logit_scores(
+        self, logits: torch.Tensor, taken: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        temperature = self.model_config["temperature"]
+        return token_logps_and_entropy(logits, taken, temperature=temperature)
+
+    def _autocast(self, device: torch.device) -> Any:
+        """Compute in the dtype of ``autocast`` meanwhile; parameters keep theirs."""
+        name = self.model_config.get("autocast")
+        dtype = loading.DTYPES[name] if name else None
+        return torch.autocast(device.type, dtype=dtype, enabled=name is not None)
+
     @staticmethod
-    def _hidden(lm: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        return lm.base_model(
-            input_ids=batch[columns.INPUT_IDS],
-            attention_mask=batch[columns.ATTENTION_MASK].long(),
-            use_cache=False,
-        ).last_hidden_state
+    def _hidden(trunk: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        # Rows are padded on the right, where a causal model cannot look: without a mask
+        # the fastest attention kernels serve, and real positions see the same.
+        ids = batch[columns.INPUT_IDS]
+        return trunk(input_ids=ids, use_cache=False).last_hidden_state
 
     @staticmethod
     def _head(lm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -193,7 +238,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         training = lm.training
         lm.eval()
         with torch.no_grad():
-            ours = self._head(lm, self._hidden(lm, probe))
+            ours = self._head(lm, self._hidden(lm.base_model, probe))
             theirs = lm(input_ids=ids, use_cache=False).logits
         lm.train(training)
         return torch.allclose(ours.float(), theirs.float(), atol=1e-4, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""The critic: one scalar per token position on top of the language model's trunk."""
+"""The critic: one scalar per token position on top of a language model's trunk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ class ValueHead(nn.Module):
         hidden_size: Width of the language model.
         kind: ``"linear"`` or ``"mlp"`` (one hidden layer of the same width).
         detach: Whether the critic's gradient stops here instead of entering the trunk.
+        trunk: The critic's own trunk, trained with the head; None: it reads the
+            policy's.
     """
 
-    def __init__(self, hidden_size: int, kind: str = "mlp", detach: bool = False):
+    def __init__(
+        self,
+        hidden_size: int,
+        kind: str = "mlp",
+        detach: bool = False,
+        trunk: nn.Module | None = None,
+    ):
         super().__init__()
         if kind not in ("linear", "mlp"):
             raise ConfigError(f"value_head={kind!r} must be 'linear' or 'mlp'.")
-        self.detach = detach
+        self.detach = detach and trunk is None
+        self.trunk = trunk
         self.out = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)

@@ -29,9 +29,13 @@ from rllib_llm.objectives.losses import (
     clipped_policy_loss,
     entropy_bonus,
     negative_log_likelihood,
-    truncated_importance_weights,
     value_loss,
     weighted_loss,
+)
+from rllib_llm.objectives.mismatch import (
+    TIS_LEVELS,
+    MismatchWeights,
+    mismatch_weights,
 )
 from rllib_llm.objectives.normalisers import (
     LOSS_AGGREGATIONS,
@@ -45,6 +49,8 @@ __all__ = [
     "LOSS_AGGREGATIONS",
     "MAX_LOG_RATIO",
     "SCALES",
+    "TIS_LEVELS",
+    "MismatchWeights",
     "approx_kl",
     "clipped_policy_loss",
     "denominator",
@@ -56,11 +62,11 @@ __all__ = [
     "kl_k3",
     "kl_penalty",
     "masked_moments",
+    "mismatch_weights",
     "negative_log_likelihood",
     "token_gae",
     "token_logps_and_entropy",
     "token_weights",
-    "truncated_importance_weights",
     "value_loss",
     "weighted_loss",
     "whiten",

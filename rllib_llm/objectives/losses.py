@@ -167,36 +167,6 @@ def entropy_bonus(entropy: Tensor, loss_mask: Tensor) -> Tensor:
     return -_keep(entropy, loss_mask)
 
 
-def truncated_importance_weights(
-    old_logp: Tensor, behaviour_logp: Tensor, loss_mask: Tensor, *, cap: float = 2.0
-) -> Tensor:
-    """Return ``min(pi_old / pi_behaviour, cap)`` per token, without gradient.
-
-    Truncated importance sampling (Ionides 2008; the token-level form of V-trace's
-    rho, eq. (1) of arXiv:1802.01561). Multiplied into the policy loss it corrects
-    for an engine that samples from slightly different probabilities than the
-    learner computes; 1 wherever the two agree.
-
-    Args:
-        old_logp: Log-probabilities the learner computes before the update. [B, T]
-        behaviour_logp: Those recorded by the engine while sampling. [B, T]
-        loss_mask: True where the token is trained. [B, T]
-        cap: Largest weight, > 0; 2 is usual. Below 1 it scales everything down.
-
-    Returns:
-        Weights in [0, cap], 0 where masked, so that ``sum / loss_mask.sum()`` is
-        their mean. [B, T]
-
-    Raises:
-        ValueError: If shapes differ or the cap is not positive.
-    """
-    check_mask(loss_mask, old_logp=old_logp, behaviour_logp=behaviour_logp)
-    check_positive("cap", cap, "Use e.g. 2.0.")
-    log_ratio = _keep(old_logp, loss_mask) - _keep(behaviour_logp, loss_mask)
-    weights = log_ratio.clamp(max=math.log(cap)).exp()
-    return _keep(weights, loss_mask).detach()
-
-
 def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
     """Return ``sum(weights * loss) / denominator``, the number to differentiate.
 

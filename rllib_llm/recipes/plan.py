@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -28,7 +29,8 @@ class Memory:
         gradients: One value per trained parameter.
         optimizer: AdamW's two float32 moments, and float32 masters of low-precision
             parameters.
-        kv_cache: Keys and values if every slot holds a full conversation.
+        kv_cache: Keys and values if every slot holds a full conversation, at most
+            ``kv_cache_gib``.
     """
 
     weights: int
@@ -138,7 +140,7 @@ def _count(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
         weights=_bytes(policy) * copies + _bytes(critic),
         gradients=_bytes(trained),
         optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
-        kv_cache=_kv_bytes_per_token(lm) * context_tokens * _slots(config),
+        kv_cache=_kv_bytes(config, lm, context_tokens),
     )
     count = sum(p.numel() for p in (*policy, *critic))
     return count, sum(p.numel() for p in trained), memory
@@ -158,7 +160,8 @@ def _skeleton(config: Any) -> tuple[Any, Any]:
         if not config.use_critic:
             return lm, None
         width = lm.config.get_text_config().hidden_size
-        return lm, ValueHead(width, config.lm_value_head)
+        trunk = copy.deepcopy(lm.base_model) if config.lm_value_model == "own" else None
+        return lm, ValueHead(width, config.lm_value_head, trunk=trunk)
 
 
 def _bytes(parameters: list[Any]) -> int:
@@ -172,6 +175,13 @@ def _optimizer_bytes(parameter: Any) -> int:
 
 def _slots(config: Any) -> int:
     return min(config.num_envs_per_env_runner, config.episodes_per_iteration)
+
+
+def _kv_bytes(config: Any, lm: Any, context_tokens: int) -> int:
+    everything = _kv_bytes_per_token(lm) * context_tokens * _slots(config)
+    if config.kv_cache_gib is None:
+        return everything
+    return min(everything, int(config.kv_cache_gib * 2**30))
 
 
 def _kv_bytes_per_token(lm: Any) -> int:

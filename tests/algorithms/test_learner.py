@@ -105,7 +105,7 @@ def test_ppo_gradient_equals_a_hand_written_loop():
 
 
 def test_first_ratio_is_one():
-    learner = make_learner(make_config())
+    learner = make_learner(make_config(old_logps="learner"))
     result = update(learner, episodes())[DEFAULT_MODULE_ID]
     assert abs(result["ratio_mean"].peek() - 1.0) < 1e-5
     assert result["clip_frac"].peek() == 0.0
@@ -252,6 +252,7 @@ def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():
         ref_kl_coeff=1.0,
         ref_kl_in="reward",
         ref_kl_estimator="k1",
+        old_logps="learner",
         whiten_advantages=False,
         lambda_=1.0,
     )

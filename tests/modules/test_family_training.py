@@ -96,8 +96,9 @@ def test_bfloat16_crosses_processes(ray_session, tmp_path, lora):
     for iteration in range(1, 4):
         results = algo.train()["learners"][DEFAULT_MODULE_ID]
         assert results["weights_seq_no"] == iteration
-        # Decoding one token at a time rounds differently from a whole row.
-        assert results["sampler_gap_mean"] < 1e-3
+        # Decoding one token at a time rounds differently from a whole row: 5e-4 here on
+        # the plain path, 2.2e-3 with fused layers.
+        assert results["sampler_gap_mean"] < 5e-3
     algo.save_to_path(tmp_path / "checkpoint")
     algo.stop()
     restored = LLMPPO.from_checkpoint(tmp_path / "checkpoint")
@@ -137,9 +138,10 @@ def assert_bit_equal_values(left, right) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_checkpoint_round_trip(ray_session, tmp_path, dtype, lora):
-    algo = config(
-        write_folder(tmp_path / "model", "llama_tied"), lora, dtype
-    ).build_algo()
+    settings = config(write_folder(tmp_path / "model", "llama_tied"), lora, dtype)
+    # Correcting by the engine's log-probabilities brings their last bit into the
+    # gradient, and that depends on which requests happened to share a batch.
+    algo = settings.training(tis=None).build_algo()
     assert module_of(algo).lm.dtype == getattr(torch, dtype)
     algo.train()
     algo.save_to_path(tmp_path / "checkpoint")

@@ -46,7 +46,9 @@ def test_models_that_scale_their_logits_go_through_their_own_forward(tmp_path, f
     rows = random_rows()
     embeddings = module._forward(rows)[Columns.EMBEDDINGS]
     real = rows[columns.ATTENTION_MASK]
-    torch.testing.assert_close(embeddings[real], module._hidden(module.lm, rows)[real])
+    torch.testing.assert_close(
+        embeddings[real], module._hidden(module.lm.base_model, rows)[real]
+    )
 
 
 def test_the_common_families_need_no_logits_of_prompts(tmp_path):
@@ -88,7 +90,7 @@ def test_values_stand_before_their_token(tmp_path):
     module.value_head.out.weight.data.normal_()
     rows = random_rows()
     values = module.compute_values(rows)
-    hidden = module._hidden(module.lm, rows)
+    hidden = module._hidden(module.lm.base_model, rows)
     torch.testing.assert_close(values[:, 1:], module.value_head(hidden)[:, :-1])
     assert not values[:, 0].any()
     changed = {**rows, columns.INPUT_IDS: rows[columns.INPUT_IDS].clone()}

@@ -16,7 +16,6 @@ from rllib_llm.objectives import (
     negative_log_likelihood,
     token_logps_and_entropy,
     token_weights,
-    truncated_importance_weights,
     value_loss,
     weighted_loss,
 )
@@ -305,22 +304,6 @@ def test_nll_and_entropy_values():
     torch.testing.assert_close(bonus[mask], -b["entropy"][mask], **TOLERANCE)
 
 
-def test_importance_weights_are_truncated_detached_and_masked():
-    b = make_batch(7)
-    mask = b["loss_mask"]
-    b["logp"][~mask] = math.nan
-    weights = truncated_importance_weights(
-        b["logp"].requires_grad_(), b["old_logp"], mask, cap=1.5
-    )
-    ratio = (b["logp"] - b["old_logp"]).detach().exp()
-    torch.testing.assert_close(weights[mask], ratio[mask].clamp(max=1.5), **TOLERANCE)
-    assert (weights[~mask] == 0).all() and not weights.requires_grad
-    same = truncated_importance_weights(b["old_logp"], b["old_logp"], mask)
-    assert (same[mask] == 1).all()
-    far = truncated_importance_weights(b["old_logp"] + 1e4, b["old_logp"], mask)
-    torch.testing.assert_close(far[mask], torch.full_like(far[mask], 2.0))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -348,8 +331,6 @@ def test_other_errors_name_the_value():
         value_loss(logp, logp, mask, old_values=logp)
     with pytest.raises(ValueError, match="clip is 0"):
         value_loss(logp, logp, mask, clip=0)
-    with pytest.raises(ValueError, match="cap is 0"):
-        truncated_importance_weights(logp, logp, mask, cap=0)
     with pytest.raises(ValueError, match="denominator is -1"):
         weighted_loss(logp, logp, -1.0)
     with pytest.raises(ValueError, match=r"loss is \[5, 7\] but weights is \[4, 7\]"):

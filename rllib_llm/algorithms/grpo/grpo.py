@@ -32,6 +32,9 @@ _CRITIC_SETTINGS = (
     "kl_target",
     "critic_lr",
     "critic_warmup_iters",
+    "lm_value_head",
+    "lm_value_head_detach",
+    "lm_value_model",
 )
 
 
@@ -61,9 +64,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.advantage_scale = "group"
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
-        self.importance_cap: float | None = None
-        # The policy that sampled is the learner's own, so its log-probabilities serve.
-        self.old_logps = "engine"
         # __sphinx_doc_end__
         # fmt: on
         self.use_critic = False
@@ -80,7 +80,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         advantage_scale: str = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: int = NotProvided,
-        importance_cap: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: the shared ones, ``clip_param``, and these.
@@ -95,8 +94,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
                 sampled ones within an iteration (DAPO, TRL has no equal); 0: never.
-            importance_cap: Weigh each token by min(pi_old / pi_engine, cap), e.g. 2.0
-                (truncated importance sampling); needs old_logps="learner".
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -108,7 +105,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_scale=advantage_scale,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
-            importance_cap=importance_cap,
         )
         return self
 
@@ -140,12 +136,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         refuse_without_effect(
             self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or leave it out."
         )
-        if self.importance_cap is not None and self.old_logps != "learner":
-            raise ConfigError(
-                f"importance_cap={self.importance_cap} corrects the gap between the "
-                "engine's and the learner's log-probabilities, so both are needed: set "
-                "old_logps='learner'."
-            )
         if self.dynamic_sampling_rounds and not self.drop_zero_variance_groups:
             raise ConfigError(
                 "dynamic_sampling_rounds replaces dropped groups, but "

@@ -16,7 +16,6 @@ from rllib_llm.algorithms.token_stats import add_token_stats
 from rllib_llm.objectives.kl import kl_penalty
 from rllib_llm.objectives.losses import (
     clipped_policy_loss,
-    truncated_importance_weights,
     weighted_loss,
 )
 
@@ -51,31 +50,17 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             clip_high=high,
             dual_clip=config.dual_clip,
         )
-        if config.importance_cap is not None:
-            loss = loss * truncated_importance_weights(
-                batch[Columns.ACTION_LOGP],
-                batch[columns.BEHAVIOUR_LOGP],
-                mask,
-                cap=config.importance_cap,
-            )
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
-            self._add_stat(
-                module_id, key, float(value.detach().sum() / trained), trained
-            )
+            self._add_stat(module_id, key, value.sum() / trained, trained)
         if columns.REF_LOGP in batch:
             kl = kl_penalty(
                 logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
             )
-            mean_kl = float(kl.detach().sum() / trained)
-            self._add_stat(module_id, "ref_kl", mean_kl, trained)
+            self._add_stat(module_id, "ref_kl", kl.sum() / trained, trained)
             loss = loss + self._ref_kl_coeffs[module_id] * kl
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
         add_token_stats(
             self, module_id, logp, batch, clip_low=config.clip_param, clip_high=high
         )
-        if self._is_first_pass and self.config.old_logps == "engine":
-            gap = (logp.detach() - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
-            self._add_stat(module_id, "sampler_gap_mean", float(gap.mean()), trained)
-            self._max_stat(module_id, "sampler_gap_max", float(gap.max()))
         return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

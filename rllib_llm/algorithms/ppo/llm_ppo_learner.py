@@ -42,14 +42,14 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         )
         for key in _RLLIB_MEANS:
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
-            self._add_stat(module_id, key, float(value.detach()), trained)
+            self._add_stat(module_id, key, value, trained)
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         if columns.REF_LOGP in batch:
             kl = kl_penalty(
                 logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
             )
             mean_kl = kl.sum() / trained
-            self._add_stat(module_id, "ref_kl", float(mean_kl.detach()), trained)
+            self._add_stat(module_id, "ref_kl", mean_kl, trained)
             if config.ref_kl_in == "loss":
                 loss = loss + self._ref_kl_coeffs[module_id] * mean_kl
         add_token_stats(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from typing_extensions import Self
 
@@ -13,6 +15,13 @@ class GenerationSettings:
 
     def _set_generation_defaults(self) -> None:
         self.generation_engine = "torch"
+        self.engine_kwargs: dict[str, Any] = {}
+        self.engine_num_gpus = 0.0
+        self.engine_sleep = False
+        # The actor that EnvRunners share; named when the algorithm is built.
+        self.engine_actor: str | None = None
+        self.engine_forward = "auto"
+        self.kv_cache_gib: float | None = None
         self.max_new_tokens = 32
         self.max_context_tokens: int | None = None
         self.temperature = 1.0
@@ -24,6 +33,11 @@ class GenerationSettings:
         self,
         *,
         engine: str = NotProvided,
+        engine_kwargs: dict[str, Any] = NotProvided,
+        engine_num_gpus: float = NotProvided,
+        engine_sleep: bool = NotProvided,
+        engine_forward: str = NotProvided,
+        kv_cache_gib: float | None = NotProvided,
         max_new_tokens: int = NotProvided,
         max_context_tokens: int | None = NotProvided,
         temperature: float = NotProvided,
@@ -34,7 +48,20 @@ class GenerationSettings:
         """Choose how turns are sampled.
 
         Args:
-            engine: "torch", the embedded engine.
+            engine: "torch", the embedded engine; "vllm", vLLM in each EnvRunner;
+                "vllm_actor", one vLLM in an actor that all EnvRunners share.
+            engine_kwargs: Arguments of vLLM's ``EngineArgs`` beside those that follow
+                from other settings, e.g. ``{"gpu_memory_utilization": 0.4}``.
+            engine_num_gpus: GPUs of the "vllm_actor", a share of one if below 1.
+            engine_sleep: Let vLLM release its GPU memory while the Learner updates, for
+                engines that share the Learner's GPU.
+            engine_forward: "auto" lets the embedded engine run Llama, Mistral, Qwen2
+                and Qwen3 in fewer operations than transformers' modules; "plain" runs
+                those modules in any case.
+            kv_cache_gib: Most memory of the embedded engine's key-value cache in each
+                EnvRunner; conversations that do not fit wait, or are computed again.
+                None: room for ``num_envs_per_env_runner`` full contexts, at most 30 %
+                of the machine's memory, or 60 % of the free memory of a GPU.
             max_new_tokens: Most tokens per turn (verl ``response_length``).
             max_context_tokens: Most tokens of a conversation; None: the model's own
                 limit, at most 2048.
@@ -46,6 +73,11 @@ class GenerationSettings:
         assign(
             self,
             generation_engine=engine,
+            engine_kwargs=engine_kwargs,
+            engine_num_gpus=engine_num_gpus,
+            engine_sleep=engine_sleep,
+            engine_forward=engine_forward,
+            kv_cache_gib=kv_cache_gib,
             max_new_tokens=max_new_tokens,
             max_context_tokens=max_context_tokens,
             temperature=temperature,

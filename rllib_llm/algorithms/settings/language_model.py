@@ -16,10 +16,12 @@ class LanguageModelSettings:
     def _set_language_model_defaults(self) -> None:
         self.lm_model = "tiny"
         self.lm_dtype = "float32"
+        self.lm_autocast: str | None = None
         self.lm_lora: dict[str, Any] | None = None
         self.lm_tiny: dict[str, Any] = {}
         self.lm_value_head = "mlp"
         self.lm_value_head_detach = True
+        self.lm_value_model = "shared"
         self.lm_model_kwargs: dict[str, Any] = {}
         self.gradient_checkpointing = False
         self.history = "append"
@@ -31,10 +33,12 @@ class LanguageModelSettings:
         *,
         model: str = NotProvided,
         dtype: str = NotProvided,
+        autocast: str | None = NotProvided,
         lora: dict[str, Any] | None = NotProvided,
         tiny: dict[str, Any] = NotProvided,
         value_head: str = NotProvided,
         value_head_detach: bool = NotProvided,
+        value_model: str = NotProvided,
         model_kwargs: dict[str, Any] = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         history: str = NotProvided,
@@ -47,12 +51,17 @@ class LanguageModelSettings:
             model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
                 random model with its own tokenizer, built on the spot (default).
             dtype: Parameters' dtype: "float32", "bfloat16", "float16".
+            autocast: "bfloat16" lets the learner compute in it with float32 parameters
+                (torch.autocast); None: in the parameters' dtype.
             lora: None trains all weights; a dict trains adapters only: ``rank``,
                 ``alpha``, ``dropout``, ``target_modules``.
             tiny: Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.
             value_head: "mlp" or "linear" (algorithms with a critic).
             value_head_detach: Keep the critic's gradient out of the trunk (default: a
                 critic that moves the trunk moves the policy as well).
+            value_model: "shared": the critic's head reads the policy's trunk; "own":
+                it has its own, which starts as a copy of the policy's and is trained
+                by the value loss only (not under LoRA).
             model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
             gradient_checkpointing: Trade compute for memory in the learner.
             history: "append" or "rerender" (see docs/design.md).
@@ -64,10 +73,12 @@ class LanguageModelSettings:
             self,
             lm_model=model,
             lm_dtype=dtype,
+            lm_autocast=autocast,
             lm_lora=lora,
             lm_tiny=tiny,
             lm_value_head=value_head,
             lm_value_head_detach=value_head_detach,
+            lm_value_model=value_model,
             lm_model_kwargs=model_kwargs,
             gradient_checkpointing=gradient_checkpointing,
             history=history,

@@ -23,6 +23,7 @@ class RolloutSettings:
         self.max_failed_fraction = 0.1
         self.stop_policies: dict[str, str] = {}
         self.row_per_turn = False
+        self.weight_sync_dtype: str | None = None
 
     def rollouts(
         self,
@@ -38,6 +39,7 @@ class RolloutSettings:
         max_failed_fraction: float = NotProvided,
         stop_policies: dict[str, str] = NotProvided,
         row_per_turn: bool = NotProvided,
+        weight_sync_dtype: str | None = NotProvided,
     ) -> Self:
         """Choose how many episodes are sampled, and their bounds.
 
@@ -57,6 +59,9 @@ class RolloutSettings:
             stop_policies: Stop reason to "train", "bootstrap", "mask" or "drop";
                 unnamed ones keep their defaults (docs/design.md).
             row_per_turn: One training row per turn instead of merged rows.
+            weight_sync_dtype: "bfloat16" halves what float32 weights cost on their way
+                to EnvRunners in other processes; sampling then differs a little from
+                learning (``sampler_gap_mean``). None sends them as they are.
         """
         assign(
             self,
@@ -71,5 +76,6 @@ class RolloutSettings:
             max_failed_fraction=max_failed_fraction,
             stop_policies=stop_policies,
             row_per_turn=row_per_turn,
+            weight_sync_dtype=weight_sync_dtype,
         )
         return self

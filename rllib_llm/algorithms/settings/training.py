@@ -17,7 +17,15 @@ class TrainingSettings:
         self.critic_warmup_iters = 0
         self.weight_decay = 0.0
         self.micro_batch_tokens: int | None = 8192
+        self.head_chunk_tokens: int | None = None
+        self.matmul_precision = "auto"
         self.old_logps = "learner"
+        self.tis: str | None = "auto"
+        self.tis_clip = 2.0
+        self.is_mask_low: float | None = None
+        self.is_mask_high: float | None = None
+        self.is_sequence_mask_low: float | None = None
+        self.is_sequence_mask_high: float | None = None
         self.nan_policy = "skip"
         self.loss_agg_mode = "token-mean"
         self.loss_agg_constant: float | None = None
@@ -33,7 +41,15 @@ class TrainingSettings:
         critic_warmup_iters: int = NotProvided,
         weight_decay: float = NotProvided,
         micro_batch_tokens: int | None = NotProvided,
+        head_chunk_tokens: int | None = NotProvided,
+        matmul_precision: str = NotProvided,
         old_logps: str = NotProvided,
+        tis: str | None = NotProvided,
+        tis_clip: float = NotProvided,
+        is_mask_low: float | None = NotProvided,
+        is_mask_high: float | None = NotProvided,
+        is_sequence_mask_low: float | None = NotProvided,
+        is_sequence_mask_high: float | None = NotProvided,
         nan_policy: str = NotProvided,
         loss_agg_mode: str = NotProvided,
         loss_agg_constant: float | None = NotProvided,
@@ -52,7 +68,15 @@ class TrainingSettings:
             critic_warmup_iters=critic_warmup_iters,
             weight_decay=weight_decay,
             micro_batch_tokens=micro_batch_tokens,
+            head_chunk_tokens=head_chunk_tokens,
+            matmul_precision=matmul_precision,
             old_logps=old_logps,
+            tis=tis,
+            tis_clip=tis_clip,
+            is_mask_low=is_mask_low,
+            is_mask_high=is_mask_high,
+            is_sequence_mask_low=is_sequence_mask_low,
+            is_sequence_mask_high=is_sequence_mask_high,
             nan_policy=nan_policy,
             loss_agg_mode=loss_agg_mode,
             loss_agg_constant=loss_agg_constant,
@@ -64,3 +88,51 @@ class TrainingSettings:
             num_epochs=num_epochs,
         )
         return kwargs
+
+    # What follows from them ----------------------------------------------------------
+
+    @property
+    def engine_is_exact(self) -> bool:
+        """Whether the engine's log-probabilities are the learner's, up to rounding.
+
+        True of the embedded engine in float32: the same weights, the same arithmetic.
+        """
+        return (
+            self.generation_engine == "torch"
+            and self.lm_dtype == "float32"
+            and self.lm_autocast is None
+        )
+
+    def resolved_tis(self) -> str | None:
+        """Return the level of truncated importance sampling, None for none."""
+        if self.tis != "auto":
+            return self.tis
+        is_needed = self.old_logps == "learner" and not self.engine_is_exact
+        return "token" if is_needed else None
+
+    def mismatch_settings(self) -> dict[str, Any] | None:
+        """Return the settings of ``mismatch_weights``, None if nothing is corrected."""
+        token_band = (self.is_mask_low, self.is_mask_high)
+        sequence_band = (self.is_sequence_mask_low, self.is_sequence_mask_high)
+        settings = {
+            "tis": self.resolved_tis(),
+            "tis_clip": self.tis_clip,
+            "token_band": token_band,
+            "sequence_band": sequence_band,
+        }
+        is_off = settings["tis"] is None and not any((*token_band, *sequence_band))
+        return None if is_off else settings
+
+    @property
+    def old_logps_may_wait(self) -> bool:
+        """Whether the first training pass can tell the old log-probabilities.
+
+        If it is the only one of its update, they are those of the policy it trains. Not
+        so where they are needed before it, or for whole sequences.
+        """
+        by_sequence = self.is_sequence_mask_low or self.is_sequence_mask_high
+        return (
+            self.old_logps == "learner"
+            and not (self.uses_reference and self.ref_kl_in == "reward")
+            and not (by_sequence or self.resolved_tis() == "sequence")
+        )

@@ -30,5 +30,5 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         nll = negative_log_likelihood(logp, mask)
         trained = int(mask.sum())
-        self._add_stat(module_id, "nll", float(nll.detach().sum() / trained), trained)
+        self._add_stat(module_id, "nll", nll.sum() / trained, trained)
         return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

@@ -22,6 +22,8 @@ class ScoreRows(ConnectorV2):
     Args:
         device: Where the learner computes.
         old_logps: ``"learner"`` recomputes them, ``"engine"`` takes the recorded ones.
+            With ``defer_old_logps``, which the learner sets, they are left out: its
+            only training pass will find them.
         values: Whether there is a critic.
         reference: Whether reference log-probabilities are needed.
         max_tokens: Token positions per pass.
@@ -42,6 +44,7 @@ class ScoreRows(ConnectorV2):
         self.values = values
         self.reference = reference
         self.max_tokens = max_tokens
+        self.defer_old_logps = False
 
     @override(ConnectorV2)
     def __call__(
@@ -68,7 +71,7 @@ class ScoreRows(ConnectorV2):
         behaviour = data[columns.BEHAVIOUR_LOGP]
         old = behaviour.clone()
         values, reference = torch.zeros_like(old), torch.zeros_like(old)
-        recompute = self.old_logps == "learner"
+        recompute = self.old_logps == "learner" and not self.defer_old_logps
         was_training = module.training
         module.eval()
         if recompute or self.values or self.reference:
@@ -86,16 +89,19 @@ class ScoreRows(ConnectorV2):
                 if self.reference:
                     reference[index, :width] = module.reference_logps(part)
         module.train(was_training)
-        # What RLlib's PPO loss expects of the sampling policy.
-        data[Columns.ACTION_LOGP] = old
-        data[Columns.ACTION_DIST_INPUTS] = torch.stack(
-            [old, torch.zeros_like(old)], dim=-1
-        )
+        if not self.defer_old_logps:
+            add_old_logps(data, old)
         data[Columns.ACTIONS] = data[columns.INPUT_IDS]
         if self.values:
             data[columns.VALUES] = values
         if self.reference:
             data[columns.REF_LOGP] = reference
+
+
+def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:
+    """Add what RLlib's PPO loss expects of the policy that sampled. [B, T]"""
+    data[Columns.ACTION_LOGP] = old
+    data[Columns.ACTION_DIST_INPUTS] = torch.stack([old, torch.zeros_like(old)], dim=-1)
 
 
 def _is_array(value: Any) -> bool:

@@ -1,0 +1,95 @@
+"""What the Learners of the package count and average over the steps of one update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+
+from rllib_llm import columns
+from rllib_llm.algorithms.token_stats import (
+    INTERMEDIATE_STATS,
+    add_gap,
+    explained_variance,
+)
+
+
+class LearnerStats:
+    """Weighted means and maxima over micro-batches, logged once per update.
+
+    Numbers stay tensors until then, so that no micro-batch waits for the device.
+    """
+
+    def _reset_stats(self) -> None:
+        self._stats: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(float))
+        self._maxima: dict[tuple[str, str], list[Any]] = defaultdict(list)
+
+    @property
+    def measures_gap(self) -> bool:
+        """Whether this pass tells how far sampler and learner are apart."""
+        return self._is_first_pass and self._gap_in_first_pass
+
+    def _add_stat(self, module_id: str, key: str, value: Any, weight: float) -> None:
+        """Accumulate a weighted mean over the micro-batches of one update."""
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        stats = self._stats[module_id]
+        stats[key] = stats[key] + value * weight
+        stats[key + "/weight"] += weight
+
+    def _max_stat(self, module_id: str, key: str, value: Any) -> None:
+        """Keep the largest value of one update."""
+        self._maxima[module_id, key].append(value)
+
+    def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
+        """Count the positions of a micro-batch that hold no token."""
+        real = part[columns.ATTENTION_MASK]
+        share = 1.0 - real.sum() / real.numel()
+        self._add_stat(module_id, "padding_frac", share, real.numel())
+
+    def _log_stats(self) -> None:
+        for module_id, stats in self._stats.items():
+            means = {
+                key: float(total) / stats[key + "/weight"]
+                for key, total in stats.items()
+                if stats.get(key + "/weight")
+            }
+            if "value_target_mean" in means:
+                explained = explained_variance(means)
+                for key in INTERMEDIATE_STATS:
+                    del means[key]
+                if explained is not None:
+                    means["vf_explained_var"] = explained
+            for key, value in means.items():
+                self.metrics.log_value((module_id, key), value, window=1)
+        for key, values in self._maxima.items():
+            largest = max(map(float, values))
+            self.metrics.log_value(key, largest, reduce="max", window=1)
+        self._reset_stats()
+        for module_id in self.module.keys():
+            self.metrics.log_value(
+                (module_id, "nan_steps_skipped"), self._nan_steps, window=1
+            )
+
+    def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
+        for module_id, d in data.items():
+            mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
+            trained = int(mask.sum())
+            for key, value in (
+                ("num_rows", len(mask)),
+                ("num_trained_tokens", trained),
+                ("num_sequence_tokens", int(attention.sum())),
+            ):
+                self.metrics.log_value((module_id, key), value, reduce="sum")
+            if not trained:
+                continue
+            advantages = d[Columns.ADVANTAGES][mask]
+            for key, value in (
+                ("trained_token_frac", trained / int(attention.sum())),
+                ("advantage_abs_mean", float(advantages.abs().mean())),
+            ):
+                self.metrics.log_value((module_id, key), value, window=1)
+            if not self._gap_in_first_pass:
+                add_gap(self, module_id, d[Columns.ACTION_LOGP], d)
