@@ -60,6 +60,7 @@ def learner_pipeline(
             loss_agg_mode=config.loss_agg_mode,
             loss_agg_constant=config.resolved_loss_agg_constant(),
             row_per_turn=config.row_per_turn,
+            has_critic=config.use_critic,
         ),
         ScoreRows(
             device=device,

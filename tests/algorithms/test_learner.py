@@ -17,7 +17,7 @@ from learner_helpers import (
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import GRPOConfig, columns
+from rllib_llm import GRPOConfig, LLMPPOConfig, columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.errors import RLlibLLMError
@@ -177,6 +177,18 @@ def test_truncation_bootstraps_and_termination_does_not():
     for row, target in ((0, 0.0), (1, 0.7)):
         found = batch[Columns.VALUE_TARGETS][row][batch[Columns.LOSS_MASK][row]]
         torch.testing.assert_close(found, torch.full_like(found, target))
+
+
+def test_without_a_critic_a_cut_episode_ends_with_its_last_turn():
+    cut = fake_episode(1, stop=StopReason.MAX_TURNS)
+    lengths = []
+    for config_class in (LLMPPOConfig, GRPOConfig):
+        learner = make_learner(make_config(config_class))
+        episode_data(cut).advantage = 1.0
+        batch = make_batch(learner, [cut])
+        lengths.append(int(batch[columns.ATTENTION_MASK].sum()))
+    assert (batch[columns.BOOTSTRAP_COLUMN] == -1).all()
+    assert lengths[0] == lengths[1] + len(episode_data(cut).prompt.ids)
 
 
 def test_undiscounted_advantage_is_the_return_of_the_episode():

@@ -25,6 +25,8 @@ class TokenRows(ConnectorV2):
         loss_agg_mode: How token losses are averaged; its weights become a column.
         loss_agg_constant: The constant of ``seq-mean-token-sum-norm``.
         row_per_turn: One row per turn instead of merged rows.
+        has_critic: Whether a cut episode's value counts; if not, its rows end with
+            its last turn.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class TokenRows(ConnectorV2):
         loss_agg_mode: str = "token-mean",
         loss_agg_constant: float | None = None,
         row_per_turn: bool = False,
+        has_critic: bool = True,
     ):
         super().__init__()
         self.pad_id = pad_id
         self.loss_agg_mode = loss_agg_mode
         self.loss_agg_constant = loss_agg_constant
         self.row_per_turn = row_per_turn
+        self.has_critic = has_critic
 
     @override(ConnectorV2)
     def __call__(
@@ -94,8 +98,8 @@ class TokenRows(ConnectorV2):
     def _rows(self, episode: Any) -> list[Row]:
         data = episode_data(episode)
         # Stock env runners state no reason; a truncated episode is then bootstrapped.
-        bootstrap = data.stop_reason is None or (
-            data.stop_policy is StopPolicy.BOOTSTRAP
+        bootstrap = self.has_critic and (
+            data.stop_reason is None or data.stop_policy is StopPolicy.BOOTSTRAP
         )
         return build_rows(
             episode.get_extra_model_outputs(columns.TURN),
