@@ -2,9 +2,9 @@
 
 Run:  python benchmarks/growth.py [--axes episodes turns context runners]
 
-The tiny model of the standing workload (docs/performance.md). The settings of an axis
-take turns, so that a busy machine slows all of them alike. CPU seconds, except for
-runners: their work is done in other processes, so wall time counts there.
+The standing workload (docs/performance.md). The settings of an axis take turns, so that
+a busy machine slows all of them alike. CPU seconds, except for runners, whose work is
+done in other processes, and for latency of the environment: wall time counts there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import ray
 import torch
 from standing import Measured, Ours
-from standing_workload import standing_config
+from standing_game import UPPER
+from standing_workload import StandingGame, standing_config
 
 from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.types import TurnResult
 
 # Per axis, what standing_config gets; the first is what the others are compared with.
 AXES: dict[str, dict[str, dict[str, int]]] = {
@@ -44,7 +47,30 @@ AXES: dict[str, dict[str, dict[str, int]]] = {
         "4096": {"turns": 2, "groups": 2, "filler": 4000},
     },
     "runners": {"1": {"runners": 1}, "2": {"runners": 2}},
+    "latency": {"0 ms": {"latency_ms": 0}, "50 ms": {"latency_ms": 50}},
 }
+WALL = ("runners", "latency")
+
+
+class SlowGame(StandingGame):
+    """The number game, every turn taking exponentially distributed time."""
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        upper: int = UPPER["game"],
+        fixed: bool = False,
+        filler: int = 0,
+        latency_ms: float = 0.0,
+    ) -> str:
+        """Hide a number."""
+        self.delays_s = rng.exponential(latency_ms / 1000, size=self.max_turns)
+        return super().start(rng, upper, fixed, filler)
+
+    def reply(self, action: int) -> TurnResult:
+        """Wait, then answer."""
+        time.sleep(self.delays_s[self.turn - 1])
+        return super().reply(action)
 
 
 def main() -> None:
@@ -69,7 +95,7 @@ def main() -> None:
 
 def print_axis(axis: str, repeats: int) -> None:
     """Measure the settings of one axis and print their table."""
-    clock = time.perf_counter if axis == "runners" else time.process_time
+    clock = time.perf_counter if axis in WALL else time.process_time
     contenders = {value: build(clock, **keys) for value, keys in AXES[axis].items()}
     for ours in contenders.values():
         ours.measure()  # warm-up
@@ -79,7 +105,7 @@ def print_axis(axis: str, repeats: int) -> None:
             runs[value].append(ours.measure())
     for ours in contenders.values():
         ours.algo.stop()
-    unit = "s" if axis == "runners" else "CPU-s"
+    unit = "s" if axis in WALL else "CPU-s"
     first = next(iter(runs))
     print(
         f"\n| {axis} | rollout: sampled tok / {unit} | against {first} | update: "
@@ -98,9 +124,21 @@ def print_axis(axis: str, repeats: int) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def build(clock: Callable[[], float], runners: int = 0, **keys: Any) -> Ours:
-    """Build an algorithm with ``runners`` remote EnvRunners; 0: in this process."""
-    config = standing_config("tiny", **keys).env_runners(num_env_runners=runners)
+def build(
+    clock: Callable[[], float],
+    runners: int = 0,
+    latency_ms: int | None = None,
+    **keys: Any,
+) -> Ours:
+    """Build an algorithm with ``runners`` remote EnvRunners; 0: in this process.
+
+    With a latency the small model plays: it gives the engine other work meanwhile.
+    """
+    size = "tiny" if latency_ms is None else "small"
+    config = standing_config(size, **keys).env_runners(num_env_runners=runners)
+    if latency_ms is not None:
+        options = {**config.env_config, "latency_ms": latency_ms}
+        config.environment(SlowGame, env_config=options)
     return Ours(config, clock)
 
 

@@ -51,7 +51,6 @@ TOOL_TEMPLATE = (
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-PROMPT = NumberGame(1, UPPER["fixed"], fixed=True).prompt
 
 
 class Rollout:
@@ -59,20 +58,22 @@ class Rollout:
 
     Args:
         tokenizer: Renders the prompt and decodes the turns.
+        variant: "fixed" or "game".
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, variant: str) -> None:
         self.tokenizer = tokenizer
+        self.variant = variant
         self.rng = random.Random(0)
         self.deltas: dict[str, list[int]] = {}
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Play one episode per prompt."""
-        upper = UPPER["fixed"]
+        upper = UPPER[self.variant]
         secrets = [self.rng.randint(1, upper) for _ in range(GROUPS)]
         # Rollouts of a group stand side by side.
         games = [
-            NumberGame(secret, upper, fixed=True)
+            NumberGame(secret, upper, fixed=self.variant == "fixed")
             for secret in secrets
             for _ in range(GROUP_SIZE)
         ]
@@ -101,7 +102,7 @@ class Rollout:
         ids = torch.tensor([prompt] * len(episodes))  # [B, T], all that was generated
         mask = torch.ones_like(ids)  # what of it belongs to the episodes
         cache = DynamicCache(config=model.config)
-        for turn in range(MAX_TURNS):
+        for _ in range(MAX_TURNS):
             width = ids.shape[1]
             ids = model.generate(
                 input_ids=ids,
@@ -114,16 +115,27 @@ class Rollout:
             real = is_end.cumsum(1) - is_end.long() == 0  # up to the first end of turn
             turns = [r[m].tolist() for r, m in zip(new, real, strict=True)]
             texts = self.tokenizer.batch_decode(turns)
-            shown = []
-            for episode, sampled, text in zip(episodes, turns, texts, strict=True):
-                reply, episode.reward, _ = episode.game.play(parse_call(text))
+            shown, going = [], []
+            for row, (episode, sampled, text) in enumerate(
+                zip(episodes, turns, texts, strict=True)
+            ):
+                reply, episode.reward, done = episode.game.play(parse_call(text))
                 episode.add(sampled, 1)
-                shown.append(self._delta(reply, sampled[-1]))
-                if turn < MAX_TURNS - 1:
+                if not done:
+                    going.append(row)
+                    shown.append(self._delta(reply, sampled[-1]))
                     episode.add(shown[-1], 0)
+            if not going:
+                return
+            mask = torch.cat([mask, real.long()], 1)
+            if len(going) < len(episodes):  # those that ended take no more turns
+                kept = torch.tensor(going)
+                cache.batch_select_indices(kept)
+                ids, mask = ids[kept], mask[kept]
+                episodes = [episodes[row] for row in going]
             shown_ids, shown_mask = _pad(shown, self.tokenizer.pad_token_id)
             ids = torch.cat([ids, shown_ids], 1)
-            mask = torch.cat([mask, real.long(), shown_mask], 1)
+            mask = torch.cat([mask, shown_mask], 1)
 
     def _delta(self, reply: str, last_id: int) -> list[int]:
         """Return what follows a turn; the end of turn, too, where none was sampled."""
@@ -235,7 +247,7 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     modes: dict[str, Any] = {
         "rollout_func": {
-            "rollout_func": Rollout(tokenizer),
+            "rollout_func": Rollout(tokenizer, args.variant),
             "reward_funcs": lambda env_reward, **kwargs: env_reward,
         },
         "environment_factory": {"environment_factory": Environment},
@@ -264,7 +276,8 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
         report_to="none",
         disable_tqdm=True,
     )
-    message = [{"role": "user", "content": PROMPT}]
+    prompt = NumberGame(1, UPPER[args.variant], fixed=True).prompt
+    message = [{"role": "user", "content": prompt}]
     data = Dataset.from_list([{"prompt": message, "seed": i} for i in range(4096)])
     return GRPOTrainer(
         model=args.model,
@@ -280,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--mode", default="rollout_func")
+    parser.add_argument("--variant", default="fixed", help="game: rollout_func only")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--part", type=int, default=64, help="rows per forward pass")
     args = parser.parse_args()

@@ -110,9 +110,10 @@ class Ours:
 class Peer:
     """TRL in another Python, driven over a pipe."""
 
-    def __init__(self, python: str, mode: str, model: str, dtype: str) -> None:
+    def __init__(self, python: str, mode: str, model: str, args: Any) -> None:
         script = str(HERE / "peer_trl.py")
-        options = ["--mode", mode, "--model", model, "--dtype", dtype]
+        options = ["--mode", mode, "--model", model, "--dtype", args.dtype]
+        options += ["--variant", args.variant]
         self._process = subprocess.Popen(
             [python, script, *options],
             stdin=subprocess.PIPE,
@@ -144,6 +145,12 @@ def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", choices=("tiny", "small"))
+    parser.add_argument(
+        "--variant",
+        default="fixed",
+        choices=("fixed", "game"),
+        help="game: without floor, and of TRL the rollout_func only",
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peer-python", help="Python of an environment with TRL")
@@ -159,16 +166,18 @@ def main() -> None:
         for name, contender in contenders.items():
             runs[name].append(contender())
     stop()
-    print_rates(runs, f"{args.size}, {args.dtype}")
+    print_rates(runs, f"{args.size}, {args.variant}, {args.dtype}")
     print_ratios(runs)
 
 
 def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     """Return the contenders, ours first, and a function that ends them."""
     # In a process of its own: the warm start would count in our peak memory.
-    prepare = "import standing_workload as w; print(w.standing_config({!r}).lm_model)"
+    prepare = (
+        "import standing_workload as w; print(w.standing_config({!r}, {!r}).lm_model)"
+    )
     model = subprocess.run(
-        [sys.executable, "-c", prepare.format(args.size)],
+        [sys.executable, "-c", prepare.format(args.size, args.variant)],
         cwd=HERE,
         check=True,
         stdout=subprocess.PIPE,
@@ -180,19 +189,22 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
 
     quiet_loggers()
     torch.set_num_threads(1)
-    ours = Ours(standing_config(args.size, dtype=args.dtype))
+    config = standing_config(args.size, args.variant, dtype=args.dtype)
+    # Speed is measured here, so the policy stays what it is.
+    ours = Ours(config.training(lr=1e-6, drop_zero_variance_groups=False))
     for _ in range(2):
         memory = ours.measure().rss_mib  # before the floor's memory counts
     dtype = getattr(torch, args.dtype)
     check(model, dtype)
     floor, part = Floor(model, dtype), PART[args.dtype]
     contenders: dict[str, Callable[[], Any]] = {
-        "floor": lambda: measure_floor(floor, Shape(), part),
         "rllib_llm": lambda: dataclasses.replace(ours.measure(), rss_mib=memory),
     }
+    if args.variant == "fixed":  # the floor plays in lock step
+        contenders["floor"] = lambda: measure_floor(floor, Shape(), part)
     peers = []
     for mode in args.peer_modes if args.peer_python else ():
-        peers.append(Peer(args.peer_python, mode, model, args.dtype))
+        peers.append(Peer(args.peer_python, mode, model, args))
         contenders[f"TRL, {mode}"] = peers[-1].measure
 
     def stop() -> None:
@@ -205,7 +217,7 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
 
 def print_rates(runs: dict[str, list[Any]], title: str) -> None:
     """Print medians with their range, and shares of the floor."""
-    print(f"\n{title}: median (least to most) of {len(runs['floor'])} repeats\n")
+    print(f"\n{title}: median (least to most) of {len(runs['rllib_llm'])} repeats\n")
     head = ["contender"]
     for name in RATES:
         head += [name, "share of floor"]
@@ -215,7 +227,8 @@ def print_rates(runs: dict[str, list[Any]], title: str) -> None:
         cells = [name]
         for rate in RATES.values():
             cells += [spread([rate(m) for m in measured])]
-            cells += [f"{median_ratio(rate, measured, runs['floor']):.2f}"]
+            floor = runs.get("floor")
+            cells += [f"{median_ratio(rate, measured, floor):.2f}" if floor else "-"]
         cells += [f"{statistics.median(m.total_s for m in measured):.2f}"]
         cells += [f"{statistics.median(m.sampled for m in measured):,.0f}"]
         rss = getattr(measured[-1], "rss_mib", None)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from rllib_llm import columns
+
+# What a forward and backward pass costs besides its tokens, in tokens. Measured on a
+# CPU with models of one million parameters; larger models have less.
+_PASS_TOKENS = 256
 
 
 def micro_batches(
@@ -28,17 +33,42 @@ def micro_batches(
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
         length = torch.maximum(length, batch[columns.BOOTSTRAP_COLUMN] + 1)
     order = torch.argsort(length, stable=True)
-    lengths = length[order].tolist()
+    lengths = length[order].cpu().numpy()
     width = attention.shape[1]
     start = 0
-    for end in range(1, len(lengths) + 1):
-        full = end == len(lengths) or (
-            max_tokens is not None and (end + 1 - start) * lengths[end] > max_tokens
-        )
-        if full:
-            index, longest = order[start:end], lengths[end - 1]
-            yield index, {k: _cut(v, index, width, longest) for k, v in batch.items()}
-            start = end
+    for end in cuts(lengths, max_tokens):
+        index, longest = order[start:end], int(lengths[end - 1])
+        yield index, {k: _cut(v, index, width, longest) for k, v in batch.items()}
+        start = end
+
+
+def cuts(lengths: np.ndarray, max_tokens: int | None) -> list[int]:
+    """Return where to cut sorted rows so that padding and passes cost least.
+
+    A pass over rows ``i`` to ``j`` costs ``(j - i) * lengths[j - 1]`` positions and as
+    much as ``_PASS_TOKENS`` besides; the cheapest partition is found by dynamic
+    programming.
+
+    Args:
+        lengths: Row lengths, ascending. [B]
+        max_tokens: Most positions of a pass of several rows; None means no limit.
+
+    Returns:
+        The end of every part, ascending; the last one is B.
+    """
+    count = len(lengths)
+    best, begin = np.zeros(count + 1), np.zeros(count + 1, np.int64)
+    for end in range(1, count + 1):
+        tokens = np.arange(end, 0, -1) * lengths[end - 1]  # of parts from 0, 1, ...
+        total = best[:end] + tokens + _PASS_TOKENS
+        if max_tokens is not None:
+            total[:-1][tokens[:-1] > max_tokens] = np.inf
+        begin[end] = np.argmin(total)
+        best[end] = total[begin[end]]
+    ends = [count]
+    while begin[ends[-1]]:
+        ends.append(int(begin[ends[-1]]))
+    return ends[::-1]
 
 
 def _cut(value: Any, index: torch.Tensor, width: int, longest: int) -> Any:

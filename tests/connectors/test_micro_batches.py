@@ -1,0 +1,61 @@
+"""Micro-batches: every row once, within the budget, at the least cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core.columns import Columns
+
+from rllib_llm import columns
+from rllib_llm.connectors.learner import micro_batches as module
+from rllib_llm.connectors.learner.micro_batches import cuts, micro_batches
+
+
+def cost(lengths, ends, max_tokens):
+    """Positions and passes of a partition; infinite beyond the budget."""
+    total, start = 0, 0
+    for end in ends:
+        tokens = (end - start) * lengths[end - 1]
+        if max_tokens is not None and end - start > 1 and tokens > max_tokens:
+            return np.inf
+        total += tokens + module._PASS_TOKENS
+        start = end
+    return total
+
+
+@pytest.mark.parametrize("max_tokens", [None, 100, 900])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_partition_costs_less(seed, max_tokens):
+    lengths = np.sort(np.random.default_rng(seed).integers(1, 700, size=8))
+    every = (
+        [*inner, 8]
+        for count in range(8)
+        for inner in itertools.combinations(range(1, 8), count)
+    )
+    least = min(cost(lengths, ends, max_tokens) for ends in every)
+    assert cost(lengths, cuts(lengths, max_tokens), max_tokens) == least < np.inf
+
+
+def test_equal_rows_are_padded_by_nothing_and_share_passes():
+    assert cuts(np.full(64, 100), 3200) == [32, 64]
+    assert cuts(np.full(64, 100), None) == [64]
+
+
+def test_rows_are_cut_to_the_longest_of_their_part():
+    lengths = torch.tensor([5, 900, 4, 880])
+    attention = torch.arange(1000)[None] < lengths[:, None]
+    batch = {
+        columns.ATTENTION_MASK: attention,
+        Columns.LOSS_MASK: attention,
+        columns.EPISODE_INDEX: torch.arange(4),
+    }
+    found = list(micro_batches(batch, None))
+    assert [index.tolist() for index, _ in found] == [[2, 0], [3, 1]]
+    assert [part[Columns.LOSS_MASK].shape for _, part in found] == [(2, 5), (2, 900)]
+    assert [part[columns.EPISODE_INDEX].tolist() for _, part in found] == [
+        [2, 0],
+        [3, 1],
+    ]
