@@ -33,8 +33,8 @@ class FrozenLake(TextEnv):
     anew from the episode's seed and always has a path of at most ``max_turns``
     moves. Maps are split into train and test by their hash. The first message shows
     the map; each message says where one stands and where there is ice around that was
-    not walked on yet, or, where there is none, the way back. On slippery ice, where
-    one seldom goes where one wants, it names the holes and the ice around instead.
+    not walked on yet, or, where there is none, the way back. On slippery ice it names
+    the moves that cannot end in a hole instead, whichever way one slides.
     """
 
     max_turns = 12
@@ -158,8 +158,8 @@ class FrozenLake(TextEnv):
         goal = [m for m in MOVES if self._cell(m) == "G"]
         ice = [m for m in MOVES if self._cell(m) in "SF"]
         if self.slippery:
-            holes = [m for m in MOVES if self._cell(m) == "H"]
-            return {"goal": goal, "hole": holes, "ice": ice}
+            safe = [m for m in MOVES if "H" not in map(self._cell, _slides(m))]
+            return {"goal": goal, "safe": safe} if safe else {"goal": goal, "ice": ice}
         new = [m for m in ice if neighbour(here, m) not in self._seen]
         if goal or new:
             return {"goal": goal, "ice": new}
@@ -205,6 +205,13 @@ class FrozenLake(TextEnv):
             )
             for outcomes in self._lake.P[state].values()
         ]
+
+
+def _slides(move: str) -> list[str]:
+    """Return where a move may lead on slippery ice: there, or to either side."""
+    moves = list(MOVES)
+    at = moves.index(move)
+    return [moves[(at + turn) % 4] for turn in (-1, 0, 1)]
 
 
 def _distances_to_goal(rows: list[str]) -> dict[Cell, int]:

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 from rllib_llm.envs.frozen_lake import FrozenLake, mean_optimal_value
-from rllib_llm.envs.grid import parse_move
+from rllib_llm.envs.grid import MOVES, parse_move
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 
 
@@ -215,3 +215,19 @@ def env_map(env: FrozenLake, seed: int) -> str:
 )
 def test_the_last_move_counts(text, move):
     assert parse_move(text) == move
+
+
+def test_on_slippery_ice_the_moves_named_safe_never_end_in_a_hole():
+    moves, told = list(MOVES), 0
+    for seed in range(40):
+        env = FrozenLake({"slippery": True, "max_turns": 40})
+        observation, _ = env.reset(seed=seed)
+        table = FrozenLakeEnv(desc=env.map, is_slippery=True).P
+        state = 0
+        safe = re.search(r"safe ([a-z ]+)", observation.splitlines()[-1])
+        for index, move in enumerate(moves):
+            falls = any(done and not gain for _, _, gain, done in table[state][index])
+            named = safe is not None and move in safe.group(1).split()
+            assert named == (not falls)
+            told += named
+    assert told
