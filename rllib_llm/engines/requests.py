@@ -1,4 +1,4 @@
-"""What the torch engine remembers of a conversation and of a request."""
+"""What engines of this process remember of a conversation and of a request."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.engines.base import Generation, SamplingParams, SessionId
+from rllib_llm.engines.base import (
+    ContextOverflowError,
+    Generation,
+    SamplingParams,
+    SessionError,
+    SessionId,
+)
 from rllib_llm.engines.sampling import draw_uniforms
+from rllib_llm.errors import ConfigError
 from rllib_llm.types import FinishReason
 
 
@@ -45,6 +52,43 @@ class Session:
         """Forget that anything is cached."""
         self.lost_cache |= self.cached > 0
         self.cached = 0
+
+
+def check_submit(
+    session: Session,
+    length: int,
+    params: SamplingParams,
+    *,
+    max_context_tokens: int,
+    has_tokenizer: bool,
+) -> None:
+    """Refuse a submission before it changes anything.
+
+    Args:
+        session: The conversation.
+        length: Tokens its history would have.
+        params: How to sample.
+        max_context_tokens: Most tokens of a history, sampled ones included.
+        has_tokenizer: Whether the engine can look for stop strings.
+    """
+    name = session.session_id
+    if session.request is not None:
+        raise SessionError(
+            f"Session {name!r} is busy with request {session.request.request_id}; "
+            "finish or abort it first."
+        )
+    if params.stop_strings and not has_tokenizer:
+        raise ConfigError("stop_strings need an engine with a tokenizer.")
+    if length == 0:
+        raise SessionError(
+            f"Session {name!r} has no tokens to continue; submit at least one."
+        )
+    if length + 1 > max_context_tokens:
+        raise ContextOverflowError(
+            f"Session {name!r} would have {length} tokens before sampling; "
+            f"max_context_tokens ({max_context_tokens}) leaves room for "
+            f"{max_context_tokens - 1}. End the episode or raise it."
+        )
 
 
 class Request:

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from rllib_llm.engines.base import (
-    ContextOverflowError,
     Generation,
     GenerationEngine,
     SamplingParams,
@@ -27,7 +26,12 @@ from rllib_llm.engines.base import (
 from rllib_llm.engines.decode_batch import DecodeBatch
 from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.engines.prefix_sharing import share_prefixes
-from rllib_llm.engines.requests import Request, Session, common_prefix
+from rllib_llm.engines.requests import (
+    Request,
+    Session,
+    check_submit,
+    common_prefix,
+)
 from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
 from rllib_llm.engines.slot_cache import row_length
 from rllib_llm.engines.slot_table import SlotTable
@@ -164,7 +168,13 @@ class TorchEngine(GenerationEngine):
         """
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
-        self._check_submit(session, new, params, extends)
+        check_submit(
+            session,
+            len(new) + (len(session.history) if extends else 0),
+            params,
+            max_context_tokens=self._max_context,
+            has_tokenizer=self._tokenizer is not None,
+        )
         if extends:
             session.history += new
         else:
@@ -369,31 +379,3 @@ class TorchEngine(GenerationEngine):
             raise SessionError(
                 f"Session {session_id!r} is not open; call open() first."
             ) from None
-
-    def _check_submit(
-        self,
-        session: Session,
-        new: list[int],
-        params: SamplingParams,
-        extends: bool,
-    ) -> None:
-        """Refuse a submission before it changes anything."""
-        if session.request is not None:
-            raise SessionError(
-                f"Session {session.session_id!r} is busy with request "
-                f"{session.request.request_id}; finish or abort it first."
-            )
-        if params.stop_strings and self._tokenizer is None:
-            raise ConfigError("stop_strings need an engine with a tokenizer.")
-        length = len(new) + (len(session.history) if extends else 0)
-        if length == 0:
-            raise SessionError(
-                f"Session {session.session_id!r} has no tokens to continue; submit "
-                "at least one."
-            )
-        if length + 1 > self._max_context:
-            raise ContextOverflowError(
-                f"Session {session.session_id!r} would have {length} tokens before "
-                f"sampling; max_context_tokens ({self._max_context}) leaves room for "
-                f"{self._max_context - 1}. End the episode or raise it."
-            )

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from rllib_llm.engines.base import (
-    ContextOverflowError,
     Generation,
     GenerationEngine,
     SamplingParams,
     SessionError,
     SessionId,
 )
-from rllib_llm.engines.requests import Request, Session
+from rllib_llm.engines.requests import Request, Session, check_submit
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.types import FinishReason
 
@@ -93,7 +92,13 @@ class HistoryEngine(GenerationEngine):
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
         history = session.history + new if extends else new
-        self._check_submit(session, len(history), params)
+        check_submit(
+            session,
+            len(history),
+            params,
+            max_context_tokens=self._max_context,
+            has_tokenizer=self._has_tokenizer,
+        )
         session.history = history
         room = self._max_context - len(history)
         request = Request(self._next_id, session, params, room)
@@ -143,26 +148,3 @@ class HistoryEngine(GenerationEngine):
             raise SessionError(
                 f"Session {session_id!r} is not open; call open() first."
             ) from None
-
-    def _check_submit(
-        self, session: Session, length: int, params: SamplingParams
-    ) -> None:
-        """Refuse a submission before it changes anything."""
-        name = session.session_id
-        if session.request is not None:
-            raise SessionError(
-                f"Session {name!r} is busy with request "
-                f"{session.request.request_id}; finish or abort it first."
-            )
-        if params.stop_strings and not self._has_tokenizer:
-            raise ConfigError("stop_strings need an engine with a tokenizer.")
-        if length == 0:
-            raise SessionError(
-                f"Session {name!r} has no tokens to continue; submit at least one."
-            )
-        if length + 1 > self._max_context:
-            raise ContextOverflowError(
-                f"Session {name!r} would have {length} tokens before sampling; "
-                f"max_context_tokens ({self._max_context}) leaves room for "
-                f"{self._max_context - 1}. End the episode or raise it."
-            )
