@@ -9,6 +9,7 @@ VERSION: dict[str, str] = {}
 exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
 
 LORA = ["peft>=0.18"]
+GAMES = ['open_spiel>=2.0,<3; python_version >= "3.11"', "openskill>=6.2,<7"]
 
 setup(
     name="rllib-llm",
@@ -49,7 +50,9 @@ setup(
     extras_require={
         "vllm": ["vllm>=0.31,<0.33"],
         "lora": LORA,
-        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA],
+        "games": [*GAMES, "textarena>=0.7.4,<0.8"],
+        "classic": ["pettingzoo[classic]>=1.27,<2"],
+        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES],
         "docs": ["matplotlib"],
     },
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},

@@ -88,6 +88,9 @@ class Turn:
         weights_seq_no: Version of the weights that sampled this turn.
         module_id: The policy (RLModule id) that sampled it.
         seconds: Wall time from submission to the last token.
+        env_t: Environment step in which it was taken, from 0; agents that act at the
+            same time share it.
+        invalid: Whether the environment found no action in it.
     """
 
     prompt_ids: np.ndarray
@@ -98,6 +101,8 @@ class Turn:
     weights_seq_no: int = 0
     module_id: str = "default_policy"
     seconds: float = 0.0
+    env_t: int = 0
+    invalid: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

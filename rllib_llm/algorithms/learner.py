@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
@@ -23,7 +24,7 @@ from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
 from rllib_llm.algorithms.token_stats import correct_mismatch
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
-from rllib_llm.connectors.learner.token_gae import TokenGAE
+from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
@@ -56,7 +57,7 @@ class LLMLearnerMixin(LearnerStats):
     def build(self) -> None:
         """Build module, optimisers and connectors; find the pieces we keep current."""
         super().build()
-        for module_id in self.module.keys():
+        for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
             module = self.module[module_id].unwrapped().train()
             if self.config.matmul_precision == "auto":
@@ -121,6 +122,7 @@ class LLMLearnerMixin(LearnerStats):
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
         deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
+        self._choose_modules()
         batch = self._make_batch_if_necessary(training_data=training_data)
         data = {
             module_id: dict(module_batch)
@@ -148,6 +150,17 @@ class LLMLearnerMixin(LearnerStats):
                 piece.defer_old_logps = deferred
         return deferred
 
+    def _choose_modules(self) -> None:
+        """Let rows be built of those policies only that this update may change."""
+        chosen = tuple(
+            m
+            for m in self.config.trained_module_ids
+            if self.should_module_be_updated(m)
+        )
+        for piece in getattr(self._learner_connector, "connectors", []):
+            if isinstance(piece, TokenRows):
+                piece.module_ids = chosen
+
     def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
         settings = self.config.get_config_for_module(module_id).mismatch_settings()
         if settings is not None:
@@ -160,31 +173,29 @@ class LLMLearnerMixin(LearnerStats):
         minibatch_size: int | None,
         env_steps: int,
     ) -> Iterator[MultiAgentBatch]:
-        """Yield every episode exactly once per epoch, the same steps on every rank."""
-        owners = {
-            mid: d[columns.EPISODE_INDEX].cpu().numpy() for mid, d in data.items()
-        }
-        episodes = {mid: np.unique(o) for mid, o in owners.items()}
+        """Yield every episode exactly once per epoch, the same steps on every rank.
+
+        The agents of an episode stay together, whichever policies they have.
+        """
+        owners = {mid: d[columns.JOINT_INDEX].cpu().numpy() for mid, d in data.items()}
+        ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
         steps = 1
         if minibatch_size:
-            most = max((len(e) for e in episodes.values()), default=0)
-            total = all_reduce_sum([most], self._device)[0]
+            total = all_reduce_sum([len(ids)], self._device)[0]
             steps = max(1, math.ceil(total / minibatch_size))
         known = all(Columns.ACTION_LOGP in d for d in data.values())
         assert known or steps * num_epochs == 1, "Old log-probabilities are missing."
         for epoch in range(num_epochs):
-            parts = {}
-            for mid, ids in episodes.items():
-                seed = stable_seed(
-                    self.config.seed or 0, self._weights_seq_no, epoch, mid
-                )
-                order = np.random.default_rng(seed).permutation(ids)
-                parts[mid] = np.array_split(order, steps)
-            for step in range(steps):
+            seed = stable_seed(
+                self.config.seed or 0, self._weights_seq_no, epoch, DEFAULT_MODULE_ID
+            )
+            order = np.random.default_rng(seed).permutation(ids)
+            for part in np.array_split(order, steps):
+                chosen = {mid: np.isin(owners[mid], part) for mid in data}
                 selected = {
-                    mid: _select(d, np.isin(owners[mid], parts[mid][step]))
-                    for mid, d in data.items()
-                    if len(parts[mid][step])
+                    mid: _select(data[mid], rows)
+                    for mid, rows in chosen.items()
+                    if rows.any()
                 }
                 yield MultiAgentBatch(selected, env_steps=max(1, env_steps // steps))
 
@@ -206,7 +217,7 @@ class LLMLearnerMixin(LearnerStats):
         gradients = {
             ref: p.grad for ref, p in self._params.items() if p.grad is not None
         }
-        if self._all_finite(gradients):
+        if self._all_finite():
             self.apply_gradients(self.postprocess_gradients(gradients))
         return fwd_out, losses, {}
 
@@ -260,13 +271,20 @@ class LLMLearnerMixin(LearnerStats):
             gradients_dict = {r: g for r, g in gradients_dict.items() if r in critic}
         super().apply_gradients(gradients_dict)
 
-    def _all_finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
+    def _all_finite(self) -> bool:
         """Apply the NaN policy: a step with a non-finite gradient is not taken."""
         # Gradients are already summed over Learners, so all ranks see the same.
-        squares = [g.float().square().sum() for g in gradients.values()]
-        norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+        total = torch.zeros((), device=self._device)
         for module_id in self.module.keys():
-            self._add_stat(module_id, "grad_norm", norm, 1.0)
+            parameters = self.module[module_id].unwrapped().parameters()
+            squares = [
+                p.grad.float().square().sum() for p in parameters if p.grad is not None
+            ]
+            if squares:
+                square = torch.stack(squares).sum()
+                self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
+                total = total + square
+        norm = total.sqrt()
         if bool(torch.isfinite(norm)):
             return True
         self._nan_steps += 1
@@ -309,8 +327,9 @@ class LLMLearnerMixin(LearnerStats):
 
     def _publish_ref_kl(self) -> None:
         for piece in getattr(self._learner_connector, "connectors", []):
-            if isinstance(piece, TokenGAE) and piece.ref_kl_coeff is not None:
-                piece.ref_kl_coeff = next(iter(self._ref_kl_coeffs.values()))
+            for module_id, settings in getattr(piece, "settings", {}).items():
+                if getattr(settings, "ref_kl_coeff", None) is not None:
+                    settings.ref_kl_coeff = self._ref_kl_coeffs[module_id]
 
     # State ---------------------------------------------------------------------------
 

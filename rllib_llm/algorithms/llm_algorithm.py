@@ -54,9 +54,7 @@ class LLMAlgorithm(PPO):
         if env is not None:
             config.environment(env)
         config.validate()
-        if not _is_ready(config.resolved_model):
-            config = config.copy(copy_frozen=False)
-            config.resolved_model = _locate_model(config)
+        config = _with_models(config)
         config.engine_actor = new_actor_name()
         preflight(config)
         super().__init__(config, **kwargs)
@@ -201,8 +199,10 @@ class LLMAlgorithm(PPO):
             and self.env_runner._device == self.learner_group._learner.device
         )
         if self._weights_are_shared:
-            module = self.learner_group._learner.module[DEFAULT_MODULE_ID].unwrapped()
-            self.env_runner.share_weights_of(module)
+            modules = self.learner_group._learner.module
+            self.env_runner.share_weights_of(
+                {m: modules[m].unwrapped() for m in self.config.llm_module_ids}
+            )
 
     def _sync_weights(self) -> None:
         if self._weights_are_shared:
@@ -222,7 +222,7 @@ class LLMAlgorithm(PPO):
         else:
             group.sync_weights(
                 from_worker_or_learner_group=self.learner_group,
-                policies=[DEFAULT_MODULE_ID],
+                policies=list(self.config.llm_module_ids),
                 inference_only=True,
                 timeout_seconds=None,
             )
@@ -271,11 +271,13 @@ def _sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
 
 
 def _sleep(runner: Any) -> None:
-    runner.engine.sleep()
+    for engine in runner.engines.values():
+        engine.sleep()
 
 
 def _wake_up(runner: Any) -> None:
-    runner.engine.wake_up()
+    for engine in runner.engines.values():
+        engine.wake_up()
 
 
 def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
@@ -286,6 +288,24 @@ def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
     for task in tasks:
         dealt[place[task.group_id]].append(task)
     return dealt
+
+
+def _with_models(config: Any) -> Any:
+    """Return the config with every policy's model built or found."""
+    for module_id in config.llm_module_ids:
+        own = config.get_config_for_module(module_id)
+        if _is_ready(own.resolved_model):
+            continue
+        config = config.copy(copy_frozen=False)
+        model = _locate_model(own)
+        if module_id in config.algorithm_config_overrides_per_module:
+            config.algorithm_config_overrides_per_module[module_id] |= {
+                "resolved_model": model
+            }
+        else:
+            config.resolved_model = model
+        config.resolve_policies()
+    return config
 
 
 def _locate_model(config: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -15,11 +16,13 @@ from rllib_llm.algorithms import validation
 from rllib_llm.algorithms.settings import (
     GenerationSettings,
     LanguageModelSettings,
+    MultiAgentSettings,
     RolloutSettings,
     TrainingSettings,
     WarmStartSettings,
 )
 from rllib_llm.callbacks.defaults import install_defaults
+from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
 
 
@@ -27,6 +30,7 @@ class LLMConfigMixin(
     LanguageModelSettings,
     GenerationSettings,
     RolloutSettings,
+    MultiAgentSettings,
     WarmStartSettings,
     TrainingSettings,
 ):
@@ -44,6 +48,7 @@ class LLMConfigMixin(
         self._set_language_model_defaults()
         self._set_generation_defaults()
         self._set_rollouts_defaults()
+        self._set_multi_agent_defaults()
         self._set_warm_start_defaults()
         self._set_training_defaults()
         # RLlib's defaults that do not suit language agents.
@@ -80,6 +85,7 @@ class LLMConfigMixin(
 
             self.env_runner_cls = LLMEnvRunner
         super().validate()
+        self.resolve_policies()
         if not self.in_evaluation:
             validation.validate(self)
 
@@ -94,6 +100,22 @@ class LLMConfigMixin(
         return RLModuleSpec(
             module_class=LLMRLModule, model_config=self.language_model_config()
         )
+
+    @override(AlgorithmConfig)
+    def get_multi_rl_module_spec(self, **kwargs: Any) -> Any:
+        """Return RLlib's specification, each policy with its own settings."""
+        from rllib_llm.modules.scripted import ScriptedRLModule
+
+        spec = super().get_multi_rl_module_spec(**kwargs)
+        for module_id, part in spec.rl_module_specs.items():
+            if module_id not in self.module_ids:
+                continue
+            if self.script_of(module_id) is not None:
+                part.module_class, part.model_config = ScriptedRLModule, {}
+                continue
+            own = self.get_config_for_module(module_id)
+            part.model_config = own.language_model_config()
+        return spec
 
     def language_model_config(self) -> dict[str, Any]:
         """Return the RLModule's ``model_config``."""
@@ -146,6 +168,18 @@ class LLMConfigMixin(
             self, input_observation_space, input_action_space, device
         )
 
+    def credit_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
+        """Return the learner connectors that give credit by value estimates.
+
+        Args:
+            configs: Of the policies that are trained, by ModuleID.
+        """
+        if not self.use_critic:
+            return []
+        from rllib_llm.connectors.pipelines import token_gae
+
+        return [token_gae(configs)]
+
     # What the package asks for -------------------------------------------------------
 
     @property
@@ -182,6 +216,30 @@ class LLMConfigMixin(
             "stop_strings": tuple(self.stop_strings),
         }
 
+    def chat_renderers(self) -> dict[str, Any]:
+        """Return every policy's renderer; None for those that are scripted."""
+        return {
+            module_id: None
+            if self.script_of(module_id) is not None
+            else self.get_config_for_module(module_id).chat_renderer()
+            for module_id in self.module_ids
+        }
+
+    def system_prompts(self) -> dict[str, str]:
+        """Return what stands in the settings, by policy."""
+        prompts = {
+            module_id: self.get_config_for_module(module_id).system_prompt
+            for module_id in self.module_ids
+        }
+        return {m: p for m, p in prompts.items() if p}
+
+    def role_prompts(self) -> dict[str, str]:
+        """Return what the environment says to each of its agents."""
+        env = self.make_text_env()
+        prompts = role_prompts(env)
+        env.close()
+        return prompts
+
     def chat_renderer(self) -> Any:
         """Return the renderer of the model's chat template."""
         return _renderer(
@@ -209,8 +267,13 @@ class LLMConfigMixin(
         seed = (self.seed or 0) + 100_003 * offset
         return TaskSource(seed=seed, group_size=self.group_size, split="train")
 
-    def build_generation_engine(self, module: Any) -> Any:
-        """Return the engine that samples with ``module``'s language model."""
+    def build_generation_engine(self, module: Any, share: float = 1.0) -> Any:
+        """Return the engine that samples with ``module``'s language model.
+
+        Args:
+            module: The LLMRLModule.
+            share: Of the memory for keys and values, where several engines share it.
+        """
         if self.generation_engine != "torch":
             from rllib_llm.algorithms.vllm_engines import build_engine
 
@@ -224,7 +287,7 @@ class LLMConfigMixin(
             max_slots=self.num_envs_per_env_runner,
             max_context_tokens=self.resolved_context_tokens(),
             tokenizer=self.chat_renderer().tokenizer,
-            kv_budget_bytes=kv_budget_bytes(self.kv_cache_gib, device),
+            kv_budget_bytes=int(share * kv_budget_bytes(self.kv_cache_gib, device)),
             forward=self.engine_forward,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.rllib.core.learner.training_data import TrainingData
 
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.episode_data import num_tokens
 
 
 @dataclasses.dataclass
@@ -33,9 +33,9 @@ class LLMTrainingData(TrainingData):
             )
         shards: list[list[Any]] = [[] for _ in range(num_shards)]
         load = [0] * num_shards
-        by_length = sorted(self.episodes, key=lambda e: -len(episode_data(e).ids))
+        by_length = sorted(self.episodes, key=lambda e: -num_tokens(e))
         for episode in by_length:
             lightest = load.index(min(load))
             shards[lightest].append(episode)
-            load[lightest] += len(episode_data(episode).ids)
+            load[lightest] += num_tokens(episode)
         return [(LLMTrainingData(episodes=s), {}) for s in shards]

@@ -6,7 +6,9 @@ import functools
 import math
 from typing import Any
 
+from rllib_llm.algorithms.policies import validate_policies
 from rllib_llm.algorithms.vllm_engines import validate_engine
+from rllib_llm.env_runner.agents import as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -92,25 +94,24 @@ def validate(config: Any) -> None:
         "batches are whole episodes (episodes_per_iteration, minibatch_size), always "
         "shuffled, and the optimiser is AdamW. Leave it out.",
     )
-    _validate_sampling(config)
     _validate_embedded_engine(config)
     _validate_groups(config)
-    _validate_kl(config)
     _validate_mismatch(config)
     _validate_stop_policies(config)
     _validate_warm_start(config)
     _validate_env_runner(config)
     _validate_weight_sync(config)
     validate_engine(config)
-    if config.is_multi_agent:
-        raise ConfigError(
-            "Several policies are not supported by LLMEnvRunner yet; leave "
-            ".multi_agent() out."
-        )
-    _validate_model(config)
+    validate_policies(config)
+    for module_id in config.llm_module_ids:
+        own = config.get_config_for_module(module_id)
+        _validate_sampling(own)
+        _validate_kl(own)
+        validate_model(own)
 
 
-def _validate_model(config: Any) -> None:
+def validate_model(config: Any) -> None:
+    """Check the language model of a run, or of one of its policies."""
     lora = lora_settings(config.lm_lora)
     if lora != config.lm_lora:
         config.lm_lora = lora
@@ -316,8 +317,8 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     config = dict(env_config or {})
     is_foreign = isinstance(env, str) and env not in TEXT_ENVS
     if is_foreign and _global_registry.contains(ENV_CREATOR, env):
-        return make_registered_env(_global_registry.get(ENV_CREATOR, env), config)
-    return make_registered_env(env, config)
+        env = _global_registry.get(ENV_CREATOR, env)
+    return as_playable(make_registered_env(env, config))
 
 
 def register_env(env: Any, env_config: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import ray
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.modules import state
 
@@ -53,18 +52,23 @@ class _Pack:
     everything: bool
 
     def __call__(self, learner: Any) -> _Receive:
-        module = learner.module[DEFAULT_MODULE_ID].unwrapped()
-        tensors = module.shared_tensors(inference_only=True)
-        if not self.everything:
-            frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
-            tensors = {n: t for n, t in tensors.items() if n not in frozen}
-        packed = state.pack(tensors, dtype=self.dtype)
+        config = learner.config
+        chosen = config.llm_module_ids if self.everything else config.trained_module_ids
+        packed = {m: self._pack(learner.module[m].unwrapped()) for m in chosen}
+        arrays = [array for arrays in packed.values() for array in arrays.values()]
         return _Receive(
             weights=ray.put(packed),
             version=learner._weights_seq_no,
             everything=self.everything,
-            mib=sum(array.nbytes for array in packed.values()) / _MIB,
+            mib=sum(array.nbytes for array in arrays) / _MIB,
         )
+
+    def _pack(self, module: Any) -> dict[str, Any]:
+        tensors = module.shared_tensors(inference_only=True)
+        if not self.everything:
+            frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+            tensors = {n: t for n, t in tensors.items() if n not in frozen}
+        return state.pack(tensors, dtype=self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

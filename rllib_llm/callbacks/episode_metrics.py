@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics import (
 
 from rllib_llm import columns
 from rllib_llm.callbacks.stats import EPISODE_MEAN
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.types import FinishReason, StopReason
 
@@ -61,15 +61,20 @@ def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None
         (EPISODE_LEN_MAX, max(values[EPISODE_LEN_MEAN]), "max"),
     ):
         metrics.log_value(key, value, reduce=reduce)
-    steps = sum(map(len, episodes))
-    tokens = sum(episode_data(e).num_sampled for e in episodes)
-    for key, value in (
-        (NUM_ENV_STEPS_SAMPLED, steps),
-        ((NUM_AGENT_STEPS_SAMPLED, DEFAULT_AGENT_ID), steps),
-        ((NUM_MODULE_STEPS_SAMPLED, DEFAULT_MODULE_ID), steps),
-        (NUM_EPISODES, len(episodes)),
-        (COMPLETION_TOKENS, tokens),
-    ):
+    steps, tokens = sum(map(len, episodes)), sum(map(_num_sampled, episodes))
+    agents: dict[str, int] = defaultdict(int)
+    modules: dict[str, int] = defaultdict(int)
+    for part in (p for e in episodes for p in agent_episodes(e)):
+        agents[part.agent_id or DEFAULT_AGENT_ID] += len(part)
+        modules[part.module_id or DEFAULT_MODULE_ID] += len(part)
+    counts: dict[Any, int] = {
+        **{(NUM_AGENT_STEPS_SAMPLED, agent): n for agent, n in agents.items()},
+        **{(NUM_MODULE_STEPS_SAMPLED, module): n for module, n in modules.items()},
+        NUM_ENV_STEPS_SAMPLED: steps,
+        NUM_EPISODES: len(episodes),
+        COMPLETION_TOKENS: tokens,
+    }
+    for key, value in counts.items():
         metrics.log_value(key, value, reduce="sum")
     for key, value in (
         (NUM_ENV_STEPS_SAMPLED_LIFETIME, steps),
@@ -77,27 +82,36 @@ def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None
     ):
         metrics.log_value(key, value, reduce="lifetime_sum", with_throughput=True)
     for key, value in (
-        ((NUM_AGENT_STEPS_SAMPLED_LIFETIME, DEFAULT_AGENT_ID), steps),
-        ((NUM_MODULE_STEPS_SAMPLED_LIFETIME, DEFAULT_MODULE_ID), steps),
+        *(((NUM_AGENT_STEPS_SAMPLED_LIFETIME, a), n) for a, n in agents.items()),
+        *(((NUM_MODULE_STEPS_SAMPLED_LIFETIME, m), n) for m, n in modules.items()),
         (NUM_EPISODES_LIFETIME, len(episodes)),
     ):
         metrics.log_value(key, value, reduce="lifetime_sum")
 
 
+def _num_sampled(episode: Any) -> int:
+    return sum(episode_data(part).num_sampled for part in agent_episodes(episode))
+
+
 def _episode_values(episode: Any) -> dict[Any, float]:
     """Return what is averaged over episodes."""
-    data = episode_data(episode)
+    data, parts = episode_data(episode), agent_episodes(episode)
     ret, length = float(episode.get_return()), len(episode)
     values: dict[Any, float] = {
         EPISODE_RETURN_MEAN: ret,
         EPISODE_LEN_MEAN: length,
         EPISODE_DURATION_SEC_MEAN: data.seconds,
-        ("agent_episode_return_mean", DEFAULT_AGENT_ID): ret,
-        ("module_episode_return_mean", DEFAULT_MODULE_ID): ret,
-        "turns_mean": length,
-        "completion_tokens_mean": data.num_sampled,
-        "context_tokens_mean": len(data.ids),
+        "turns_mean": sum(map(len, parts)),
+        "completion_tokens_mean": _num_sampled(episode),
+        "context_tokens_mean": sum(len(episode_data(part).ids) for part in parts),
     }
+    modules: dict[str, float] = defaultdict(float)
+    for part in parts:
+        agent_id = part.agent_id or DEFAULT_AGENT_ID
+        values["agent_episode_return_mean", agent_id] = float(part.get_return())
+        modules[part.module_id or DEFAULT_MODULE_ID] += float(part.get_return())
+    for module_id, earned in modules.items():
+        values["module_episode_return_mean", module_id] = earned
     if data.success is not None:
         values[SUCCESS_RATE] = float(data.success)
     values |= {("env", name): value for name, value in data.metrics.items()}
@@ -106,14 +120,16 @@ def _episode_values(episode: Any) -> dict[Any, float]:
 
 def _turn_values(episode: Any) -> dict[str, list[float]]:
     """Return what is averaged over turns: long episodes count by their turns."""
-    turns = episode.get_extra_model_outputs(columns.TURN)
-    invalid = episode_data(episode).invalid_actions
+    turns = [
+        turn
+        for part in agent_episodes(episode)
+        for turn in part.get_extra_model_outputs(columns.TURN)
+    ]
     return {
         "tokens_per_turn_mean": [len(t.action_ids) for t in turns],
         "cut_turn_frac": [float(t.finish is FinishReason.LENGTH) for t in turns],
         "prefix_break_frac": [float(not t.extends) for t in turns],
-        # Only their number is known here, and only it matters for the mean.
-        "invalid_action_frac": [float(i < invalid) for i in range(len(turns))],
+        "invalid_action_frac": [float(t.invalid) for t in turns],
     }
 
 

@@ -112,9 +112,8 @@ def transcript_record(
     """Return what is kept of one finished episode (schema: docs/metrics.md)."""
     data = episode_data(episode)
     task = data.task
-    turns = episode.get_extra_model_outputs(columns.TURN)
-    observations = episode.get_observations()
-    shown = _ends(len(turns), max_turns)
+    told = told_turns(episode)
+    shown = [told[i] for i in _ends(len(told), max_turns)]
     return {
         "version": VERSION,
         "iteration": None,
@@ -128,29 +127,51 @@ def transcript_record(
         "stop_reason": data.stop_reason.value if data.stop_reason else None,
         "stop_policy": data.stop_policy.value,
         "advantage": _number(data.advantage),
-        "weights": int(turns[0].weights_seq_no) if len(turns) else None,
-        "num_turns": len(turns),
+        "weights": int(told[0][2].weights_seq_no) if told else None,
+        "num_turns": len(told),
         "num_tokens": data.num_sampled,
-        "turns": [_turn_record(episode, turns, i, max_chars) for i in shown],
-        "final_observation": _shorten(observations[-1], max_chars),
+        "agents": sorted({part.agent_id for part, _, _ in told if part.agent_id}),
+        "turns": [_turn_record(*each, max_chars) for each in shown],
+        "final_observation": _shorten(_last_words(episode), max_chars),
     }
 
 
-def _turn_record(
-    episode: Any, turns: list[Any], index: int, max_chars: int
-) -> dict[str, Any]:
-    turn = turns[index]
+def told_turns(episode: Any) -> list[tuple[Any, int, Any]]:
+    """Return all turns of an episode in the order in which they were taken.
+
+    Each is an agent's part of the episode, the turn's index there, and the turn. In a
+    MultiAgentEpisode turns that scripts made are among them.
+    """
+    parts = getattr(episode, "agent_episodes", {None: episode}).values()
+    told = [
+        (part, index, turn)
+        for part in parts
+        if len(part)
+        for index, turn in enumerate(part.get_extra_model_outputs(columns.TURN))
+    ]
+    return sorted(told, key=lambda each: each[2].env_t)
+
+
+def _last_words(episode: Any) -> str:
+    parts = getattr(episode, "agent_episodes", None)
+    if parts is None:
+        return episode.get_observations(-1)
+    return "\n".join(f"{a}: {part.get_observations(-1)}" for a, part in parts.items())
+
+
+def _turn_record(part: Any, index: int, turn: Any, max_chars: int) -> dict[str, Any]:
     logps = np.asarray(turn.action_logps, np.float64)
-    info = episode.get_infos(index + 1)
     return {
-        "turn": index,
-        "observation": _shorten(episode.get_observations(index), max_chars),
-        "completion": _shorten(episode.get_actions(index), max_chars),
-        "reward": _number(episode.get_rewards(index)),
+        "turn": turn.env_t,
+        "agent": part.agent_id,
+        "policy": part.module_id,
+        "observation": _shorten(part.get_observations(index), max_chars),
+        "completion": _shorten(part.get_actions(index), max_chars),
+        "reward": _number(part.get_rewards(index)),
         "tokens": len(turn.action_ids),
         "logp_mean": _number(logps.mean(), 4) if logps.size else None,
         "finish": turn.finish.value,
-        "invalid": bool(info.get("invalid_action", False)),
+        "invalid": turn.invalid,
     }
 
 

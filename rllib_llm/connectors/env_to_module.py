@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer, Prompt
@@ -23,14 +25,22 @@ class RenderChat(ConnectorV2):
     so that the critic can bootstrap from it.
 
     Args:
-        renderer: The chat template's renderer.
-        system_prompt: First message of every conversation, if any.
+        renderers: The chat template's renderer of each policy, by ModuleID; None where
+            a policy reads text (a scripted one).
+        system_prompts: First message of a policy's conversations, by ModuleID.
+        role_prompts: The same of agents whose policy has none, by AgentID.
     """
 
-    def __init__(self, renderer: ChatRenderer, system_prompt: str | None = None):
+    def __init__(
+        self,
+        renderers: Mapping[str, ChatRenderer | None],
+        system_prompts: Mapping[str, str] | None = None,
+        role_prompts: Mapping[str, str] | None = None,
+    ):
         super().__init__()
-        self.renderer = renderer
-        self.system_prompt = system_prompt
+        self.renderers = renderers
+        self.system_prompts = dict(system_prompts or {})
+        self.role_prompts = dict(role_prompts or {})
 
     @override(ConnectorV2)
     def __call__(
@@ -49,22 +59,30 @@ class RenderChat(ConnectorV2):
             data = episode_data(episode)
             data.is_over = episode.is_done
             if not episode.is_terminated:
-                data.prompt = self._prompt(data, episode.get_observations(-1))
+                data.prompt = self._prompt(data, episode)
             else:
                 data.prompt = Prompt([], extends=True)
             self.add_batch_item(
                 batch, PROMPTS, item_to_add=data, single_agent_episode=episode
             )
-        batch[STOP_TOKEN_IDS] = self.renderer.stop_token_ids
+        if DEFAULT_MODULE_ID in self.renderers:  # RLlib's stock runner samples itself
+            batch[STOP_TOKEN_IDS] = self.renderers[DEFAULT_MODULE_ID].stop_token_ids
         return batch
 
-    def _prompt(self, data: EpisodeData, observation: str) -> Prompt:
-        message = {"role": "user", "content": str(observation)}
-        if not data.messages:
-            opening = [message]
-            if self.system_prompt:
-                opening.insert(0, {"role": "system", "content": self.system_prompt})
-            data.messages.extend(opening)
-            return Prompt(self.renderer.first(data.messages), extends=True)
+    def _prompt(self, data: EpisodeData, episode: Any) -> Prompt | None:
+        module_id = episode.module_id or DEFAULT_MODULE_ID
+        renderer = self.renderers[module_id]
+        message = {"role": "user", "content": str(episode.get_observations(-1))}
+        if data.messages:
+            data.messages.append(message)
+            if renderer is None:
+                return None
+            return renderer.next(data.messages, data.ids, last_sampled_id=data.ids[-1])
+        agent_id = episode.agent_id or DEFAULT_AGENT_ID
+        system = self.system_prompts.get(module_id) or self.role_prompts.get(agent_id)
+        if system:
+            data.messages.append({"role": "system", "content": system})
         data.messages.append(message)
-        return self.renderer.next(data.messages, data.ids, last_sampled_id=data.ids[-1])
+        if renderer is None:
+            return None
+        return Prompt(renderer.first(data.messages), extends=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rllib_llm import columns
@@ -18,35 +19,37 @@ class EpisodeData:
 
     Attributes:
         task: Which instance and group this is.
+        agent_index: Number of the agent in its environment's declared order.
         messages: The conversation as text, for people and environments.
         ids: The conversation as tokens, as the engine saw and sampled them.
         prompt: Tokens to append before the next turn (None while none is due).
         is_over: Whether the episode has ended.
         sampled: Ids of the turn just sampled (until its text is made).
         last_finish: Why the last turn ended.
+        num_turns: Turns so far.
         num_sampled: Sampled tokens so far.
         stop_reason: Why the episode ended.
         stop_policy: What the learner makes of it.
         success: Whether the task was solved, where that is defined.
-        invalid_actions: Turns in which no action could be parsed.
         metrics: The environment's own numbers.
         advantage: Written by the driver: credit per turn, or one for the episode.
     """
 
     task: Task | None = None
+    agent_index: int = 0
     messages: list[Message] = dataclasses.field(default_factory=list)
     ids: list[int] = dataclasses.field(default_factory=list)
     prompt: Prompt | None = None
     is_over: bool = False
     sampled: list[int] | None = None
     last_finish: FinishReason | None = None
+    num_turns: int = 0
     num_sampled: int = 0
     stop_reason: StopReason | None = None
     stop_policy: StopPolicy = StopPolicy.TRAIN
     success: bool | None = None
-    invalid_actions: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    advantage: float | None = None
+    advantage: float | Sequence[float] | None = None
     seconds: float = 0.0
 
     def record(self, turn: Turn) -> None:
@@ -57,6 +60,7 @@ class EpisodeData:
         self.ids += turn.prompt_ids.tolist()
         self.ids += sampled
         self.sampled, self.last_finish = sampled, turn.finish
+        self.num_turns += 1
         self.num_sampled += len(sampled)
         self.prompt = None
 
@@ -67,3 +71,20 @@ def episode_data(episode: Any) -> EpisodeData:
     if data is None:
         data = episode.custom_data[columns.EPISODE_DATA] = EpisodeData()
     return data
+
+
+def agent_episodes(episode: Any) -> list[Any]:
+    """Return the parts of an episode that hold turns of language models.
+
+    A SingleAgentEpisode is its own only part; in a MultiAgentEpisode agents that never
+    acted, and those that a script played, are left out. In declared order of agents.
+    """
+    parts = getattr(episode, "agent_episodes", None)
+    if parts is None:
+        return [episode]
+    return [part for part in parts.values() if episode_data(part).num_sampled]
+
+
+def num_tokens(episode: Any) -> int:
+    """Return how many tokens the conversations of an episode have."""
+    return sum(len(episode_data(part).ids) for part in agent_episodes(episode))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
@@ -30,18 +31,18 @@ class DecodeAction(ConnectorV2):
     what the environment says (see :class:`rllib_llm.envs.TextEnv`).
 
     Args:
-        renderer: The chat template's renderer.
+        renderers: The chat template's renderer of each policy, by ModuleID.
         preprocess: Applied to the text before the environment reads it; thinking is
             removed by default. The recorded message keeps the full text.
     """
 
     def __init__(
         self,
-        renderer: ChatRenderer,
+        renderers: Mapping[str, ChatRenderer | None],
         preprocess: Callable[[str], str] | None = strip_thinking,
     ):
         super().__init__()
-        self.renderer = renderer
+        self.renderers = renderers
         self.preprocess = preprocess
 
     @override(ConnectorV2)
@@ -56,7 +57,7 @@ class DecodeAction(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         texts = [
-            self._text(episode_data(episode))
+            self._text(episode_data(episode), episode.module_id or DEFAULT_MODULE_ID)
             for episode in self.single_agent_episode_iterator(
                 episodes, agents_that_stepped_only=False
             )
@@ -66,10 +67,10 @@ class DecodeAction(ConnectorV2):
         batch[Columns.ACTIONS][:] = texts
         return batch
 
-    def _text(self, data: EpisodeData) -> str:
+    def _text(self, data: EpisodeData, module_id: str) -> str:
         if data.sampled is None:  # stock runners also ask for episodes that are over
             return ""
-        text = self.renderer.decode(data.sampled)
+        text = self.renderers[module_id].decode(data.sampled)
         data.sampled = None
         data.messages.append({"role": "assistant", "content": text})
         return self.preprocess(text) if self.preprocess is not None else text

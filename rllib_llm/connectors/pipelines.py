@@ -6,6 +6,7 @@ learner) or last (module-to-env), as in RLlib.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
@@ -14,8 +15,8 @@ from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
 from rllib_llm.connectors.learner.score_rows import ScoreRows
-from rllib_llm.connectors.learner.token_gae import TokenGAE
-from rllib_llm.connectors.learner.token_rows import TokenRows
+from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
+from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
 from rllib_llm.connectors.module_to_env import DecodeAction
 from rllib_llm.envs.spaces import UnicodeText
 
@@ -23,15 +24,15 @@ from rllib_llm.envs.spaces import UnicodeText
 def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> Any:
     """Observations to token deltas."""
     custom = _custom(config._env_to_module_connector, env, spaces, device)
-    system_prompt = config.system_prompt
-    if system_prompt is None:
-        text_env = config.make_text_env()
-        system_prompt = getattr(text_env.unwrapped, "system_prompt", None)
-        text_env.close()
     return EnvToModulePipeline(
         input_observation_space=UnicodeText(),
         input_action_space=UnicodeText(),
-        connectors=[*custom, RenderChat(config.chat_renderer(), system_prompt)],
+        connectors=[
+            *custom,
+            RenderChat(
+                config.chat_renderers(), config.system_prompts(), config.role_prompts()
+            ),
+        ],
     )
 
 
@@ -41,7 +42,7 @@ def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
     return ModuleToEnvPipeline(
         input_observation_space=UnicodeText(),
         input_action_space=UnicodeText(),
-        connectors=[DecodeAction(config.chat_renderer()), *custom],
+        connectors=[DecodeAction(config.chat_renderers()), *custom],
     )
 
 
@@ -52,41 +53,53 @@ def learner_pipeline(
     custom = _custom(
         config._learner_connector, input_observation_space, input_action_space
     )
-    tokenizer = config.chat_renderer().tokenizer
-    pad_id = tokenizer.pad_token_id
+    own = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     pieces: list[Any] = [
-        TokenRows(
-            pad_id=tokenizer.eos_token_id if pad_id is None else pad_id,
-            loss_agg_mode=config.loss_agg_mode,
-            loss_agg_constant=config.resolved_loss_agg_constant(),
-            row_per_turn=config.row_per_turn,
-            has_critic=config.use_critic,
-        ),
+        TokenRows({m: _row_settings(c) for m, c in own.items()}),
         ScoreRows(
             device=device,
             old_logps=config.old_logps,
             values=config.use_critic,
-            reference=config.uses_reference,
+            references=[m for m, c in own.items() if c.uses_reference],
             max_tokens=config.micro_batch_tokens,
         ),
+        *config.credit_connectors(own),
     ]
-    if config.use_critic:
-        in_reward = config.uses_reference and config.ref_kl_in == "reward"
-        pieces.append(
-            TokenGAE(
-                gamma=config.gamma,
-                lambda_=config.lambda_,
-                gamma_token=config.gamma_token,
-                lambda_token=config.lambda_token,
-                whiten=config.whiten_advantages,
-                ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
-                ref_kl_estimator=config.ref_kl_estimator,
-            )
-        )
     return LearnerConnectorPipeline(
         connectors=[*custom, *pieces],
         input_observation_space=input_observation_space,
         input_action_space=input_action_space,
+    )
+
+
+def _row_settings(config: Any) -> RowSettings:
+    tokenizer = config.chat_renderer().tokenizer
+    pad_id = tokenizer.pad_token_id
+    return RowSettings(
+        pad_id=tokenizer.eos_token_id if pad_id is None else pad_id,
+        loss_agg_mode=config.loss_agg_mode,
+        loss_agg_constant=config.resolved_loss_agg_constant(),
+        row_per_turn=config.row_per_turn,
+        has_critic=config.use_critic,
+    )
+
+
+def token_gae(configs: Mapping[str, Any]) -> TokenGAE:
+    """Return the connector that estimates each policy's advantages on its own."""
+    return TokenGAE({m: gae_settings(c) for m, c in configs.items()})
+
+
+def gae_settings(config: Any) -> GAESettings:
+    """Return a policy's settings of advantage estimation."""
+    in_reward = config.uses_reference and config.ref_kl_in == "reward"
+    return GAESettings(
+        gamma=config.gamma,
+        lambda_=config.lambda_,
+        gamma_token=config.gamma_token,
+        lambda_token=config.lambda_token,
+        whiten=config.whiten_advantages,
+        ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
+        ref_kl_estimator=config.ref_kl_estimator,
     )
 
 

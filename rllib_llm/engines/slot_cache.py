@@ -200,7 +200,8 @@ class SlotCache:
         self._reserve(max(targets) + 1, length)
         write = torch.tensor(targets, device=self._device)
         for store in (*self._keys.values(), *self._values.values()):
-            store[:, :, :length][write] = store[source, :, :length]
+            # A copy: where the prefix fills whole rows, torch sees that both overlap.
+            store[:, :, :length][write] = store[source, :, :length].clone()
 
     def _reserve(self, rows: int, columns: int) -> None:
         """Grow to at least this size, geometrically so that copies stay rare."""

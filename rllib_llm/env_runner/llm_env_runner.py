@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from ray.rllib.core import (
 )
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.framework import get_device
@@ -29,7 +28,13 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.typing import StateDict
 
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
-from rllib_llm.env_runner.rollout import Rollout, RolloutLimits
+from rllib_llm.engines.base import GenerationEngine
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.joint_play import JointPlay
+from rllib_llm.env_runner.limits import RolloutLimits
+from rllib_llm.env_runner.plays import SinglePlay
+from rllib_llm.env_runner.rollout import Rollout
+from rllib_llm.env_runner.slots import Voice
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.state import copy_into, unpack
 from rllib_llm.types import Task
@@ -39,7 +44,10 @@ if TYPE_CHECKING:
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
-    """Samples whole episodes of a text environment with a generation engine.
+    """Samples whole episodes of a text environment with generation engines.
+
+    Environments have one agent (Gymnasium) or several (PettingZoo); each policy has an
+    engine of its own.
 
     Differs from RLlib's stock runner where language agents need it: it returns exactly
     the asked episodes (never the first to finish, which favours short ones), plays
@@ -51,6 +59,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         kwargs: What RLlib's EnvRunnerGroup passes (``worker_index`` and so on).
 
     Attributes:
+        modules: The language-model policies, by ModuleID.
+        engines: What samples their turns, by ModuleID.
         has_all_weights: Whether the Learner's weights have arrived in full once; from
             then on those that training changes are enough.
     """
@@ -76,7 +86,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._module_to_env = self.config.build_module_to_env_connector(
             spaces=self.get_spaces()
         )
-        self.module: LLMRLModule | None = None
+        self.module: Any = None
         self._rollout: Rollout | None = None
         self.make_env()
         self.make_module()
@@ -104,30 +114,46 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def make_module(self) -> None:
-        """Build the RLModule (without its critic) and the engine around it."""
-        spec = self.config.get_rl_module_spec(
-            spaces=self.get_spaces(), inference_only=True
-        )
-        self.module = spec.build()
-        self.module.to(self._device)
-        self.engine = self.config.build_generation_engine(self.module)
-        if not self.engine.shares_weights:
-            self.set_weights_version(self._weights_seq_no)
+        """Build the RLModule (without critics) and an engine for each policy."""
+        config, spaces = self.config, self.get_spaces()
+        if config.is_multi_agent:
+            spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True)
+            self.module = spec.build()
+            self.modules = {m: self.module[m] for m in config.llm_module_ids}
+        else:
+            spec = config.get_rl_module_spec(spaces=spaces, inference_only=True)
+            self.module = spec.build()
+            self.modules = {DEFAULT_MODULE_ID: self.module}
+        self.engines = {}
+        for module_id, module in self.modules.items():
+            module.to(self._device)
+            own = config.get_config_for_module(module_id)
+            self.engines[module_id] = own.build_generation_engine(
+                module, share=1 / len(self.modules)
+            )
+            if not self.engines[module_id].shares_weights:
+                self._announce(module_id)
+
+    @property
+    def engine(self) -> GenerationEngine:
+        """The engine of the only policy."""
+        (engine,) = self.engines.values()
+        return engine
 
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Text in, text out, for the environment and for the module."""
+        """Text in, text out, for the environment and for every policy."""
         spaces = (UnicodeText(), UnicodeText())
         return {
             INPUT_ENV_SPACES: spaces,
             INPUT_ENV_SINGLE_SPACES: spaces,
-            DEFAULT_MODULE_ID: spaces,
+            **dict.fromkeys(self.config.module_ids, spaces),
         }
 
     @override(EnvRunner)
     def assert_healthy(self) -> None:
-        """The module and its engine exist."""
-        assert self.module is not None and self.engine is not None
+        """The policies and their engines exist."""
+        assert self.modules and self.engines
 
     # Sampling ------------------------------------------------------------------------
 
@@ -142,7 +168,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         force_reset: bool = False,
         tasks: list[Task] | None = None,
         **kwargs: Any,
-    ) -> list[SingleAgentEpisode]:
+    ) -> list[Any]:
         """Play episodes to their end.
 
         Args:
@@ -169,7 +195,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 episodes = self._play(
                     self._own_tasks(num_episodes or self.num_envs), explore
                 )
-        log_engine(self.metrics, self.engine)
+        for engine in self.engines.values():
+            log_engine(self.metrics, engine)
         return episodes
 
     def _own_tasks(self, num_episodes: int) -> list[Task]:
@@ -182,15 +209,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )[:num_episodes]
 
     def _play_steps(self, num_timesteps: int, explore: bool) -> list[Any]:
-        episodes: list[SingleAgentEpisode] = []
+        episodes: list[Any] = []
         while sum(map(len, episodes)) < num_timesteps:
             episodes += self._play(self._own_tasks(self.num_envs), explore)
         return episodes
 
-    def _play(self, tasks: list[Task], explore: bool) -> list[SingleAgentEpisode]:
+    def _play(self, tasks: list[Task], explore: bool) -> list[Any]:
         rollout = self._get_rollout(explore)
-        spaces = self.get_spaces()[INPUT_ENV_SINGLE_SPACES]
-        episodes = rollout.run(tasks, explore=explore, spaces=spaces)
+        episodes = rollout.run(tasks, explore=explore)
         self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
         log_episodes(self.metrics, episodes, rollout.failures)
         self._fire("on_sample_end", env_runner=self, samples=episodes)
@@ -199,25 +225,51 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
+            self._voices = {m: self._voice(m) for m in config.module_ids}
             self._rollout = Rollout(
                 make_env=config.make_text_env,
-                engine=self.engine,
+                make_play=self._play_maker(),
+                voices=self._voices,
                 env_to_module=self._env_to_module,
                 module_to_env=self._module_to_env,
                 num_slots=self.num_envs,
                 limits=self._limits(),
-                sampling={},
                 module=self.module,
                 on_event=self._on_episode_event,
             )
-        self._rollout._sampling = config.sampling_params(explore=explore)
+        for module_id in self.engines:
+            own = config.get_config_for_module(module_id)
+            self._voices[module_id].sampling = own.sampling_params(explore=explore)
         return self._rollout
+
+    def _voice(self, module_id: str) -> Voice:
+        script = self.config.script_of(module_id)
+        if script is not None:
+            return Voice(script=script)
+        own = self.config.get_config_for_module(module_id)
+        return Voice(
+            engine=self.engines[module_id],
+            max_new_tokens=own.max_new_tokens,
+            max_context_tokens=own.resolved_context_tokens(),
+            max_tokens_per_episode=own.max_tokens_per_episode,
+        )
+
+    def _play_maker(self) -> Callable[[Task], Any]:
+        """Return what starts the record of a task."""
+        config = self.config
+        env = config.make_text_env()
+        agents = agents_of(env)
+        env.close()
+        if agents is None:
+            spaces = self.get_spaces()[INPUT_ENV_SINGLE_SPACES]
+            return lambda task: SinglePlay(task, spaces)
+        return lambda task: JointPlay(
+            task, agents, config.policy_mapping_fn, config.module_ids
+        )
 
     def _limits(self) -> RolloutLimits:
         config = self.config
         return RolloutLimits(
-            max_new_tokens=config.max_new_tokens,
-            max_context_tokens=config.resolved_context_tokens(),
             max_tokens_per_episode=config.max_tokens_per_episode,
             max_turns=config.max_turns,
             step_timeout_s=config.step_timeout_s,
@@ -228,7 +280,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             stop_policies=config.resolved_stop_policies(),
         )
 
-    def _on_episode_event(self, name: str, episode: SingleAgentEpisode) -> None:
+    def _on_episode_event(self, name: str, episode: Any) -> None:
         self._fire(
             name,
             episode=episode,
@@ -258,38 +310,51 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     # State ---------------------------------------------------------------------------
 
-    def share_weights_of(self, module: LLMRLModule) -> None:
-        """Sample with the parameters of ``module`` itself (same process only)."""
-        self.module.share_parameters_with(module)
+    def share_weights_of(self, modules: Mapping[str, LLMRLModule]) -> None:
+        """Sample with the parameters of ``modules`` themselves (same process only)."""
+        for module_id, module in self.modules.items():
+            module.share_parameters_with(modules[module_id])
         self.set_weights_version(self._weights_seq_no)
 
     def set_weights_version(self, version: int) -> None:
-        """Say that the module changed: cached keys and values are stale."""
+        """Say that policies changed: cached keys and values are stale."""
         self._weights_seq_no = version
-        if self.engine.shares_weights:
-            self.engine.set_weights_version(version)
+        for module_id in self.engines:
+            self._announce(module_id)
+
+    def _announce(self, module_id: str) -> None:
+        """Bring an engine to its module's weights."""
+        engine, version = self.engines[module_id], self._weights_seq_no
+        if engine.shares_weights:
+            engine.set_weights_version(version)
             return
-        tensors = self.module.shared_tensors(inference_only=True)
-        self.engine.update_weights(
+        tensors = self.modules[module_id].shared_tensors(inference_only=True)
+        engine.update_weights(
             ((name.removeprefix("lm."), tensor) for name, tensor in tensors.items()),
             version,
         )
 
-    def receive_weights(self, weights: dict[str, np.ndarray], version: int) -> None:
-        """Take over new values of some or all parameters.
+    def receive_weights(
+        self, weights: Mapping[str, dict[str, np.ndarray]], version: int
+    ) -> None:
+        """Take over new values of some or all parameters of some or all policies.
 
         Args:
-            weights: As packed by :func:`rllib_llm.modules.state.pack`.
+            weights: By ModuleID, each as packed by
+                :func:`rllib_llm.modules.state.pack`.
             version: The version they make, with all that stays.
 
         Raises:
-            CheckpointError: If a name or shape is not this module's.
+            CheckpointError: If a name or shape is not the policy's.
         """
-        tensors = unpack(weights)
-        own = self.module.shared_tensors(inference_only=True)
-        targets = {name: tensor for name, tensor in own.items() if name in tensors}
-        copy_into(targets, tensors, f"policy {type(self.module).__name__}")
-        self.has_all_weights |= len(targets) == len(own)
+        complete = set(weights) == set(self.modules)
+        for module_id, packed in weights.items():
+            module, tensors = self.modules[module_id], unpack(packed)
+            own = module.shared_tensors(inference_only=True)
+            targets = {name: tensor for name, tensor in own.items() if name in tensors}
+            copy_into(targets, tensors, f"policy {module_id}")
+            complete &= len(targets) == len(own)
+        self.has_all_weights |= complete
         self.set_weights_version(version)
 
     @override(Checkpointable)
@@ -323,7 +388,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 weights = state[COMPONENT_RL_MODULE]
                 if isinstance(weights, ray.ObjectRef):
                     weights = ray.get(weights)
-                weights = weights.get(DEFAULT_MODULE_ID, weights)
+                if not self.config.is_multi_agent:
+                    weights = weights.get(DEFAULT_MODULE_ID, weights)
                 self.module.set_state(weights)
                 self.has_all_weights = True
                 self.set_weights_version(max(version, self._weights_seq_no))

@@ -1,24 +1,23 @@
-"""The sampling loop: slots of concurrent episodes around one engine."""
+"""The sampling loop: slots of concurrent episodes around the engines."""
 
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from ray.rllib.core.columns import Columns
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
+from rllib_llm.engines.base import Generation, SamplingParams
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
-from rllib_llm.env_runner.slots import RolloutLimits, Slot, exceeds, stop_reason
+from rllib_llm.env_runner.limits import RolloutLimits, exceeds
+from rllib_llm.env_runner.plays import Seat
+from rllib_llm.env_runner.scripts import scripted_turn
+from rllib_llm.env_runner.slots import Slot, Voice
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import EnvContractError
 from rllib_llm.types import StopPolicy, StopReason, Task, Turn
@@ -27,22 +26,25 @@ logger = logging.getLogger("rllib_llm")
 
 _POLL_S = 0.05  # how long to wait for an environment before looking at time limits
 
+Ready = list[tuple[Slot, Seat]]
+
 
 class Rollout:
     """Plays tasks to the end, all slots at once.
 
-    Environment calls run in the slots' threads while the engine decodes; an episode
-    never waits for another one. Each request's sampling seed comes from its task, so
-    what is sampled does not depend on which episodes run beside it.
+    Environment calls run in the slots' threads while the engines decode; an episode
+    never waits for another one, and the agents of all episodes that share a policy
+    share its batches. Each request's sampling seed comes from its task, so what is
+    sampled does not depend on which episodes run beside it.
 
     Args:
         make_env: Builds one environment.
-        engine: Samples turns.
+        make_play: Starts the record of a task (a SinglePlay or a JointPlay).
+        voices: How each policy makes turns, by ModuleID.
         env_to_module: Renders observations (RLlib connector pipeline).
         module_to_env: Decodes actions (RLlib connector pipeline).
         num_slots: Concurrent episodes.
         limits: Bounds of an episode.
-        sampling: Keyword arguments of SamplingParams except seed and length.
         module: The RLModule, handed to connectors.
         on_event: Called as ``on_event(name, episode)`` for RLlib's callbacks.
     """
@@ -51,28 +53,30 @@ class Rollout:
         self,
         *,
         make_env: Callable[[], Any],
-        engine: GenerationEngine,
+        make_play: Callable[[Task], Any],
+        voices: Mapping[str, Voice],
         env_to_module: Callable[..., Any],
         module_to_env: Callable[..., Any],
         num_slots: int,
         limits: RolloutLimits,
-        sampling: dict[str, Any],
         module: Any,
-        on_event: Callable[[str, SingleAgentEpisode], None],
+        on_event: Callable[[str, Any], None],
     ):
         self._make_env = make_env
-        self._engine = engine
+        self._make_play = make_play
+        self._voices = voices
+        engines = [v.engine for v in voices.values() if v.engine is not None]
+        self._engines = list({id(e): e for e in engines}.values())
         self._env_to_module = env_to_module
         self._module_to_env = module_to_env
         self._limits = limits
-        self._sampling = sampling
         self._module = module
         self._on_event = on_event
         self._replies: queue.SimpleQueue[EnvReply] = queue.SimpleQueue()
         self._slots = [
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
         ]
-        self._by_session: dict[Any, Slot] = {}
+        self._by_session: dict[Any, tuple[Slot, Seat]] = {}
         self._next_check = 0.0
         self.failures: list[str] = []
 
@@ -81,9 +85,7 @@ class Rollout:
         for slot in self._slots:
             slot.worker.close()
 
-    def run(
-        self, tasks: list[Task], *, explore: bool, spaces: tuple[Any, Any]
-    ) -> list[SingleAgentEpisode]:
+    def run(self, tasks: list[Task], *, explore: bool) -> list[Any]:
         """Play every task once and return the episodes in the order of ``tasks``.
 
         Tasks that keep failing are retried ``max_retries`` times, then left out and
@@ -93,20 +95,20 @@ class Rollout:
             EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
         """
         self.failures = []
-        self._spaces = spaces
         self._explore = explore
         self._todo: deque[tuple[int, Task, int]] = deque(
             (i, task, 0) for i, task in enumerate(tasks)
         )
         self._order: dict[int, int] = {}
-        self._done: dict[int, SingleAgentEpisode] = {}
+        self._done: dict[int, Any] = {}
         self._num_tasks = len(tasks)
         try:
             while self._todo or any(s.waiting_for for s in self._slots):
                 self._fill_slots()
                 self._prompt_ready(self._collect_replies())
-                if self._engine.num_unfinished:
-                    self._deliver(self._engine.step())
+                for engine in self._engines:
+                    if engine.num_unfinished:
+                        self._deliver(engine.step())
                 self._check_time_limits()
         except BaseException:
             self._give_up()
@@ -122,13 +124,9 @@ class Rollout:
             if slot.waiting_for is None:
                 index, slot.task, slot.attempt = self._todo.popleft()
                 self._order[slot.index] = index
-                slot.episode = SingleAgentEpisode(
-                    observation_space=self._spaces[0], action_space=self._spaces[1]
-                )
-                slot.data = episode_data(slot.episode)
-                slot.data.task = slot.task
+                slot.play = self._make_play(slot.task)
                 slot.started = time.perf_counter()
-                self._on_event("on_episode_created", slot.episode)
+                self._on_event("on_episode_created", slot.play.episode)
                 self._ask_env(
                     slot,
                     "reset",
@@ -142,10 +140,10 @@ class Rollout:
 
     # Environment replies -------------------------------------------------------------
 
-    def _collect_replies(self) -> list[Slot]:
-        """Take what environments have answered; wait only if the engine is idle."""
-        ready: list[Slot] = []
-        block = not self._engine.num_unfinished and any(
+    def _collect_replies(self) -> Ready:
+        """Take what environments have answered; wait only if the engines are idle."""
+        ready: Ready = []
+        block = not any(e.num_unfinished for e in self._engines) and any(
             s.waiting_for in ("reset", "step") for s in self._slots
         )
         while True:
@@ -159,160 +157,159 @@ class Rollout:
             if slot.generation == generation:
                 self._on_reply(slot, reply, ready)
 
-    def _on_reply(self, slot: Slot, reply: EnvReply, ready: list[Slot]) -> None:
+    def _on_reply(self, slot: Slot, reply: EnvReply, ready: Ready) -> None:
         if reply.error is not None:
             self._fail(slot, StopReason.ENV_ERROR, repr(reply.error), reply.error)
-        elif slot.waiting_for == "reset":
-            observation, info = reply.value
-            slot.episode.add_env_reset(observation=observation, infos=info)
-            self._on_event("on_episode_start", slot.episode)
-            ready.append(slot)
+            return
+        play = slot.play
+        if slot.waiting_for == "reset":
+            seats = play.begin(reply.value)
+            self._on_event("on_episode_start", play.episode)
         else:
-            self._record_step(slot, *reply.value)
-            if slot.episode.is_done:
-                self._finish(slot, ready)
-            else:
-                ready.append(slot)
-
-    def _record_step(
-        self,
-        slot: Slot,
-        observation: str,
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        info: dict[str, Any],
-    ) -> None:
-        if not math.isfinite(reward):
-            raise EnvContractError(
-                f"The environment gave the reward {reward!r} at turn "
-                f"{len(slot.episode) + 1} of seed {slot.task.seed}; rewards must be "
-                "finite. Run `rllib-llm check` on it."
-            )
-        data = slot.data
-        ended_by_limit, data.stop_reason = stop_reason(
-            slot, self._limits, terminated, truncated, info.get("stop_reason")
-        )
-        data.invalid_actions += bool(info.get("invalid_action"))
-        data.success = info.get("success")
-        data.metrics = dict(info.get("metrics") or {})
-        slot.episode.add_env_step(
-            observation=observation,
-            action=slot.action,
-            reward=reward,
-            infos=info,
-            terminated=terminated,
-            truncated=truncated or ended_by_limit,
-            extra_model_outputs={columns.TURN: slot.turn},
-        )
-        self._on_event("on_episode_step", slot.episode)
+            seats = play.advance(reply.value, self._limits)
+            self._on_event("on_episode_step", play.episode)
+        if play.episode.is_done:
+            self._finish(slot)
+            return
+        slot.waiting_for, slot.num_silent = "engine", len(seats)
+        slot.since = time.perf_counter()
+        ready += [(slot, seat) for seat in seats]
 
     # Prompts -------------------------------------------------------------------------
 
-    def _prompt_ready(self, ready: list[Slot]) -> None:
+    def _prompt_ready(self, ready: Ready) -> None:
         if not ready:
             return
-        self._render(ready)
-        for slot in ready:
-            data = slot.data
+        self._render([seat for _, seat in ready])
+        for slot, seat in ready:
+            if slot.waiting_for is None:
+                continue  # another agent's prompt has ended the episode
+            voice = self._voices[seat.module_id]
+            if voice.script is not None:
+                self._speak_script(slot, seat, voice)
+                continue
+            data = seat.data
             prompt, history = data.prompt, len(data.ids)
             length = len(prompt.ids) + (history if prompt.extends else 0)
-            if length + 1 > self._limits.max_context_tokens:
-                self._overflow(slot, length)
+            if length + 1 > voice.max_context_tokens:
+                self._overflow(slot, seat, length, voice)
                 continue
-            self._submit(slot, length)
+            self._submit(slot, seat, length, voice)
 
-    def _render(self, slots: list[Slot]) -> None:
+    def _render(self, seats: Iterable[Seat]) -> None:
         self._env_to_module(
             rl_module=self._module,
             batch={},
-            episodes=[s.episode for s in slots],
+            episodes=[s.episode for s in seats],
             explore=self._explore,
             shared_data={},
         )
 
-    def _submit(self, slot: Slot, length: int) -> None:
-        data = slot.data
-        session = (slot.index, slot.generation)
-        if not data.ids:
-            self._engine.open(session)
-            self._by_session[session] = slot
-        budget = self._limits.turn_budget(length, data.num_sampled)
-        seed = stable_seed(
-            slot.task.seed, slot.task.rollout, slot.attempt, len(slot.episode)
-        )
-        slot.request_id = self._engine.submit(
+    def _submit(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
+        data = seat.data
+        session = (slot.index, slot.generation, seat.index)
+        if session not in self._by_session:
+            voice.engine.open(session)
+            self._by_session[session] = (slot, seat)
+        budget = voice.turn_budget(length, data.num_sampled)
+        seat.request_id = voice.engine.submit(
             session,
             data.prompt.ids,
-            SamplingParams(max_new_tokens=budget, seed=seed, **self._sampling),
+            SamplingParams(
+                max_new_tokens=budget, seed=self._seed(slot, seat), **voice.sampling
+            ),
             extends=data.prompt.extends,
         )
-        slot.waiting_for, slot.since = "engine", time.perf_counter()
 
-    def _overflow(self, slot: Slot, length: int) -> None:
-        if len(slot.episode) == 0:
+    @staticmethod
+    def _seed(slot: Slot, seat: Seat) -> int:
+        task = slot.task
+        return stable_seed(task.seed, task.rollout, slot.attempt, *seat.seed_parts())
+
+    def _overflow(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
+        if not seat.data.num_turns:
             raise EnvContractError(
                 f"The first prompt of seed {slot.task.seed} has {length} tokens; "
-                f"max_context_tokens={self._limits.max_context_tokens} leaves no room "
+                f"max_context_tokens={voice.max_context_tokens} leaves no room "
                 "to answer. Raise max_context_tokens or shorten the prompt."
             )
         # The observation cannot be shown; the critic bootstraps before it.
-        slot.data.prompt = None
-        slot.data.stop_reason = StopReason.CONTEXT_OVERFLOW
-        slot.episode.is_truncated = True
+        seat.data.prompt = None
+        slot.play.data.stop_reason = StopReason.CONTEXT_OVERFLOW
+        self._abort_requests(slot)
+        slot.play.cut()
         self._close_episode(slot)
+
+    def _speak_script(self, slot: Slot, seat: Seat, voice: Voice) -> None:
+        turn = scripted_turn(voice.script, seat, self._seed(slot, seat))
+        self._record(slot, seat, turn)
+        self._hear(slot, seat, turn.text)
 
     # Engine results ------------------------------------------------------------------
 
     def _deliver(self, generations: list[Generation]) -> None:
-        slots = []
+        spoken: Ready = []
         for result in generations:
-            slot = self._by_session.get(result.session_id)
-            if slot is None or slot.request_id != result.request_id:
+            slot, seat = self._by_session.get(result.session_id, (None, None))
+            if slot is None or seat.request_id != result.request_id:
                 continue
-            data = slot.data
-            prompt = data.prompt
-            slot.turn = Turn(
+            prompt = seat.data.prompt
+            seat.request_id = None
+            turn = Turn(
                 prompt_ids=np.asarray(prompt.ids, np.int32),
                 extends=prompt.extends,
                 action_ids=result.token_ids,
                 action_logps=result.logps,
                 finish=result.finish,
                 weights_seq_no=result.weights_version,
+                module_id=seat.module_id,
                 seconds=result.seconds,
             )
-            data.record(slot.turn)
-            slot.request_id = None
-            slots.append(slot)
-        if not slots:
+            self._record(slot, seat, turn)
+            spoken.append((slot, seat))
+        if not spoken:
             return
         batch = self._module_to_env(
             rl_module=self._module,
             batch={},
-            episodes=[s.episode for s in slots],
+            episodes=[seat.episode for _, seat in spoken],
             explore=self._explore,
             shared_data={},
         )
-        for slot, text in zip(slots, batch[Columns.ACTIONS], strict=True):
-            slot.action = text
-            self._ask_env(slot, "step", text)
+        for (slot, seat), text in zip(spoken, batch[Columns.ACTIONS], strict=True):
+            self._hear(slot, seat, text)
+
+    @staticmethod
+    def _record(slot: Slot, seat: Seat, turn: Turn) -> None:
+        turn.env_t = slot.play.env_t
+        seat.turn = turn
+        seat.data.record(turn)
+
+    def _hear(self, slot: Slot, seat: Seat, text: str) -> None:
+        """Pass a turn's text on; the environment goes on when all have spoken."""
+        seat.action = text
+        slot.num_silent -= 1
+        if not slot.num_silent:
+            self._ask_env(slot, "step", slot.play.action())
 
     # Endings -------------------------------------------------------------------------
 
-    def _finish(self, slot: Slot, ready: list[Slot]) -> None:
-        if slot.episode.is_truncated:
-            self._render([slot])  # what the critic would have seen next
+    def _finish(self, slot: Slot) -> None:
+        unread = slot.play.unread()
+        if unread:
+            self._render(unread)  # what the critic would have seen next
         self._close_episode(slot)
 
     def _close_episode(self, slot: Slot) -> None:
-        data = slot.data
-        data.stop_policy = self._limits.stop_policies[data.stop_reason]
-        data.seconds = time.perf_counter() - slot.started
-        if data.stop_policy is StopPolicy.DROP:
-            self._retry(slot, f"stop reason {data.stop_reason.value}")
+        play = slot.play
+        play.close(
+            self._limits.stop_policies.__getitem__, time.perf_counter() - slot.started
+        )
+        if play.data.stop_policy is StopPolicy.DROP:
+            self._retry(slot, f"stop reason {play.data.stop_reason.value}")
             return
-        self._done[self._order[slot.index]] = slot.episode
-        self._on_event("on_episode_end", slot.episode)
+        self._done[self._order[slot.index]] = play.episode
+        self._on_event("on_episode_end", play.episode)
         self._free(slot)
 
     def _fail(
@@ -326,17 +323,17 @@ class Rollout:
         if isinstance(error, EnvContractError):
             raise error  # a bug of the environment, not an accident
         self._replace_env(slot)  # the old one may even hang
-        slot.data.stop_reason = reason
+        slot.play.data.stop_reason = reason
         policy = self._limits.stop_policies[reason]
-        if policy is StopPolicy.DROP or len(slot.episode) == 0:
+        if policy is StopPolicy.DROP or not slot.play.has_turns:
             self._retry(slot, why)
         else:
-            slot.episode.is_truncated = True
+            slot.play.cut()
             self._close_episode(slot)
 
     def _retry(self, slot: Slot, why: str) -> None:
         index, task = self._order[slot.index], slot.task
-        reason = slot.data.stop_reason.value
+        reason = slot.play.data.stop_reason.value
         logger.warning(
             "Episode of seed %s dropped (%s, attempt %s): %s",
             task.seed,
@@ -360,11 +357,18 @@ class Rollout:
             )
 
     def _free(self, slot: Slot) -> None:
-        session = (slot.index, slot.generation)
-        if self._by_session.pop(session, None) is not None:
-            self._engine.close(session)
+        for seat in slot.play.seats:
+            session = (slot.index, slot.generation, seat.index)
+            if self._by_session.pop(session, None) is not None:
+                self._voices[seat.module_id].engine.close(session)
         slot.generation += 1
-        slot.waiting_for = slot.request_id = slot.turn = slot.episode = None
+        slot.waiting_for = slot.play = None
+
+    def _abort_requests(self, slot: Slot) -> None:
+        for seat in slot.play.seats:
+            if seat.request_id is not None:
+                self._voices[seat.module_id].engine.abort(seat.request_id)
+                seat.request_id = None
 
     def _give_up(self) -> None:
         """Forget all running episodes after an error; the slots can be used again."""
@@ -393,8 +397,6 @@ class Rollout:
             else:
                 late = exceeds(waited, limits.step_timeout_s)
             if late or exceeds(lasted, limits.episode_timeout_s):
-                if slot.request_id is not None:
-                    self._engine.abort(slot.request_id)
-                    slot.request_id = None
                 why = f"{slot.waiting_for} after {waited:.1f} s, episode {lasted:.1f} s"
+                self._abort_requests(slot)
                 self._fail(slot, StopReason.TIMEOUT, why)

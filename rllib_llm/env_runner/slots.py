@@ -1,31 +1,34 @@
-"""A running episode's place, its bounds, and why its last turn was the last."""
+"""A place for one running episode, and what speaks for its agents."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-
-from rllib_llm.connectors.episode_data import EpisodeData
 from rllib_llm.env_runner.env_worker import EnvWorker
-from rllib_llm.errors import EnvContractError
-from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task, Turn
+from rllib_llm.types import Task
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Bounds of an episode (see ``LLMConfigMixin.rollouts`` and ``.generation``)."""
+@dataclasses.dataclass(slots=True)
+class Voice:
+    """How a policy makes turns.
 
-    max_new_tokens: int
-    max_context_tokens: int
-    max_tokens_per_episode: int | None
-    max_turns: int | None
-    step_timeout_s: float | None
-    turn_timeout_s: float | None
-    episode_timeout_s: float | None
-    max_retries: int
-    max_failed_fraction: float
-    stop_policies: dict[StopReason, StopPolicy]
+    Attributes:
+        engine: Samples them; None for a scripted policy.
+        script: Text in, text out: called with a ``ScriptedTurn``; None otherwise.
+        max_new_tokens: Most tokens of a turn.
+        max_context_tokens: Most tokens of a conversation.
+        max_tokens_per_episode: Most sampled tokens of a conversation.
+        sampling: Keyword arguments of SamplingParams except seed and length.
+    """
+
+    engine: Any = None
+    script: Callable[[Any], str] | None = None
+    max_new_tokens: int = 1
+    max_context_tokens: int = 2
+    max_tokens_per_episode: int | None = None
+    sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def turn_budget(self, length: int, num_sampled: int) -> int:
         """Return the most tokens of the next turn, at least 1.
@@ -42,67 +45,28 @@ class RolloutLimits:
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """One place for a running episode, with its environment's thread."""
+    """One place for a running episode, with its environment's thread.
+
+    Attributes:
+        index: Its number.
+        worker: Owns the environment.
+        task: What is played.
+        attempt: How often it was tried before.
+        play: The running episode; None while the slot is free.
+        waiting_for: "reset", "step", "engine", or None while the slot is free.
+        num_silent: Seats that have yet to speak before the environment goes on.
+        since: When that wait began, in seconds of ``time.perf_counter``.
+        started: When the episode began.
+        generation: Rises whenever the slot is given up; stale replies are old.
+    """
 
     index: int
     worker: EnvWorker
     task: Task | None = None
     attempt: int = 0
-    episode: SingleAgentEpisode | None = None
-    data: EpisodeData = dataclasses.field(default_factory=EpisodeData)
-    action: str = ""
-    turn: Turn | None = None
-    request_id: int | None = None
-    waiting_for: str | None = None  # "reset" | "step" | "engine" | None (free)
+    play: Any = None
+    waiting_for: str | None = None
+    num_silent: int = 0
     since: float = 0.0
     started: float = 0.0
-    generation: int = 0  # rises whenever the slot is given up; stale replies are old
-
-
-def stop_reason(
-    slot: Slot,
-    limits: RolloutLimits,
-    terminated: bool,
-    truncated: bool,
-    given: str | None,
-) -> tuple[bool, StopReason | None]:
-    """Say whether a limit ends the episode after this turn, and why it ends if so.
-
-    Args:
-        slot: Where the episode runs, the turn not yet added to it.
-        limits: Bounds of an episode.
-        terminated: Whether the environment says that the task is over.
-        truncated: Whether the environment cuts the episode short.
-        given: The environment's own reason.
-
-    Raises:
-        EnvContractError: If that reason does not exist.
-    """
-    reason, by_limit = given, False
-    if terminated:
-        reason = given or StopReason.TERMINATED
-    elif truncated:
-        reason = given or StopReason.MAX_TURNS
-    elif limits.max_turns and len(slot.episode) + 1 >= limits.max_turns:
-        by_limit, reason = True, StopReason.MAX_TURNS
-    elif (
-        limits.max_tokens_per_episode
-        and slot.data.num_sampled >= limits.max_tokens_per_episode
-    ):
-        by_limit, reason = True, StopReason.MAX_TOKENS_EPISODE
-    if reason == StopReason.MAX_TURNS and slot.data.last_finish is FinishReason.LENGTH:
-        # The last word was cut off as well: say the more telling reason.
-        reason = StopReason.MAX_TOKENS_TURN
-    try:
-        return by_limit, StopReason(reason) if reason else None
-    except ValueError:
-        raise EnvContractError(
-            f"The environment ended seed {slot.task.seed} with the stop_reason "
-            f"{reason!r}; info['stop_reason'] must be one of "
-            f"{', '.join(r.value for r in StopReason)}."
-        ) from None
-
-
-def exceeds(value: float, limit: float | None) -> bool:
-    """Say whether there is a limit and ``value`` is above it."""
-    return limit is not None and value > limit
+    generation: int = 0

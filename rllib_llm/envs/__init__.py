@@ -1,8 +1,11 @@
-"""Text environments: the base class, the shipped games, adapters and checks."""
+"""Text environments: the base classes, the shipped games, adapters and checks."""
 
 from rllib_llm.envs.checks import CheckReport, check_env
 from rllib_llm.envs.gym_text import GymTextEnv
+from rllib_llm.envs.joint_env import JointEnv, JointStep
 from rllib_llm.envs.make import make_env
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.multi_checks import check_multi_env
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, in_split, register_text_env
 from rllib_llm.types import TurnResult
 
@@ -10,9 +13,14 @@ __all__ = [
     "TEXT_ENVS",
     "CheckReport",
     "GymTextEnv",
+    "JointEnv",
+    "JointStep",
+    "MultiAgentTextEnv",
+    "Outcome",
     "TextEnv",
     "TurnResult",
     "check_env",
+    "check_multi_env",
     "in_split",
     "make_env",
     "register_text_env",

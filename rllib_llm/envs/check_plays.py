@@ -31,7 +31,9 @@ class Play:
     ):
         self.transcript = Transcript(seed)
         self.error: Exception | None = None
-        limit = min(limit or env.unwrapped.max_turns, MOST_TURNS)
+        # Several agents may act in one turn of the game.
+        most = getattr(env.unwrapped, "max_actions", env.unwrapped.max_turns)
+        limit = min(limit or most, MOST_TURNS)
         self._turns = play_turns(env, self.transcript, policy, limit=limit)
 
     def advance(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.envs.check_plays import (
     MOST_TURNS,
@@ -24,6 +25,8 @@ from rllib_llm.envs.check_plays import (
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.transcript import Transcript, expert_policy, random_policy
 from rllib_llm.errors import ConfigError
+
+Check = Callable[[Subject], Iterator[str]]
 
 _GARBAGE = (
     "",
@@ -83,7 +86,8 @@ def check_env(
     """Play an environment and report everything that would break training.
 
     Args:
-        spec: Whatever :func:`make_env` accepts.
+        spec: Whatever :func:`make_env` accepts. Multi-agent environments are played
+            by :func:`~rllib_llm.envs.multi_checks.check_multi_env`.
         env_config: Options of the environment.
         tokenizer: Anything with ``encode(text, add_special_tokens=False)`` and
             ``decode(ids)``. If given, texts must survive both, and survive the chat
@@ -98,13 +102,33 @@ def check_env(
         ConfigError: If ``spec`` names no environment, or there are no seeds.
     """
     config = dict(env_config or {})
+    if isinstance(make_env(spec, config), (AECEnv, ParallelEnv)):
+        from rllib_llm.envs.multi_checks import check_multi_env
+
+        return check_multi_env(
+            spec,
+            config,
+            tokenizer=tokenizer,
+            max_context_tokens=max_context_tokens,
+            seeds=seeds,
+        )
     subject = Subject(
-        name=spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec)),
+        name=name_of(spec),
         build=lambda **changed: make_env(spec, {**config, **changed}),
         seeds=list(seeds),
         tokenizer=tokenizer,
         max_context_tokens=max_context_tokens,
     )
+    return run_checks(subject, _CHECKS)
+
+
+def name_of(spec: EnvSpec) -> str:
+    """Return what a report calls the environment."""
+    return spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec))
+
+
+def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
+    """Play the subject's episodes, then ask every check."""
     if not subject.seeds:
         raise ConfigError("seeds is empty; give at least one, e.g. seeds=range(16).")
     env = subject.build()
@@ -113,7 +137,7 @@ def check_env(
     if implements(env, expert_policy):
         subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
     report = CheckReport(subject.name, measurements=measure(subject))
-    for check in _CHECKS:
+    for check in checks:
         report.problems.extend(check(subject))
     env.close()
     return report
@@ -128,7 +152,8 @@ def _check_errors(subject: Subject) -> Iterator[str]:
         call = f"step({said[-1]!r})" if said else "reset()"
         yield (
             f"{call} raised {type(play.error).__name__}: {play.error} ({play.where}). "
-            "It must not raise. Mend start() or reply(), or the scripted policy."
+            "It must not raise. Mend start(), reply() or apply(), or the scripted "
+            "policy."
         )
         return
 
@@ -302,8 +327,8 @@ def _check_expert(subject: Subject) -> Iterator[str]:
     if subject.expert and not any(play.succeeded for play in subject.expert):
         yield (
             f"The expert never succeeded in {len(subject.expert)} episodes. Either "
-            "expert_action() plays wrongly, max_turns is too low, or reply() does not "
-            "set success=True."
+            "expert_action() plays wrongly, max_turns is too low, or reply() or "
+            "apply() does not set success=True."
         )
 
 
@@ -346,7 +371,7 @@ def _check_round_trip(subject: Subject) -> Iterator[str]:
             return
 
 
-_CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _check_errors,
     _check_observations,
     _check_rewards,

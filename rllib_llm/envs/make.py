@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.envs.gym_text import GymTextEnv
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 
-EnvSpec = str | type[gym.Env] | Callable[[dict[str, Any]], gym.Env]
+AnyEnv = gym.Env | AECEnv | ParallelEnv
+EnvSpec = str | type[AnyEnv] | Callable[[dict[str, Any]], AnyEnv]
 
 _ADAPTER_OPTIONS = (
     "max_turns",
@@ -24,7 +26,7 @@ _ADAPTER_OPTIONS = (
 )
 
 
-def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> gym.Env:
+def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     """Make an environment that speaks text.
 
     Args:
@@ -41,7 +43,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> gym.Env
             :class:`GymTextEnv` instead.
 
     Returns:
-        An environment whose ``unwrapped`` is a :class:`TextEnv`.
+        An environment whose ``unwrapped`` is a :class:`TextEnv`, or a PettingZoo
+        environment, which :class:`~rllib_llm.envs.joint_env.JointEnv` plays.
 
     Raises:
         ConfigError: If ``spec`` names nothing.
@@ -63,7 +66,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> gym.Env
     )
 
 
-def _make_named(spec: str, config: dict[str, Any]) -> gym.Env:
+def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
     if spec in TEXT_ENVS:
         return TEXT_ENVS.get(spec)(config)
     if spec in gym.registry:
@@ -97,11 +100,14 @@ def _import_object(spec: str) -> Any:
     return getattr(module, name)
 
 
-def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> gym.Env:
+def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
     """Return ``env`` as it is if it speaks text, or in the adapter."""
+    if isinstance(env, (AECEnv, ParallelEnv)):
+        return env  # JointEnv checks its texts as they come
     if not isinstance(env, gym.Env):
         raise EnvContractError(
-            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env."
+            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env, or "
+            "a pettingzoo AECEnv or ParallelEnv."
         )
     if isinstance(env.unwrapped, TextEnv):
         return env

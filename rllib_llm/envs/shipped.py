@@ -7,3 +7,15 @@ from rllib_llm.envs import (  # noqa: F401
     probes,
     sokoban,
 )
+from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)
+    open_spiel_text,
+    pettingzoo_classic,
+    text_arena,
+)
+from rllib_llm.envs.games import (  # noqa: F401
+    dilemma,
+    negotiation,
+    path_checker,
+    referential,
+    secret_sum,
+)

@@ -9,23 +9,22 @@ starts and checks possible.
 from __future__ import annotations
 
 import hashlib
-import inspect
-import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.registry import Registry
 from rllib_llm.types import StopReason, TurnResult
 
-SPLITS = ("train", "test")
+EnvClass = TypeVar("EnvClass", bound=type)
 
 
-class TextEnv(gym.Env):
+class TextEnv(EnvOptions, gym.Env):
     """A multi-turn text task: text in, text out.
 
     The keyword parameters of :meth:`start` are the environment's options. Their
@@ -49,30 +48,12 @@ class TextEnv(gym.Env):
         ConfigError: For an unknown option or a value out of range.
     """
 
-    max_turns: int = 10
-    invalid_action: str = "retry"
-    invalid_action_reward: float = 0.0
-    format_hint: str = "That was not a valid action. Please follow the format."
-    system_prompt: str | None = None
-    has_success: bool = True
-
-    _BASE_OPTIONS: ClassVar[tuple[str, ...]] = (
-        "max_turns",
-        "invalid_action",
-        "invalid_action_reward",
-    )
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, env_config: dict[str, Any] | None = None):
-        config = dict(env_config or {})
-        for name in self._BASE_OPTIONS:
-            if name in config:
-                setattr(self, name, config.pop(name))
+        self._read_config(env_config)
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._options = self._checked_options(config, also=self._BASE_OPTIONS)
-        self._check_base_options()
-        self.split = "train"
         self.turn = 0
         self._success: bool | None = None
 
@@ -117,13 +98,8 @@ class TextEnv(gym.Env):
             The first user message, and an empty info dictionary.
         """
         super().reset(seed=seed)
-        options = dict(options or {})
-        self.split = options.pop("split", "train")
-        if self.split not in SPLITS:
-            raise ConfigError(f"split={self.split!r} must be one of {SPLITS}.")
         self.turn, self._success = 0, None
-        options = self._checked_options(options, also=("split",))
-        prompt = self.start(self.np_random, **{**self._options, **options})
+        prompt = self.start(self.np_random, **self._read_reset_options(options))
         if not isinstance(prompt, str) or not prompt:
             raise EnvContractError(
                 f"{type(self).__name__}.start() returned {prompt!r}; it must return "
@@ -177,47 +153,12 @@ class TextEnv(gym.Env):
 
     # Helpers --------------------------------------------------------------------
 
-    def options(self) -> dict[str, Any]:
-        """Return the options in force, defaults included."""
-        return {**_start_options(type(self)), **self._options}
-
     def _invalid(self) -> TurnResult:
         return TurnResult(
             self.format_hint,
             reward=self.invalid_action_reward,
             terminated=self.invalid_action == "end",
         )
-
-    def _checked_options(
-        self, given: dict[str, Any], also: tuple[str, ...]
-    ) -> dict[str, Any]:
-        known = _start_options(type(self))
-        for name in given:
-            if name in self._BASE_OPTIONS and name not in also:
-                raise ConfigError(
-                    f"{name!r} cannot change between episodes; set it in env_config."
-                )
-            if name not in known:
-                raise ConfigError(
-                    f"{type(self).__name__} has no option {name!r}. "
-                    + did_you_mean(name, [*known, *also])
-                )
-        return given
-
-    def _check_base_options(self) -> None:
-        is_int = isinstance(self.max_turns, int) and self.max_turns is not True
-        if not is_int or self.max_turns < 1:
-            raise ConfigError(f"max_turns={self.max_turns!r} must be an int >= 1.")
-        if self.invalid_action not in ("retry", "end"):
-            raise ConfigError(
-                f"invalid_action={self.invalid_action!r} must be 'retry' (the model "
-                "reads format_hint and tries again) or 'end' (the episode is over)."
-            )
-        if not _is_finite(self.invalid_action_reward):
-            raise ConfigError(
-                f"invalid_action_reward={self.invalid_action_reward!r} must be a "
-                "finite number, e.g. -0.1."
-            )
 
     def _check_result(self, result: TurnResult) -> None:
         if not isinstance(result, TurnResult):
@@ -231,28 +172,11 @@ class TextEnv(gym.Env):
                 f"{result.observation!r} in turn {self.turn}; it must be a non-empty "
                 "string, also in the last turn."
             )
-        if not _is_finite(result.reward):
+        if not is_finite(result.reward):
             raise EnvContractError(
                 f"{type(self).__name__}.reply() gave the reward {result.reward!r} in "
                 f"turn {self.turn}; rewards must be finite numbers."
             )
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except TypeError:
-        return False
-
-
-def _start_options(cls: type[TextEnv]) -> dict[str, Any]:
-    """The keyword options of ``start`` and their defaults."""
-    parameters = list(inspect.signature(cls.start).parameters.values())[2:]
-    return {
-        p.name: None if p.default is p.empty else p.default
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
 
 
 def in_split(key: str, split: str, test_fraction: float = 0.2) -> bool:
@@ -275,11 +199,14 @@ def _load_shipped_envs() -> None:
     from rllib_llm.envs import shipped  # noqa: F401  (its decorators register)
 
 
-TEXT_ENVS: Registry[type[TextEnv]] = Registry("environment", _load_shipped_envs)
+TEXT_ENVS: Registry[type] = Registry("environment", _load_shipped_envs)
 
 
-def register_text_env(name: str) -> Callable[[type[TextEnv]], type[TextEnv]]:
-    """Register a :class:`TextEnv` class under a versioned name, e.g. ``"maze-v0"``.
+def register_text_env(name: str) -> Callable[[EnvClass], EnvClass]:
+    """Register an environment class under a versioned name, e.g. ``"maze-v0"``.
+
+    The class is a :class:`TextEnv` or a
+    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`.
 
     Raise the version when prompts or rewards change, so that results stay comparable.
     """
@@ -288,7 +215,7 @@ def register_text_env(name: str) -> Callable[[type[TextEnv]], type[TextEnv]]:
             f"The environment name {name!r} has no version. Call it {name + '-v0'!r}."
         )
 
-    def decorate(cls: type[TextEnv]) -> type[TextEnv]:
+    def decorate(cls: EnvClass) -> EnvClass:
         return TEXT_ENVS.register(name, cls)
 
     return decorate

@@ -61,6 +61,7 @@ class TurnSampler:
                 action_logps=result.logps,
                 finish=result.finish,
                 seconds=time.perf_counter() - started,
+                env_t=data.num_turns,
             )
             data.record(turns[i])
         self._calls += 1

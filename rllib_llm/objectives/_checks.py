@@ -48,6 +48,16 @@ def check_positive(name: str, value: float, remedy: str) -> None:
         raise ValueError(f"{name} is {value}. It must be finite and above 0. {remedy}")
 
 
+def check_unit_interval(**values: float) -> None:
+    """Refuse numbers outside [0, 1], NaN included."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(
+                f"{name} is {value}. It must lie in [0, 1]. Use e.g. 1.0 for tokens "
+                "and 0.95 between messages."
+            )
+
+
 def check_finite(name: str, array: np.ndarray, remedy: str) -> None:
     """Refuse NaN and infinity, naming the first place that holds one."""
     bad = np.flatnonzero(~np.isfinite(array))

@@ -26,12 +26,14 @@ def make_episode(rewards, *, seed=0, tokens=3, success=None, invalid=0, text="he
             action_ids=np.arange(tokens, dtype=np.int32),
             action_logps=np.full(tokens, -0.5, np.float32),
             finish=FinishReason.LENGTH if index == 0 else FinishReason.STOP,
+            env_t=index,
+            invalid=index < invalid,
         )
         episode.add_env_step(
             observation=f"{text} {index + 1}",
             action=f"answer {index}",
             reward=float(reward),
-            infos={"invalid_action": index < invalid},
+            infos={},
             terminated=last,
             extra_model_outputs={columns.TURN: turn},
         )
@@ -39,7 +41,6 @@ def make_episode(rewards, *, seed=0, tokens=3, success=None, invalid=0, text="he
     data.ids = list(range(data.num_sampled))
     data.stop_reason = StopReason.TERMINATED
     data.success = success
-    data.invalid_actions = invalid
     return episode
 
 

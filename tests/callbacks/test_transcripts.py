@@ -55,6 +55,8 @@ def test_record_tells_the_whole_episode():
     assert record["num_turns"] == 2 and record["num_tokens"] == 6
     assert record["turns"][0] == {
         "turn": 0,
+        "agent": None,
+        "policy": None,
         "observation": "hello",
         "completion": "answer 0",
         "reward": 0.0,

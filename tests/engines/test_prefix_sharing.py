@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from engine_reference import (
     VOCAB,
     build_model,
@@ -16,6 +17,7 @@ from engine_reference import (
 from rllib_llm.engines import generate
 from rllib_llm.engines.prefix_sharing import MIN_SHARED
 from rllib_llm.engines.requests import common_prefix
+from rllib_llm.engines.slot_cache import SlotCache
 
 
 def _tokens(count: int, seed: int) -> list[int]:
@@ -129,3 +131,16 @@ def test_common_prefix_is_found_by_halving():
         while same < min(len(first), len(second)) and first[same] == second[same]:
             same += 1
         assert common_prefix(first, second) == same
+
+
+def test_a_prefix_that_fills_whole_rows_is_copied():
+    cache = SlotCache(3, 8, torch.device("cpu"))
+    cache.prepare(0, np.array([0]), np.array([8]))
+    new = torch.arange(8.0).view(8, 1, 1).expand(8, 2, 4)
+    cache.write(new, -new, layer=0)
+    cache.copy_prefix(0, [1, 2], 8)
+    cache.prepare(0, np.array([7, 7, 7]), np.array([1, 1, 1]))
+    keys, values = cache.read(0)
+    assert torch.equal(keys[1], keys[0])
+    assert torch.equal(values[2], values[0])
+    assert keys[0, 0, :, 0].tolist() == list(range(8))

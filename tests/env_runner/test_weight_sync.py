@@ -30,6 +30,7 @@ class FakeLearners:
     def __init__(self, runner):
         self.unwrapped = lambda: runner.module
         self.module = {DEFAULT_MODULE_ID: self}
+        self.config = runner.config
         self._weights_seq_no = 0
 
     def foreach_learner(self, call, remote_actor_ids):
@@ -132,9 +133,9 @@ def test_weights_of_another_model_are_refused(groups):
     runner = runners.runners[1]
     before = parameters(runner)[EMBEDDING].clone()
     with pytest.raises(CheckpointError, match=r"no_such\.weight"):
-        runner.receive_weights(pack({"no_such.weight": torch.ones(2)}), 1)
+        runner.receive_weights({DEFAULT_MODULE_ID: pack({"no_such.weight": torch.ones(2)})}, 1)
     with pytest.raises(CheckpointError, match=EMBEDDING):
-        runner.receive_weights(pack({EMBEDDING: torch.ones(2)}), 1)
+        runner.receive_weights({DEFAULT_MODULE_ID: pack({EMBEDDING: torch.ones(2)})}, 1)
     assert torch.equal(parameters(runner)[EMBEDDING], before)
     assert runner.engine.weights_version == 0
 

@@ -14,7 +14,7 @@ from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.validation import refuse_without_effect
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.objectives.advantages import (
     BASELINES,
@@ -22,6 +22,8 @@ from rllib_llm.objectives.advantages import (
     group_advantages,
     zero_variance_groups,
 )
+
+GROUP_BY = ("agent", "task")
 
 _CRITIC_SETTINGS = (
     "gamma",
@@ -62,6 +64,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.dual_clip: float | None = None
         self.advantage_baseline = "mean"
         self.advantage_scale = "group"
+        self.advantage_group_by = "agent"
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
         # __sphinx_doc_end__
@@ -78,6 +81,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         dual_clip: float | None = NotProvided,
         advantage_baseline: str = NotProvided,
         advantage_scale: str = NotProvided,
+        advantage_group_by: str = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: int = NotProvided,
         **kwargs: Any,
@@ -90,6 +94,9 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             dual_clip: Bound of the ratio for negative advantages, e.g. 3.0.
             advantage_baseline: "mean", "leave_one_out" (RLOO) or "none".
             advantage_scale: "group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).
+            advantage_group_by: What is compared where several agents play: "agent"
+                (each with itself in the other rollouts, Dr. MAS) or "task" (all
+                agents of a task together, as GRPO would).
             drop_zero_variance_groups: Leave groups with equal returns out of the
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
@@ -103,6 +110,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             dual_clip=dual_clip,
             advantage_baseline=advantage_baseline,
             advantage_scale=advantage_scale,
+            advantage_group_by=advantage_group_by,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
         )
@@ -114,6 +122,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         for name, choices in (
             ("advantage_baseline", BASELINES),
             ("advantage_scale", SCALES),
+            ("advantage_group_by", GROUP_BY),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -164,7 +173,7 @@ class GRPO(LLMAlgorithm):
         wanted = config.episodes_per_iteration // config.group_size
         episodes = self.process_episodes(self.sample_groups(wanted))
         for _ in range(config.dynamic_sampling_rounds):
-            missing = wanted - len({_group(e) for e in episodes})
+            missing = wanted - len({_task(e) for e in episodes})
             if missing <= 0:
                 break
             self.metrics.log_value("num_groups_resampled", missing, reduce="sum")
@@ -175,33 +184,44 @@ class GRPO(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
-        """Drop groups whose rollouts all earned the same, if so configured."""
+        """Drop tasks whose rollouts all earned the same, if so configured."""
         if not episodes:
             return episodes
-        groups = [_group(e) for e in episodes]
-        flat = zero_variance_groups(_returns(episodes), groups)
-        share = len(flat) / len(set(groups))
+        parts, groups = self._groups(episodes)
+        flat = zero_variance_groups(_returns(parts), groups)
+        alive = {_task(p) for p, g in zip(parts, groups, strict=True) if g not in flat}
+        tasks = {_task(e) for e in episodes}
+        share = len(tasks - alive) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
         if not self.config.drop_zero_variance_groups:
             return episodes
-        return [e for e, g in zip(episodes, groups, strict=True) if g not in flat]
+        return [e for e in episodes if _task(e) in alive]
 
     def _give_credit(self, episodes: list[Any]) -> None:
         if not episodes:
             return
+        parts, groups = self._groups(episodes)
         advantages = group_advantages(
-            _returns(episodes),
-            [_group(e) for e in episodes],
+            _returns(parts),
+            groups,
             baseline=self.config.advantage_baseline,
             scale=self.config.advantage_scale,
         )
-        for episode, advantage in zip(episodes, advantages, strict=True):
-            episode_data(episode).advantage = float(advantage)
+        for part, advantage in zip(parts, advantages, strict=True):
+            episode_data(part).advantage = float(advantage)
+
+    def _groups(self, episodes: list[Any]) -> tuple[list[Any], list[int]]:
+        """Return the agents' parts of episodes, and which are compared with which."""
+        parts = [part for episode in episodes for part in agent_episodes(episode)]
+        by_agent = self.config.advantage_group_by == "agent"
+        keys = [(_task(p), by_agent * episode_data(p).agent_index) for p in parts]
+        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+        return parts, [codes[key] for key in keys]
 
 
-def _group(episode: Any) -> int:
+def _task(episode: Any) -> int:
     return episode_data(episode).task.group_id
 
 
-def _returns(episodes: list[Any]) -> np.ndarray:
-    return np.array([e.get_return() for e in episodes], np.float64)
+def _returns(parts: list[Any]) -> np.ndarray:
+    return np.array([p.get_return() for p in parts], np.float64)

@@ -3,6 +3,7 @@
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.settings.generation import GenerationSettings
 from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
+from rllib_llm.algorithms.settings.multi_agent import MultiAgentSettings
 from rllib_llm.algorithms.settings.rollouts import RolloutSettings
 from rllib_llm.algorithms.settings.training import TrainingSettings
 from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
@@ -10,6 +11,7 @@ from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
 __all__ = [
     "GenerationSettings",
     "LanguageModelSettings",
+    "MultiAgentSettings",
     "RolloutSettings",
     "TrainingSettings",
     "WarmStartSettings",

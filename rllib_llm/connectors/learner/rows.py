@@ -24,6 +24,7 @@ class Row:
     Attributes:
         ids: Token ids. int32 [T]
         turn_ids: Which turn sampled the token, -1 for prompt tokens. int32 [T]
+        steps: Environment step of that turn, -1 for prompt tokens. int32 [T]
         logps: Log-probability recorded when it was sampled, else 0. float32 [T]
         rewards: The turn's reward on its last token, else 0. float32 [T]
         bootstrap: Whether the value after the last token stands for what a cut
@@ -32,6 +33,7 @@ class Row:
 
     ids: np.ndarray
     turn_ids: np.ndarray
+    steps: np.ndarray
     logps: np.ndarray
     rewards: np.ndarray
     bootstrap: bool = False
@@ -47,7 +49,8 @@ class _RowBuilder:
     def prompt(self, ids: Sequence[int]) -> None:
         ids = np.asarray(ids, np.int32)
         zeros = np.zeros(len(ids), np.float32)
-        self.parts.append((ids, np.full(len(ids), -1, np.int32), zeros, zeros))
+        no_turn = np.full(len(ids), -1, np.int32)
+        self.parts.append((ids, no_turn, no_turn, zeros, zeros))
 
     def turn(self, index: int, turn: Turn, reward: float) -> None:
         n = len(turn.action_ids)
@@ -57,6 +60,7 @@ class _RowBuilder:
             (
                 np.asarray(turn.action_ids, np.int32),
                 np.full(n, index, np.int32),
+                np.full(n, turn.env_t, np.int32),
                 np.asarray(turn.action_logps, np.float32),
                 rewards,
             )
@@ -128,7 +132,7 @@ def pad_rows(
         trained: Per row, whether its sampled tokens are trained.
 
     Returns:
-        ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``,
+        ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``, ``turn_steps``,
         ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` [B].
     """
     size = (len(rows), max(len(r) + r.bootstrap for r in rows))
@@ -136,6 +140,7 @@ def pad_rows(
         columns.INPUT_IDS: np.full(size, pad_id, np.int64),
         columns.ATTENTION_MASK: np.zeros(size, bool),
         columns.TURN_IDS: np.full(size, -1, np.int64),
+        columns.TURN_STEPS: np.full(size, -1, np.int64),
         columns.BEHAVIOUR_LOGP: np.zeros(size, np.float32),
         columns.TOKEN_REWARDS: np.zeros(size, np.float32),
         columns.BOOTSTRAP_COLUMN: np.full(len(rows), -1, np.int64),
@@ -145,6 +150,7 @@ def pad_rows(
         out[columns.INPUT_IDS][i, :n] = row.ids
         out[columns.ATTENTION_MASK][i, :n] = True
         out[columns.TURN_IDS][i, :n] = row.turn_ids
+        out[columns.TURN_STEPS][i, :n] = row.steps
         out[columns.BEHAVIOUR_LOGP][i, :n] = row.logps
         out[columns.TOKEN_REWARDS][i, :n] = row.rewards
         if row.bootstrap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class ScoreRows(ConnectorV2):
             With ``defer_old_logps``, which the learner sets, they are left out: its
             only training pass will find them.
         values: Whether there is a critic.
-        reference: Whether reference log-probabilities are needed.
+        references: Policies whose reference log-probabilities are needed.
         max_tokens: Token positions per pass.
     """
 
@@ -35,14 +36,14 @@ class ScoreRows(ConnectorV2):
         device: Any,
         old_logps: str,
         values: bool,
-        reference: bool,
+        references: Collection[str],
         max_tokens: int | None,
     ):
         super().__init__()
         self.device = device
         self.old_logps = old_logps
         self.values = values
-        self.reference = reference
+        self.references = frozenset(references)
         self.max_tokens = max_tokens
         self.defer_old_logps = False
 
@@ -62,19 +63,20 @@ class ScoreRows(ConnectorV2):
                 k: torch.as_tensor(v, device=self.device) if _is_array(v) else v
                 for k, v in data.items()
             }
-            self._score(rl_module[module_id].unwrapped(), tensors)
+            module = rl_module[module_id].unwrapped()
+            self._score(module, tensors, module_id in self.references)
             batch[module_id] = tensors
         return batch
 
     @torch.no_grad()
-    def _score(self, module: Any, data: dict[str, Any]) -> None:
+    def _score(self, module: Any, data: dict[str, Any], has_reference: bool) -> None:
         behaviour = data[columns.BEHAVIOUR_LOGP]
         old = behaviour.clone()
         values, reference = torch.zeros_like(old), torch.zeros_like(old)
         recompute = self.old_logps == "learner" and not self.defer_old_logps
         was_training = module.training
         module.eval()
-        if recompute or self.values or self.reference:
+        if recompute or self.values or has_reference:
             for index, part in micro_batches(data, self.max_tokens):
                 width = part[columns.INPUT_IDS].shape[1]
                 hidden = None
@@ -86,7 +88,7 @@ class ScoreRows(ConnectorV2):
                 if self.values:
                     found = module.compute_values(part, embeddings=hidden)
                     values[index, :width] = found.float()
-                if self.reference:
+                if has_reference:
                     reference[index, :width] = module.reference_logps(part)
         module.train(was_training)
         if not self.defer_old_logps:
@@ -94,7 +96,7 @@ class ScoreRows(ConnectorV2):
         data[Columns.ACTIONS] = data[columns.INPUT_IDS]
         if self.values:
             data[columns.VALUES] = values
-        if self.reference:
+        if has_reference:
             data[columns.REF_LOGP] = reference
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,11 @@ from rllib_llm.objectives.advantages import (
 from rllib_llm.objectives.kl import kl_penalty
 
 
-class TokenGAE(ConnectorV2):
-    """Generalised advantage estimation along an episode's sampled tokens.
+@dataclasses.dataclass
+class GAESettings:
+    """How one policy's advantages are estimated.
 
-    Prompt tokens are skipped: they neither discount nor decay. Between the last token
-    of a turn and the first of the next, ``gamma`` and ``lambda_`` apply (RLlib's time
-    step is a turn); inside a turn ``gamma_token`` and ``lambda_token`` do. An episode
-    that spans several rows is one chain.
-
-    Args:
+    Attributes:
         gamma: Discount per turn.
         lambda_: GAE's lambda per turn.
         gamma_token: Discount per token inside a turn.
@@ -40,25 +38,31 @@ class TokenGAE(ConnectorV2):
         ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.objectives.kl).
     """
 
-    def __init__(
-        self,
-        *,
-        gamma: float,
-        lambda_: float,
-        gamma_token: float = 1.0,
-        lambda_token: float = 1.0,
-        whiten: bool = True,
-        ref_kl_coeff: float | None = None,
-        ref_kl_estimator: str = "k1",
-    ):
+    gamma: float
+    lambda_: float
+    gamma_token: float = 1.0
+    lambda_token: float = 1.0
+    whiten: bool = True
+    ref_kl_coeff: float | None = None
+    ref_kl_estimator: str = "k1"
+
+
+class TokenGAE(ConnectorV2):
+    """Generalised advantage estimation along an episode's sampled tokens.
+
+    Prompt tokens are skipped: they neither discount nor decay. Between the last token
+    of a turn and the first of the next, ``gamma`` and ``lambda_`` apply (RLlib's time
+    step is a turn); inside a turn ``gamma_token`` and ``lambda_token`` do. An episode
+    that spans several rows is one chain; so is each agent's part of a multi-agent
+    episode.
+
+    Args:
+        settings: Of each policy, by ModuleID.
+    """
+
+    def __init__(self, settings: Mapping[str, GAESettings]):
         super().__init__()
-        self.gamma = gamma
-        self.lambda_ = lambda_
-        self.gamma_token = gamma_token
-        self.lambda_token = lambda_token
-        self.whiten = whiten
-        self.ref_kl_coeff = ref_kl_coeff
-        self.ref_kl_estimator = ref_kl_estimator
+        self.settings = dict(settings)
 
     @override(ConnectorV2)
     def __call__(
@@ -72,13 +76,13 @@ class TokenGAE(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         for module_id in sorted(batch):
-            self._add_advantages(batch[module_id])
+            self._add_advantages(batch[module_id], self.settings[module_id])
         return batch
 
-    def _add_advantages(self, data: dict[str, Any]) -> None:
+    def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
         device = data[columns.VALUES].device
         mask = data[Columns.LOSS_MASK].cpu().numpy()
-        rewards = self._rewards(data)
+        rewards = penalised_rewards(data, settings)
         values = data[columns.VALUES].double().cpu().numpy()
         turns = data[columns.TURN_IDS].cpu().numpy()
         owners = data[columns.EPISODE_INDEX].cpu().numpy()
@@ -92,13 +96,13 @@ class TokenGAE(ConnectorV2):
             gae, target = token_gae(
                 rewards[rows][trained],
                 values[rows][trained],
-                gamma=np.where(ends, self.gamma, self.gamma_token),
-                lambda_=np.where(ends, self.lambda_, self.lambda_token),
+                gamma=np.where(ends, settings.gamma, settings.gamma_token),
+                lambda_=np.where(ends, settings.lambda_, settings.lambda_token),
                 bootstrap_value=_bootstrap_value(data, values, rows),
             )
             _scatter(advantages, rows, trained, gae)
             _scatter(targets, rows, trained, target)
-        if self.whiten:
+        if settings.whiten:
             moments = all_reduce_sum(masked_moments(advantages, mask), device)
             advantages = whiten_with_moments(advantages, mask, tuple(moments))
         for key, array in (
@@ -107,17 +111,19 @@ class TokenGAE(ConnectorV2):
         ):
             data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
 
-    def _rewards(self, data: dict[str, Any]) -> np.ndarray:
-        rewards = data[columns.TOKEN_REWARDS].double()
-        if self.ref_kl_coeff is not None:
-            kl = kl_penalty(
-                data[Columns.ACTION_LOGP].double(),
-                data[columns.REF_LOGP].double(),
-                data[Columns.LOSS_MASK],
-                self.ref_kl_estimator,
-            )
-            rewards = rewards - self.ref_kl_coeff * kl
-        return rewards.cpu().numpy()
+
+def penalised_rewards(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
+    """Return the rewards of tokens, less what departing from the reference costs."""
+    rewards = data[columns.TOKEN_REWARDS].double()
+    if settings.ref_kl_coeff is not None:
+        kl = kl_penalty(
+            data[Columns.ACTION_LOGP].double(),
+            data[columns.REF_LOGP].double(),
+            data[Columns.LOSS_MASK],
+            settings.ref_kl_estimator,
+        )
+        rewards = rewards - settings.ref_kl_coeff * kl
+    return rewards.cpu().numpy()
 
 
 def _bootstrap_value(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,17 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.connectors.learner.rows import Row, build_rows, pad_rows
 from rllib_llm.objectives.normalisers import token_weights
 from rllib_llm.types import StopPolicy
 
 
-class TokenRows(ConnectorV2):
-    """Build the rows of every episode and stack them, module by module.
+@dataclasses.dataclass(frozen=True)
+class RowSettings:
+    """How a policy's rows are made.
 
-    Args:
+    Attributes:
         pad_id: Id for padding.
         loss_agg_mode: How token losses are averaged; its weights become a column.
         loss_agg_constant: The constant of ``seq-mean-token-sum-norm``.
@@ -29,21 +32,28 @@ class TokenRows(ConnectorV2):
             its last turn.
     """
 
-    def __init__(
-        self,
-        *,
-        pad_id: int,
-        loss_agg_mode: str = "token-mean",
-        loss_agg_constant: float | None = None,
-        row_per_turn: bool = False,
-        has_critic: bool = True,
-    ):
+    pad_id: int
+    loss_agg_mode: str = "token-mean"
+    loss_agg_constant: float | None = None
+    row_per_turn: bool = False
+    has_critic: bool = True
+
+
+class TokenRows(ConnectorV2):
+    """Build the rows of every episode and stack them, policy by policy.
+
+    Args:
+        settings: Of each policy, by ModuleID; rows of others are not built.
+
+    Attributes:
+        module_ids: Whose rows are built; the learner narrows it down to the policies
+            it is going to update.
+    """
+
+    def __init__(self, settings: Mapping[str, RowSettings]):
         super().__init__()
-        self.pad_id = pad_id
-        self.loss_agg_mode = loss_agg_mode
-        self.loss_agg_constant = loss_agg_constant
-        self.row_per_turn = row_per_turn
-        self.has_critic = has_critic
+        self.settings = dict(settings)
+        self.module_ids = tuple(settings)
 
     @override(ConnectorV2)
     def __call__(
@@ -56,55 +66,69 @@ class TokenRows(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        per_module: dict[str, list[Any]] = {}
-        for episode in self.single_agent_episode_iterator(
-            episodes, agents_that_stepped_only=False
-        ):
-            module_id = episode.module_id or DEFAULT_MODULE_ID
-            per_module.setdefault(module_id, []).append(episode)
-        for module_id, module_episodes in per_module.items():
-            batch[module_id] = self._columns(module_episodes)
+        found: dict[str, list[tuple[Any, int]]] = {}
+        for joint, episode in enumerate(episodes):
+            for part in agent_episodes(episode):
+                module_id = part.module_id or DEFAULT_MODULE_ID
+                if module_id in self.module_ids:
+                    found.setdefault(module_id, []).append((part, joint))
+        for module_id, parts in found.items():
+            batch[module_id] = self._columns(parts, self.settings[module_id])
         return batch
 
-    def _columns(self, episodes: list[Any]) -> dict[str, np.ndarray]:
+    def _columns(
+        self, parts: list[tuple[Any, int]], settings: RowSettings
+    ) -> dict[str, np.ndarray]:
         rows: list[Row] = []
-        owners: list[int] = []
+        owners: list[tuple[int, int, int]] = []
         trained: list[bool] = []
-        credit: list[float] = []
-        for index, episode in enumerate(episodes):
+        credit: list[Any] = []
+        for index, (episode, joint) in enumerate(parts):
             data = episode_data(episode)
-            episode_rows = self._rows(episode)
-            rows += episode_rows
-            owners += [index] * len(episode_rows)
-            trained += [data.stop_policy is not StopPolicy.MASK] * len(episode_rows)
-            credit += [data.advantage or 0.0] * len(episode_rows)
-        out = pad_rows(rows, pad_id=self.pad_id, trained=trained)
-        out[columns.EPISODE_INDEX] = np.asarray(owners, np.int64)
+            new = _rows(episode, settings)
+            rows += new
+            owners += [(index, joint, data.agent_index)] * len(new)
+            trained += [data.stop_policy is not StopPolicy.MASK] * len(new)
+            credit += [data.advantage] * len(new)
+        out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
+        names = (columns.EPISODE_INDEX, columns.JOINT_INDEX, columns.AGENT_INDEX)
+        for name, values in zip(names, zip(*owners, strict=True), strict=True):
+            out[name] = np.asarray(values, np.int64)
         mask = out[Columns.LOSS_MASK]
-        out[Columns.ADVANTAGES] = np.where(
-            mask, np.asarray(credit, np.float32)[:, None], np.float32(0)
-        )
+        out[Columns.ADVANTAGES] = _spread(credit, out[columns.TURN_IDS], mask)
         out[columns.LOSS_WEIGHTS] = np.asarray(
             token_weights(
                 mask,
                 out[columns.EPISODE_INDEX],
-                self.loss_agg_mode,
-                constant=self.loss_agg_constant,
+                settings.loss_agg_mode,
+                constant=settings.loss_agg_constant,
             ),
             np.float32,
         )
         return out
 
-    def _rows(self, episode: Any) -> list[Row]:
-        data = episode_data(episode)
-        # Stock env runners state no reason; a truncated episode is then bootstrapped.
-        bootstrap = self.has_critic and (
-            data.stop_reason is None or data.stop_policy is StopPolicy.BOOTSTRAP
-        )
-        return build_rows(
-            episode.get_extra_model_outputs(columns.TURN),
-            episode.get_rewards(),
-            final_prompt=data.prompt if episode.is_truncated else None,
-            bootstrap=episode.is_truncated and bootstrap,
-            row_per_turn=self.row_per_turn,
-        )
+
+def _spread(credit: list[Any], turn_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Give every trained token its episode's advantage, or its turn's. [B, T]"""
+    out = np.zeros(mask.shape, np.float32)
+    for row, advantage in enumerate(credit):
+        if advantage is None:
+            continue
+        per_turn = np.asarray(advantage, np.float32)
+        out[row] = per_turn if per_turn.ndim == 0 else per_turn[turn_ids[row]]
+    return np.where(mask, out, np.float32(0))
+
+
+def _rows(episode: Any, settings: RowSettings) -> list[Row]:
+    data = episode_data(episode)
+    # Stock env runners state no reason; a truncated episode is then bootstrapped.
+    bootstrap = settings.has_critic and (
+        data.stop_reason is None or data.stop_policy is StopPolicy.BOOTSTRAP
+    )
+    return build_rows(
+        episode.get_extra_model_outputs(columns.TURN),
+        episode.get_rewards(),
+        final_prompt=data.prompt if episode.is_truncated else None,
+        bootstrap=episode.is_truncated and bootstrap,
+        row_per_turn=settings.row_per_turn,
+    )

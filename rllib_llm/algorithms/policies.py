@@ -1,0 +1,80 @@
+"""Checks of who plays for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.errors import ConfigError, did_you_mean
+
+
+def validate_policies(config: Any) -> None:
+    """Check that agents and policies fit together.
+
+    Raises:
+        ConfigError: Naming the agent or policy, the rule, and the remedy.
+    """
+    env = config.make_text_env()
+    agents = agents_of(env)
+    env.close()
+    if agents is None:
+        if config.is_multi_agent:
+            raise ConfigError(
+                f"multi_agent(policies={list(config.module_ids)}), but {config.env!r} "
+                "has a single agent. Use an environment of PettingZoo, or leave "
+                ".multi_agent() out."
+            )
+        return
+    _validate_trained(config)
+    mapped = _mapped(config, agents)
+    if not isinstance(config.policy_mapping_fn, MappedPolicies):
+        return  # a function may map others in other episodes
+    for module_id in config.trained_module_ids:
+        if module_id not in mapped.values():
+            raise ConfigError(
+                f"The policy {module_id!r} is to be trained, but policy_mapping_fn "
+                f"gives it no agent: {mapped}. Map one to it, or leave it out of "
+                "policies_to_train."
+            )
+
+
+def _validate_trained(config: Any) -> None:
+    wanted = config.policies_to_train
+    if wanted is None or callable(wanted):
+        wanted = ()
+    for module_id in wanted:
+        if module_id not in config.module_ids:
+            raise ConfigError(
+                f"policies_to_train names {module_id!r}, which is no policy. "
+                f"{did_you_mean(module_id, config.module_ids)}"
+            )
+        if config.script_of(module_id) is not None:
+            raise ConfigError(
+                f"policies_to_train names {module_id!r}, which a script plays: there "
+                "is nothing to train. Leave it out."
+            )
+    if not config.trained_module_ids:
+        raise ConfigError(
+            "No policy is trained. Name one that is a language model in "
+            "policies_to_train."
+        )
+
+
+def _mapped(config: Any, agents: list[str]) -> dict[str, str]:
+    """Return every agent's policy in an episode of the first task."""
+    from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+
+    episode = MultiAgentEpisode()
+    episode_data(episode).task = config.build_task_source().next_groups(1)[0]
+    found = {}
+    for agent in agents:
+        module_id = config.policy_mapping_fn(agent, episode)
+        if module_id not in config.module_ids:
+            raise ConfigError(
+                f"policy_mapping_fn maps the agent {agent!r} to {module_id!r}, which "
+                f"is no policy. {did_you_mean(str(module_id), config.module_ids)}"
+            )
+        found[agent] = module_id
+    return found

@@ -1,0 +1,34 @@
+"""What samplers and settings need to know about an environment's agents."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ray.rllib.core import DEFAULT_AGENT_ID
+
+
+def as_playable(env: Any) -> Any:
+    """Return a Gymnasium environment as it is, one of PettingZoo as a JointEnv."""
+    if "pettingzoo" not in sys.modules:  # then it cannot be one of PettingZoo
+        return env
+    from pettingzoo import AECEnv, ParallelEnv
+
+    from rllib_llm.envs.joint_env import JointEnv
+
+    return JointEnv(env) if isinstance(env, AECEnv | ParallelEnv) else env
+
+
+def agents_of(env: Any) -> list[str] | None:
+    """Return the declared agents of a JointEnv; None for a Gymnasium environment."""
+    return getattr(env, "possible_agents", None)
+
+
+def role_prompts(env: Any) -> dict[str, str]:
+    """Return the system prompt of each agent that has one, by AgentID."""
+    agents = agents_of(env)
+    if agents is None:
+        prompts = {DEFAULT_AGENT_ID: getattr(env.unwrapped, "system_prompt", None)}
+    else:
+        prompts = {agent: env.system_prompt_for(agent) for agent in agents}
+    return {agent: prompt for agent, prompt in prompts.items() if prompt}

@@ -1,0 +1,1 @@
+"""Adapters: games of other libraries as multi-agent text environments."""

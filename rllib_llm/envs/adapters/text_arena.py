@@ -1,0 +1,198 @@
+"""Adapter: the games of TextArena as multi-agent text environments."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rllib_llm.envs.adapters.text_game import TextGame
+from rllib_llm.envs.parsing import require_int
+from rllib_llm.envs.text_env import register_text_env
+from rllib_llm.errors import (
+    ConfigError,
+    EnvContractError,
+    MissingExtraError,
+    did_you_mean,
+)
+
+# The library never ends a game for invalid moves: TextGame counts them.
+_NO_LIMIT = 10**9
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@register_text_env("text_arena-v0")
+class TextArenaGame(TextGame):
+    """Any game of TextArena that works offline; ``game`` names it.
+
+    Of the library's habits, these are mended: its observation wrappers keep the whole
+    history, also of earlier games (a fresh game per episode, without them, tells only
+    what is new); it draws from Python's global random state (every environment has its
+    own, swapped in for each call, one call at a time); some rewards are strings; some
+    games never end (``max_turns``); invalid moves follow :class:`TextGame`.
+
+    Players keep their numbers; who begins may be random. Rewards come at the end of a
+    game, none if it is truncated. There are neither experts nor random policies, for
+    the library does not list legal moves.
+
+    Args:
+        env_config: ``game`` (an id of TextArena), ``num_players``, ``game_options``
+            (keywords of the game), ``rules`` (replaces the game's own first message),
+            and the options of :class:`TextGame`.
+    """
+
+    _OPTIONS: ClassVar[dict[str, Any]] = {
+        **TextGame._OPTIONS,
+        "game": "TicTacToe-v0",
+        "game_options": {},
+        "num_players": 2,
+        "rules": None,
+    }
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "name": "text_arena"}
+
+    def _load(self, options: dict[str, Any]) -> list[str]:
+        players = require_int("num_players", options["num_players"], 1, 100)
+        library, game = _import_text_arena(), options["game"]
+        registry = library.envs.registration.ENV_REGISTRY
+        if game not in registry:
+            raise ConfigError(
+                f"game={game!r} is none of TextArena's. {did_you_mean(game, registry)}"
+            )
+        self.has_winner = players > 1
+        self._begin(np.random.default_rng(0))  # what cannot be played fails here
+        return [f"player_{i}" for i in range(players)]
+
+    def _begin(self, rng: np.random.Generator) -> None:
+        options, seed = self._options, int(rng.integers(2**31))
+        self._random_states = _seeded_states(seed)
+        with self._own_randomness():
+            try:
+                env = _import_text_arena().make(
+                    options["game"], **options["game_options"]
+                )
+                self._game, self._brackets = _without_wrappers(env)
+                self._game.reset(num_players=options["num_players"], seed=seed)
+            except Exception as error:
+                raise ConfigError(
+                    f"TextArena cannot play game={options['game']!r} with "
+                    f"num_players={options['num_players']} and game_options="
+                    f"{options['game_options']!r} here: {error!r}. Choose another game "
+                    "or other options."
+                ) from error
+        if hasattr(self._game.state, "error_allowance"):
+            self._game.state.error_allowance = _NO_LIMIT
+        self._done = False
+
+    def _next_agent(self) -> str | None:
+        player = self._game.state.current_player_id
+        if player not in range(self._options["num_players"]):
+            raise EnvContractError(
+                f"TextArena asks player {player!r}, but num_players="
+                f"{self._options['num_players']}. Give {self._options['game']!r} the "
+                "number of players it is made for."
+            )
+        return None if self._done else f"player_{player}"
+
+    def _prompt(self, agent: str) -> str:
+        with self._own_randomness():
+            player, messages = self._game.get_observation()
+        kinds = _import_text_arena().ObservationType
+        names = self._game.state.role_mapping
+        said = [_fields(message, kinds) for message in messages]
+        boards = [i for i, (_, kind, _) in enumerate(said) if kind == kinds.GAME_BOARD]
+        lines = []
+        for i, (sender, kind, text) in enumerate(said):
+            own_words = sender == player and kind == kinds.PLAYER_ACTION
+            old_board = kind == kinds.GAME_BOARD and i != boards[-1]
+            if own_words or old_board:
+                continue
+            if kind == kinds.PROMPT and self._options["rules"] is not None:
+                text = self._options["rules"]
+            lines.append(text if sender < 0 else f"{names.get(sender, sender)}: {text}")
+        return "\n".join(filter(None, map(str.strip, lines))) or "Your turn."
+
+    def _hint(self, agent: str) -> str:
+        return self._prompt(agent)  # the game says what was wrong
+
+    def _move(self, agent: str, text: str) -> dict[str, float] | None:
+        if self._brackets and "[" not in text and "]" not in text:
+            text = f"[{text}]"
+        state = self._game.state
+        errors = getattr(state, "error_count", 0)
+        with self._own_randomness():
+            self._done, _ = self._game.step(action=text)
+            if not self._done:
+                invalid = getattr(state, "error_count", 0) > errors
+                return None if invalid else {}
+            rewards, details = self._game.close()
+        return {
+            f"player_{player}": _number(reward, details.get(player, {}))
+            for player, reward in (rewards or {}).items()
+        }
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Give the game its own global random states, and put the others back."""
+        with _ONE_AT_A_TIME:
+            others = random.getstate(), np.random.get_state()
+            _set_states(self._random_states)
+            try:
+                yield
+            finally:
+                self._random_states = random.getstate(), np.random.get_state()
+                _set_states(others)
+
+
+def _import_text_arena() -> Any:
+    try:
+        import textarena
+    except ModuleNotFoundError as error:
+        if error.name != "textarena":
+            raise
+        raise MissingExtraError.for_extra("textarena", "games") from error
+    return textarena
+
+
+def _without_wrappers(env: Any) -> tuple[Any, bool]:
+    """Return the bare game, and whether its answers get brackets if they have none."""
+    library = _import_text_arena()
+    brackets = False
+    while isinstance(env, library.Wrapper):
+        brackets |= isinstance(env, library.wrappers.ActionFormattingWrapper)
+        env = env.env
+    return env, brackets
+
+
+def _fields(message: tuple[Any, Any, Any], kinds: Any) -> tuple[int, Any, str]:
+    """Return sender, kind and text of a message; some games swap them."""
+    by_type = {
+        name: part
+        for name, wanted in (("sender", int), ("kind", kinds), ("text", str))
+        for part in message
+        if isinstance(part, wanted)
+    }
+    return by_type["sender"], by_type["kind"], by_type["text"]
+
+
+def _seeded_states(seed: int) -> tuple[Any, Any]:
+    generator = np.random.RandomState(seed)
+    return random.Random(seed).getstate(), generator.get_state()
+
+
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _number(reward: Any, details: dict[str, Any]) -> float:
+    """Return a reward as a number; some games swap it with its reason."""
+    for value in (reward, details.get("reason")):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
+    raise EnvContractError(
+        f"TextArena gave the reward {reward!r} with {details!r}; a number is needed."
+    )

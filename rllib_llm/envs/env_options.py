@@ -1,0 +1,104 @@
+"""Options: what single-agent and multi-agent environments are configured by."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, ClassVar
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+SPLITS = ("train", "test")
+
+
+class EnvOptions:
+    """Options of an environment: the keyword parameters of ``start``, and three more.
+
+    ``max_turns``, ``invalid_action`` and ``invalid_action_reward`` are fixed for a run.
+    The others have their defaults in the signature of ``start``; ``env_config``
+    overrides them for a run, ``reset(options=...)`` for one episode.
+    """
+
+    max_turns: int = 10
+    invalid_action: str = "retry"
+    invalid_action_reward: float = 0.0
+    format_hint: str = "That was not a valid action. Please follow the format."
+    system_prompt: str | None = None
+    has_success: bool = True
+    split: str = "train"
+
+    _BASE_OPTIONS: ClassVar[tuple[str, ...]] = (
+        "max_turns",
+        "invalid_action",
+        "invalid_action_reward",
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the options in force, defaults included."""
+        return {**_start_options(type(self)), **self._options}
+
+    def _read_config(self, env_config: dict[str, Any] | None) -> None:
+        config = dict(env_config or {})
+        for name in self._BASE_OPTIONS:
+            if name in config:
+                setattr(self, name, config.pop(name))
+        self._options = self._checked_options(config, also=self._BASE_OPTIONS)
+        self._check_base_options()
+
+    def _read_reset_options(self, given: dict[str, Any] | None) -> dict[str, Any]:
+        """Set ``split``; return the options of ``start`` for one episode."""
+        options = dict(given or {})
+        self.split = options.pop("split", "train")
+        if self.split not in SPLITS:
+            raise ConfigError(f"split={self.split!r} must be one of {SPLITS}.")
+        options = self._checked_options(options, also=("split",))
+        return {**self._options, **options}
+
+    def _checked_options(
+        self, given: dict[str, Any], also: tuple[str, ...]
+    ) -> dict[str, Any]:
+        known = _start_options(type(self))
+        for name in given:
+            if name in self._BASE_OPTIONS and name not in also:
+                raise ConfigError(
+                    f"{name!r} cannot change between episodes; set it in env_config."
+                )
+            if name not in known:
+                raise ConfigError(
+                    f"{type(self).__name__} has no option {name!r}. "
+                    + did_you_mean(name, [*known, *also])
+                )
+        return given
+
+    def _check_base_options(self) -> None:
+        is_int = isinstance(self.max_turns, int) and self.max_turns is not True
+        if not is_int or self.max_turns < 1:
+            raise ConfigError(f"max_turns={self.max_turns!r} must be an int >= 1.")
+        if self.invalid_action not in ("retry", "end"):
+            raise ConfigError(
+                f"invalid_action={self.invalid_action!r} must be 'retry' (the model "
+                "reads format_hint and tries again) or 'end' (the episode is over)."
+            )
+        if not is_finite(self.invalid_action_reward):
+            raise ConfigError(
+                f"invalid_action_reward={self.invalid_action_reward!r} must be a "
+                "finite number, e.g. -0.1."
+            )
+
+
+def is_finite(number: Any) -> bool:
+    """Say whether ``number`` is a number, and neither infinite nor NaN."""
+    try:
+        return math.isfinite(number)
+    except TypeError:
+        return False
+
+
+def _start_options(cls: type) -> dict[str, Any]:
+    """The keyword options of ``start`` and their defaults."""
+    parameters = list(inspect.signature(cls.start).parameters.values())[2:]
+    return {
+        p.name: None if p.default is p.empty else p.default
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }

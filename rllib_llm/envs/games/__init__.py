@@ -1,0 +1,1 @@
+"""Multi-agent games, one per file."""

@@ -1,0 +1,172 @@
+"""Path checker: a planner who sees no walls, and a checker who sees nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from rllib_llm.envs.grid import MOVES, Cell, distances, neighbour
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.parsing import last_match, require_int
+from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.errors import ConfigError
+
+START: Cell = (0, 0)
+_MAX_DRAWS = 2_000
+
+
+@register_text_env("path_checker-v0")
+class PathChecker(MultiAgentTextEnv):
+    """Agree on a way to the far corner. Return 1 for each if it is free of walls.
+
+    The planner proposes a whole path without knowing the walls; the checker sees them
+    and says ok, which ends the game, or names one wall. What it names may be false.
+    Instances are split into train and test by the hash of the walls.
+    """
+
+    possible_agents = ["planner_0", "checker_0"]
+    max_turns = 16
+    format_hint = (
+        "Please answer as 'path right down', inside the grid and up to the goal, or as "
+        "'ok' or 'wall 1 2'."
+    )
+    _path = re.compile(
+        r"\bpath((?:[ \t]+(?:left|down|right|up)){1,40})\b", re.IGNORECASE
+    )
+    _verdict = re.compile(r"\b(?:(ok)|wall[ \t]+([0-9])[ \t]+([0-9]))\b", re.IGNORECASE)
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        size: int = 4,
+        walls: int = 3,
+        attempts: int = 4,
+    ) -> None:
+        """Place the walls so that the experts need at most ``attempts`` paths.
+
+        Args:
+            rng: Decides the walls.
+            size: Rows and columns, in [3, 9].
+            walls: How many cells are walls, in [1, 20].
+            attempts: How many paths may be proposed, in [1, 8].
+        """
+        self.size = require_int("size", size, 3, 9)
+        require_int("walls", walls, 1, 20)
+        self.attempts = require_int("attempts", attempts, 1, 8)
+        self.goal = (size - 1, size - 1)
+        every = [(r, c) for r in range(size) for c in range(size)]
+        self.cells = set(every)
+        inner = every[1:-1]
+        for _ in range(_MAX_DRAWS if walls < len(inner) else 0):
+            picked = rng.choice(len(inner), size=walls, replace=False)
+            self.walls = {inner[i] for i in picked}
+            if in_split(f"{size} {sorted(self.walls)}", self.split) and self._solvable:
+                break
+        else:
+            raise ConfigError(
+                f"No {self.split} instance in {_MAX_DRAWS} draws with size={size}, "
+                f"walls={walls}, attempts={attempts}. Lower walls, or raise attempts."
+            )
+        self.named: list[Cell] = []
+        self.path: list[str] = []
+        self.proposed = 0
+
+    def prompt_for(self, agent: str) -> str:
+        """Show the planner the size and the last verdict, the checker the walls."""
+        if agent == "planner_0":
+            if self.named:
+                return f"checker_0: wall {_place(self.named[-1])}. Another path?"
+            return (
+                f"From 1 1 to {_place(self.goal)}, walls are hidden. Say path, then "
+                "left, down, right or up for every move."
+            )
+        proposal = f"planner_0: path {' '.join(self.path)}. ok, or which wall?"
+        if self.proposed > 1:
+            return proposal
+        walls = ", ".join(_place(w) for w in sorted(self.walls))
+        return f"Walls (row column): {walls}. {proposal}"
+
+    def parse(self, agent: str, text: str) -> list[str] | Cell | str | None:
+        """Read a path inside the grid to the goal, or a verdict."""
+        if agent == "planner_0":
+            match = last_match(self._path, text)
+            moves = match.group(1).lower().split() if match else []
+            cells = _cells(moves)
+            inside = self.cells.issuperset(cells) and cells[-1] == self.goal
+            return moves if inside else None
+        match = last_match(self._verdict, text)
+        if match is None or match.group(1):
+            return match and "ok"
+        cell = int(match.group(2)) - 1, int(match.group(3)) - 1
+        return cell if cell in self.cells else None
+
+    def apply(self, agent: str, action: list[str] | Cell | str) -> Outcome | None:
+        """Take the proposal or the verdict."""
+        if agent == "planner_0":
+            self.path, self.proposed = action, self.proposed + 1
+            return None
+        metrics = {"attempts": float(self.proposed)}
+        if action == "ok":
+            free = self.walls.isdisjoint(_cells(self.path))
+            rewards = dict.fromkeys(self.possible_agents, float(free))
+            return Outcome(rewards, terminated=True, success=free, metrics=metrics)
+        self.named.append(action)
+        if self.proposed < self.attempts:
+            return None
+        return Outcome(terminated=True, success=False, metrics=metrics)
+
+    def expert_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Plan around the walls named so far; name the first wall on the path."""
+        if agent == "planner_0":
+            return f"path {' '.join(self._plan(set(self.named)))}"
+        hit = next((c for c in _cells(self.path) if c in self.walls), None)
+        return "ok" if hit is None else f"wall {_place(hit)}"
+
+    def random_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Walk right and down in any order; say ok every other time, or any wall."""
+        if agent == "planner_0":
+            moves = ["right", "down"] * (self.size - 1)
+            return f"path {' '.join(rng.permutation(moves))}"
+        if rng.random() < 0.5:
+            return "ok"
+        return f"wall {rng.integers(1, self.size + 1)} {rng.integers(1, self.size + 1)}"
+
+    @property
+    def _solvable(self) -> bool:
+        """Whether the two experts find a way within the attempts."""
+        named: set[Cell] = set()
+        if START not in distances(self.goal, self.cells - self.walls):
+            return False
+        for _ in range(self.attempts):
+            path = _cells(self._plan(named))
+            hit = next((c for c in path if c in self.walls), None)
+            if hit is None:
+                return True
+            named.add(hit)
+        return False
+
+    def _plan(self, named: set[Cell]) -> list[str]:
+        """Return the first shortest path that avoids ``named``, if there is one."""
+        free = self.cells - named
+        to_goal = distances(self.goal, free)
+        if START not in to_goal:  # false claims: at least end at the goal
+            to_goal = distances(self.goal, self.cells)
+        here, moves = START, []
+        while here != self.goal:
+            ways = [m for m in MOVES if neighbour(here, m) in to_goal]
+            moves.append(min(ways, key=lambda m: to_goal[neighbour(here, m)]))
+            here = neighbour(here, moves[-1])
+        return moves
+
+
+def _cells(moves: list[str]) -> list[Cell]:
+    """Return the cells that a path visits, the start first."""
+    cells = [START]
+    for move in moves:
+        cells.append(neighbour(cells[-1], move))
+    return cells
+
+
+def _place(cell: Cell) -> str:
+    return f"{cell[0] + 1} {cell[1] + 1}"

@@ -1,0 +1,159 @@
+"""Secret sum: agents in a chain, each with a private number, add them up together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.parsing import last_match, require_float, require_int
+from rllib_llm.envs.text_env import register_text_env
+
+NAMES = ("alice_0", "bob_0", "carol_0", "dave_0", "erin_0", "frank_0")
+
+
+@register_text_env("secret_sum-v0")
+class SecretSum(MultiAgentTextEnv):
+    """Pass on what is needed, answer the sum modulo n. Return 1 for each if right.
+
+    Every agent has a private number in ``[0, numbers)``, speaks once, and hears only
+    the one before it; the last one answers. Nobody can solve it alone, and any
+    convention that keeps the information works. There is no held-out split: a sum that
+    was never seen cannot be inferred from others, so the whole table is the task.
+    """
+
+    format_hint = "Please answer as 'say 1'."
+    _pattern = re.compile(r"\bsay[ \t]+([0-9]{1,2})\b", re.IGNORECASE)
+
+    def agent_names(self, agents: int = 2, **_: object) -> list[str]:
+        """The first ``agents`` names."""
+        return list(NAMES[: require_int("agents", agents, 2, len(NAMES))])
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        agents: int = 2,
+        numbers: int = 4,
+        partial: float = 0.0,
+    ) -> None:
+        """Deal the private numbers.
+
+        Args:
+            rng: Decides the numbers.
+            agents: How many agents there are, in [2, 6].
+            numbers: Private numbers and messages are 0 to ``numbers - 1``, in [2, 10].
+            partial: Reward of the nearest wrong answers, in [0, 1); farther ones earn
+                proportionally less.
+        """
+        self.numbers = require_int("numbers", numbers, 2, 10)
+        self.partial = require_float("partial", partial, 0.0, 0.99)
+        self.secrets = [int(n) for n in rng.integers(numbers, size=agents)]
+        self.said: list[int] = []
+
+    def prompt_for(self, agent: str) -> str:
+        """Show the agent's own number and what it hears."""
+        place = self.possible_agents.index(agent)
+        if len(self.said) > place:
+            return ""  # it has spoken, and hears nothing more
+        heard = ""
+        if 0 < place == len(self.said):
+            heard = f"{NAMES[place - 1]} says {self.said[-1]}. "
+        if place + 1 == len(self.secrets):
+            task = f"Say the sum modulo {self.numbers}."
+        else:
+            task = f"Tell {NAMES[place + 1]} 0 to {self.numbers - 1}."
+        return f"{heard}You have {self.secrets[place]}. {task}"
+
+    def parse(self, agent: str, text: str) -> int | None:
+        """Read the last ``say <n>`` in range."""
+        match = last_match(self._pattern, text)
+        number = int(match.group(1)) if match else self.numbers
+        return number if number < self.numbers else None
+
+    def apply(self, agent: str, action: int) -> Outcome | None:
+        """Pass the number on, or grade it if it is the last one's."""
+        self.said.append(action)
+        if len(self.said) < len(self.secrets):
+            return None
+        reward = float(answer_rewards(self.secrets, self.numbers, self.partial)[action])
+        return Outcome(
+            dict.fromkeys(self.possible_agents, reward),
+            terminated=True,
+            success=reward == 1.0,
+        )
+
+    def expert_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Say the sum of one's own number and of what one heard."""
+        heard = self.said[-1] if self.said else 0
+        return f"say {(heard + self.secrets[len(self.said)]) % self.numbers}"
+
+    def random_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Say any number in range."""
+        return f"say {rng.integers(self.numbers)}"
+
+    def optimal_value(self) -> float:
+        """Each agent's return under the best joint policy."""
+        return 1.0
+
+
+def answer_rewards(
+    secrets: Sequence[int], numbers: int, partial: float = 0.0
+) -> np.ndarray:
+    """Return the team's reward of every answer. [numbers]
+
+    Distances are taken around the circle of residues: 1 at the sum, ``partial`` next to
+    it, falling linearly to 0 at the opposite side.
+    """
+    off = (np.arange(numbers) - sum(secrets)) % numbers
+    distance = np.minimum(off, numbers - off)
+    farthest = max(numbers // 2, 1)
+    near = partial * (farthest - distance) / max(farthest - 1, 1)
+    return np.where(distance == 0, 1.0, near)
+
+
+def exact_values(
+    policies: Sequence[np.ndarray],
+    secrets: Sequence[int],
+    said: Sequence[int],
+    partial: float = 0.0,
+) -> np.ndarray:
+    """Return the team's exact expected reward before and after each message.
+
+    The value of the state in which all private numbers are known, under tabular
+    policies and after the first k messages, by backward induction along the chain:
+    U_k(h) = sum_a pi_k(a | h, s_k) U_{k+1}(a), with the graded answer at the end.
+
+    Args:
+        policies: One per agent: probabilities of messages given the number heard and
+            the own number, [numbers, numbers, numbers]; the first agent hears 0.
+        secrets: The private numbers.
+        said: What was said, by as many agents as have spoken.
+        partial: See :meth:`SecretSum.start`.
+
+    Returns:
+        V_0 (nothing said) to V_k (all of ``said``). [len(said) + 1]
+    """
+    later = answer_rewards(secrets, policies[0].shape[-1], partial)
+    after = [later]  # expected reward by the newest message, last agent first
+    for policy, secret in zip(reversed(policies), reversed(secrets), strict=True):
+        later = policy[:, secret] @ later
+        after.append(later)
+    after.reverse()
+    heard = [0, *said]
+    return np.array([after[k][h] for k, h in enumerate(heard)])
+
+
+def exact_advantage(
+    policies: Sequence[np.ndarray],
+    secrets: Sequence[int],
+    said: Sequence[int],
+    partial: float = 0.0,
+) -> np.ndarray:
+    """Return what each message changed: V_k - V_{k-1} of :func:`exact_values`.
+
+    The multi-agent advantage decomposition (Kuba et al. 2021, arXiv:2109.11251,
+    lemma 1): the terms of an episode add up to its reward minus V_0. [len(said)]
+    """
+    return np.diff(exact_values(policies, secrets, said, partial))

@@ -1,0 +1,340 @@
+"""JointEnv: one call per round, over any PettingZoo environment that speaks text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import BaseWrapper
+
+from rllib_llm.envs.env_options import is_finite
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
+from rllib_llm.errors import EnvContractError, did_you_mean
+from rllib_llm.types import StopReason
+
+
+@dataclasses.dataclass(slots=True)
+class JointStep:
+    """What one call of :class:`JointEnv` brought.
+
+    Attributes:
+        observations: Text for each agent that must act now, in execution order;
+            several where they act simultaneously.
+        rewards: All non-zero ``(agent, reward)`` since the last call, to any declared
+            agent: acting, waiting, not yet there, or gone.
+        terminated: Agents whose game ended with this call.
+        truncated: Agents that were cut short with this call.
+        final_observations: What truncated agents would have read next (the critic
+            bootstraps from it); an agent with nothing new to read is missing.
+        infos: Info dictionaries by agent.
+        is_over: No agent is left.
+        success: Whether the task was solved, once an info says so.
+        metrics: Numbers to average over episodes, merged from the infos.
+        stop_reason: Why the episode ended, from the infos; where they do not say,
+            ``"max_turns"`` if anyone was truncated in the last call, else
+            ``"terminated"``. None while the episode goes on.
+    """
+
+    observations: dict[str, str] = dataclasses.field(default_factory=dict)
+    rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    terminated: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    final_observations: dict[str, str] = dataclasses.field(default_factory=dict)
+    infos: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    is_over: bool = False
+    success: bool | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    stop_reason: str | None = None
+
+
+class JointEnv:
+    """Play a PettingZoo environment round by round.
+
+    Every call returns exactly the agents that must act now. Nothing is lost that
+    wrappers tend to lose: infos of ``reset``, rewards before an agent's first or after
+    its last action, the order of agents kept in a set, agents that join late or leave
+    early, and ends where some agents terminate and others are truncated.
+
+    Args:
+        env: An ``AECEnv`` or ``ParallelEnv`` whose observations are strings or
+            dictionaries with a string under ``"text"``, and whose actions are text. In
+            a ``ParallelEnv`` an empty observation means that the agent is not asked;
+            its action is then ``""``.
+
+    Raises:
+        EnvContractError: If ``env`` is something else, or breaks PettingZoo's contract
+            while it is played.
+    """
+
+    def __init__(self, env: AECEnv | ParallelEnv):
+        if not isinstance(env, (AECEnv, ParallelEnv)):
+            raise EnvContractError(
+                f"JointEnv got {type(env).__name__}; it plays a pettingzoo AECEnv or "
+                "ParallelEnv."
+            )
+        names = getattr(env, "possible_agents", None)
+        if not names:
+            raise EnvContractError(
+                f"{env} has no possible_agents. List every agent that may ever take "
+                "part: policies are assigned before an episode begins."
+            )
+        # The order of a set changes from one Python process to the next.
+        is_set = isinstance(names, (set, frozenset))
+        self.possible_agents: list[str] = sorted(names) if is_set else list(names)
+        self.env = env
+        kind = _AECPlay if isinstance(env, AECEnv) else _ParallelPlay
+        self._play = kind(env, self.possible_agents)
+        self._asked: tuple[str, ...] = ()
+        self._ended: set[str] = set()
+        self._live: set[str] = set()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, which has the scripted policies."""
+        return self.env.unwrapped
+
+    def system_prompt_for(self, agent: str) -> str | None:
+        """Return the agent's system prompt, if the environment has one."""
+        if hasattr(self.unwrapped, "system_prompt_for"):
+            return self.unwrapped.system_prompt_for(agent)
+        return getattr(self.unwrapped, "system_prompt", None)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> JointStep:
+        """Begin an episode."""
+        self._ended, self._live = set(), set()
+        return self._collect(self._play.reset(seed, options))
+
+    def step(self, actions: dict[str, str]) -> JointStep:
+        """Let exactly the agents of the last observations act.
+
+        Args:
+            actions: Their texts.
+        """
+        if set(actions) != set(self._asked):
+            raise EnvContractError(
+                f"step() got texts of {sorted(actions)}; the agents to act are "
+                f"{list(self._asked)}."
+                + ("" if self._asked else " The episode is over: call reset().")
+            )
+        return self._collect(self._play.step({a: actions[a] for a in self._asked}))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _collect(self, raw: _Raw) -> JointStep:
+        for agent, reward in raw.rewards:
+            self._require_declared(agent, f"the reward {reward!r}")
+            if not is_finite(reward):
+                raise EnvContractError(
+                    f"{self.env} gave {agent!r} the reward {reward!r}; rewards must be "
+                    "finite numbers."
+                )
+        # Ended agents show their flags until they are gone; they are told once.
+        raw.terminated -= self._ended
+        raw.truncated -= self._ended | raw.terminated
+        self._account_for_agents(raw)
+        step = JointStep(
+            rewards=[(a, float(r)) for a, r in raw.rewards if r],
+            terminated=self._ordered(raw.terminated),
+            truncated=self._ordered(raw.truncated),
+            infos={a: dict(raw.infos[a]) for a in self._ordered(raw.infos)},
+            is_over=not self._live,
+        )
+        for agent in step.truncated:
+            text = _text_of(raw.finals.get(agent, ""), agent)
+            if text:
+                step.final_observations[agent] = text
+        if self._live:
+            step.observations = self._questions(raw)
+        self._asked = tuple(step.observations)
+        _read_results(step)
+        return step
+
+    def _account_for_agents(self, raw: _Raw) -> None:
+        """Update who lives; nobody may vanish, come back, or be unknown."""
+        ended_now = raw.terminated | raw.truncated
+        for agent in sorted(raw.alive | ended_now):
+            self._require_declared(agent, "a turn")
+        alive = raw.alive - ended_now
+        for agent in sorted(self._live - alive - ended_now):
+            raise EnvContractError(
+                f"{self.env} dropped {agent!r} from its agents without terminating or "
+                "truncating it. Set one of the two flags when an agent leaves."
+            )
+        for agent in sorted(alive & self._ended):
+            raise EnvContractError(
+                f"{self.env} brought {agent!r} back after its end. Use a new name."
+            )
+        self._ended |= ended_now
+        self._live = alive
+
+    def _questions(self, raw: _Raw) -> dict[str, str]:
+        texts = {a: _text_of(raw.asked[a], a) for a in raw.asked if a in self._live}
+        if isinstance(self._play, _ParallelPlay):
+            texts = {a: texts[a] for a in self._ordered(texts) if texts[a]}
+        for agent, text in texts.items():
+            if not text:
+                raise EnvContractError(
+                    f"{self.env} asks {agent!r} to act on an empty text. Give it "
+                    "something to read."
+                )
+        if not texts:
+            raise EnvContractError(
+                f"{self.env} asks nobody, but {sorted(self._live)} are still there. "
+                "End them, or give one of them an observation."
+            )
+        return texts
+
+    def _require_declared(self, agent: str, what: str) -> None:
+        if agent not in self.possible_agents:
+            raise EnvContractError(
+                f"{self.env} gave {what} to {agent!r}, which is not one of its "
+                f"possible_agents {self.possible_agents}. "
+                f"{did_you_mean(str(agent), self.possible_agents)} Declare every agent."
+            )
+
+    def _ordered(self, agents: Iterable[str]) -> tuple[str, ...]:
+        chosen = set(agents)
+        return tuple(a for a in self.possible_agents if a in chosen)
+
+
+@dataclasses.dataclass(slots=True)
+class _Raw:
+    """What a PettingZoo environment said, before it is checked and ordered."""
+
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    terminated: set[str] = dataclasses.field(default_factory=set)
+    truncated: set[str] = dataclasses.field(default_factory=set)
+    finals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    infos: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    alive: set[str] = dataclasses.field(default_factory=set)
+
+
+class _AECPlay:
+    """Reads an ``AECEnv`` after each of its steps, and does the dead steps."""
+
+    def __init__(self, env: AECEnv, names: list[str]):
+        self._env, self._names = env, names
+        # Not env.unwrapped: behind a conversion, the game's own state runs ahead.
+        inner = env
+        while isinstance(inner, BaseWrapper):
+            inner = inner.env
+        self._text_env = inner if isinstance(inner, MultiAgentTextEnv) else None
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Raw:
+        self._env.reset(seed=seed, options=options)
+        raw = _Raw()
+        self._look(raw)
+        return self._bury(raw)
+
+    def step(self, actions: dict[str, str]) -> _Raw:
+        raw = _Raw()
+        for agent, text in actions.items():
+            if self._env.agent_selection != agent:
+                raise EnvContractError(
+                    f"{self._env} wants {self._env.agent_selection!r} to act, but "
+                    f"{agent!r} was asked; it changed agent_selection between steps."
+                )
+            self._env.step(text)
+            self._look(raw)
+        return self._bury(raw)
+
+    def _look(self, raw: _Raw) -> None:
+        env = self._env
+        # The text environments also reward agents that are absent or gone.
+        given = self._text_env.grants if self._text_env else env.rewards.items()
+        raw.rewards += given
+        raw.infos.update({a: dict(info or {}) for a, info in env.infos.items()})
+        for agent in list(env.agents):
+            if env.terminations[agent]:
+                raw.terminated.add(agent)
+            elif env.truncations[agent] and agent not in raw.truncated:
+                raw.truncated.add(agent)
+                raw.finals[agent] = env.observe(agent)
+
+    def _bury(self, raw: _Raw) -> _Raw:
+        """Step ended agents until a live one must act, or none is left."""
+        env = self._env
+        for _ in range(len(self._names) + 1):
+            agent = env.agent_selection if env.agents else None
+            if agent is None:
+                return raw
+            if not (env.terminations[agent] or env.truncations[agent]):
+                ended = {a for a in env.agents if env.terminations[a]}
+                ended |= {a for a in env.agents if env.truncations[a]}
+                raw.alive = set(env.agents) - ended
+                pending = self._text_env.pending if self._text_env else [agent]
+                raw.asked = {a: env.observe(a) for a in pending}
+                return raw
+            env.step(None)
+            self._look(raw)
+        raise EnvContractError(
+            f"{env} keeps {env.agent_selection!r} among its agents after step(None). "
+            "Call _was_dead_step(action) at the top of step() for ended agents."
+        )
+
+
+class _ParallelPlay:
+    """Reads a ``ParallelEnv``."""
+
+    def __init__(self, env: ParallelEnv, names: list[str]):
+        self._env, self._names = env, names
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Raw:
+        observations, infos = self._env.reset(seed=seed, options=options)
+        return self._read(observations, {}, {}, {}, infos)
+
+    def step(self, actions: dict[str, str]) -> _Raw:
+        silent = dict.fromkeys((a for a in self._names if a in self._env.agents), "")
+        return self._read(*self._env.step({**silent, **actions}))
+
+    def _read(
+        self,
+        observations: dict[str, Any],
+        rewards: dict[str, float],
+        terminated: dict[str, bool],
+        truncated: dict[str, bool],
+        infos: dict[str, dict[str, Any]] | None,
+    ) -> _Raw:
+        return _Raw(
+            # Beside agents, the dictionaries may hold shared keys such as "common".
+            asked={a: o for a, o in observations.items() if a in self._names},
+            rewards=list(rewards.items()),
+            terminated={a for a in self._names if terminated.get(a)},
+            truncated={a for a in self._names if truncated.get(a)},
+            finals=observations,
+            infos={a: dict(i or {}) for a, i in (infos or {}).items()},
+            alive=set(self._env.agents),
+        )
+
+
+def _text_of(observation: Any, agent: str) -> str:
+    text = observation
+    if isinstance(observation, Mapping) and "text" in observation:
+        text = observation["text"]
+    if not isinstance(text, str):
+        raise EnvContractError(
+            f"The observation of {agent!r} is {type(observation).__name__}; a str, or "
+            "a dictionary with a str under 'text', is needed. Wrap the environment in "
+            "one that renders its observations."
+        )
+    return str(text)
+
+
+def _read_results(step: JointStep) -> None:
+    """Lift what concerns the whole episode out of the infos."""
+    reason = None
+    for info in step.infos.values():
+        step.metrics.update(info.get("metrics") or {})
+        if info.get("success") is not None:
+            step.success = bool(info["success"])
+        reason = info.get("stop_reason") or reason
+    if step.is_over:
+        guess = StopReason.MAX_TURNS if step.truncated else StopReason.TERMINATED
+        step.stop_reason = StopReason(reason or guess).value

@@ -1,0 +1,411 @@
+"""The multi-agent base: a PettingZoo AEC environment that speaks text.
+
+An author writes :meth:`MultiAgentTextEnv.start`, :meth:`~MultiAgentTextEnv.prompt_for`
+and :meth:`~MultiAgentTextEnv.apply`, names the agents in ``possible_agents`` and
+decorates the class with :func:`rllib_llm.envs.register_text_env`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
+
+from rllib_llm.envs.env_options import EnvOptions, is_finite
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+from rllib_llm.types import StopReason
+
+# PettingZoo's api_test and parallel_api_test call reset with exactly these options.
+_API_TEST_OPTIONS = {"options": 1}
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What one agent's turn (or the end of a round) brought about.
+
+    Attributes:
+        rewards: Finite rewards by agent; acting, waiting, absent or gone, as long as
+            it is one of ``possible_agents``.
+        terminated: Agents for which the game is over; True for all.
+        truncated: Agents that are cut short for another reason; True for all.
+        success: Whether the task was solved, where that is defined.
+        metrics: Numbers to average over episodes, e.g. ``{"pareto": 1.0}``.
+    """
+
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+    terminated: bool | Iterable[str] = False
+    truncated: bool | Iterable[str] = False
+    success: bool | None = None
+    metrics: dict[str, float] | None = None
+
+
+class MultiAgentTextEnv(EnvOptions, AECEnv):
+    """A game of several agents: each reads text and answers with text.
+
+    Agents act one after the other, round robin unless :meth:`next_agent` says
+    otherwise. With ``simultaneous = True`` all agents act in every round: all prompts
+    are made before any text is applied, and :meth:`end_round` follows.
+
+    ``max_turns`` counts the turns of agents, or the rounds of a simultaneous game; at
+    the limit whoever is left is truncated. Options, the ``split``, ``success`` and the
+    invalid-action policy are those of :class:`~rllib_llm.envs.TextEnv`. Under
+    ``invalid_action="retry"`` only the agents whose text was invalid are asked again;
+    the others of a simultaneous round wait, and the repetition counts as a round.
+
+    PettingZoo's contract holds: observations are ``{"text": str}``, because its
+    ``api_test`` fails on bare strings; ``last()``, ``agent_iter()`` and the dead steps
+    ``step(None)`` work as everywhere. The last observation of a truncated agent is
+    what it would have read next, that of a terminated one is empty.
+
+    Args:
+        env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
+            and ``invalid_action_reward``.
+
+    Attributes:
+        possible_agents: All agents that may ever take part, named like ``"bob_0"``,
+            in the order of play.
+        late_agents: Those that are absent at first and :meth:`join` later.
+        agents: Those taking part; ended ones stay until their ``step(None)``.
+        pending: Agents that must answer before anything happens, in order.
+        grants: All ``(agent, reward)`` of the last ``step``, also to agents that
+            PettingZoo's ``rewards`` has no place for: those absent or gone.
+        np_random: The episode's generator, seeded by ``reset``.
+        turn: Turns (rounds) played so far.
+
+    Raises:
+        ConfigError: For an unknown option or a value out of range.
+        EnvContractError: Where a subclass breaks the contract.
+    """
+
+    possible_agents: list[str] = []
+    late_agents: tuple[str, ...] = ()
+    simultaneous: bool = False
+    render_mode: str | None = None
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, env_config: dict[str, Any] | None = None):
+        self._read_config(env_config)
+        self.possible_agents = self._declared(self.options())
+        self._observation_spaces = {
+            a: gym.spaces.Dict({"text": UnicodeText()}) for a in self.possible_agents
+        }
+        self._action_spaces = {a: UnicodeText() for a in self.possible_agents}
+        self.np_random = np.random.default_rng()
+        self.agents = []
+        self.turn = 0
+
+    # What an author writes -----------------------------------------------------
+
+    def start(self, rng: np.random.Generator) -> None:
+        """Set up an episode from ``rng`` alone.
+
+        Parameters after ``rng`` are keyword options with defaults.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
+
+    def prompt_for(self, agent: str) -> str:
+        """Return all that is new for ``agent`` since it last acted, and the question.
+
+        Called once for every turn of an agent, and once where it is truncated, be it
+        its turn or not. There ``""`` says that nothing is new.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.prompt_for() is missing.")
+
+    def parse(self, agent: str, text: str) -> Any | None:
+        """Return the action in the agent's text, or None if there is none."""
+        return text.strip() or None
+
+    def apply(self, agent: str, action: Any) -> Outcome | None:
+        """Apply what :meth:`parse` made of the agent's text."""
+        raise NotImplementedError(f"{type(self).__name__}.apply() is missing.")
+
+    def end_round(self) -> Outcome | None:
+        """Settle a round of a simultaneous game, after every text was applied."""
+        return None
+
+    def next_agent(self) -> str:
+        """Return who acts next: round robin through the live agents."""
+        names = self.possible_agents
+        start = names.index(self._round[-1]) + 1 if self._round else 0
+        order = names[start:] + names[:start]
+        return next(agent for agent in order if agent in self.live_agents)
+
+    def agent_names(self, **options: Any) -> list[str]:
+        """Return ``possible_agents``; override where the options decide them."""
+        return list(type(self).possible_agents)
+
+    def system_prompt_for(self, agent: str) -> str | None:
+        """Return the agent's system prompt, by default the same for all."""
+        return self.system_prompt
+
+    def expert_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Return a good text for the agent's turn (warm starts, checks)."""
+        raise NotImplementedError(f"{type(self).__name__} has no scripted expert.")
+
+    def random_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Return a random valid text (imperfect demonstrations, checks)."""
+        raise NotImplementedError(f"{type(self).__name__} has no random policy.")
+
+    # What an author calls --------------------------------------------------------
+
+    @property
+    def live_agents(self) -> list[str]:
+        """Agents that take part and have not ended."""
+        return [a for a in self.agents if not self._has_ended(a)]
+
+    def join(self, agent: str) -> None:
+        """Let one of ``late_agents`` take part from now on."""
+        self._require_known(agent, "join() was called with")
+        if agent in self._joined:
+            raise EnvContractError(
+                f"{agent!r} has joined before. Agents neither join twice nor come "
+                "back; use another name, e.g. with a higher number."
+            )
+        self._joined.add(agent)
+        self.agents.append(agent)
+        self.terminations[agent] = self.truncations[agent] = False
+        self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
+        self.infos[agent] = {}
+
+    # PettingZoo ------------------------------------------------------------------
+
+    def observation_space(self, agent: str) -> gym.Space:
+        """Any text under the key ``"text"``."""
+        return self._observation_spaces[agent]
+
+    def action_space(self, agent: str) -> gym.Space:
+        """Any text."""
+        return self._action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin an episode; see :meth:`rllib_llm.envs.TextEnv.reset`."""
+        if options == _API_TEST_OPTIONS:
+            options = None
+        start_options = self._read_reset_options(options)
+        if self._declared({**self.options(), **start_options}) != self.possible_agents:
+            raise ConfigError(
+                f"options={options} would change the agents {self.possible_agents}. "
+                "Options that decide who takes part belong in env_config."
+            )
+        if seed is not None:
+            self.np_random = np.random.default_rng(seed)
+        self.turn, self._success = 0, None
+        self.agents, self._joined = [], set()
+        self.terminations, self.truncations, self.infos = {}, {}, {}
+        self.rewards, self._cumulative_rewards, self.grants = {}, {}, []
+        self._texts = dict.fromkeys(self.possible_agents, "")
+        self._round, self._answers, self._actions = [], {}, {}
+        self._skip_agent_selection = None
+        for agent in self.possible_agents:
+            if agent not in self.late_agents:
+                self.join(agent)
+        self.start(self.np_random, **start_options)
+        self._ask([])
+
+    def observe(self, agent: str) -> dict[str, str]:
+        """Return what the agent was last told; the same until it is told more."""
+        return {"text": self._texts[agent]}
+
+    def step(self, action: str | None) -> None:
+        """Take the text of ``agent_selection``; None where that agent has ended."""
+        if not self.agents:
+            raise EnvContractError("step() without an episode. Call reset() first.")
+        agent = self.agent_selection
+        self.grants = []
+        if self._has_ended(agent):
+            self._was_dead_step(action)
+            return
+        if not isinstance(action, str):
+            raise EnvContractError(
+                f"step() got {action!r} as the text of {agent!r}; a str is needed."
+            )
+        self._clear_rewards()
+        self._cumulative_rewards[agent] = 0.0
+        self._answers[agent] = action
+        self.pending.remove(agent)
+        if self.pending:
+            self.agent_selection = self.pending[0]
+            return
+        self._play_round()
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+    def parallel_view(self) -> ParallelEnv:
+        """Return this game as a PettingZoo ``ParallelEnv``.
+
+        Raises:
+            EnvContractError: If agents do not act simultaneously.
+        """
+        from rllib_llm.envs.parallel_view import ParallelView
+
+        return ParallelView(self)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the whole state, random generator included."""
+        return copy.deepcopy(self._state())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a :meth:`snapshot`, as often as needed."""
+        for name in self._state().keys() - state.keys():
+            delattr(self, name)
+        self.__dict__.update(copy.deepcopy(state))
+
+    def _state(self) -> dict[str, Any]:
+        # Not the spaces: PettingZoo wants one and the same object for ever.
+        return {k: v for k, v in self.__dict__.items() if not k.endswith("_spaces")}
+
+    # A round ---------------------------------------------------------------------
+
+    def _play_round(self) -> None:
+        self.turn += 1
+        self.infos = {agent: {} for agent in self.agents}
+        invalid = []
+        for agent, text in self._answers.items():
+            action = self.parse(agent, text)
+            self.infos[agent] = {
+                "parsed_action": action,
+                "invalid_action": action is None,
+            }
+            if action is None:
+                invalid.append(agent)
+                self._grant({agent: self.invalid_action_reward})
+            else:
+                self._actions[agent] = action
+        self._answers = {}
+        if not invalid:
+            self._apply_all()
+        elif self.invalid_action == "end":
+            self._end(True, self.terminations)
+        if self.live_agents and self.turn >= self.max_turns:
+            self._end(True, self.truncations)
+        if not self.live_agents:
+            self._tell_result(bool(invalid))
+        self._ask(invalid)
+
+    def _apply_all(self) -> None:
+        actors = [a for a in self._round if a in self._actions]
+        outcomes = [(a, self.apply(a, self._actions.pop(a))) for a in actors]
+        if self.simultaneous:
+            outcomes.append((actors[-1], self.end_round()))
+        # Flags last, so that a round is applied as a whole.
+        for agent, outcome in outcomes:
+            if outcome is not None:
+                self._settle(agent, outcome)
+
+    def _settle(self, agent: str, outcome: Outcome) -> None:
+        if not isinstance(outcome, Outcome):
+            raise EnvContractError(
+                f"{type(self).__name__}.apply() or end_round() returned "
+                f"{type(outcome).__name__}; return an Outcome or None."
+            )
+        self._grant(outcome.rewards)
+        if outcome.success is not None:
+            self._success = bool(outcome.success)
+        if outcome.metrics:
+            self.infos[agent].setdefault("metrics", {}).update(outcome.metrics)
+        self._end(outcome.terminated, self.terminations)
+        self._end(outcome.truncated, self.truncations)
+
+    def _grant(self, rewards: dict[str, float]) -> None:
+        for agent, reward in rewards.items():
+            self._require_known(agent, f"A reward of {reward!r} went to")
+            if not is_finite(reward):
+                raise EnvContractError(
+                    f"{type(self).__name__} gave {agent!r} the reward {reward!r} in "
+                    f"turn {self.turn}; rewards must be finite numbers."
+                )
+            self.grants.append((agent, float(reward)))
+            if agent in self.rewards:
+                self.rewards[agent] += float(reward)
+
+    def _end(self, who: bool | Iterable[str], flags: dict[str, bool]) -> None:
+        if isinstance(who, bool):
+            who = self.live_agents if who else []
+        for agent in [who] if isinstance(who, str) else who:
+            self._require_known(agent, "An Outcome ends")
+            if agent in self.agents:
+                flags[agent] = True
+
+    def _tell_result(self, by_parse: bool) -> None:
+        """Write success and stop reason into the infos of those who end now."""
+        reason = StopReason.TERMINATED
+        if any(self.truncations.values()):
+            reason = StopReason.MAX_TURNS
+        elif by_parse:
+            reason = StopReason.PARSE_ERROR
+        unsolved = False if self.has_success else None
+        success = unsolved if self._success is None else self._success
+        for agent in self.agents:
+            self.infos[agent] |= {"success": success, "stop_reason": reason}
+
+    def _ask(self, again: list[str]) -> None:
+        """Make the texts that the next actors, and those truncated, read."""
+        live = self.live_agents
+        again = [a for a in again if a in live or self.truncations[a]]
+        for agent in self.agents:
+            if self._has_ended(agent):
+                cut = self.truncations[agent] and not self.terminations[agent]
+                self._texts[agent] = self._text_for(agent, again) if cut else ""
+        if not live:
+            self.pending, self.agent_selection = [], self.agents[0]
+            return
+        self.pending = [a for a in again if a in live]
+        if not self.pending:
+            self.pending = list(live) if self.simultaneous else [self._chosen(live)]
+            self._round = list(self.pending)
+        for agent in self.pending:
+            self._texts[agent] = self._text_for(agent, again)
+            if not self._texts[agent]:
+                raise EnvContractError(
+                    f"{type(self).__name__}.prompt_for({agent!r}) returned ''; an "
+                    "agent that must act needs something to read."
+                )
+        self.agent_selection = self.pending[0]
+
+    def _chosen(self, live: list[str]) -> str:
+        agent = self.next_agent()
+        if agent not in live:
+            raise EnvContractError(
+                f"{type(self).__name__}.next_agent() returned {agent!r}; it must be "
+                f"one of the live agents {live}."
+            )
+        return agent
+
+    def _text_for(self, agent: str, again: list[str]) -> str:
+        text = self.format_hint if agent in again else self.prompt_for(agent)
+        if not isinstance(text, str):
+            raise EnvContractError(
+                f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; a "
+                "str is needed."
+            )
+        return text
+
+    # Helpers ---------------------------------------------------------------------
+
+    def _has_ended(self, agent: str) -> bool:
+        return self.terminations[agent] or self.truncations[agent]
+
+    def _declared(self, options: dict[str, Any]) -> list[str]:
+        names = list(self.agent_names(**options))
+        if not names or len(set(names)) < len(names):
+            raise EnvContractError(
+                f"{type(self).__name__} declares the agents {names}. Set "
+                "possible_agents to different names, e.g. ['alice_0', 'bob_0']."
+            )
+        return names
+
+    def _require_known(self, agent: str, what: str) -> None:
+        if agent not in self.possible_agents:
+            raise EnvContractError(
+                f"{what} {agent!r}, which {type(self).__name__} does not declare. "
+                f"{did_you_mean(agent, self.possible_agents)} Agents: "
+                f"{', '.join(self.possible_agents)}; add it to possible_agents."
+            )

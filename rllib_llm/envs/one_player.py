@@ -1,0 +1,113 @@
+"""OnePlayer: one player in all seats of a multi-agent game, for checks and scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_llm.envs.joint_env import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.envs.transcript import Transcript
+
+_OVER = "(over)"
+
+
+class OnePlayer(gym.Env):
+    """Present a :class:`JointEnv` as a single-agent environment.
+
+    One step is one agent's turn: the observation is what the next agent reads, the
+    reward is what all agents were granted together. ``info`` holds ``agent`` (who
+    acted), ``rewards`` (who got what), and in the last turn of a round what that agent
+    was told. So scripts, checks and transcripts for single-agent environments work on
+    multi-agent ones as well.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: JointEnv):
+        self.joint = env
+        self.system_prompt: str | None = None  # each agent has its own
+        self.observation_space = self.action_space = UnicodeText()
+        inner = env.unwrapped
+        self.max_turns: float = getattr(inner, "max_turns", np.inf)
+        rounds = getattr(inner, "simultaneous", False)
+        self.max_actions = self.max_turns * (len(env.possible_agents) if rounds else 1)
+        self.is_text_env = isinstance(inner, MultiAgentTextEnv)
+        self._waiting: list[str] = []
+        self._texts: dict[str, str] = {}
+        self._actions: dict[str, str] = {}
+
+    @property
+    def agent(self) -> str:
+        """Whose turn it is."""
+        return self._waiting[0]
+
+    def system_prompt_for(self, agent: str) -> str | None:
+        """Return the agent's system prompt."""
+        return self.joint.system_prompt_for(agent)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode."""
+        return self._show(self.joint.reset(seed=seed, options=options)), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Let the next agent say ``action``."""
+        agent = self._waiting.pop(0)
+        self._actions[agent] = action
+        info: dict[str, Any] = {"agent": agent, "rewards": [], "success": None}
+        if self._waiting:
+            return self._texts[self.agent], 0.0, False, False, info
+        actors = list(self._actions)
+        step = self.joint.step(self._actions)
+        said = [step.infos.get(a, {}) for a in actors]
+        info |= said[-1] | {"rewards": step.rewards, "success": step.success}
+        info["invalid_action"] = any(i.get("invalid_action") for i in said)
+        info["metrics"], info["stop_reason"] = step.metrics, step.stop_reason
+        truncated = step.is_over and bool(step.truncated)
+        terminated = step.is_over and not truncated
+        reward = float(sum(r for _, r in step.rewards))
+        return self._show(step), reward, terminated, truncated, info
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Ask the game's expert for the agent whose turn it is."""
+        return self._scripted("expert_action", rng)
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Ask for a random valid text for the agent whose turn it is."""
+        return self._scripted("random_action", rng)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.joint.close()
+
+    def _scripted(self, name: str, rng: np.random.Generator) -> str:
+        script = getattr(self.joint.unwrapped, name, None)
+        if script is None:
+            raise NotImplementedError(f"{self.joint.unwrapped} has no {name}().")
+        return script(self.agent, rng)
+
+    def _show(self, step: JointStep) -> str:
+        self._texts, self._actions = step.observations, {}
+        self._waiting = list(step.observations)
+        return self._texts[self.agent] if self._waiting else _OVER
+
+
+def dialogue(transcript: Transcript) -> str:
+    """Write a transcript of a :class:`OnePlayer` with the agents' names."""
+    lines, totals = [], dict[str, float]()
+    turns = zip(
+        transcript.observations, transcript.actions, transcript.infos, strict=False
+    )
+    for text, action, info in turns:
+        lines += [f"to {info['agent']}> {text}", f"{info['agent']}> {action}"]
+        for agent, reward in info["rewards"]:
+            totals[agent] = totals.get(agent, 0.0) + reward
+    end = "terminated" if transcript.terminated else "truncated"
+    returns = ", ".join(f"{a} {r:g}" for a, r in sorted(totals.items())) or "0"
+    return "\n".join([*lines, f"{end}, return {returns}, success {transcript.success}"])

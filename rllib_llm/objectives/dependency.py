@@ -1,0 +1,143 @@
+"""Who reads whom: the dependency function of a team as a directed acyclic graph.
+
+MARFT's D (Liao et al. 2025, arXiv:2504.16129): ``D(i, j) = 1`` if agent j's message
+of a round is written with agent i's message of the *same round* before its eyes. The
+graph gives the order in which agents act and who acts at once; what is read of earlier
+rounds is the environment's affair, since a round ends before the next begins. MARFT's
+code knows the chain only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+TOPOLOGIES = ("chain", "star", "debate")
+
+
+@dataclasses.dataclass(frozen=True)
+class DependencyGraph:
+    """A checked dependency graph; build it with :func:`dependency_graph`.
+
+    Attributes:
+        agents: All agents, in the order they were named.
+        reads: Agent to the agents whose message of this round it reads.
+        levels: Agents that act at once, level by level: each reads of earlier levels
+            only, and acts as early as that allows.
+    """
+
+    agents: tuple[str, ...]
+    reads: dict[str, tuple[str, ...]]
+    levels: tuple[tuple[str, ...], ...]
+
+    def read_by(self, agent: str) -> tuple[str, ...]:
+        """Return the agents that read this agent's message of the same round."""
+        _check_known(agent, self.agents)
+        return tuple(a for a in self.agents if agent in self.reads[a])
+
+    def order(self, agents: Sequence[str], turns: Sequence[int]) -> np.ndarray:
+        """Return each message's place in its episode, as ``message_gae`` takes it.
+
+        Args:
+            agents: Who sent each message. [M]
+            turns: Its round, from 0. [M]
+
+        Returns:
+            ``turn * number of levels + level``; equal places are simultaneous. [M]
+
+        Raises:
+            ConfigError: If an agent is unknown.
+            ValueError: If the lengths differ.
+        """
+        level = {a: i for i, level in enumerate(self.levels) for a in level}
+        for agent in set(agents) - set(level):
+            _check_known(agent, self.agents)
+        places = [
+            turn * len(self.levels) + level[agent]
+            for agent, turn in zip(agents, turns, strict=True)
+        ]
+        return np.array(places, dtype=np.int64)
+
+
+def dependency_graph(
+    topology: str | Mapping[str, Sequence[str]], agents: Sequence[str]
+) -> DependencyGraph:
+    """Build the graph of a named topology, or of edges.
+
+    ==========  ===============================================  ======================
+    name        who reads whom within a round                    levels
+    ==========  ===============================================  ======================
+    ``chain``   each agent all agents named before it            one agent each
+    ``star``    the last agent all others, they nobody           the others; the last
+    ``debate``  nobody anybody (they read the round before)      one, all agents
+    ==========  ===============================================  ======================
+
+    Args:
+        topology: One of the names, or edges ``{reader: [read, ...]}``; who is not a
+            key reads nobody.
+        agents: All agents, each once.
+
+    Raises:
+        ConfigError: If a name is unknown, an agent is named twice, or the edges have
+            a cycle (which the message spells out).
+
+    Example:
+        >>> dependency_graph({"judge": ["a", "b"]}, ["a", "b", "judge"]).levels
+        (('a', 'b'), ('judge',))
+    """
+    agents = tuple(agents)
+    if not agents or len(set(agents)) < len(agents):
+        raise ConfigError(
+            f"agents is {list(agents)}. There must be at least one, each named once. "
+            "Number agents of one role: reasoner_0, reasoner_1."
+        )
+    reads = _named_reads(topology, agents) if isinstance(topology, str) else topology
+    for agent in (*reads, *(a for read in reads.values() for a in read)):
+        _check_known(agent, agents)
+    reads = {agent: tuple(dict.fromkeys(reads.get(agent, ()))) for agent in agents}
+    return DependencyGraph(agents, reads, _levels(reads))
+
+
+def _named_reads(topology: str, agents: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    if topology == "chain":
+        return {agent: agents[:i] for i, agent in enumerate(agents)}
+    if topology == "star":
+        return {agents[-1]: agents[:-1]}
+    if topology == "debate":
+        return {}
+    raise ConfigError(
+        f"The topology is {topology!r}. It must be one of {list(TOPOLOGIES)} or edges "
+        f"{{reader: [read, ...]}}. {did_you_mean(topology, TOPOLOGIES)}"
+    )
+
+
+def _levels(reads: dict[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    sorter = TopologicalSorter(reads)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " reads ".join(reversed(error.args[1]))
+        raise ConfigError(
+            f"The dependency graph has a cycle: {cycle}. Within a round no message can "
+            "wait for itself. Remove one of these edges; an agent may read another's "
+            "message of the round before without an edge."
+        ) from None
+    levels = []
+    while sorter.is_active():
+        level = sorted(sorter.get_ready(), key=list(reads).index)
+        sorter.done(*level)
+        levels.append(tuple(level))
+    return tuple(levels)
+
+
+def _check_known(agent: str, agents: tuple[str, ...]) -> None:
+    if agent not in agents:
+        raise ConfigError(
+            f"The agent {agent!r} is not one of the team's agents {list(agents)}. "
+            f"{did_you_mean(str(agent), agents)}"
+        )

@@ -1,0 +1,18 @@
+"""Self-play: leagues of frozen opponents, ratings, exploitability. Knows no ray."""
+
+from rllib_llm.selfplay.exploitability import Exploitability, measure_exploitability
+from rllib_llm.selfplay.league import League, Member
+from rllib_llm.selfplay.matrix import SwapMatrix
+from rllib_llm.selfplay.payoffs import GameResult, Payoffs
+from rllib_llm.selfplay.ratings import Ratings
+
+__all__ = [
+    "Exploitability",
+    "GameResult",
+    "League",
+    "Member",
+    "Payoffs",
+    "Ratings",
+    "SwapMatrix",
+    "measure_exploitability",
+]

@@ -1,0 +1,286 @@
+"""A league: one learner and frozen snapshots of it to play against."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.selfplay.payoffs import GameResult, Payoffs
+
+# Keeps the draws for opponents and for seats apart.
+_OPPONENT, _SEAT = 0, 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """A frozen snapshot.
+
+    Attributes:
+        name: The policy's name, e.g. an RLModule id.
+        iteration: The training iteration it was taken in.
+    """
+
+    name: str
+    iteration: int
+
+
+def prefer_hard(win_rate: np.ndarray) -> np.ndarray:
+    """Weigh opponents by ``(1 - p)^2``: those that the learner loses to.
+
+    AlphaStar's ``f_hard`` (Vinyals et al. 2019, Methods, prioritised fictitious
+    self-play) with exponent 2.
+
+    Args:
+        win_rate: The learner's win rate against each opponent. [members]
+    """
+    return (1.0 - win_rate) ** 2
+
+
+def prefer_even(win_rate: np.ndarray) -> np.ndarray:
+    """Weigh opponents by ``p (1 - p)``: those of the learner's own strength.
+
+    AlphaStar's ``f_var`` (as :func:`prefer_hard`).
+
+    Args:
+        win_rate: The learner's win rate against each opponent. [members]
+    """
+    return win_rate * (1.0 - win_rate)
+
+
+_WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "hard": prefer_hard,
+    "even": prefer_even,
+    "uniform": np.ones_like,
+    "latest": lambda p: np.eye(1, len(p), len(p) - 1)[0],
+}
+
+
+class League:
+    """Chooses opponents, keeps the payoff matrix, says when to take a snapshot.
+
+    The learner plays against itself in a share of the games (``mirror_fraction``), in
+    the others against one frozen member, drawn by ``opponents``. A draw depends on the
+    seeds and the league's state only: all rollouts of a task meet the same opponent,
+    and so does a run that was resumed. Choose once per episode, never within one.
+
+    A snapshot is due when the learner's win rate against *every* member is at least
+    ``snapshot_win_rate`` after ``snapshot_min_games`` games with members since the
+    last one, and in any case after ``snapshot_max_games``. An empty league wants one.
+
+    Args:
+        learner: Name of the policy in training.
+        opponents: ``"hard"`` (:func:`prefer_hard`), ``"even"`` (:func:`prefer_even`),
+            ``"uniform"`` or ``"latest"``.
+        mirror_fraction: Share of games against itself, in [0, 1].
+        snapshot_win_rate: In (0.5, 1).
+        snapshot_min_games: At least 1.
+        snapshot_max_games: At least ``snapshot_min_games``; None for no such limit.
+        max_members: More members than this make :meth:`add` retire the one that the
+            learner beats most surely; None for no limit.
+        decay: Of :class:`Payoffs`.
+        seed: Of all draws, >= 0.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        learner: str = "learner",
+        *,
+        opponents: str = "hard",
+        mirror_fraction: float = 0.5,
+        snapshot_win_rate: float = 0.7,
+        snapshot_min_games: int = 64,
+        snapshot_max_games: int | None = 2048,
+        max_members: int | None = None,
+        decay: float = 0.99,
+        seed: int = 0,
+    ):
+        self._settings = {
+            "learner": learner,
+            "opponents": opponents,
+            "mirror_fraction": mirror_fraction,
+            "snapshot_win_rate": snapshot_win_rate,
+            "snapshot_min_games": snapshot_min_games,
+            "snapshot_max_games": snapshot_max_games,
+            "max_members": max_members,
+            "decay": decay,
+            "seed": seed,
+        }
+        _check_settings(**self._settings)
+        self.learner, self.seed = learner, seed
+        self.payoffs = Payoffs(decay)
+        self.members: list[Member] = []
+        self._games_since_snapshot = 0
+
+    # Opponents -------------------------------------------------------------------
+
+    def probabilities(self) -> dict[str, float]:
+        """Return how likely each name is to be the opponent, the learner included."""
+        if not self.members:
+            return {self.learner: 1.0}
+        mirror = self._settings["mirror_fraction"]
+        weights = _WEIGHTS[self._settings["opponents"]](self._win_rates())
+        shares = (1.0 - mirror) * weights / weights.sum()
+        names = [member.name for member in self.members]
+        return {self.learner: mirror, **dict(zip(names, shares.tolist(), strict=True))}
+
+    def choose(self, task_seed: int, seat: int) -> str:
+        """Return who plays on ``seat`` against the learner.
+
+        Args:
+            task_seed: Seed of the task (not of the rollout), >= 0.
+            seat: The opponent's seat, >= 0.
+
+        Returns:
+            A member's name, or the learner's own for a mirror game.
+        """
+        chances = self.probabilities()
+        rng = np.random.default_rng([self.seed, _OPPONENT, task_seed, seat])
+        return str(rng.choice(list(chances), p=list(chances.values())))
+
+    def line_up(self, task_seed: int, agents: Sequence[str]) -> dict[str, str]:
+        """Seat the learner on a random seat and opponents on all others.
+
+        Args:
+            task_seed: As in :meth:`choose`.
+            agents: The environment's agents.
+
+        Returns:
+            The policy's name for each agent.
+        """
+        rng = np.random.default_rng([self.seed, _SEAT, task_seed])
+        own = int(rng.integers(len(agents)))
+        return {
+            agent: self.learner if seat == own else self.choose(task_seed, seat)
+            for seat, agent in enumerate(agents)
+        }
+
+    # Results -----------------------------------------------------------------------
+
+    def record(self, results: Iterable[GameResult]) -> None:
+        """Add finished games, in the order of their episodes.
+
+        Leave out games that were truncated, failed, or changed a player midway. Games
+        of retired members are ignored: their policies may still have been playing.
+        """
+        known = {self.learner, *(member.name for member in self.members)}
+        for result in sorted(results, key=lambda result: result.episode):
+            if known.issuperset(result.players):
+                self.payoffs.record(result)
+                self._games_since_snapshot += len(set(result.players)) > 1
+
+    def should_snapshot(self) -> bool:
+        """Say whether the learner should be frozen into a new member now."""
+        if not self.members:
+            return True
+        games, most = self._games_since_snapshot, self._settings["snapshot_max_games"]
+        if most is not None and games >= most:
+            return True
+        worst = self._win_rates().min()
+        enough = games >= self._settings["snapshot_min_games"]
+        return bool(enough and worst >= self._settings["snapshot_win_rate"])
+
+    def add(self, name: str, iteration: int) -> list[str]:
+        """Add a snapshot of the learner.
+
+        Args:
+            name: A name that is not taken.
+            iteration: The training iteration.
+
+        Returns:
+            Names of the members that had to leave (``max_members``); their policies
+            are not needed any more.
+        """
+        if name in {self.learner, *(member.name for member in self.members)}:
+            raise ConfigError(f"The league has a {name!r} already; use another name.")
+        self.members.append(Member(name, iteration))
+        self._games_since_snapshot = 0
+        most = self._settings["max_members"]
+        if most is None or len(self.members) <= most:
+            return []
+        # The newest has not played yet, so it never leaves.
+        easiest = self.members[int(self._win_rates()[:-1].argmax())]
+        self.members.remove(easiest)
+        self.payoffs.forget(easiest.name)
+        return [easiest.name]
+
+    # Checkpoints ---------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all there is to know, JSON-serialisable."""
+        return {
+            "settings": dict(self._settings),
+            "members": [[member.name, member.iteration] for member in self.members],
+            "payoffs": self.payoffs.state_dict(),
+            "games_since_snapshot": self._games_since_snapshot,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`, exactly.
+
+        Raises:
+            CheckpointError: If the league of the checkpoint had other settings.
+        """
+        for name, value in state["settings"].items():
+            if self._settings.get(name) != value:
+                raise CheckpointError(
+                    f"The checkpoint's league has {name}={value!r}, this one "
+                    f"{self._settings.get(name)!r}. Resume with the same settings."
+                )
+        self.members = [Member(name, iteration) for name, iteration in state["members"]]
+        self.payoffs.load_state(state["payoffs"])
+        self._games_since_snapshot = state["games_since_snapshot"]
+
+    def _win_rates(self) -> np.ndarray:
+        """The learner's win rates. [members]"""
+        rates = [self.payoffs.win_rate(self.learner, m.name) for m in self.members]
+        return np.asarray(rates)
+
+
+def _check_settings(
+    *,
+    learner: str,
+    opponents: str,
+    mirror_fraction: float,
+    snapshot_win_rate: float,
+    snapshot_min_games: int,
+    snapshot_max_games: int | None,
+    max_members: int | None,
+    decay: float,
+    seed: int,
+) -> None:
+    rules = [
+        ("learner", learner, bool(learner), "a non-empty name"),
+        ("opponents", opponents, opponents in _WEIGHTS, f"one of {[*_WEIGHTS]}"),
+        ("mirror_fraction", mirror_fraction, 0 <= mirror_fraction <= 1, "in [0, 1]"),
+        (
+            "snapshot_win_rate",
+            snapshot_win_rate,
+            0.5 < snapshot_win_rate < 1,
+            "in (0.5, 1)",
+        ),
+        ("snapshot_min_games", snapshot_min_games, snapshot_min_games >= 1, ">= 1"),
+        (
+            "snapshot_max_games",
+            snapshot_max_games,
+            snapshot_max_games is None or snapshot_max_games >= snapshot_min_games,
+            f"None or >= snapshot_min_games ({snapshot_min_games})",
+        ),
+        (
+            "max_members",
+            max_members,
+            max_members is None or max_members >= 1,
+            "None or >= 1",
+        ),
+        ("decay", decay, 0 < decay <= 1, "in (0, 1]"),
+        ("seed", seed, seed >= 0, ">= 0"),
+    ]
+    for name, value, holds, rule in rules:
+        if not holds:
+            raise ConfigError(f"{name}={value!r} must be {rule}.")

@@ -1,0 +1,110 @@
+"""The policy-swap matrix: how each policy does on each seat."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from rllib_llm.selfplay.payoffs import GameResult
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """Mean return over games.
+
+    Attributes:
+        mean: NaN without games.
+        half_width: Half of the 95 % interval by Student's t; NaN below two games.
+        games: Number of games.
+    """
+
+    mean: float
+    half_width: float
+    games: int
+
+    def __str__(self) -> str:
+        if not self.games:
+            return "-"
+        if math.isnan(self.half_width):
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} ± {self.half_width:.3f}"
+
+
+class SwapMatrix:
+    """Mean returns by seat and policy, and by line-up.
+
+    Exchanging one role's policy shows who a team's success comes from, and whether
+    roles have specialised: a policy on a seat it was not trained for fails.
+
+    Args:
+        seats: Names of the seats, in the order of :attr:`GameResult.players`.
+        results: Games to begin with.
+    """
+
+    def __init__(self, seats: Sequence[str], results: Iterable[GameResult] = ()):
+        self.seats = tuple(seats)
+        self._returns: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
+        self.record(results)
+
+    def record(self, results: Iterable[GameResult]) -> None:
+        """Add finished games.
+
+        Raises:
+            ValueError: If a game had another number of seats.
+        """
+        for result in results:
+            if len(result.players) != len(self.seats):
+                raise ValueError(
+                    f"Episode {result.episode} has the players {result.players}; the "
+                    f"seats are {self.seats}."
+                )
+            self._returns.setdefault(result.players, []).append(result.returns)
+
+    def policies(self) -> list[str]:
+        """Return the names of all policies that have played, sorted."""
+        return sorted({name for line_up in self._returns for name in line_up})
+
+    def cell(self, seat: str, policy: str) -> Cell:
+        """Return what ``policy`` earned on ``seat``, over all partners."""
+        index = self.seats.index(seat)
+        return _cell(
+            [
+                returns[index]
+                for line_up, games in self._returns.items()
+                if line_up[index] == policy
+                for returns in games
+            ]
+        )
+
+    def line_up(self, players: Sequence[str], seat: str) -> Cell:
+        """Return what ``seat`` earned when exactly ``players`` took the seats."""
+        index = self.seats.index(seat)
+        return _cell([r[index] for r in self._returns.get(tuple(players), [])])
+
+    def table(self) -> dict[str, dict[str, Cell]]:
+        """Return ``{seat: {policy: cell}}``."""
+        names = self.policies()
+        return {s: {name: self.cell(s, name) for name in names} for s in self.seats}
+
+    def to_markdown(self) -> str:
+        """Return the table with one row per policy and one column per seat."""
+        table = self.table()
+        rows = [
+            [name, *(str(table[seat][name]) for seat in self.seats)]
+            for name in self.policies()
+        ]
+        lines = [["policy", *self.seats], ["---"] * (1 + len(self.seats)), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(values: list[float]) -> Cell:
+    count = len(values)
+    mean = float(np.mean(values)) if count else math.nan
+    if count < 2:
+        return Cell(mean, math.nan, count)
+    error = float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Cell(mean, float(stats.t.ppf(0.975, count - 1)) * error, count)

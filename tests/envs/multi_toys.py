@@ -1,0 +1,148 @@
+"""Multi-agent games that do as they are told, for tests."""
+
+from __future__ import annotations
+
+from pettingzoo import AECEnv, ParallelEnv
+
+from rllib_llm.envs import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.spaces import UnicodeText
+
+
+class Scripted(MultiAgentTextEnv):
+    """Plays a list of outcomes, one per applied text; logs every call."""
+
+    possible_agents = ["ann_0", "ben_0", "cid_0"]
+    format_hint = "Say something."
+    plan = ()
+
+    def start(self, rng, greeting: str = "hello"):
+        self.greeting = greeting
+        self.left = list(self.plan)
+        self.log = []
+        self.number = int(rng.integers(1000))
+
+    def prompt_for(self, agent):
+        self.log.append(("prompt", agent))
+        return f"{self.greeting} {agent}, turn {self.turn}"
+
+    def parse(self, agent, text):
+        return None if text.startswith("?") else text
+
+    def apply(self, agent, action):
+        self.log.append((agent, action))
+        return self.left.pop(0) if self.left else None
+
+
+class Together(Scripted):
+    """All act at once; the plan's outcomes come at the end of rounds."""
+
+    simultaneous = True
+
+    def apply(self, agent, action):
+        self.log.append((agent, action))
+
+    def end_round(self):
+        self.log.append(("round", self.turn))
+        return self.left.pop(0) if self.left else None
+
+
+def made(cls, plan, **attributes):
+    """A subclass of ``cls`` that plays ``plan``."""
+    return type(cls.__name__, (cls,), {"plan": plan, **attributes})
+
+
+def over(rewards=None, **kwargs):
+    return Outcome(rewards or {}, terminated=True, **kwargs)
+
+
+class RawParallel(ParallelEnv):
+    """A ParallelEnv from a list of (agents left, rewards, terminated, truncated)."""
+
+    metadata = {"render_modes": []}
+    render_mode = None
+
+    def __init__(self, first, rounds, possible=("ann_0", "ben_0", "cid_0"), shape=str):
+        self.possible_agents = possible
+        self._first, self._rounds, self._shape = first, rounds, shape
+        self._space = UnicodeText()
+
+    def observation_space(self, agent):
+        return self._space
+
+    action_space = observation_space
+
+    def _texts(self, names):
+        return {a: self._shape(f"{a} reads {self.t}") for a in names}
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents, self.got = 0, self._first, []
+        return self._texts(self.agents), {a: {"seed": seed} for a in self.agents}
+
+    def step(self, actions):
+        self.got.append(dict(actions))
+        before = list(self.agents)
+        self.agents, rewards, terminated, truncated = self._rounds[self.t]
+        self.t += 1
+        names = {*before, *self.agents}
+        flags = (
+            {a: a in terminated for a in names},
+            {a: a in truncated for a in names},
+        )
+        infos = {a: {"t": self.t} for a in names}
+        return self._texts(names), dict(rewards), *flags, infos
+
+
+class RawAEC(AECEnv):
+    """A plain AEC game: agents act in order; flags and rewards by step."""
+
+    metadata = {"render_modes": []}
+    possible_agents = ["ann_0", "ben_0"]
+
+    def __init__(self, events, shape=lambda text: {"text": text}, buries=True):
+        self._events, self._shape, self._buries = events, shape, buries
+        self._space = UnicodeText()
+
+    def observation_space(self, agent):
+        return self._space
+
+    action_space = observation_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        zero = dict.fromkeys(self.agents, 0.0)
+        self.rewards, self._cumulative_rewards = dict(zero), dict(zero)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {a: {"born": seed} for a in self.agents}
+        self.agent_selection, self.t, self.dead_steps = self.agents[0], 0, 0
+        self._skip_agent_selection = None
+
+    def observe(self, agent):
+        return self._shape(f"{agent} at {self.t}")
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            assert action is None
+            self.dead_steps += 1
+            if self._buries:
+                self._was_dead_step(action)
+            return
+        self._clear_rewards()
+        self._cumulative_rewards[agent] = 0.0
+        rewards, terminated, truncated = self._events[self.t]
+        self.t += 1
+        self.rewards.update(rewards)
+        for name in self.agents:
+            self.terminations[name] |= name in terminated
+            self.truncations[name] |= name in truncated
+        alive = [
+            a
+            for a in self.agents
+            if not (self.terminations[a] or self.truncations[a])
+        ]
+        if alive:
+            after = [a for a in alive if a > agent]
+            self.agent_selection = (after or alive)[0]
+        self._accumulate_rewards()
+        self._deads_step_first()

@@ -1,0 +1,356 @@
+"""JointEnv: nothing that wrappers tend to lose is lost."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from multi_toys import RawAEC, RawParallel, Scripted, Together, made, over
+from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
+
+from rllib_llm.envs import JointEnv, Outcome, make_env
+from rllib_llm.envs.games.dilemma import Dilemma
+from rllib_llm.errors import EnvContractError
+
+
+def joint(cls, plan=(), config=None, **attributes):
+    return JointEnv(made(cls, plan, **attributes)(config))
+
+
+def test_one_agent_at_a_time_and_all_agents_of_a_round():
+    env = joint(Scripted)
+    assert list(env.reset(seed=0, options=None).observations) == ["ann_0"]
+    assert list(env.step({"ann_0": "x"}).observations) == ["ben_0"]
+    env = joint(Together)
+    step = env.reset(seed=0)
+    assert list(step.observations) == ["ann_0", "ben_0", "cid_0"]
+    step = env.step({"cid_0": "c", "ann_0": "a", "ben_0": "b"})
+    assert env.unwrapped.log[3:6] == [("ann_0", "a"), ("ben_0", "b"), ("cid_0", "c")]
+    assert list(step.infos) == ["ann_0", "ben_0", "cid_0"]
+    assert step.infos["ben_0"]["parsed_action"] == "b"
+
+
+def test_only_agents_with_an_invalid_action_are_asked_again():
+    env = joint(Together, config={"invalid_action_reward": -1.0})
+    env.reset(seed=0)
+    step = env.step({"ann_0": "a", "ben_0": "?", "cid_0": "c"})
+    assert step.observations == {"ben_0": "Say something."}
+    assert step.rewards == [("ben_0", -1.0)]
+    step = env.step({"ben_0": "b"})
+    assert list(step.observations) == ["ann_0", "ben_0", "cid_0"]
+
+
+def test_rewards_to_anyone_at_any_time():
+    """Before the first action, while waiting, after leaving, before joining."""
+    plan = [
+        Outcome({"ben_0": 1.0, "cid_0": 2.0}, terminated=["ann_0"]),
+        over({"ann_0": 3.0, "ben_0": 4.0, "cid_0": 5.0}),
+    ]
+    env = joint(Scripted, plan, late_agents=("cid_0",))
+    env.reset(seed=0)
+    first = env.step({"ann_0": "x"})
+    assert first.rewards == [("ben_0", 1.0), ("cid_0", 2.0)]
+    assert first.terminated == ("ann_0",) and not first.is_over
+    last = env.step({"ben_0": "x"})
+    assert last.rewards == [("ann_0", 3.0), ("ben_0", 4.0), ("cid_0", 5.0)]
+    assert last.terminated == ("ben_0",) and last.is_over
+
+
+def test_mixed_ends_are_over_and_name_who_bootstraps():
+    end = Outcome({"ann_0": 1.0}, terminated=["ann_0"], truncated=["ben_0", "cid_0"])
+    env = joint(Scripted, [end])
+    env.reset(seed=0)
+    step = env.step({"ann_0": "x"})
+    assert step.is_over and not step.observations
+    assert step.terminated == ("ann_0",) and step.truncated == ("ben_0", "cid_0")
+    assert step.final_observations == {
+        "ben_0": "hello ben_0, turn 1",
+        "cid_0": "hello cid_0, turn 1",
+    }
+    assert step.stop_reason == "max_turns"
+    with pytest.raises(EnvContractError, match=r"The episode is over: call reset\(\)"):
+        env.step({"ben_0": "x"})
+
+
+def test_agents_with_nothing_new_have_no_final_observation():
+    def prompt_for(self, agent):
+        return "" if agent == "ann_0" and self.turn else "go"
+
+    env = joint(Scripted, config={"max_turns": 1}, prompt_for=prompt_for)
+    env.reset(seed=0)
+    step = env.step({"ann_0": "x"})
+    assert step.truncated == ("ann_0", "ben_0", "cid_0")
+    assert step.final_observations == {"ben_0": "go", "cid_0": "go"}
+
+
+def test_late_joiners_are_asked_and_early_leavers_are_not():
+    def apply(self, agent, action):
+        if agent == "ann_0" and self.turn == 1:
+            self.join("cid_0")
+            return Outcome(terminated=["ann_0"])
+
+    env = joint(Scripted, late_agents=("cid_0",), apply=apply)
+    step, asked = env.reset(seed=0), []
+    for _ in range(5):
+        (agent,) = step.observations
+        asked.append(agent)
+        step = env.step({agent: "x"})
+    assert asked == ["ann_0", "ben_0", "cid_0", "ben_0", "cid_0"]
+
+
+def test_episode_results_come_from_the_infos():
+    plan = [
+        Outcome(metrics={"a": 1.0}),
+        over({"ben_0": 1.0}, success=True, metrics={"b": 2.0}),
+    ]
+    env = joint(Scripted, plan)
+    env.reset(seed=0)
+    first = env.step({"ann_0": "x"})
+    assert (first.success, first.metrics, first.stop_reason) == (None, {"a": 1.0}, None)
+    last = env.step({"ben_0": "x"})
+    assert (last.success, last.metrics) == (True, {"b": 2.0})
+    assert last.stop_reason == "terminated" and type(last.stop_reason) is str
+
+
+def test_wrong_agents_are_refused():
+    env = joint(Scripted)
+    env.reset(seed=0)
+    for actions in ({}, {"ben_0": "x"}, {"ann_0": "x", "ben_0": "x"}):
+        with pytest.raises(EnvContractError, match=r"to act are \['ann_0'\]"):
+            env.step(actions)
+
+
+def test_system_prompts_are_per_agent():
+    def system_prompt_for(self, agent):
+        return f"You are {agent}."
+
+    env = joint(Scripted, system_prompt_for=system_prompt_for)
+    assert env.system_prompt_for("ben_0") == "You are ben_0."
+    assert joint(Scripted, system_prompt="Hi").system_prompt_for("ann_0") == "Hi"
+    assert JointEnv(RawAEC([])).system_prompt_for("ann_0") is None
+
+
+# Other people's AEC environments ---------------------------------------------------
+
+
+def test_plain_aec_env_is_played_to_its_end():
+    events = [
+        ({"ben_0": 1.0}, [], []),
+        ({"ann_0": 2.0, "ben_0": 3.0}, ["ann_0"], []),
+        ({"ben_0": 4.0}, [], ["ben_0"]),
+    ]
+    env = JointEnv(RawAEC(events))
+    step = env.reset(seed=7)
+    assert step.observations == {"ann_0": "ann_0 at 0"}
+    assert step.infos == {"ann_0": {"born": 7}, "ben_0": {"born": 7}}
+    step = env.step({"ann_0": "x"})
+    assert step.rewards == [("ben_0", 1.0)] and list(step.observations) == ["ben_0"]
+    step = env.step({"ben_0": "x"})
+    assert step.rewards == [("ann_0", 2.0), ("ben_0", 3.0)]
+    assert step.terminated == ("ann_0",) and step.observations == {
+        "ben_0": "ben_0 at 2"
+    }
+    assert env.unwrapped.dead_steps == 1
+    step = env.step({"ben_0": "x"})
+    assert step.rewards == [("ben_0", 4.0)] and step.is_over
+    assert step.truncated == ("ben_0",) and step.terminated == ()
+    assert step.final_observations == {"ben_0": "ben_0 at 3"}
+    assert step.stop_reason == "max_turns" and env.unwrapped.agents == []
+
+
+def test_mixed_end_of_a_plain_aec_env():
+    env = JointEnv(RawAEC([({"ann_0": 1.0, "ben_0": 2.0}, ["ann_0"], ["ben_0"])]))
+    env.reset(seed=0)
+    step = env.step({"ann_0": "x"})
+    assert step.is_over and step.terminated == ("ann_0",)
+    assert step.truncated == ("ben_0",) and list(step.final_observations) == ["ben_0"]
+    assert step.rewards == [("ann_0", 1.0), ("ben_0", 2.0)]
+
+
+@pytest.mark.parametrize("shape", [str, lambda text: {"text": text, "extra": 1}])
+def test_observations_are_texts_or_hold_one(shape):
+    env = JointEnv(RawAEC([], shape=shape))
+    assert env.reset(seed=0).observations == {"ann_0": "ann_0 at 0"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (lambda text: np.zeros(3), "observation of 'ann_0' is ndarray"),
+        (lambda text: {"board": 1}, "is dict.*'text'"),
+        (lambda text: "", "asks 'ann_0' to act on an empty text"),
+    ],
+)
+def test_other_observations_are_refused(shape, words):
+    with pytest.raises(EnvContractError, match=words):
+        JointEnv(RawAEC([], shape=shape)).reset(seed=0)
+
+
+def test_broken_envs_are_named():
+    env = JointEnv(RawAEC([({}, ["ann_0"], [])], buries=False))
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match="keeps 'ann_0' among its agents"):
+        env.step({"ann_0": "x"})
+    env = JointEnv(RawParallel(["ann_0"], [(["ann_0"], {"anna_0": 1.0}, [], [])]))
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match="reward 1.0 to 'anna_0'.*mean 'ann_0'"):
+        env.step({"ann_0": "x"})
+    env = JointEnv(RawAEC([({"ann_0": float("inf")}, [], [])]))
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match="reward inf"):
+        env.step({"ann_0": "x"})
+
+
+def test_wrapped_text_envs_keep_their_rounds_and_grants():
+    plan = [Outcome(terminated=["ann_0"]), over({"ann_0": 1.0})]
+    env = JointEnv(OrderEnforcingWrapper(made(Together, plan)()))
+    assert list(env.reset(seed=0).observations) == ["ann_0", "ben_0", "cid_0"]
+    env.step(dict.fromkeys(["ann_0", "ben_0", "cid_0"], "x"))
+    step = env.step(dict.fromkeys(["ben_0", "cid_0"], "x"))
+    assert step.rewards == [("ann_0", 1.0)]
+
+
+# Parallel environments -------------------------------------------------------------
+
+
+def test_plain_parallel_env_keeps_the_order_of_possible_agents():
+    rounds = [(["cid_0", "ann_0"], {"ben_0": 1.0}, ["ben_0"], [])]
+    rounds.append(([], {"ann_0": 2.0}, ["ann_0"], ["cid_0"]))
+    env = JointEnv(RawParallel(["cid_0", "ben_0", "ann_0"], rounds))
+    step = env.reset(seed=3)
+    assert list(step.observations) == ["ann_0", "ben_0", "cid_0"]
+    assert step.infos["ben_0"] == {"seed": 3}
+    step = env.step({"ann_0": "a", "ben_0": "b", "cid_0": "c"})
+    assert step.terminated == ("ben_0",) and list(step.observations) == [
+        "ann_0",
+        "cid_0",
+    ]
+    step = env.step({"ann_0": "a", "cid_0": "c"})
+    assert step.is_over and step.terminated == ("ann_0",)
+    assert step.truncated == ("cid_0",)
+    assert step.final_observations == {"cid_0": "cid_0 reads 2"}
+    assert step.rewards == [("ann_0", 2.0)]
+
+
+def test_late_joiners_of_a_parallel_env():
+    rounds = [(["ann_0", "ben_0"], {"cid_0": 1.0}, [], [])]
+    rounds += [(["cid_0", "ann_0"], {"ben_0": 2.0}, ["ben_0"], [])]
+    rounds += [([], {"ben_0": 3.0}, ["ann_0", "cid_0"], [])]
+    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds))
+    env.reset(seed=0)
+    assert env.step({"ann_0": "a", "ben_0": "b"}).rewards == [("cid_0", 1.0)]
+    step = env.step({"ann_0": "a", "ben_0": "b"})
+    assert list(step.observations) == ["ann_0", "cid_0"]
+    step = env.step({"ann_0": "a", "cid_0": "b"})
+    assert step.rewards == [("ben_0", 3.0)] and step.is_over
+
+
+def test_vanishing_and_reviving_agents_are_named():
+    env = JointEnv(RawParallel(["ann_0", "ben_0"], [(["ann_0"], {}, [], [])]))
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match="dropped 'ben_0'"):
+        env.step({"ann_0": "a", "ben_0": "b"})
+    rounds = [
+        (["ann_0"], {}, ["ben_0"], []),
+        (["ann_0", "ben_0"], {}, [], []),
+    ]
+    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds))
+    env.reset(seed=0)
+    env.step({"ann_0": "a", "ben_0": "b"})
+    with pytest.raises(EnvContractError, match="brought 'ben_0' back"):
+        env.step({"ann_0": "a"})
+    env = JointEnv(RawParallel(["dan_0"], []))
+    with pytest.raises(EnvContractError, match="'dan_0', which is not one of its"):
+        env.reset(seed=0)
+
+
+def test_a_set_of_agents_has_one_order_in_every_process():
+    code = (
+        "import sys; sys.path.insert(0, 'tests/envs')\n"
+        "from multi_toys import RawParallel; from rllib_llm.envs import JointEnv\n"
+        "names = {'ben_0', 'ann_0', 'dora_0', 'cid_0'}\n"
+        "env = JointEnv(RawParallel(set(names), [], possible=names))\n"
+        "print(env.possible_agents, list(env.reset(seed=0).observations))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    names = ["ann_0", "ben_0", "cid_0", "dora_0"]
+    assert printed == {f"{names} {names}\n"}
+
+
+def test_only_pettingzoo_envs_with_declared_agents():
+    with pytest.raises(EnvContractError, match="GuessNumber; it plays a pettingzoo"):
+        JointEnv(make_env("guess_number-v0"))
+    with pytest.raises(EnvContractError, match="no possible_agents"):
+        JointEnv(RawParallel([], [], possible=[]))
+
+
+# AEC and Parallel are the same game --------------------------------------------------
+
+TEXTS = [
+    {"row_0": "cooperate", "column_0": "defect"},
+    {"row_0": "hm", "column_0": "cooperate"},
+    {"row_0": "I defect"},
+    {"row_0": "cooperate", "column_0": "hm"},
+    {"column_0": "hm"},
+    {"column_0": "cooperate"},
+    {"row_0": "defect", "column_0": "defect"},
+    {"row_0": "defect", "column_0": "cooperate"},
+]
+
+
+@pytest.mark.parametrize("max_turns", [3, 20])
+def test_aec_and_parallel_view_are_the_same_game(max_turns):
+    config = {"invalid_action_reward": -0.1, "talk": True, "max_turns": max_turns}
+    aec = JointEnv(Dilemma(config))
+    parallel = JointEnv(Dilemma(config).parallel_view())
+    for seed in range(3):
+        first, second = aec.reset(seed=seed), parallel.reset(seed=seed)
+        assert first == second
+        for texts in TEXTS:
+            first, second = aec.step(texts), parallel.step(texts)
+            assert sorted(first.rewards) == sorted(second.rewards)
+            first.rewards = second.rewards = []
+            assert first == second
+            if first.is_over:
+                break
+        assert first.is_over
+
+
+def test_departed_agents_are_rewarded_in_both_views():
+    plan = [Outcome(terminated=["ann_0"]), over({"ann_0": 1.0, "cid_0": 2.0})]
+    for view in (lambda env: env, lambda env: env.parallel_view()):
+        env = JointEnv(view(made(Together, plan)()))
+        env.reset(seed=0)
+        env.step(dict.fromkeys(["ann_0", "ben_0", "cid_0"], "x"))
+        step = env.step(dict.fromkeys(["ben_0", "cid_0"], "x"))
+        assert sorted(step.rewards) == [("ann_0", 1.0), ("cid_0", 2.0)]
+
+
+def test_pettingzoos_own_conversion_is_the_same_game_asked_one_by_one():
+    direct = JointEnv(Dilemma())
+    converted = JointEnv(parallel_to_aec(Dilemma().parallel_view()))
+    first, second = direct.reset(seed=5), converted.reset(seed=5)
+    totals = [{}, {}]
+    while not first.is_over:
+        moves = {"row_0": "cooperate", "column_0": "defect"}
+        read = dict(first.observations)
+        first = direct.step(moves)
+        for agent in ("row_0", "column_0"):
+            assert second.observations == {agent: read[agent]}
+            second = converted.step({agent: moves[agent]})
+            for name, reward in second.rewards:
+                totals[1][name] = totals[1].get(name, 0.0) + reward
+        for name, reward in first.rewards:
+            totals[0][name] = totals[0].get(name, 0.0) + reward
+    assert second.is_over and first.success == second.success
+    assert totals[0] == totals[1] and totals[0]["column_0"] > 1.0
