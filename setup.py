@@ -40,6 +40,7 @@ setup(
         "numpy",
         "scipy",
         "gymnasium",
+        "pettingzoo>=1.27,<2",
         "filelock",
         "pyyaml",
         "rich",

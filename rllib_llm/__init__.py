@@ -16,6 +16,8 @@ _EXPORTS = {
     "LLMPPOConfig": "rllib_llm.algorithms.ppo.llm_ppo",
     "GRPO": "rllib_llm.algorithms.grpo.grpo",
     "GRPOConfig": "rllib_llm.algorithms.grpo.grpo",
+    "MARFT": "rllib_llm.algorithms.marft.marft",
+    "MARFTConfig": "rllib_llm.algorithms.marft.marft",
     "TextEnv": "rllib_llm.envs",
     "TurnResult": "rllib_llm.types",
     "StopReason": "rllib_llm.types",

@@ -28,6 +28,7 @@ from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
+from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.objectives.normalisers import denominator
 
 logger = logging.getLogger("rllib_llm")
@@ -85,7 +86,7 @@ class LLMLearnerMixin(LearnerStats):
         groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                is_critic = name.startswith("value_head.")
+                is_critic = module_id == CRITIC_MODULE or name.startswith("value_head.")
                 groups[CRITIC_OPTIMIZER if is_critic else POLICY_OPTIMIZER].append(
                     parameter
                 )
@@ -224,14 +225,7 @@ class LLMLearnerMixin(LearnerStats):
     def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor]:
         """Accumulate the gradient of one module, micro-batch by micro-batch."""
         config = self.config.get_config_for_module(module_id)
-        ours = 0.0
-        if data is not None:
-            ours = denominator(
-                data[Columns.LOSS_MASK].cpu().numpy(),
-                data[columns.EPISODE_INDEX].cpu().numpy(),
-                config.loss_agg_mode,
-                constant=config.resolved_loss_agg_constant(),
-            )
+        ours = 0.0 if data is None else self._count_units(data, config)
         total = all_reduce_sum([ours], self._device)[0]
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
@@ -253,6 +247,15 @@ class LLMLearnerMixin(LearnerStats):
             loss.backward()
             loss_sum = loss_sum + loss.detach()
         return fwd_out, loss_sum
+
+    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+        """Return what this Learner's part of the loss normaliser is."""
+        return denominator(
+            data[Columns.LOSS_MASK].cpu().numpy(),
+            data[columns.EPISODE_INDEX].cpu().numpy(),
+            config.loss_agg_mode,
+            constant=config.resolved_loss_agg_constant(),
+        )
 
     @override(TorchLearner)
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:

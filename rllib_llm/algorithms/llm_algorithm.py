@@ -56,7 +56,8 @@ class LLMAlgorithm(PPO):
         config.validate()
         config = _with_models(config)
         config.engine_actor = new_actor_name()
-        preflight(config)
+        for module_id in config.llm_module_ids:
+            preflight(config.get_config_for_module(module_id))
         super().__init__(config, **kwargs)
 
     @classmethod

@@ -104,9 +104,13 @@ class LLMConfigMixin(
     @override(AlgorithmConfig)
     def get_multi_rl_module_spec(self, **kwargs: Any) -> Any:
         """Return RLlib's specification, each policy with its own settings."""
+        from rllib_llm.modules.critic import CRITIC_MODULE
         from rllib_llm.modules.scripted import ScriptedRLModule
 
+        critic = self.critic_module_spec()
         spec = super().get_multi_rl_module_spec(**kwargs)
+        if critic is not None and not kwargs.get("inference_only"):
+            spec.rl_module_specs[CRITIC_MODULE] = critic
         for module_id, part in spec.rl_module_specs.items():
             if module_id not in self.module_ids:
                 continue
@@ -117,15 +121,23 @@ class LLMConfigMixin(
             part.model_config = own.language_model_config()
         return spec
 
+    def critic_module_spec(self) -> RLModuleSpec | None:
+        """Return the specification of a critic that policies share, None for none."""
+        return None
+
+    def value_head_settings(self) -> dict[str, Any]:
+        """Return the settings of a ValueHead."""
+        return {"kind": self.lm_value_head, "detach": self.lm_value_head_detach}
+
     def language_model_config(self) -> dict[str, Any]:
         """Return the RLModule's ``model_config``."""
-        head = {"kind": self.lm_value_head, "detach": self.lm_value_head_detach}
+        has_head = self.use_critic and not self.critic_view
         return {
             "model": self.resolved_model or self.lm_model,
             "dtype": self.lm_dtype,
             "autocast": self.lm_autocast,
             "lora": self.lm_lora,
-            "value_head": head if self.use_critic else None,
+            "value_head": self.value_head_settings() if has_head else None,
             "value_model": self.lm_value_model,
             "reference": self.uses_reference,
             "temperature": self.temperature,
@@ -179,6 +191,16 @@ class LLMConfigMixin(
         from rllib_llm.connectors.pipelines import token_gae
 
         return [token_gae(configs)]
+
+    @property
+    def credit_crosses_agents(self) -> bool:
+        """Whether an agent's credit depends on the values of others' messages."""
+        return False
+
+    @property
+    def critic_view(self) -> str | None:
+        """What a critic that is an RLModule of its own reads; None if there is none."""
+        return None
 
     # What the package asks for -------------------------------------------------------
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ray.rllib.core import DEFAULT_AGENT_ID
+
+from rllib_llm.env_runner.agents import agents_of, role_prompts
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.preparation import model_context_length
 
@@ -39,14 +42,18 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
         )
     renderer = config.chat_renderer()
     env = config.make_text_env()
-    system = config.system_prompt or getattr(env.unwrapped, "system_prompt", None)
+    roles = role_prompts(env)
     longest = 0
     for seed in range(num_resets):
-        observation, _ = env.reset(seed=seed, options={"split": "train"})
-        messages = [{"role": "user", "content": observation}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
-        longest = max(longest, len(renderer.first(messages)))
+        told = env.reset(seed=seed, options={"split": "train"})
+        alone = agents_of(env) is None
+        first = {DEFAULT_AGENT_ID: told[0]} if alone else told.observations
+        for agent, observation in first.items():
+            messages = [{"role": "user", "content": observation}]
+            system = config.system_prompt or roles.get(agent)
+            if system:
+                messages.insert(0, {"role": "system", "content": system})
+            longest = max(longest, len(renderer.first(messages)))
     env.close()
     context = config.resolved_context_tokens()
     if longest + 1 > context:

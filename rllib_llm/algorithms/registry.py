@@ -59,6 +59,16 @@ ALGORITHMS.register(
         summary="Group-relative credit, clipped policy loss, no critic",
     ),
 )
+ALGORITHMS.register(
+    "MARFT",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.marft.marft",
+        config_name="MARFTConfig",
+        algo_name="MARFT",
+        paper="Liao et al. 2025, arXiv:2504.16129",
+        summary="Teams of agents: PPO per message or token, credit along the chain",
+    ),
+)
 
 
 def register_algorithm(

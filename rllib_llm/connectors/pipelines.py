@@ -19,6 +19,7 @@ from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
 from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
 from rllib_llm.connectors.module_to_env import DecodeAction
 from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.modules.critic import CRITIC_MODULE
 
 
 def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> Any:
@@ -54,12 +55,18 @@ def learner_pipeline(
         config._learner_connector, input_observation_space, input_action_space
     )
     own = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
+    critic = CRITIC_MODULE if config.critic_view else None
     pieces: list[Any] = [
-        TokenRows({m: _row_settings(c) for m, c in own.items()}),
+        TokenRows(
+            {m: _row_settings(c) for m, c in own.items()},
+            critic=critic,
+            critic_view=config.critic_view,
+        ),
         ScoreRows(
             device=device,
             old_logps=config.old_logps,
-            values=config.use_critic,
+            values=[] if critic or not config.use_critic else own,
+            critic=critic,
             references=[m for m, c in own.items() if c.uses_reference],
             max_tokens=config.micro_batch_tokens,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
@@ -10,8 +9,6 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 def as_playable(env: Any) -> Any:
     """Return a Gymnasium environment as it is, one of PettingZoo as a JointEnv."""
-    if "pettingzoo" not in sys.modules:  # then it cannot be one of PettingZoo
-        return env
     from pettingzoo import AECEnv, ParallelEnv
 
     from rllib_llm.envs.joint_env import JointEnv

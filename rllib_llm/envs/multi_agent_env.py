@@ -58,10 +58,9 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     ``invalid_action="retry"`` only the agents whose text was invalid are asked again;
     the others of a simultaneous round wait, and the repetition counts as a round.
 
-    PettingZoo's contract holds: observations are ``{"text": str}``, because its
-    ``api_test`` fails on bare strings; ``last()``, ``agent_iter()`` and the dead steps
-    ``step(None)`` work as everywhere. The last observation of a truncated agent is
-    what it would have read next, that of a terminated one is empty.
+    Observations are ``{"text": str}``, because PettingZoo's ``api_test`` fails on bare
+    strings. The last observation of a truncated agent is what it would have read next,
+    that of a terminated one is empty.
 
     Args:
         env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
@@ -270,11 +269,9 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         invalid = []
         for agent, text in self._answers.items():
             action = self.parse(agent, text)
-            self.infos[agent] = {
-                "parsed_action": action,
-                "invalid_action": action is None,
-            }
-            if action is None:
+            failed = action is None
+            self.infos[agent] = {"parsed_action": action, "invalid_action": failed}
+            if failed:
                 invalid.append(agent)
                 self._grant({agent: self.invalid_action_reward})
             else:
@@ -348,14 +345,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     def _ask(self, again: list[str]) -> None:
         """Make the texts that the next actors, and those truncated, read."""
-        live = self.live_agents
-        again = [a for a in again if a in live or self.truncations[a]]
+        live, self.pending = self.live_agents, []
         for agent in self.agents:
             if self._has_ended(agent):
                 cut = self.truncations[agent] and not self.terminations[agent]
                 self._texts[agent] = self._text_for(agent, again) if cut else ""
         if not live:
-            self.pending, self.agent_selection = [], self.agents[0]
+            self.agent_selection = self.agents[0]
             return
         self.pending = [a for a in again if a in live]
         if not self.pending:
@@ -363,11 +359,6 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             self._round = list(self.pending)
         for agent in self.pending:
             self._texts[agent] = self._text_for(agent, again)
-            if not self._texts[agent]:
-                raise EnvContractError(
-                    f"{type(self).__name__}.prompt_for({agent!r}) returned ''; an "
-                    "agent that must act needs something to read."
-                )
         self.agent_selection = self.pending[0]
 
     def _chosen(self, live: list[str]) -> str:
@@ -381,10 +372,10 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     def _text_for(self, agent: str, again: list[str]) -> str:
         text = self.format_hint if agent in again else self.prompt_for(agent)
-        if not isinstance(text, str):
+        if not isinstance(text, str) or (agent in self.pending and not text):
             raise EnvContractError(
-                f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; a "
-                "str is needed."
+                f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; a str "
+                "is needed, and a non-empty one where the agent must act."
             )
         return text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,14 +14,25 @@ import numpy as np
 from pettingzoo import AECEnv
 
 from rllib_llm.envs import checks
-from rllib_llm.envs.check_plays import Play, Subject, raised_by, random_or_filler
+from rllib_llm.envs.check_plays import (
+    MOST_TURNS,
+    Play,
+    Subject,
+    always,
+    implements,
+    raised_by,
+    random_or_filler,
+)
 from rllib_llm.envs.joint_env import JointEnv
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.envs.transcript import random_policy
 from rllib_llm.types import Message
 
 _CYCLES = 100
+_MOST_CUTS = 12
 
 
 def check_multi_env(
@@ -63,9 +75,12 @@ def check_multi_env(
         max_context_tokens=max_context_tokens,
         build_raw=build_raw,
     )
-    chosen = [*checks._CHECKS, *_MORE_CHECKS]
-    if not subject.build().is_text_env:
-        chosen = [check for check in chosen if check not in _ONLY_TEXT_ENVS]
+    env = subject.build()
+    skipped = () if env.is_text_env else _ONLY_TEXT_ENVS
+    if not getattr(env.joint.unwrapped, "has_success", False):
+        # Nobody need gain where experts compete for a constant sum.
+        skipped = (*skipped, checks._check_expert)
+    chosen = [c for c in (*checks._CHECKS, *_MORE_CHECKS) if c not in skipped]
     report = checks.run_checks(subject, chosen)
     report.measurements |= _returns_by_agent(subject)
     return report
@@ -118,37 +133,73 @@ def _returns_by_agent(subject: JointSubject) -> dict[str, float]:
     return numbers
 
 
+class _ValidTexts(UnicodeText):
+    """An action space whose samples are what the random policy says.
+
+    PettingZoo's tests act at random; words drawn at random would all be invalid.
+    """
+
+    def __init__(self, env: Any, agent: str):
+        super().__init__()
+        self._env, self._agent = env, agent
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return self._env.unwrapped.random_action(self._agent, self.np_random)
+
+
+def _speaking(env: Any) -> Any:
+    """Let the random policy act in PettingZoo's tests."""
+    spaces = {agent: _ValidTexts(env, agent) for agent in env.possible_agents}
+    env.action_space = spaces.__getitem__
+    return env
+
+
 def _check_pettingzoo(subject: JointSubject) -> Iterator[str]:
     """PettingZoo's own tests must pass."""
-    # Imported late: they load pytest and PettingZoo's board games.
-    from pettingzoo import test as zoo
-
-    raw = subject.build_raw()
-    tests = [
-        (zoo.parallel_api_test, raw),
-        (zoo.parallel_seed_test, subject.build_raw),
-    ]
-    if isinstance(raw, AECEnv):
-        tests = [(zoo.api_test, raw), (zoo.seed_test, subject.build_raw)]
-        if isinstance(raw, MultiAgentTextEnv) and raw.simultaneous:
-            tests.append((zoo.parallel_api_test, raw.parallel_view()))
-    for test, argument in tests:
-        # Their warnings are about pixels and numbers; text has neither.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            error = raised_by(lambda t=test, a=argument: t(a, num_cycles=_CYCLES))
+    for name, test in _pettingzoo_tests(subject):
+        error = _quietly(test)
         if error is not None:
             yield (
-                f"PettingZoo's {test.__name__} fails: {type(error).__name__}: {error}. "
-                "Leave reset(), step(), observe() and last() to MultiAgentTextEnv, or "
-                "follow https://pettingzoo.farama.org/api/aec."
+                f"PettingZoo's {name} fails: {type(error).__name__}: {error}. Leave "
+                "reset(), step(), observe() and last() to MultiAgentTextEnv, or follow "
+                "PettingZoo's contract."
             )
             return
 
 
+def _pettingzoo_tests(
+    subject: JointSubject,
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield its tests of the interfaces there are, with nonsense and valid actions."""
+    # Imported late: they load pytest and PettingZoo's board games.
+    from pettingzoo import test as zoo
+
+    raw, make = subject.build_raw(), subject.build_raw
+    kinds = [(zoo.parallel_api_test, zoo.parallel_seed_test, make)]
+    if isinstance(raw, AECEnv):
+        kinds = [(zoo.api_test, zoo.seed_test, make)]
+        if isinstance(raw, MultiAgentTextEnv) and raw.simultaneous:
+            parallel = zoo.parallel_api_test, zoo.parallel_seed_test
+            kinds.append((*parallel, lambda: make().parallel_view()))
+    has_random = implements(subject.build(), random_policy)
+    for api, seeding, build in kinds:
+        speaking = [lambda b=build: _speaking(b())] if has_random else []
+        for b in (build, *speaking):
+            yield api.__name__, lambda t=api, b=b: t(b(), num_cycles=_CYCLES)
+            yield seeding.__name__, lambda t=seeding, b=b: t(b, num_cycles=_CYCLES)
+
+
+def _quietly(test: Callable[[], Any]) -> Exception | None:
+    # The warnings of PettingZoo's tests are about pixels; text has none.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return raised_by(test)
+
+
 def _check_every_parser(subject: JointSubject) -> Iterator[str]:
     """Whatever any agent may write, step() must answer."""
-    env, seed = subject.build(), subject.seeds[0]
+    is_text_env = subject.build().is_text_env
+    env = subject.build(max_turns=MOST_TURNS) if is_text_env else subject.build()
     names = env.joint.possible_agents
     for victim in names:
         for text in checks._GARBAGE:
@@ -156,7 +207,7 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
             def policy(env: Any, rng: Any, who: str = victim, say: str = text) -> str:
                 return say if env.agent == who else random_or_filler(env, rng)
 
-            play = Play(env, seed, policy, limit=2 * len(names)).finish()
+            play = Play(env, subject.seeds[0], policy, limit=2 * len(names)).finish()
             if play.error is not None and play.transcript.actions:
                 shown = repr(text if len(text) < 40 else text[:40] + "...")
                 yield (
@@ -170,14 +221,17 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
 def _check_truncation(subject: JointSubject) -> Iterator[str]:
     """The game may be cut after any turn; every agent then reads once more."""
     longest = max(len(play.transcript.actions) for play in subject.plays)
-    for turns in range(1, min(longest, 12) + 1):
+    cuts = range(1, min(longest, _MOST_CUTS) + 1)
+    # Where nothing valid was said, nothing has happened yet when the game is cut.
+    for turns, policy in itertools.product(cuts, (random_or_filler, always(""))):
         env = subject.build(max_turns=turns)
-        play = Play(env, subject.seeds[0], random_or_filler).finish()
+        play = Play(env, subject.seeds[0], policy).finish()
         if play.error is not None:
             yield (
-                f"With max_turns={turns} step() raised {type(play.error).__name__}: "
-                f"{play.error}. At the limit prompt_for() is called for all agents "
-                "left, whoever's turn it is; let it return '' where nothing is new."
+                f"With max_turns={turns} {play.where} raised "
+                f"{type(play.error).__name__}: {play.error}. At the limit prompt_for() "
+                "is called for all agents left, whoever's turn it is; let it return '' "
+                "where nothing is new."
             )
             return
 

@@ -150,12 +150,11 @@ def two_level_gae(
     check_unit_interval(
         gamma=gamma, lambda_=lambda_, gamma_token=gamma_token, lambda_token=lambda_token
     )
-    rewards = _finite("rewards", rewards)
-    values = _finite("values", values)
-    own = np.zeros_like(values) if token_rewards is None else token_rewards
+    rewards, values = _finite("rewards", rewards), _finite("values", values)
+    own = 0.0 * values if token_rewards is None else token_rewards
     own = _finite("token_rewards", own)
     check_same_shape(values=values, messages=np.asarray(messages), token_rewards=own)
-    steps = _find_steps(rewards, episodes, order)
+    steps = _find_steps(rewards, episodes, order, bootstrap_values)
     tokens = _find_tokens(messages, len(rewards))
     if not len(rewards):
         return values.copy(), values.copy()
@@ -169,44 +168,12 @@ def two_level_gae(
     decay = gamma_token * lambda_token
     inside = tokens.discounted_sums(own + gamma_token * following - values, decay)
     weight = decay**tokens.after  # of what follows the message
-
-    gains = _joint_gains(
-        np.bincount(steps.of_message, rewards),
-        steps,
-        before=before,
-        inside=key_means(inside[tokens.first], steps.of_message),
-        weight=key_means(weight[tokens.first], steps.of_message),
-        bootstraps=_bootstraps(bootstrap_values, steps),
-        gamma=gamma,
-        decay=gamma * lambda_,
+    gains = steps.gains(
+        before, inside[tokens.first], weight[tokens.first], gamma=gamma, lambda_=lambda_
     )
-    advantages = np.empty_like(values)
-    targets = np.empty_like(values)
-    sums = inside + weight * gains[steps.of_message][tokens.message]
-    advantages[tokens.sorted], targets[tokens.sorted] = sums, values + sums
-    return advantages, targets
-
-
-def _joint_gains(
-    rewards: np.ndarray,
-    steps: _Steps,
-    *,
-    before: np.ndarray,
-    inside: np.ndarray,
-    weight: np.ndarray,
-    bootstraps: np.ndarray,
-    gamma: float,
-    decay: float,
-) -> np.ndarray:
-    """Return ``r[s] + gamma * V[s+1] + decay * A[s+1]``, what each step ends with. [S]
-
-    ``A[s] = inside[s] + weight[s] * gain[s]`` is the advantage a step passes back:
-    what its messages add before their last tokens, and what reaches their first ones.
-    """
-    gains = rewards + gamma * np.where(steps.is_last, bootstraps, np.roll(before, -1))
-    trace = np.where(steps.is_last, 0.0, decay)
-    passed_back = _discounted_sums(inside + weight * gains, weight * trace)
-    return gains + trace * np.append(passed_back[1:], 0.0)
+    sums = inside + weight * gains[tokens.message]
+    places = np.argsort(tokens.sorted)
+    return sums[places], (values + sums)[places]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +181,42 @@ class _Steps:
     """The S joint steps of all episodes, sorted by episode and order."""
 
     of_message: np.ndarray  # step of each message [M]
-    episode: np.ndarray  # index of each step's episode [S]
+    rewards: np.ndarray  # sum over the step's messages [S]
     is_last: np.ndarray  # of its episode [S]
+    bootstraps: np.ndarray  # of its episode [S]
+
+    def gains(
+        self,
+        before: np.ndarray,
+        inside: np.ndarray,
+        weight: np.ndarray,
+        *,
+        gamma: float,
+        lambda_: float,
+    ) -> np.ndarray:
+        """Return ``r[s] + gamma * (V[s+1] + lambda_ * A[s+1])`` of each message's step.
+
+        ``A[s]``, the advantage a step passes back, is the mean over its messages of
+        ``inside + weight * gain[s]``: what a message adds on its own before its first
+        token, and what of the step's end reaches that token.
+
+        Args:
+            before: Value before each step. [S]
+            inside: Of each message's first token. [M]
+            weight: Likewise. [M]
+            gamma: Discount between steps.
+            lambda_: GAE parameter between steps.
+
+        Returns:
+            Gains. [M]
+        """
+        after = np.where(self.is_last, self.bootstraps, np.roll(before, -1))
+        gains = self.rewards + gamma * after
+        trace = np.where(self.is_last, 0.0, gamma * lambda_)
+        weight = key_means(weight, self.of_message)
+        inside = key_means(inside, self.of_message)
+        passed_back = _discounted_sums(inside + weight * gains, weight * trace)
+        return (gains + trace * np.append(passed_back[1:], 0.0))[self.of_message]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,14 +257,29 @@ def _find_steps(
     rewards: np.ndarray,
     episodes: Sequence[Hashable] | np.ndarray,
     order: np.ndarray | None,
+    bootstrap_values: float | np.ndarray,
 ) -> _Steps:
     episodes = np.asarray(episodes)
     order = np.arange(len(rewards)) if order is None else np.asarray(order)
     check_same_shape(rewards=rewards, episodes=episodes, order=order)
-    of_message = joint_keys(episodes, order)
-    episode = np.zeros(len(np.unique(of_message)), dtype=np.int64)
-    episode[of_message] = joint_keys(episodes)
-    return _Steps(of_message, episode, np.diff(episode, append=-1) != 0)
+    of_message, episodes = joint_keys(episodes, order), joint_keys(episodes)
+    _, first = np.unique(of_message, return_index=True)
+    episode = episodes[first]  # of each step [S]
+    count = len(np.unique(episode))
+    bootstraps = np.asarray(bootstrap_values, dtype=np.float64)
+    if bootstraps.shape not in ((), (count,)):
+        raise ValueError(
+            f"bootstrap_values has shape {list(bootstraps.shape)}. It must be one "
+            f"number or [{count}], one entry per episode in sorted order. Give 0 to "
+            "those that terminated."
+        )
+    check_finite("bootstrap_values", bootstraps, "Give 0 to those that terminated.")
+    return _Steps(
+        of_message=of_message,
+        rewards=np.bincount(of_message, rewards),
+        is_last=np.diff(episode, append=-1) != 0,
+        bootstraps=np.broadcast_to(bootstraps, (count,))[episode],
+    )
 
 
 def _find_tokens(messages: np.ndarray, count: int) -> _Tokens:
@@ -287,17 +303,3 @@ def _find_tokens(messages: np.ndarray, count: int) -> _Tokens:
     in_order = np.argsort(messages, kind="stable")
     ends = lengths.cumsum()
     return _Tokens(in_order, messages[in_order], lengths, ends - lengths, ends - 1)
-
-
-def _bootstraps(bootstrap_values: float | np.ndarray, steps: _Steps) -> np.ndarray:
-    """Return the bootstrap value of each step's episode. [S]"""
-    array = np.asarray(bootstrap_values, dtype=np.float64)
-    count = steps.episode[-1] + 1
-    if array.shape not in ((), (count,)):
-        raise ValueError(
-            f"bootstrap_values has shape {list(array.shape)}. It must be one number or "
-            f"[{count}], one entry per episode in sorted order. Give 0 to those that "
-            "terminated."
-        )
-    check_finite("bootstrap_values", array, "Give 0 to episodes that terminated.")
-    return np.broadcast_to(array, (count,))[steps.episode]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
 
@@ -21,12 +22,54 @@ class Demonstration:
         completions: What the script answered.
         rewards: One per turn.
         success: Whether the task was solved, where that is defined.
+        agent_id: Whose conversation it is; None where there is one agent.
     """
 
     observations: list[str]
     completions: list[str]
     rewards: list[float]
     success: bool | None
+    agent_id: str | None = None
+
+
+def demonstrate_together(
+    env: Any, *, seed: int, mistake_rate: float
+) -> list[Demonstration]:
+    """Play one episode of a JointEnv; return the conversation of each agent that acted.
+
+    Rewards are left out: imitation does not read them.
+
+    Raises:
+        ConfigError: If the environment has no scripted experts.
+    """
+    rng = np.random.default_rng([seed, 1])
+    game, told = env.unwrapped, env.reset(seed=seed, options={"split": "train"})
+    demos: dict[str, Demonstration] = {}
+    try:
+        while not told.is_over:
+            actions = {}
+            for agent, observation in told.observations.items():
+                demo = demos.setdefault(agent, Demonstration([], [], [], None, agent))
+                mistake = rng.random() < mistake_rate
+                act = game.random_action if mistake else game.expert_action
+                actions[agent] = act(agent, rng)
+                demo.observations.append(observation)
+                demo.completions.append(actions[agent])
+                demo.rewards.append(0.0)
+            told = env.step(actions)
+    except NotImplementedError as error:
+        raise _no_expert(error) from error
+    for demo in demos.values():
+        demo.observations.append("")  # nothing follows the last turn
+        demo.success = told.success
+    return list(demos.values())
+
+
+def _no_expert(error: NotImplementedError) -> ConfigError:
+    return ConfigError(
+        f"warm_start needs demonstrations: {error} Write expert_action() and "
+        "random_action(), or leave .warm_start() out."
+    )
 
 
 def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
@@ -54,10 +97,7 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
             done = terminated or truncated
             demo.success = info.get("success")
     except NotImplementedError as error:
-        raise ConfigError(
-            f"warm_start needs demonstrations: {error} Write expert_action() and "
-            "random_action(), or leave .warm_start() out."
-        ) from error
+        raise _no_expert(error) from error
     return demo
 
 
@@ -69,11 +109,21 @@ def demonstrations(
     mistake_rate: float,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
-    """Play ``count`` episodes on training instances."""
+    """Play ``count`` episodes on training instances.
+
+    Returns:
+        One demonstration per episode; of a JointEnv one per episode and agent.
+    """
     played = []
     for i in range(count):
-        demo_seed = stable_seed(seed, "demonstration", i)
-        played.append(demonstrate(env, seed=demo_seed, mistake_rate=mistake_rate))
+        settings = {
+            "seed": stable_seed(seed, "demonstration", i),
+            "mistake_rate": mistake_rate,
+        }
+        if agents_of(env) is None:
+            played.append(demonstrate(env, **settings))
+        else:
+            played += demonstrate_together(env, **settings)
         if on_progress is not None:
             on_progress((i + 1) / count)
     return played
@@ -90,5 +140,7 @@ def transcript_texts(env: Any, *, seed: int, count: int = 300) -> list[str]:
             texts += demo.observations + demo.completions
     except ConfigError:
         for i in range(count):
-            texts.append(env.reset(seed=stable_seed(seed, "text", i))[0])
+            told = env.reset(seed=stable_seed(seed, "text", i))
+            alone = agents_of(env) is None
+            texts += [told[0]] if alone else list(told.observations.values())
     return texts

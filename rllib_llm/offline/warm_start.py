@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm import columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.demonstrations import Demonstration, demonstrations
 from rllib_llm.types import FinishReason, Turn
@@ -39,13 +40,18 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         mistake_rate=config.warm_start_mistake_rate,
         on_progress=lambda done: on_progress("demonstrations", done),
     )
-    system_prompt = config.system_prompt or getattr(
-        env.unwrapped, "system_prompt", None
-    )
+    roles = role_prompts(env)
     env.close()
-    learner = _learner(config, model)
+    learner = _learner(config, model, len(demos))
     renderer = learner.config.chat_renderer()
-    episodes = [demonstration_episode(d, renderer, system_prompt) for d in demos]
+    episodes = [
+        demonstration_episode(
+            demo,
+            renderer,
+            config.system_prompt or roles.get(demo.agent_id or DEFAULT_AGENT_ID),
+        )
+        for demo in demos
+    ]
     size = config.warm_start_minibatch_size
     order = _epochs(len(episodes), config.warm_start_epochs, size, seed)
     for step, chosen in enumerate(order):
@@ -58,11 +64,11 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
     learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
 
 
-def _learner(config: Any, model: str) -> Any:
+def _learner(config: Any, model: str, num_demos: int) -> Any:
     """Build the supervised learner of an RL config's model."""
     from rllib_llm.algorithms.sft.sft import SFTConfig
 
-    episodes = config.warm_start_demonstrations * config.warm_start_epochs
+    episodes = num_demos * config.warm_start_epochs
     steps = max(1, episodes // config.warm_start_minibatch_size)
     lr = config.warm_start_lr
     sft = (

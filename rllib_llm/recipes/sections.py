@@ -12,6 +12,7 @@ SECTIONS = (
     "language_model",
     "generation",
     "rollouts",
+    "multi_agent",
     "warm_start",
     "training",
     "env_runners",

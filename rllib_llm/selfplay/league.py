@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.envs.parsing import require_choice, require_float, require_int
+from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 
 # Keeps the draws for opponents and for seats apart.
@@ -76,7 +77,7 @@ class League:
         opponents: ``"hard"`` (:func:`prefer_hard`), ``"even"`` (:func:`prefer_even`),
             ``"uniform"`` or ``"latest"``.
         mirror_fraction: Share of games against itself, in [0, 1].
-        snapshot_win_rate: In (0.5, 1).
+        snapshot_win_rate: In [0.51, 0.99].
         snapshot_min_games: At least 1.
         snapshot_max_games: At least ``snapshot_min_games``; None for no such limit.
         max_members: More members than this make :meth:`add` retire the one that the
@@ -112,10 +113,11 @@ class League:
             "decay": decay,
             "seed": seed,
         }
-        _check_settings(**self._settings)
+        _check_settings(self._settings)
         self.learner, self.seed = learner, seed
         self.payoffs = Payoffs(decay)
         self.members: list[Member] = []
+        self._retired: list[str] = []
         self._games_since_snapshot = 0
 
     # Opponents -------------------------------------------------------------------
@@ -168,10 +170,19 @@ class League:
 
         Leave out games that were truncated, failed, or changed a player midway. Games
         of retired members are ignored: their policies may still have been playing.
+
+        Raises:
+            ValueError: If a player was never of this league.
         """
-        known = {self.learner, *(member.name for member in self.members)}
         for result in sorted(results, key=lambda result: result.episode):
-            if known.issuperset(result.players):
+            for name in result.players:
+                if name not in self._names():
+                    known = did_you_mean(name, self._names())
+                    raise ValueError(
+                        f"Episode {result.episode}: {name!r} is not of this league. "
+                        f"{known} Record games of its learner and members only."
+                    )
+            if not set(self._retired).intersection(result.players):
                 self.payoffs.record(result)
                 self._games_since_snapshot += len(set(result.players)) > 1
 
@@ -190,14 +201,14 @@ class League:
         """Add a snapshot of the learner.
 
         Args:
-            name: A name that is not taken.
+            name: A name that was never taken.
             iteration: The training iteration.
 
         Returns:
             Names of the members that had to leave (``max_members``); their policies
             are not needed any more.
         """
-        if name in {self.learner, *(member.name for member in self.members)}:
+        if name in self._names():
             raise ConfigError(f"The league has a {name!r} already; use another name.")
         self.members.append(Member(name, iteration))
         self._games_since_snapshot = 0
@@ -208,6 +219,7 @@ class League:
         easiest = self.members[int(self._win_rates()[:-1].argmax())]
         self.members.remove(easiest)
         self.payoffs.forget(easiest.name)
+        self._retired.append(easiest.name)
         return [easiest.name]
 
     # Checkpoints ---------------------------------------------------------------------
@@ -217,6 +229,7 @@ class League:
         return {
             "settings": dict(self._settings),
             "members": [[member.name, member.iteration] for member in self.members],
+            "retired": list(self._retired),
             "payoffs": self.payoffs.state_dict(),
             "games_since_snapshot": self._games_since_snapshot,
         }
@@ -234,8 +247,13 @@ class League:
                     f"{self._settings.get(name)!r}. Resume with the same settings."
                 )
         self.members = [Member(name, iteration) for name, iteration in state["members"]]
+        self._retired = list(state["retired"])
         self.payoffs.load_state(state["payoffs"])
         self._games_since_snapshot = state["games_since_snapshot"]
+
+    def _names(self) -> set[str]:
+        """All names that are or were of the league."""
+        return {self.learner, *self._retired, *(member.name for member in self.members)}
 
     def _win_rates(self) -> np.ndarray:
         """The learner's win rates. [members]"""
@@ -243,44 +261,18 @@ class League:
         return np.asarray(rates)
 
 
-def _check_settings(
-    *,
-    learner: str,
-    opponents: str,
-    mirror_fraction: float,
-    snapshot_win_rate: float,
-    snapshot_min_games: int,
-    snapshot_max_games: int | None,
-    max_members: int | None,
-    decay: float,
-    seed: int,
-) -> None:
-    rules = [
-        ("learner", learner, bool(learner), "a non-empty name"),
-        ("opponents", opponents, opponents in _WEIGHTS, f"one of {[*_WEIGHTS]}"),
-        ("mirror_fraction", mirror_fraction, 0 <= mirror_fraction <= 1, "in [0, 1]"),
-        (
-            "snapshot_win_rate",
-            snapshot_win_rate,
-            0.5 < snapshot_win_rate < 1,
-            "in (0.5, 1)",
-        ),
-        ("snapshot_min_games", snapshot_min_games, snapshot_min_games >= 1, ">= 1"),
-        (
-            "snapshot_max_games",
-            snapshot_max_games,
-            snapshot_max_games is None or snapshot_max_games >= snapshot_min_games,
-            f"None or >= snapshot_min_games ({snapshot_min_games})",
-        ),
-        (
-            "max_members",
-            max_members,
-            max_members is None or max_members >= 1,
-            "None or >= 1",
-        ),
-        ("decay", decay, 0 < decay <= 1, "in (0, 1]"),
-        ("seed", seed, seed >= 0, ">= 0"),
-    ]
-    for name, value, holds, rule in rules:
-        if not holds:
-            raise ConfigError(f"{name}={value!r} must be {rule}.")
+def _check_settings(settings: dict[str, Any]) -> None:
+    if not isinstance(settings["learner"], str) or not settings["learner"]:
+        raise ConfigError(f"learner={settings['learner']!r} must be a non-empty name.")
+    require_choice("opponents", settings["opponents"], tuple(_WEIGHTS))
+    for name, low, high in (
+        ("mirror_fraction", 0.0, 1.0),
+        ("snapshot_win_rate", 0.51, 0.99),
+        ("decay", 0.01, 1.0),
+    ):
+        require_float(name, settings[name], low, high)
+    least = require_int("snapshot_min_games", settings["snapshot_min_games"], 1, 10**9)
+    for name, low in (("snapshot_max_games", least), ("max_members", 1)):
+        if settings[name] is not None:
+            require_int(name, settings[name], low, 10**9)
+    require_int("seed", settings["seed"], 0, 2**63)

@@ -23,9 +23,8 @@ its tokens, the end of the turn included.
 def word_probs(log_probs: WordLogProbs) -> ActionProbs:
     """Make a policy over words of a model's log-probabilities.
 
-    The probabilities are those of the model, given that it says one of the words. (A
-    game that asks again after an invalid answer draws words with them, wherever the
-    model writes each word in one way only.)
+    The probabilities are those of the model, given that it says one of the words and
+    nothing else.
 
     Args:
         log_probs: The model.

@@ -1,11 +1,9 @@
 """RLlib's stock multi-agent sampler keeps what a JointEnv says."""
 
-import sys
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
+from multi_toys import Chaos, ChaosTogether, Scripted, Together, made, over
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
@@ -17,9 +15,6 @@ from ray.tune import register_env
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
 from rllib_llm.envs import JointEnv, Outcome, make_env
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
-from multi_toys import Scripted, Together, made, over
-
 
 def played(cls, plan=(), texts=(), config=None, **attributes):
     """Record an episode as RLlib's runner does; return it and the last infos."""
@@ -28,7 +23,7 @@ def played(cls, plan=(), texts=(), config=None, **attributes):
     observations, infos = env.reset(seed=0)
     episode.add_env_reset(observations=observations, infos=infos)
     while not episode.is_done:
-        actions = dict.fromkeys(env.agents and observations, "x")
+        actions = dict.fromkeys(observations, "x")
         observations, rewards, terminated, truncated, infos = env.step(actions)
         episode.add_env_step(
             observations,
@@ -38,8 +33,6 @@ def played(cls, plan=(), texts=(), config=None, **attributes):
             terminateds=terminated,
             truncateds=truncated,
         )
-        assert len(episode.observations if False else [0]) == 1
-        observations = {a: t for a, t in observations.items() if t}
     return episode, infos
 
 
@@ -129,7 +122,9 @@ class Scripts(TorchRLModule):
 
 
 def test_the_stock_runner_samples_whole_games():
-    register_env("dilemma_toy", lambda _: to_rllib_env(JointEnv(make_env("dilemma-v0"))))
+    register_env(
+        "dilemma_toy", lambda _: to_rllib_env(JointEnv(make_env("dilemma-v0")))
+    )
     config = (
         PPOConfig()
         .environment("dilemma_toy")
@@ -155,3 +150,32 @@ def test_the_stock_runner_samples_whole_games():
         assert returns(episode) == pytest.approx({"row_0": 0.0, "column_0": 5 / 3})
     assert isinstance(runner.env.envs[0].unwrapped, gym.Env)
     runner.stop()
+
+
+@pytest.mark.parametrize("cls", [Chaos, ChaosTogether])
+def test_whatever_happens_no_reward_and_no_end_is_lost(cls):
+    for seed in range(150):
+        env = to_rllib_env(JointEnv(cls({"max_turns": 12})))
+        game, episode = env.env.unwrapped, MultiAgentEpisode()
+        observations, infos = env.reset(seed=seed)
+        episode.add_env_reset(observations=observations, infos=infos)
+        turns = 0
+        while not episode.is_done:
+            actions = dict.fromkeys(observations, "x")
+            turns += len(actions)
+            observations, rewards, terminated, truncated, infos = env.step(actions)
+            episode.add_env_step(
+                observations,
+                actions,
+                rewards,
+                infos,
+                terminateds=terminated,
+                truncateds=truncated,
+            )
+        assert env.agents == [] and game.agents == []
+        lost = infos.get("__common__", {}).get("unassigned_rewards", {})
+        assert {**lost, **{a: r for a, r in returns(episode).items() if r}} == {
+            a: r for a, r in game.granted.items() if r
+        }
+        assert sum(len(e) for e in episode.agent_episodes.values()) == turns
+        assert all(ends(episode).values())

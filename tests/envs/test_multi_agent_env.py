@@ -11,6 +11,9 @@ from pettingzoo.test import api_test, parallel_api_test, seed_test
 from rllib_llm.envs import MultiAgentTextEnv, Outcome, make_env, register_text_env
 from rllib_llm.errors import ConfigError, EnvContractError
 
+# PettingZoo's tests wonder about observations that are no arrays.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
 
 def start(cls, plan=(), config=None, **attributes):
     env = made(cls, plan, **attributes)(config)
@@ -140,9 +143,7 @@ def test_turn_limit_counts_rounds_of_simultaneous_games():
 
 
 def test_end_by_the_game_wins_over_the_limit():
-    env = start(
-        Scripted, [over({"ann_0": 1.0}, success=True)], config={"max_turns": 1}
-    )
+    env = start(Scripted, [over({"ann_0": 1.0}, success=True)], config={"max_turns": 1})
     say(env, "x")
     assert not any(env.truncations.values())
     assert env.infos["ben_0"] == {"success": True, "stop_reason": "terminated"}

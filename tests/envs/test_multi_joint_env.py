@@ -3,15 +3,26 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from multi_toys import RawAEC, RawParallel, Scripted, Together, made, over
+from multi_toys import (
+    ChaosTogether,
+    RawAEC,
+    RawParallel,
+    Scripted,
+    Together,
+    made,
+    over,
+)
 from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
 
 from rllib_llm.envs import JointEnv, Outcome, make_env
 from rllib_llm.envs.games.dilemma import Dilemma
 from rllib_llm.errors import EnvContractError
+
+TESTS_AND_ROOT = os.pathsep.join(str(p) for p in Path(__file__).parents[1:3])
 
 
 def joint(cls, plan=(), config=None, **attributes):
@@ -267,7 +278,6 @@ def test_vanishing_and_reviving_agents_are_named():
 
 def test_a_set_of_agents_has_one_order_in_every_process():
     code = (
-        "import sys; sys.path.insert(0, 'tests/envs')\n"
         "from multi_toys import RawParallel; from rllib_llm.envs import JointEnv\n"
         "names = {'ben_0', 'ann_0', 'dora_0', 'cid_0'}\n"
         "env = JointEnv(RawParallel(set(names), [], possible=names))\n"
@@ -276,7 +286,7 @@ def test_a_set_of_agents_has_one_order_in_every_process():
     printed = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": TESTS_AND_ROOT},
             capture_output=True,
             text=True,
             check=True,
@@ -324,6 +334,31 @@ def test_aec_and_parallel_view_are_the_same_game(max_turns):
             if first.is_over:
                 break
         assert first.is_over
+
+
+def summed(rewards):
+    totals = {}
+    for agent, reward in rewards:
+        totals[agent] = totals.get(agent, 0.0) + reward
+    return totals
+
+
+def test_both_views_agree_whatever_happens():
+    for seed in range(100):
+        games = [ChaosTogether({"max_turns": 12}) for _ in range(2)]
+        views = [JointEnv(games[0]), JointEnv(games[1].parallel_view())]
+        first, second = (env.reset(seed=seed) for env in views)
+        rng = np.random.default_rng(seed)
+        total = {}
+        while not first.is_over:
+            texts = {a: "?" if rng.random() < 0.2 else "x" for a in first.observations}
+            first, second = (env.step(texts) for env in views)
+            assert summed(first.rewards) == summed(second.rewards)
+            for agent, reward in first.rewards:
+                total[agent] = total.get(agent, 0.0) + reward
+            first.rewards = second.rewards = []
+            assert first == second
+        assert total == games[0].granted
 
 
 def test_departed_agents_are_rewarded_in_both_views():

@@ -313,6 +313,28 @@ def test_order_of_rows_and_other_episodes_do_not_matter(simultaneous):
     assert (np.array(alone) == whole[:, tokens]).all()
 
 
+def test_tokens_of_messages_may_interleave():
+    """Rows of several agents, token by token, need not be sorted first."""
+    b = make_batch(2, simultaneous=True)
+    values, messages = np.concatenate(b["values"]), b["messages"]
+    settings = {"gamma": 0.9, "lambda_": 0.8, "lambda_token": 0.7}
+
+    def run(tokens):
+        return np.array(
+            two_level_gae(
+                b["rewards"],
+                values[tokens],
+                messages[tokens],
+                b["episodes"],
+                **settings,
+            )
+        )
+
+    shuffled = np.random.default_rng(0).permutation(messages)
+    places = np.argsort(np.argsort(shuffled, kind="stable"))  # in time order
+    assert (run(places) == run(np.arange(len(values)))[:, places]).all()
+
+
 def test_no_messages_give_nothing():
     for result in (
         message_gae([], [], [], gamma=1.0, lambda_=1.0),

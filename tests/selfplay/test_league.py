@@ -159,11 +159,27 @@ def test_the_easiest_member_leaves_but_never_the_newest():
     assert league.state_dict() == before
 
 
+def test_the_newest_stays_even_where_all_others_are_stronger():
+    league = league_of(["m0"], max_members=1)
+    league.record(game(i, "m0", 0) for i in range(10))
+    assert league.add("m1", 1) == ["m0"]
+
+
 def test_names_are_taken_once():
     league = league_of(["m0"])
     for name in ("m0", "learner"):
         with pytest.raises(ConfigError, match=name):
             league.add(name, 1)
+    league = played_league(max_members=3)
+    league.add("m3", 9)  # m0 leaves
+    with pytest.raises(ConfigError, match="m0"):
+        league.add("m0", 10)
+
+
+def test_games_of_strangers_are_refused():
+    league = league_of(["snapshot_0"])
+    with pytest.raises(ValueError, match="Episode 4: 'snapshot0'.*'snapshot_0'"):
+        league.record([game(4, "snapshot0", 1)])
 
 
 def test_a_resumed_league_goes_on_as_if_nothing_had_happened():
@@ -171,6 +187,8 @@ def test_a_resumed_league_goes_on_as_if_nothing_had_happened():
     whole, killed, resumed = (
         league_of(["m0", "m1", "m2"], snapshot_max_games=100) for _ in range(3)
     )
+    for league in (whole, killed):  # one member was there, and left
+        league._retired = ["old"]
     whole.record(results)
     killed.record(results[:47])
     resumed.load_state(json.loads(json.dumps(killed.state_dict())))
@@ -194,6 +212,7 @@ def test_a_checkpoint_of_other_settings_is_refused():
         {"learner": ""},
         {"opponents": "strongest"},
         {"mirror_fraction": 1.5},
+        {"mirror_fraction": "half"},
         {"snapshot_win_rate": 0.5},
         {"snapshot_min_games": 0},
         {"snapshot_max_games": 10},

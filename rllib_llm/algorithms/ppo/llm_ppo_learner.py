@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ray.rllib.algorithms.ppo.ppo import (
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+)
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
@@ -15,6 +19,11 @@ from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.token_stats import add_token_stats
 from rllib_llm.objectives.kl import kl_penalty
 
+_OF_CRITIC = (
+    VF_LOSS_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+)
 _RLLIB_MEANS = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, "mean_kl_loss")
 
 
@@ -40,7 +49,12 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
-        for key in _RLLIB_MEANS:
+        means = _RLLIB_MEANS
+        if not config.use_critic:  # RLlib logs zeros for a critic that is not there
+            means = [key for key in means if key != VF_LOSS_KEY]
+            for key in _OF_CRITIC:
+                self.metrics.delete(module_id, key, key_error=False)
+        for key in means:
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
             self._add_stat(module_id, key, value, trained)
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]

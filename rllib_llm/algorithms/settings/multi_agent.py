@@ -54,6 +54,7 @@ class MultiAgentSettings:
 
     def _set_multi_agent_defaults(self) -> None:
         self.policy_settings: dict[str, dict[str, Any]] = {}
+        self.policy_mapping_fn = MappedPolicies({"*": DEFAULT_MODULE_ID})
 
     def multi_agent(
         self,

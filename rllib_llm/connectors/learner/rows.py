@@ -29,6 +29,7 @@ class Row:
         rewards: The turn's reward on its last token, else 0. float32 [T]
         bootstrap: Whether the value after the last token stands for what a cut
             episode would still have earned.
+        speaks_next: Whether it does so for a prompt that was still to be answered.
     """
 
     ids: np.ndarray
@@ -37,22 +38,28 @@ class Row:
     logps: np.ndarray
     rewards: np.ndarray
     bootstrap: bool = False
+    speaks_next: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-class _RowBuilder:
+class RowBuilder:
+    """Puts a row together, piece by piece."""
+
     def __init__(self) -> None:
+        """Begin with nothing."""
         self.parts: list[tuple[np.ndarray, ...]] = []
 
     def prompt(self, ids: Sequence[int]) -> None:
+        """Append tokens that were read."""
         ids = np.asarray(ids, np.int32)
         zeros = np.zeros(len(ids), np.float32)
         no_turn = np.full(len(ids), -1, np.int32)
         self.parts.append((ids, no_turn, no_turn, zeros, zeros))
 
     def turn(self, index: int, turn: Turn, reward: float) -> None:
+        """Append the tokens of a turn, which earned ``reward``."""
         n = len(turn.action_ids)
         rewards = np.zeros(n, np.float32)
         rewards[-1] = reward
@@ -67,6 +74,7 @@ class _RowBuilder:
         )
 
     def build(self) -> Row:
+        """Return the row."""
         return Row(*(np.concatenate(c) for c in zip(*self.parts, strict=True)))
 
 
@@ -93,7 +101,7 @@ def build_rows(
         At least one row; ``bootstrap`` is set on the last one only.
     """
     rows: list[Row] = []
-    builder: _RowBuilder | None = None
+    builder: RowBuilder | None = None
     history: list[np.ndarray] = []
     for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
         if not turn.extends:
@@ -102,7 +110,7 @@ def build_rows(
             rows.append(builder.build())
             builder = None
         if builder is None:
-            builder = _RowBuilder()
+            builder = RowBuilder()
             if history:
                 builder.prompt(np.concatenate(history))
         builder.prompt(turn.prompt_ids)
@@ -111,10 +119,11 @@ def build_rows(
     if bootstrap and final_prompt is not None:
         if not final_prompt.extends:
             rows.append(builder.build())
-            builder = _RowBuilder()
+            builder = RowBuilder()
         builder.prompt(final_prompt.ids)
     rows.append(builder.build())
     rows[-1].bootstrap = bootstrap
+    rows[-1].speaks_next = bootstrap and final_prompt is not None
     return rows
 
 
@@ -133,7 +142,8 @@ def pad_rows(
 
     Returns:
         ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``, ``turn_steps``,
-        ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` [B].
+        ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` and
+        ``speaks_next`` [B].
     """
     size = (len(rows), max(len(r) + r.bootstrap for r in rows))
     out = {
@@ -144,6 +154,7 @@ def pad_rows(
         columns.BEHAVIOUR_LOGP: np.zeros(size, np.float32),
         columns.TOKEN_REWARDS: np.zeros(size, np.float32),
         columns.BOOTSTRAP_COLUMN: np.full(len(rows), -1, np.int64),
+        columns.SPEAKS_NEXT: np.array([row.speaks_next for row in rows], bool),
     }
     for i, row in enumerate(rows):
         n = len(row)

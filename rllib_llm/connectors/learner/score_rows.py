@@ -25,7 +25,8 @@ class ScoreRows(ConnectorV2):
         old_logps: ``"learner"`` recomputes them, ``"engine"`` takes the recorded ones.
             With ``defer_old_logps``, which the learner sets, they are left out: its
             only training pass will find them.
-        values: Whether there is a critic.
+        values: Policies that have a critic of their own.
+        critic: A module that only estimates values, None for none.
         references: Policies whose reference log-probabilities are needed.
         max_tokens: Token positions per pass.
     """
@@ -35,14 +36,16 @@ class ScoreRows(ConnectorV2):
         *,
         device: Any,
         old_logps: str,
-        values: bool,
+        values: Collection[str],
+        critic: str | None = None,
         references: Collection[str],
         max_tokens: int | None,
     ):
         super().__init__()
         self.device = device
         self.old_logps = old_logps
-        self.values = values
+        self.values = frozenset(values)
+        self.critic = critic
         self.references = frozenset(references)
         self.max_tokens = max_tokens
         self.defer_old_logps = False
@@ -64,19 +67,35 @@ class ScoreRows(ConnectorV2):
                 for k, v in data.items()
             }
             module = rl_module[module_id].unwrapped()
-            self._score(module, tensors, module_id in self.references)
+            if module_id == self.critic:
+                self._value(module, tensors)
+            else:
+                self._score(module_id, module, tensors)
             batch[module_id] = tensors
         return batch
 
     @torch.no_grad()
-    def _score(self, module: Any, data: dict[str, Any], has_reference: bool) -> None:
+    def _value(self, module: Any, data: dict[str, Any]) -> None:
+        """Add the values of a module that does nothing else."""
+        values = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
+        for index, part in micro_batches(data, self.max_tokens):
+            width = part[columns.INPUT_IDS].shape[1]
+            values[index, :width] = module.compute_values(part).float()
+        data[columns.VALUES] = values
+        # What the learner looks for in every batch; nothing is sampled here.
+        add_old_logps(data, torch.zeros_like(values))
+
+    @torch.no_grad()
+    def _score(self, module_id: str, module: Any, data: dict[str, Any]) -> None:
+        has_values = module_id in self.values
+        has_reference = module_id in self.references
         behaviour = data[columns.BEHAVIOUR_LOGP]
         old = behaviour.clone()
         values, reference = torch.zeros_like(old), torch.zeros_like(old)
         recompute = self.old_logps == "learner" and not self.defer_old_logps
         was_training = module.training
         module.eval()
-        if recompute or self.values or has_reference:
+        if recompute or has_values or has_reference:
             for index, part in micro_batches(data, self.max_tokens):
                 width = part[columns.INPUT_IDS].shape[1]
                 hidden = None
@@ -85,7 +104,7 @@ class ScoreRows(ConnectorV2):
                     hidden = out[Columns.EMBEDDINGS]
                     scores = out[Columns.ACTION_DIST_INPUTS][..., 0]
                     old[index, :width] = scores
-                if self.values:
+                if has_values:
                     found = module.compute_values(part, embeddings=hidden)
                     values[index, :width] = found.float()
                 if has_reference:
@@ -94,7 +113,7 @@ class ScoreRows(ConnectorV2):
         if not self.defer_old_logps:
             add_old_logps(data, old)
         data[Columns.ACTIONS] = data[columns.INPUT_IDS]
-        if self.values:
+        if has_values:
             data[columns.VALUES] = values
         if has_reference:
             data[columns.REF_LOGP] = reference

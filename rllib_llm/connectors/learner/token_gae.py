@@ -82,7 +82,8 @@ class TokenGAE(ConnectorV2):
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
         device = data[columns.VALUES].device
         mask = data[Columns.LOSS_MASK].cpu().numpy()
-        rewards = penalised_rewards(data, settings)
+        rewards = data[columns.TOKEN_REWARDS].double().cpu().numpy()
+        rewards = rewards + token_penalties(data, settings)
         values = data[columns.VALUES].double().cpu().numpy()
         turns = data[columns.TURN_IDS].cpu().numpy()
         owners = data[columns.EPISODE_INDEX].cpu().numpy()
@@ -112,18 +113,17 @@ class TokenGAE(ConnectorV2):
             data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
 
 
-def penalised_rewards(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
-    """Return the rewards of tokens, less what departing from the reference costs."""
-    rewards = data[columns.TOKEN_REWARDS].double()
-    if settings.ref_kl_coeff is not None:
-        kl = kl_penalty(
-            data[Columns.ACTION_LOGP].double(),
-            data[columns.REF_LOGP].double(),
-            data[Columns.LOSS_MASK],
-            settings.ref_kl_estimator,
-        )
-        rewards = rewards - settings.ref_kl_coeff * kl
-    return rewards.cpu().numpy()
+def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
+    """Return the reward (at most 0) for departing from the reference. [B, T]"""
+    if settings.ref_kl_coeff is None:
+        return np.zeros(data[Columns.LOSS_MASK].shape)
+    kl = kl_penalty(
+        data[Columns.ACTION_LOGP].double(),
+        data[columns.REF_LOGP].double(),
+        data[Columns.LOSS_MASK],
+        settings.ref_kl_estimator,
+    )
+    return -settings.ref_kl_coeff * kl.cpu().numpy()
 
 
 def _bootstrap_value(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
-from rllib_llm.connectors.learner.rows import Row, build_rows, pad_rows
+from rllib_llm.connectors.learner.rows import Row, RowBuilder, build_rows, pad_rows
 from rllib_llm.objectives.normalisers import token_weights
 from rllib_llm.types import StopPolicy
 
@@ -44,15 +44,25 @@ class TokenRows(ConnectorV2):
 
     Args:
         settings: Of each policy, by ModuleID; rows of others are not built.
+        critic: ModuleID of a critic that policies share, None for none.
+        critic_view: Its rows are those of all policies ("shared"), or hold all that
+            was read and said in an episode, in execution order ("central").
 
     Attributes:
         module_ids: Whose rows are built; the learner narrows it down to the policies
             it is going to update.
     """
 
-    def __init__(self, settings: Mapping[str, RowSettings]):
+    def __init__(
+        self,
+        settings: Mapping[str, RowSettings],
+        critic: str | None = None,
+        critic_view: str | None = None,
+    ):
         super().__init__()
         self.settings = dict(settings)
+        self.critic = critic
+        self.critic_view = critic_view
         self.module_ids = tuple(settings)
 
     @override(ConnectorV2)
@@ -74,6 +84,15 @@ class TokenRows(ConnectorV2):
                     found.setdefault(module_id, []).append((part, joint))
         for module_id, parts in found.items():
             batch[module_id] = self._columns(parts, self.settings[module_id])
+        if self.critic is not None and found:
+            settings = self.settings[self.module_ids[0]]
+            if self.critic_view == "central":
+                told = central_columns(episodes, self.module_ids, settings)
+            else:
+                told = self._columns(
+                    [p for each in found.values() for p in each], settings
+                )
+            batch[self.critic] = told
         return batch
 
     def _columns(
@@ -106,6 +125,56 @@ class TokenRows(ConnectorV2):
             np.float32,
         )
         return out
+
+
+def central_columns(
+    episodes: list[Any], module_ids: Collection[str], settings: RowSettings
+) -> dict[str, np.ndarray]:
+    """Return one row per episode with everything that its agents read and said.
+
+    Args:
+        episodes: MultiAgentEpisodes.
+        module_ids: Policies whose messages are valued; others' are part of the text.
+        settings: Of the rows.
+
+    Returns:
+        Columns as those of policies; ``agent_index`` is 0.
+    """
+    rows: list[Row] = []
+    owners: list[int] = []
+    trained: list[bool] = []
+    for joint, episode in enumerate(episodes):
+        parts = agent_episodes(episode)
+        said = [
+            (turn.env_t, episode_data(part).agent_index, part.module_id, turn)
+            for part in parts
+            for turn in part.get_extra_model_outputs(columns.TURN)
+        ]
+        said.sort(key=lambda each: each[:2])
+        builder = RowBuilder()
+        for index, (_, _, module_id, turn) in enumerate(said):
+            builder.prompt(turn.prompt_ids)
+            if module_id in module_ids:
+                builder.turn(index, turn, 0.0)
+            else:
+                builder.prompt(turn.action_ids)
+        data = episode_data(episode)
+        asked = [episode_data(p).prompt for p in parts if p.is_truncated]
+        asked = [prompt for prompt in asked if prompt is not None]
+        for prompt in asked:
+            builder.prompt(prompt.ids)
+        row = builder.build()
+        cut = episode.is_truncated and data.stop_policy is StopPolicy.BOOTSTRAP
+        row.bootstrap = row.speaks_next = settings.has_critic and cut
+        rows.append(row)
+        owners.append(joint)
+        trained.append(data.stop_policy is not StopPolicy.MASK)
+    out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
+    out[columns.EPISODE_INDEX] = out[columns.JOINT_INDEX] = np.asarray(owners, np.int64)
+    out[columns.AGENT_INDEX] = np.zeros(len(rows), np.int64)
+    zeros = np.zeros(out[columns.INPUT_IDS].shape, np.float32)
+    out[Columns.ADVANTAGES], out[columns.LOSS_WEIGHTS] = zeros, zeros.copy()
+    return out
 
 
 def _spread(credit: list[Any], turn_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -15,6 +15,8 @@ from rllib_llm.envs.text_env import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
 _STYLES = ("full", "short")
+# SPIRAL's rewards for invalid moves, in units of the largest loss and the largest win.
+_FORFEIT, _WALKOVER = 1.5, 0.5
 _MCTS_SIMULATIONS = 1000
 _MCTS_MEMORY_MB = 100
 _UCT_C = 2.0
@@ -94,12 +96,17 @@ class OpenSpielGame(TextGame):
     Args:
         env_config: ``game``, ``game_options`` (OpenSpiel's parameters), ``style``,
             ``rules``, and the options of :class:`TextGame`. ``max_turns=None`` leaves
-            the length to the game.
+            the length to the game. Rewards for invalid answers that are None are
+            SPIRAL's in units of the game: 1.5 times its largest loss, and half its
+            largest win where players compete for a constant sum; else 0 for the
+            others, and in a common cause what the offender gets.
     """
 
     _OPTIONS: ClassVar[dict[str, Any]] = {
         **TextGame._OPTIONS,
         "max_turns": None,
+        "invalid_action_reward": None,
+        "invalid_opponent_reward": None,
         "game": "kuhn_poker",
         "game_options": {},
         "style": "full",
@@ -122,8 +129,22 @@ class OpenSpielGame(TextGame):
         answers = 1 + self._options["error_allowance"]
         return self.teller.game.max_game_length() * answers
 
+    def _invalid_rewards(self) -> tuple[float, float]:
+        own, others = super()._invalid_rewards()
+        game = self.teller.game
+        if own is None:
+            own = min(_FORFEIT * game.min_utility(), game.min_utility())
+        if others is None:
+            utility = game.get_type().utility
+            others = {
+                type(utility).ZERO_SUM: _WALKOVER * game.max_utility(),
+                type(utility).CONSTANT_SUM: _WALKOVER * game.max_utility(),
+                type(utility).IDENTICAL: own,
+            }.get(utility, 0.0)
+        return own, others
+
     def _begin(self, rng: np.random.Generator) -> None:
-        self.state = self.teller.game.new_initial_state()
+        self.state = _new_state(self.teller.game, rng)
         self._has_moved: set[str] = set()
         self._play_chance(rng)
         self._paid = self.state.returns()
@@ -265,9 +286,10 @@ def load_game(name: str, parameters: dict[str, Any]) -> Any:
         ) from error
     dynamics = game.get_type().dynamics
     if dynamics != type(dynamics).SEQUENTIAL:
+        call = name if "(" in name else f"{name}()"
         raise ConfigError(
             f"game={name!r}: its players move at the same time, which this adapter "
-            f"cannot tell. Use game='turn_based_simultaneous_game(game={name}())'."
+            f"cannot tell. Use game='turn_based_simultaneous_game(game={call})'."
         )
     return game
 
@@ -290,6 +312,16 @@ def _view_of(game: Any) -> View:
 
 def _parameters(game: Any) -> dict[str, Any]:
     return {k: v for k, v in game.get_parameters().items() if k != "players"}
+
+
+def _new_state(game: Any, rng: np.random.Generator) -> Any:
+    """Return the initial state; games that draw for themselves get a seed."""
+    kind = game.get_type()
+    if kind.chance_mode == type(kind.chance_mode).SAMPLED_STOCHASTIC:
+        seed = {"rng_seed": int(rng.integers(2**31))}
+        parameters = {**game.get_parameters(), **seed}
+        game = import_pyspiel().load_game(kind.short_name, parameters)
+    return game.new_initial_state()
 
 
 def _draw(chances: list[tuple[int, float]], rng: np.random.Generator) -> int:

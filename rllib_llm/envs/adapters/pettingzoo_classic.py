@@ -75,8 +75,10 @@ class PettingZooGame(TextGame):
         self._has_moved: set[str] = set()
 
     def _next_agent(self) -> str | None:
-        agent = self.game.agent_selection
-        return None if self.game.terminations[agent] else agent
+        game = self.game
+        while game.agents and game.terminations[game.agent_selection]:
+            game.step(None)  # one that is out; others may play on
+        return game.agent_selection if game.agents else None
 
     def _is_cut(self) -> bool:
         return super()._is_cut() or any(self.game.truncations.values())
@@ -84,12 +86,10 @@ class PettingZooGame(TextGame):
     def _prompt(self, agent: str) -> str:
         shown = self._view(_array(self.game.observe(agent)))
         words = [self._words[action] for action in self._legal(agent)]
-        rules = (
-            f"{self._rules}\n" if self._rules and agent not in self._has_moved else ""
-        )
+        rules = "" if agent in self._has_moved else self._rules
         self._has_moved.add(agent)
-        space = "\n" if "\n" in shown else " "
-        return f"{rules}{shown}{space}{list_words(words)}?".lstrip("\n")
+        shown += ("\n" if "\n" in shown else " ") + f"{list_words(words)}?"
+        return f"{rules}\n{shown}" if rules else shown
 
     def _hint(self, agent: str) -> str:
         words = [self._words[action] for action in self._legal(agent)]

@@ -88,6 +88,8 @@ class TextArenaGame(TextGame):
         self._done = False
 
     def _next_agent(self) -> str | None:
+        if self._done:
+            return None
         player = self._game.state.current_player_id
         if player not in range(self._options["num_players"]):
             raise EnvContractError(
@@ -95,9 +97,16 @@ class TextArenaGame(TextGame):
                 f"{self._options['num_players']}. Give {self._options['game']!r} the "
                 "number of players it is made for."
             )
-        return None if self._done else f"player_{player}"
+        return f"player_{player}"
 
     def _prompt(self, agent: str) -> str:
+        return self._news() or "Your turn."
+
+    def _hint(self, agent: str) -> str:
+        return self._news() or "Not a valid move."
+
+    def _news(self) -> str:
+        """Return what the game has told the player to move since its last turn."""
         with self._own_randomness():
             player, messages = self._game.get_observation()
         kinds = _import_text_arena().ObservationType
@@ -113,10 +122,7 @@ class TextArenaGame(TextGame):
             if kind == kinds.PROMPT and self._options["rules"] is not None:
                 text = self._options["rules"]
             lines.append(text if sender < 0 else f"{names.get(sender, sender)}: {text}")
-        return "\n".join(filter(None, map(str.strip, lines))) or "Your turn."
-
-    def _hint(self, agent: str) -> str:
-        return self._prompt(agent)  # the game says what was wrong
+        return "\n".join(filter(None, map(str.strip, lines)))
 
     def _move(self, agent: str, text: str) -> dict[str, float] | None:
         if self._brackets and "[" not in text and "]" not in text:
@@ -124,7 +130,10 @@ class TextArenaGame(TextGame):
         state = self._game.state
         errors = getattr(state, "error_count", 0)
         with self._own_randomness():
-            self._done, _ = self._game.step(action=text)
+            try:
+                self._done, _ = self._game.step(action=text)
+            except ValueError:
+                return None  # the game failed to read a number in the text
             if not self._done:
                 invalid = getattr(state, "error_count", 0) > errors
                 return None if invalid else {}

@@ -11,7 +11,7 @@ from pettingzoo import AECEnv
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 from rllib_llm.types import StopReason
 
 # PettingZoo's api_test resets with this option, which no game has.
@@ -51,6 +51,7 @@ class TextGame(AECEnv):
     }
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "name": "text_game"}
     render_mode = None
+    has_success = False
     has_winner = True
 
     def __init__(self, env_config: dict[str, Any] | None = None):
@@ -81,6 +82,14 @@ class TextGame(AECEnv):
         raise ConfigError(
             "max_turns=None: this game has no limit of its own; give one."
         )
+
+    def _invalid_rewards(self) -> tuple[float, float]:
+        """Return what an invalid answer brings that ends the game: to whom, to others.
+
+        It must never pay to lose in this way: forfeits cost more than honest losses.
+        """
+        options = self._options
+        return options["invalid_action_reward"], options["invalid_opponent_reward"]
 
     def _begin(self, rng: np.random.Generator) -> None:
         """Start a game; everything random about it comes from ``rng``."""
@@ -163,10 +172,16 @@ class TextGame(AECEnv):
         ``infos`` of that agent then hold ``invalid_action``; at the end of the game
         those of all agents hold ``success``, ``metrics`` and ``stop_reason``.
         """
+        if not self.agents:
+            raise EnvContractError("step() without an episode. Call reset() first.")
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return
+        if not isinstance(action, str):
+            raise EnvContractError(
+                f"step() got {action!r} as the text of {agent!r}; a str is needed."
+            )
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
         self.turn += 1
@@ -219,8 +234,8 @@ class TextGame(AECEnv):
             self._returns[agent] += reward
 
     def _forfeit(self, offender: str) -> dict[str, float]:
-        rewards = dict.fromkeys(self.agents, self._options["invalid_opponent_reward"])
-        return {**rewards, offender: self._options["invalid_action_reward"]}
+        own, others = self._invalid_rewards()
+        return {**dict.fromkeys(self.agents, others), offender: own}
 
     def _end(self, reason: StopReason) -> None:
         cut = reason is StopReason.MAX_TURNS
@@ -253,7 +268,8 @@ class TextGame(AECEnv):
             require_int("max_turns", options["max_turns"], 1, 10**6)
         require_int("error_allowance", options["error_allowance"], 0, 10**6)
         for name in ("invalid_action_reward", "invalid_opponent_reward"):
-            require_float(name, options[name], -_LARGEST_REWARD, _LARGEST_REWARD)
+            if options[name] is not None or self._OPTIONS[name] is not None:
+                require_float(name, options[name], -_LARGEST_REWARD, _LARGEST_REWARD)
 
     def _check_reset_options(self, options: dict[str, Any]) -> None:
         for name, value in options.items():

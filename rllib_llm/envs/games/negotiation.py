@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
 import re
 
 import numpy as np
 
+from rllib_llm.envs.games.bargain import Pool, Share
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.parsing import last_match, require_bool, require_int
 from rllib_llm.envs.text_env import in_split, register_text_env
 from rllib_llm.errors import ConfigError
 
 KINDS = ("book", "hat", "ball")
-_WORTH = 10
 _MOST_TALK = 200
 _MAX_DRAWS = 1_000
-
-Share = tuple[int, ...]
 
 
 @register_text_env("negotiation-v0")
@@ -40,7 +35,7 @@ class Negotiation(MultiAgentTextEnv):
     def start(
         self,
         rng: np.random.Generator,
-        kinds: int = 2,
+        kinds: int = 3,
         max_count: int = 3,
         offers: int = 4,
         talk: bool = False,
@@ -61,17 +56,15 @@ class Negotiation(MultiAgentTextEnv):
         self.offers = require_int("offers", offers, 1, 18)
         self.talk = require_bool("talk", talk)
         for _ in range(_MAX_DRAWS):
-            counts = tuple(int(c) for c in rng.integers(1, max_count + 1, size=kinds))
-            values = [_draw_values(counts, rng) for _ in self.possible_agents]
-            if None not in values and in_split(f"{counts} {values}", self.split):
+            pool = Pool.draw(rng, kinds, max_count)
+            if pool and in_split(f"{pool.counts} {pool.values}", self.split):
                 break
         else:
             raise ConfigError(
                 f"No {self.split} instance in {_MAX_DRAWS} draws with kinds={kinds}, "
                 f"max_count={max_count}. Raise either."
             )
-        self.counts = counts
-        self.values = dict(zip(self.possible_agents, values, strict=True))
+        self.pool = pool
         self.format_hint = f"Please answer as 'keep{' 1' * kinds}' or 'accept'."
         self.made = 0
         self.offer: Share | None = None
@@ -83,16 +76,17 @@ class Negotiation(MultiAgentTextEnv):
         parts = []
         if agent not in self.told:
             self.told.add(agent)
-            items = zip(self.counts, KINDS, self.values[agent], strict=False)
-            listed = ", ".join(f"{c} {kind} at {v}" for c, kind, v in items)
-            parts.append(f"There are {listed}.")
+            values = self.pool.values[self._side(agent)]
+            items = zip(self.pool.counts, KINDS, values, strict=False)
+            listed = [f"{c} {kind}{'s' * (c > 1)} at {v}" for c, kind, v in items]
+            parts.append(f"Pool: {', '.join(listed)}.")
         if self.offer is not None:
             if self.talk:
                 parts.append(f"{self._other(agent)}: {self.text}")
-            mine = " ".join(map(str, self._rest(self.offer)))
+            mine = " ".join(map(str, self.pool.rest(self.offer)))
             parts.append(f"{self._other(agent)} leaves you {mine}. Accept, or keep?")
         else:
-            parts.append(f"What do you keep? E.g. keep{' 1' * len(self.counts)}.")
+            parts.append(f"What do you keep? E.g. keep{' 1' * len(self.pool.counts)}.")
         return " ".join(parts)
 
     def parse(self, agent: str, text: str) -> Share | str | None:
@@ -103,8 +97,7 @@ class Negotiation(MultiAgentTextEnv):
         if match.group(1):
             return "accept" if self.offer is not None else None
         share = tuple(map(int, match.group(2).split()))
-        fits = len(share) == len(self.counts)
-        if not fits or any(s > c for s, c in zip(share, self.counts, strict=True)):
+        if len(share) != len(self.pool.counts) or min(self.pool.rest(share)) < 0:
             return None
         self.text = " ".join(text.split())[-_MOST_TALK:]
         return share
@@ -112,23 +105,24 @@ class Negotiation(MultiAgentTextEnv):
     def apply(self, agent: str, action: Share | str) -> Outcome | None:
         """Strike the deal, or pass the offer on."""
         if action == "accept":
-            other = self._other(agent)
-            return self._deal({other: self.offer, agent: self._rest(self.offer)})
+            taken = self.pool.rest(self.offer)
+            return self._deal(taken if self._side(agent) == 0 else self.offer)
         self.offer, self.made = action, self.made + 1
         if self.made <= self.offers:
             return None
-        return Outcome(terminated=True, success=False, metrics={"deal": 0.0})
+        metrics = dict.fromkeys(("deal", "pareto", "joint_worth"), 0.0)
+        return Outcome(terminated=True, success=False, metrics=metrics)
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
         """Knowing both sides, offer Nash's solution, and accept what is as good.
 
         To the last offer it says yes in any case.
         """
-        best = max(self._splits(), key=self._nash_product)
-        mine = best if agent == self.possible_agents[0] else self._rest(best)
+        side, split = self._side(agent), self.pool.nash_split()
+        mine = split if side == 0 else self.pool.rest(split)
         if self.offer is not None:
-            left, last = self._rest(self.offer), self.made == self.offers
-            if last or self._worth(agent, left) >= self._worth(agent, mine):
+            left, last = self.pool.rest(self.offer), self.made == self.offers
+            if last or self.pool.worth(side, left) >= self.pool.worth(side, mine):
                 return "accept"
         return f"keep {' '.join(map(str, mine))}"
 
@@ -136,50 +130,20 @@ class Negotiation(MultiAgentTextEnv):
         """Accept every other time, else offer anything."""
         if self.offer is not None and rng.random() < 0.5:
             return "accept"
-        return f"keep {' '.join(str(rng.integers(c + 1)) for c in self.counts)}"
+        return f"keep {' '.join(str(rng.integers(c + 1)) for c in self.pool.counts)}"
 
-    def _deal(self, shares: dict[str, Share]) -> Outcome:
-        got = {a: self._worth(a, share) for a, share in shares.items()}
-        first = self.possible_agents[0]
-        possible = [self._both(split) for split in self._splits()]
-        mine = self._both(shares[first])
-        better = any(p != mine and min(np.subtract(p, mine)) >= 0 for p in possible)
+    def _deal(self, split: Share) -> Outcome:
+        is_best = self.pool.is_pareto_optimal(split)
         metrics = {
             "deal": 1.0,
-            "pareto": float(not better),
-            "joint_worth": sum(mine) / max(map(sum, possible)),
+            "pareto": float(is_best),
+            "joint_worth": self.pool.joint_share(split),
         }
-        return Outcome(got, terminated=True, success=not better, metrics=metrics)
+        rewards = dict(zip(self.possible_agents, self.pool.both(split), strict=True))
+        return Outcome(rewards, terminated=True, success=is_best, metrics=metrics)
 
-    def _worth(self, agent: str, share: Share) -> float:
-        return float(np.dot(self.values[agent], share)) / _WORTH
-
-    def _both(self, split: Share) -> tuple[float, float]:
-        """Worth to both, if the first agent gets ``split``."""
-        first, second = self.possible_agents
-        return self._worth(first, split), self._worth(second, self._rest(split))
-
-    def _nash_product(self, split: Share) -> tuple[float, float]:
-        mine, theirs = self._both(split)
-        return mine * theirs, mine + theirs  # Nash 1950; ties by the sum
-
-    def _splits(self) -> list[Share]:
-        return list(itertools.product(*(range(c + 1) for c in self.counts)))
-
-    def _rest(self, share: Share) -> Share:
-        return tuple(c - s for c, s in zip(self.counts, share, strict=True))
+    def _side(self, agent: str) -> int:
+        return self.possible_agents.index(agent)
 
     def _other(self, agent: str) -> str:
-        return next(a for a in self.possible_agents if a != agent)
-
-
-def _draw_values(counts: Share, rng: np.random.Generator) -> Share | None:
-    """Draw worths per item that make the pool worth 10, or None if none fit."""
-    fitting = _fitting_values(counts)
-    return fitting[int(rng.integers(len(fitting)))] if fitting else None
-
-
-@functools.lru_cache(maxsize=256)
-def _fitting_values(counts: Share) -> list[Share]:
-    every = itertools.product(range(_WORTH + 1), repeat=len(counts))
-    return [v for v in every if sum(map(operator.mul, v, counts)) == _WORTH]
+        return self.possible_agents[1 - self._side(agent)]

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 
-from rllib_llm.envs.grid import MOVES, Cell, distances, neighbour
+from rllib_llm.envs.games.paths import cells_of, first_hit, place, shortest_path
+from rllib_llm.envs.grid import Cell
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.parsing import last_match, require_int
 from rllib_llm.envs.text_env import in_split, register_text_env
 from rllib_llm.errors import ConfigError
 
-START: Cell = (0, 0)
 _MAX_DRAWS = 2_000
 
 
@@ -76,15 +76,15 @@ class PathChecker(MultiAgentTextEnv):
         """Show the planner the size and the last verdict, the checker the walls."""
         if agent == "planner_0":
             if self.named:
-                return f"checker_0: wall {_place(self.named[-1])}. Another path?"
+                return f"checker_0: wall {place(self.named[-1])}. Another path?"
             return (
-                f"From 1 1 to {_place(self.goal)}, walls are hidden. Say path, then "
+                f"From 1 1 to {place(self.goal)}, walls are hidden. Say path, then "
                 "left, down, right or up for every move."
             )
         proposal = f"planner_0: path {' '.join(self.path)}. ok, or which wall?"
         if self.proposed > 1:
             return proposal
-        walls = ", ".join(_place(w) for w in sorted(self.walls))
+        walls = ", ".join(place(w) for w in sorted(self.walls))
         return f"Walls (row column): {walls}. {proposal}"
 
     def parse(self, agent: str, text: str) -> list[str] | Cell | str | None:
@@ -92,7 +92,7 @@ class PathChecker(MultiAgentTextEnv):
         if agent == "planner_0":
             match = last_match(self._path, text)
             moves = match.group(1).lower().split() if match else []
-            cells = _cells(moves)
+            cells = cells_of(moves)
             inside = self.cells.issuperset(cells) and cells[-1] == self.goal
             return moves if inside else None
         match = last_match(self._verdict, text)
@@ -108,7 +108,7 @@ class PathChecker(MultiAgentTextEnv):
             return None
         metrics = {"attempts": float(self.proposed)}
         if action == "ok":
-            free = self.walls.isdisjoint(_cells(self.path))
+            free = first_hit(self.path, self.walls) is None
             rewards = dict.fromkeys(self.possible_agents, float(free))
             return Outcome(rewards, terminated=True, success=free, metrics=metrics)
         self.named.append(action)
@@ -120,8 +120,8 @@ class PathChecker(MultiAgentTextEnv):
         """Plan around the walls named so far; name the first wall on the path."""
         if agent == "planner_0":
             return f"path {' '.join(self._plan(set(self.named)))}"
-        hit = next((c for c in _cells(self.path) if c in self.walls), None)
-        return "ok" if hit is None else f"wall {_place(hit)}"
+        hit = first_hit(self.path, self.walls)
+        return "ok" if hit is None else f"wall {place(hit)}"
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
         """Walk right and down in any order; say ok every other time, or any wall."""
@@ -136,37 +136,14 @@ class PathChecker(MultiAgentTextEnv):
     def _solvable(self) -> bool:
         """Whether the two experts find a way within the attempts."""
         named: set[Cell] = set()
-        if START not in distances(self.goal, self.cells - self.walls):
-            return False
         for _ in range(self.attempts):
-            path = _cells(self._plan(named))
-            hit = next((c for c in path if c in self.walls), None)
+            hit = first_hit(self._plan(named), self.walls)
             if hit is None:
                 return True
             named.add(hit)
         return False
 
     def _plan(self, named: set[Cell]) -> list[str]:
-        """Return the first shortest path that avoids ``named``, if there is one."""
-        free = self.cells - named
-        to_goal = distances(self.goal, free)
-        if START not in to_goal:  # false claims: at least end at the goal
-            to_goal = distances(self.goal, self.cells)
-        here, moves = START, []
-        while here != self.goal:
-            ways = [m for m in MOVES if neighbour(here, m) in to_goal]
-            moves.append(min(ways, key=lambda m: to_goal[neighbour(here, m)]))
-            here = neighbour(here, moves[-1])
-        return moves
-
-
-def _cells(moves: list[str]) -> list[Cell]:
-    """Return the cells that a path visits, the start first."""
-    cells = [START]
-    for move in moves:
-        cells.append(neighbour(cells[-1], move))
-    return cells
-
-
-def _place(cell: Cell) -> str:
-    return f"{cell[0] + 1} {cell[1] + 1}"
+        """Return a shortest path around ``named``; through it where there is none."""
+        around = shortest_path(self.goal, self.cells - named)
+        return around or shortest_path(self.goal, self.cells)

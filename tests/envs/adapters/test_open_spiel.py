@@ -161,7 +161,11 @@ def test_turn_based_form_of_simultaneous_games_hides_the_first_move():
     assert len(texts) == 1
 
 
-def test_chance_follows_the_seed_alone():
+@pytest.mark.parametrize(
+    "config", [{"game": "leduc_poker"}, {"game": "negotiation"}, {"game": "backgammon"}]
+)
+def test_chance_follows_the_seed_alone(config):
+    # negotiation draws for itself, from a seed among its parameters.
     def deals(env, seeds):
         found = []
         for seed in seeds:
@@ -169,10 +173,9 @@ def test_chance_follows_the_seed_alone():
             found.append(str(env.state))
         return found
 
-    name = "open_spiel/leduc_poker-v0"
-    busy = make_env(name)
+    busy = OpenSpielGame(config)
     play(busy, 99, busy.random_action)
-    assert deals(make_env(name), range(30)) == deals(busy, range(30))
+    assert deals(OpenSpielGame(config), range(30)) == deals(busy, range(30))
     assert len(set(deals(busy, range(30)))) > 10
 
 
@@ -252,6 +255,23 @@ def test_bad_options_are_refused(config, words):
         OpenSpielGame(config)
 
 
+@pytest.mark.parametrize(
+    ("config", "own", "others"),
+    [
+        ({"game": "tic_tac_toe"}, -1.5, 0.5),
+        ({"game": "leduc_poker"}, -19.5, 6.5),
+        ({"game": "tiny_hanabi"}, 0.0, 0.0),  # a common reward of 0 to 10
+        ({"game": "leduc_poker", "invalid_action_reward": -1.0}, -1.0, 6.5),
+        ({"game": "leduc_poker", "invalid_opponent_reward": 0.0}, -19.5, 0.0),
+    ],
+)
+def test_nonsense_costs_more_than_any_loss(config, own, others):
+    env = OpenSpielGame(config)
+    env.reset(seed=0)
+    env.step("???")
+    assert env.rewards == {"player_0": own, "player_1": others}
+
+
 def test_truncation_keeps_the_game_open():
     env = make_env("open_spiel/connect_four-v0", {"max_turns": 3})
     read, earned = play(env, 0, env.random_action)
@@ -267,5 +287,5 @@ def test_more_players_than_two():
     assert sum(earned.values()) == pytest.approx(0)
     env.reset(seed=0)
     env.step("fold?")
-    assert env.rewards == {"player_0": -1.5, "player_1": 0.5, "player_2": 0.5}
+    assert env.rewards == {"player_0": -3.0, "player_1": 2.0, "player_2": 2.0}
     assert env.infos["player_2"]["stop_reason"] is StopReason.PARSE_ERROR

@@ -120,6 +120,16 @@ def test_invalid_moves_follow_our_allowance():
     assert env.infos["player_1"]["stop_reason"] == "parse_error"
 
 
+def test_what_the_game_fails_to_read_is_invalid():
+    env = TextArenaGame({"error_allowance": 1})
+    env.reset(seed=0)
+    env.step("[" + "9" * 5000 + "]")  # more digits than Python converts
+    assert env.infos["player_0"]["invalid_action"] is True
+    assert env.observe("player_0")["text"] == "Not a valid move."
+    env.step("[4]")
+    assert env.agent_selection == "player_1"
+
+
 def test_endless_games_are_truncated():
     env = TextArenaGame(
         {"game": "PublicGoodsGame-v0", "max_turns": 7, "error_allowance": 100}

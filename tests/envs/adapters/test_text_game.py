@@ -9,7 +9,7 @@ from rllib_llm.envs import make_env
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
 from rllib_llm.envs.joint_env import JointEnv
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.types import StopReason
 
 
@@ -133,6 +133,33 @@ def test_joint_env_sees_everything():
     assert step.stop_reason == "parse_error"
 
 
+class PaidRace(Race):
+    """Every move earns 0.25 at once."""
+
+    def _move(self, agent, text):
+        granted = super()._move(agent, text)
+        if granted is None:
+            return None
+        return {**granted, agent: granted.get(agent, 0.0) + 0.25}
+
+
+def test_rewards_on_the_way_count_once():
+    env = PaidRace()
+    earned, _ = play(env, ["1"] * 9, seed=0)
+    joint = JointEnv(PaidRace())
+    step = joint.reset(seed=0)
+    paid = dict.fromkeys(earned, 0.0)
+    moves = 0
+    while not step.is_over:
+        step = joint.step(dict.fromkeys(step.observations, "1"))
+        moves += 1
+        for agent, reward in step.rewards:
+            paid[agent] += reward
+    assert paid == earned
+    assert sum(paid.values()) == 0.25 * moves
+    assert moves >= 5
+
+
 def test_same_seed_same_game_and_streams_go_on():
     def starts(env, seeds):
         found = []
@@ -166,6 +193,15 @@ def test_bad_options_are_refused(config, words):
 def test_bad_reset_options_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         Race().reset(seed=0, options=options)
+
+
+def test_steps_out_of_place_are_refused():
+    env = Race()
+    with pytest.raises(EnvContractError, match="reset"):
+        env.step("1")
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match="player_0.*str"):
+        env.step(1)
 
 
 def test_make_env_takes_the_class():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gymnasium.spaces import Dict
 from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.envs import MultiAgentTextEnv, Outcome
@@ -55,6 +56,37 @@ def over(rewards=None, **kwargs):
     return Outcome(rewards or {}, terminated=True, **kwargs)
 
 
+def random_outcome(env, rng):
+    """Rewards to anyone, anyone leaving; logs what was granted."""
+    names = env.possible_agents
+    rewards = {str(a): float(rng.integers(1, 9)) for a in rng.permutation(names)[:2]}
+    for agent, reward in rewards.items():
+        env.granted[agent] = env.granted.get(agent, 0.0) + reward
+    if rng.random() < 0.3 and "cid_0" not in env._joined:
+        env.join("cid_0")
+    leaving = [a for a in env.live_agents if rng.random() < 0.15]
+    cut = [a for a in env.live_agents if rng.random() < 0.1]
+    return Outcome(rewards, terminated=leaving, truncated=cut)
+
+
+class Chaotic:
+    late_agents = ("cid_0",)
+
+    def start(self, rng, greeting: str = "hello"):
+        super().start(rng, greeting)
+        self.granted = {}
+
+
+class Chaos(Chaotic, Scripted):
+    def apply(self, agent, action):
+        return random_outcome(self, self.np_random)
+
+
+class ChaosTogether(Chaotic, Together):
+    def end_round(self):
+        return random_outcome(self, self.np_random)
+
+
 class RawParallel(ParallelEnv):
     """A ParallelEnv from a list of (agents left, rewards, terminated, truncated)."""
 
@@ -100,12 +132,13 @@ class RawAEC(AECEnv):
 
     def __init__(self, events, shape=lambda text: {"text": text}, buries=True):
         self._events, self._shape, self._buries = events, shape, buries
-        self._space = UnicodeText()
+        self._texts, self._text = Dict({"text": UnicodeText()}), UnicodeText()
 
     def observation_space(self, agent):
-        return self._space
+        return self._texts
 
-    action_space = observation_space
+    def action_space(self, agent):
+        return self._text
 
     def reset(self, seed=None, options=None):
         self.agents = list(self.possible_agents)
@@ -137,9 +170,7 @@ class RawAEC(AECEnv):
             self.terminations[name] |= name in terminated
             self.truncations[name] |= name in truncated
         alive = [
-            a
-            for a in self.agents
-            if not (self.terminations[a] or self.truncations[a])
+            a for a in self.agents if not (self.terminations[a] or self.truncations[a])
         ]
         if alive:
             after = [a for a in alive if a > agent]

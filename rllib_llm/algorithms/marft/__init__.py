@@ -1,0 +1,1 @@
+"""MARFT: PPO for teams, credit passed from message to message."""

@@ -1,0 +1,239 @@
+"""MARFT: multi-agent reinforcement fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+from typing_extensions import Self
+
+from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
+from rllib_llm.algorithms.settings import assign
+from rllib_llm.connectors.learner.joint_gae import LEVELS, TEAM_REWARDS
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.critic import CRITIC_MODULE
+
+CRITICS = ("own", "shared", "central")
+SCHEDULES = ("joint", "alternate", "sequential")
+_CHOICES = {
+    "level": LEVELS,
+    "critic": CRITICS,
+    "team_reward": TEAM_REWARDS,
+    "update_schedule": SCHEDULES,
+    "whiten_by": ("agent", "batch"),
+    "message_logp": ("mean", "sum"),
+}
+
+
+class MARFTConfig(LLMPPOConfig):
+    """Configuration of :class:`MARFT`.
+
+    Example:
+        >>> config = (
+        ...     MARFTConfig()
+        ...     .environment("secret_sum-v0")
+        ...     .multi_agent(
+        ...         policies=["alice", "bob"],
+        ...         policy_mapping_fn={"alice": "alice", "bob": "bob"},
+        ...     )
+        ...     .training(level="action", critic="central")
+        ... )
+    """
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        super().__init__(algo_class=algo_class or MARFT)
+        # fmt: off
+        # __sphinx_doc_begin__
+        self.level = "action"
+        self.critic = "shared"
+        self.team_reward = "mean"
+        self.message_logp = "mean"
+        self.update_schedule = "joint"
+        self.alternate_every = 10
+        self.sequential_ratio_clip = 0.2
+        self.sequential_factor_clip = 0.5
+        self.whiten_by = "agent"
+        # __sphinx_doc_end__
+        # fmt: on
+
+    @override(LLMPPOConfig)
+    def training(
+        self,
+        *,
+        level: str = NotProvided,
+        critic: str = NotProvided,
+        team_reward: str = NotProvided,
+        message_logp: str = NotProvided,
+        update_schedule: str = NotProvided,
+        alternate_every: int = NotProvided,
+        sequential_ratio_clip: float = NotProvided,
+        sequential_factor_clip: float = NotProvided,
+        whiten_by: str = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the training settings: those of LLMPPO, and these.
+
+        Args:
+            level: "action" (MARFT-A): one ratio, advantage and value per message;
+                "token" (MARFT-T): one per token, ``gamma_token`` and ``lambda_token``
+                inside messages.
+            critic: Who estimates values. "own": each policy's head, from its agent's
+                conversation. "shared" (MARFT): one RLModule for all, from each agent's
+                conversation. "central" (MAPPO): the same, from all that was read and
+                said by anyone. As an RLModule it is a frozen copy of the base with a
+                trained head; with ``value_head_detach=False`` all of it is trained.
+            team_reward: "mean" or "sum" over what the agents are paid.
+            message_logp: The log-ratio of a message is the "mean" over its tokens
+                (GSPO's length normalisation) or their "sum" (MARFT's code).
+            update_schedule: "joint": all policies together; "alternate": one after
+                the other, ``alternate_every`` iterations each; "sequential": one after
+                the other within an update, each corrected for those before it (HAPPO).
+            alternate_every: See there (MARFT ``agent_iteration_interval``).
+            sequential_ratio_clip: Clip of the ratios of messages that the correction
+                is made of, in (0, 1).
+            sequential_factor_clip: Clip of their product, in (0, 1).
+            whiten_by: Standardise advantages within each "agent" (Dr. MAS shows that
+                doing it together is unstable) or over the "batch".
+            kwargs: ``LLMPPOConfig.training``.
+        """
+        super().training(**kwargs)
+        assign(
+            self,
+            level=level,
+            critic=critic,
+            team_reward=team_reward,
+            message_logp=message_logp,
+            update_schedule=update_schedule,
+            alternate_every=alternate_every,
+            sequential_ratio_clip=sequential_ratio_clip,
+            sequential_factor_clip=sequential_factor_clip,
+            whiten_by=whiten_by,
+        )
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                hint = did_you_mean(str(value), choices)
+                raise ConfigError(
+                    f"{name}={value!r} must be one of {', '.join(choices)}. {hint}"
+                )
+        if not isinstance(self.alternate_every, int) or self.alternate_every < 1:
+            raise ConfigError(f"alternate_every={self.alternate_every!r} must be >= 1.")
+        for name in ("sequential_ratio_clip", "sequential_factor_clip"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be in (0, 1).")
+        if not self.in_evaluation:
+            self._validate_team()
+
+    def _validate_team(self) -> None:
+        env = self.make_text_env()
+        agents = agents_of(env)
+        env.close()
+        if agents is None:
+            raise ConfigError(
+                f"MARFT trains teams, but {self.env!r} has a single agent. Use LLMPPO."
+            )
+        if self.update_schedule != "joint" and len(self.trained_module_ids) < 2:
+            raise ConfigError(
+                f"update_schedule={self.update_schedule!r} takes turns between "
+                f"policies, but only {self.trained_module_ids} is trained: agents that "
+                "share a policy all move with it. Give them policies of their own, or "
+                "use 'joint'."
+            )
+        if CRITIC_MODULE in self.module_ids and self.critic != "own":
+            raise ConfigError(
+                f"{CRITIC_MODULE!r} is the ModuleID of the critic={self.critic!r}. "
+                "Give the policy another name, or use critic='own'."
+            )
+        self._validate_alike()
+
+    def _validate_alike(self) -> None:
+        """Refuse what must agree between the policies of a team but does not."""
+        own = {m: self.get_config_for_module(m) for m in self.trained_module_ids}
+        for name in ("gamma", "lambda_", "gamma_token", "lambda_token"):
+            found = {m: getattr(c, name) for m, c in own.items()}
+            if len(set(found.values())) > 1:
+                raise ConfigError(
+                    f"{name} is {found}; a credit chain that runs from agent to agent "
+                    "has one. Set it in training, not per policy."
+                )
+        models = {m: c.lm_model for m, c in own.items()}
+        if self.critic != "own" and len(set(models.values())) > 1:
+            raise ConfigError(
+                f"critic={self.critic!r} reads all policies' tokens, but they have "
+                f"different models: {models}. Use critic='own'."
+            )
+
+    # What follows from them ----------------------------------------------------------
+
+    @property
+    def credit_crosses_agents(self) -> bool:
+        """The chain runs through all agents, whoever is updated."""
+        return True
+
+    @property
+    def critic_view(self) -> str | None:
+        """What a critic that is an RLModule of its own reads; None if there is none."""
+        return None if self.critic == "own" else self.critic
+
+    @property
+    def old_logps_may_wait(self) -> bool:
+        """Sequential updates compare with the policies before any of them."""
+        return super().old_logps_may_wait and self.update_schedule != "sequential"
+
+    @override(LLMPPOConfig)
+    def critic_module_spec(self) -> RLModuleSpec | None:
+        if self.critic_view is None:
+            return None
+        from rllib_llm.envs.spaces import UnicodeText
+        from rllib_llm.modules.critic import CriticRLModule
+
+        own = self.get_config_for_module(self.trained_module_ids[0])
+        model_config = {**own.language_model_config(), "lora": None, "reference": False}
+        model_config["value_head"] = own.value_head_settings()
+        return RLModuleSpec(
+            module_class=CriticRLModule,
+            observation_space=UnicodeText(),
+            action_space=UnicodeText(),
+            model_config=model_config,
+            learner_only=True,
+        )
+
+    @override(LLMPPOConfig)
+    def credit_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
+        from rllib_llm.connectors.learner.joint_gae import JointGAE
+        from rllib_llm.connectors.pipelines import gae_settings
+
+        return [
+            JointGAE(
+                {m: gae_settings(c) for m, c in configs.items()},
+                level=self.level,
+                team_reward=self.team_reward,
+                critic=CRITIC_MODULE if self.critic_view else None,
+                whiten_by=self.whiten_by,
+            )
+        ]
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Any]:
+        from rllib_llm.algorithms.marft.marft_learner import MARFTTorchLearner
+
+        return MARFTTorchLearner
+
+
+class MARFT(LLMAlgorithm):
+    """Multi-agent reinforcement fine-tuning (Liao et al. 2025, arXiv:2504.16129)."""
+
+    @classmethod
+    @override(LLMAlgorithm)
+    def get_default_config(cls) -> MARFTConfig:
+        return MARFTConfig()

@@ -1,0 +1,177 @@
+"""What holds for every shipped multi-agent game."""
+
+import pathlib
+import pickle
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
+
+from rllib_llm.envs import (
+    TEXT_ENVS,
+    JointEnv,
+    MultiAgentTextEnv,
+    check_env,
+    make_env,
+)
+from rllib_llm.envs.one_player import OnePlayer, dialogue
+from rllib_llm.envs.transcript import expert_policy, play, random_policy
+from rllib_llm.errors import ConfigError
+
+GAMES = [
+    "dilemma-v0",
+    "negotiation-v0",
+    "path_checker-v0",
+    "referential-v0",
+    "secret_sum-v0",
+]
+HELD_OUT = ["negotiation-v0", "path_checker-v0", "referential-v0"]
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def one_player(name, config=None):
+    return OnePlayer(JointEnv(make_env(name, config)))
+
+
+def test_all_games_are_registered_as_multi_agent():
+    assert set(GAMES) <= set(TEXT_ENVS.names())
+    assert all(issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv) for n in GAMES)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_pettingzoo_tests_pass(name):
+    api_test(make_env(name))
+    seed_test(lambda: make_env(name))
+    if make_env(name).simultaneous:
+        parallel_api_test(make_env(name).parallel_view())
+        parallel_seed_test(lambda: make_env(name).parallel_view())
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_check_env_finds_nothing(name):
+    report = check_env(name)
+    assert report.ok, str(report)
+    assert report.measurements["expert_success"] == 1.0
+    assert report.measurements["random_success"] < 0.8
+    assert report.measurements["ms_per_turn"] < 10
+    # Short enough for a tiny model that reads bytes.
+    assert report.measurements["observation_chars_max"] <= 120
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_experts_succeed_in_both_splits(name):
+    env = one_player(name)
+    for seed in range(200):
+        options = {"split": ("train", "test")[seed % 2]}
+        transcript = play(env, seed, expert_policy, options=options)
+        assert transcript.success is True, dialogue(transcript)
+        assert transcript.terminated
+        if name != "negotiation-v0":  # its worth differs by instance
+            assert sum(transcript.rewards) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_golden_dialogues(name):
+    """Prompts and rewards are part of an environment's version.
+
+    After a deliberate change raise the version, and write the new text to the file.
+    """
+    env = one_player(name)
+    plays = [play(env, 0, expert_policy), play(env, 1, random_policy)]
+    text = "\n\n".join(map(dialogue, plays)) + "\n"
+    assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_splits_are_disjoint_and_both_varied(name):
+    env = make_env(name)
+    instances = {}
+    for split in ("train", "test"):
+        seen = set()
+        for seed in range(300):
+            env.reset(seed=seed, options={"split": split})
+            if name == "negotiation-v0":
+                seen.add(str(env.pool))
+            elif name == "path_checker-v0":
+                seen.add(str(sorted(env.walls)))
+            else:
+                seen.add(str((env.target, sorted(env.objects))))
+        instances[split] = seen
+    assert len(instances["train"]) > 60
+    assert len(instances["test"]) > 15
+    assert not instances["train"] & instances["test"]
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_random_unicode_is_answered(name):
+    env = JointEnv(make_env(name))
+    source = random.Random(name)
+    words = ["say", "keep", "accept", "pick", "path", "ok", "wall", "cooperate"]
+    words += ["defect", "right", "down", "ba", "0", "1", "9", "\n", " ", "\u0663"]
+    alphabets = [range(128), range(0x80, 0x800), range(0x4E00, 0x5000)]
+    for episode in range(40):
+        step = env.reset(seed=episode)
+        while not step.is_over:
+            texts = {}
+            for agent in step.observations:
+                letters = map(chr, source.choices(source.choice(alphabets), k=20))
+                parts = [*letters, *source.choices(words, k=source.randint(0, 8))]
+                source.shuffle(parts)
+                texts[agent] = " ".join(parts)
+            step = env.step(texts)
+            assert all(np.isfinite(r) for _, r in step.rewards)
+        assert step.success in (True, False)
+        assert step.stop_reason in ("terminated", "max_turns")
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_class_and_instance_pickle(name):
+    assert pickle.loads(pickle.dumps(TEXT_ENVS.get(name))) is TEXT_ENVS.get(name)
+    env = make_env(name)
+    env.reset(seed=3)
+    assert pickle.loads(pickle.dumps(env)).last() == env.last()
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("secret_sum-v0", {"agents": 1}),
+        ("secret_sum-v0", {"agents": 7}),
+        ("secret_sum-v0", {"numbers": 11}),
+        ("secret_sum-v0", {"partial": 1.0}),
+        ("negotiation-v0", {"kinds": 1}),
+        ("negotiation-v0", {"max_count": 0}),
+        ("negotiation-v0", {"offers": 0}),
+        ("negotiation-v0", {"talk": 1}),
+        ("referential-v0", {"candidates": 7}),
+        ("referential-v0", {"values": 2}),
+        ("referential-v0", {"words": 1}),
+        ("referential-v0", {"length": 0}),
+        ("dilemma-v0", {"min_rounds": 0}),
+        ("dilemma-v0", {"max_rounds": 2}),
+        ("dilemma-v0", {"temptation": 6.0}),
+        ("dilemma-v0", {"talk": None}),
+        ("path_checker-v0", {"size": 2}),
+        ("path_checker-v0", {"walls": 0}),
+        ("path_checker-v0", {"walls": 20}),
+        ("path_checker-v0", {"attempts": 0}),
+    ],
+)
+def test_impossible_options_are_refused(name, config):
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        make_env(name, config).reset(seed=0)
+
+
+def test_importing_the_envs_loads_no_board_games():
+    code = (
+        "import sys, rllib_llm.envs as e; e.make_env('dilemma-v0').parallel_view(); "
+        "print({'torch', 'ray', 'pygame', 'pytest'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
