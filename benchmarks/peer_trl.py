@@ -4,8 +4,10 @@ Not run by hand: ``standing.py --peer-python PYTHON`` starts it in TRL's own vir
 environment (docs/performance.md says how to make it). Each line on stdin lets it do one
 update; the update's measurements come back as one line of JSON on stdout.
 
-Two modes: ``rollout_func``, a batched loop of our own around ``model.generate`` that
-keeps keys and values over the turns, and ``environment_factory``, TRL's tool loop.
+Three modes: ``rollout_func``, a batched loop of our own around ``model.generate`` that
+keeps keys and values over the turns; ``rollout_generate``, the same loop generating
+every turn from the whole conversation, as TRL's own examples of environments do; and
+``environment_factory``, TRL's tool loop.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ class Rollout:
     Args:
         tokenizer: Renders the prompt and decodes the turns.
         variant: "fixed" or "game".
+        keeps_cache: Whether keys and values of earlier turns are kept.
     """
 
-    def __init__(self, tokenizer: Any, variant: str) -> None:
+    def __init__(self, tokenizer: Any, variant: str, keeps_cache: bool) -> None:
         self.tokenizer = tokenizer
         self.variant = variant
+        self.keeps_cache = keeps_cache
         self.rng = random.Random(0)
         self.deltas: dict[str, list[int]] = {}
 
@@ -101,7 +105,7 @@ class Rollout:
     ) -> None:
         ids = torch.tensor([prompt] * len(episodes))  # [B, T], all that was generated
         mask = torch.ones_like(ids)  # what of it belongs to the episodes
-        cache = DynamicCache(config=model.config)
+        cache = DynamicCache(config=model.config) if self.keeps_cache else None
         for _ in range(MAX_TURNS):
             width = ids.shape[1]
             ids = model.generate(
@@ -130,7 +134,8 @@ class Rollout:
             mask = torch.cat([mask, real.long()], 1)
             if len(going) < len(episodes):  # those that ended take no more turns
                 kept = torch.tensor(going)
-                cache.batch_select_indices(kept)
+                if cache is not None:
+                    cache.batch_select_indices(kept)
                 ids, mask = ids[kept], mask[kept]
                 episodes = [episodes[row] for row in going]
             shown_ids, shown_mask = _pad(shown, self.tokenizer.pad_token_id)
@@ -246,12 +251,13 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
     """Return a trainer for the standing workload in TRL's fastest settings."""
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     modes: dict[str, Any] = {
-        "rollout_func": {
-            "rollout_func": Rollout(tokenizer, args.variant),
+        mode: {
+            "rollout_func": Rollout(tokenizer, args.variant, keeps_cache),
             "reward_funcs": lambda env_reward, **kwargs: env_reward,
-        },
-        "environment_factory": {"environment_factory": Environment},
+        }
+        for mode, keeps_cache in (("rollout_func", True), ("rollout_generate", False))
     }
+    modes["environment_factory"] = {"environment_factory": Environment}
     if args.mode == "environment_factory":
         tokenizer.chat_template = TOOL_TEMPLATE
         tokenizer.response_template = qwen3_template
@@ -293,7 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--mode", default="rollout_func")
-    parser.add_argument("--variant", default="fixed", help="game: rollout_func only")
+    parser.add_argument("--variant", default="fixed", help="game: not environment_factory")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--part", type=int, default=64, help="rows per forward pass")
     args = parser.parse_args()

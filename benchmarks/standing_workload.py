@@ -51,7 +51,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 _SHARED = {"vocab_size": 384, "max_position_embeddings": 8192}
 _WARM_START: dict[str, dict[str, Any]] = {
-    "tiny": {"demonstrations": 600, "epochs": 2, "lr": 3e-3},
+    "tiny": {"demonstrations": 3000, "epochs": 3, "lr": 3e-3},
     "small": {"demonstrations": 320, "epochs": 1, "lr": 1e-3},
 }
 

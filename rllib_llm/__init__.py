@@ -18,6 +18,8 @@ _EXPORTS = {
     "GRPOConfig": "rllib_llm.algorithms.grpo.grpo",
     "MARFT": "rllib_llm.algorithms.marft.marft",
     "MARFTConfig": "rllib_llm.algorithms.marft.marft",
+    "SelfPlay": "rllib_llm.algorithms.selfplay.self_play",
+    "SelfPlayConfig": "rllib_llm.algorithms.selfplay.self_play",
     "TextEnv": "rllib_llm.envs",
     "TurnResult": "rllib_llm.types",
     "StopReason": "rllib_llm.types",

@@ -72,6 +72,36 @@ def is_lora_disabled(layer: Any) -> bool:
     return layer._disable_adapters
 
 
+def lora_parts(layer: Any) -> tuple[Any, Any, float] | None:
+    """Return A [r, in], B [out, r] and the scale of a layer's one plain LoRA adapter.
+
+    None for layers that compute anything else: other adapters, several or none active,
+    DoRA, a bias of their own, hooks.
+    """
+    try:
+        from peft.tuners.lora.layer import Linear
+    except ImportError:
+        return None
+    if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return None
+    names = list(layer.active_adapters)
+    if len(names) != 1 or layer._disable_adapters or layer.merged_adapters:
+        return None
+    (name,) = names
+    is_plain = not layer.fan_in_fan_out and type(layer.get_base_layer()) is _linear()
+    variants = getattr(layer, "lora_variant", {})
+    if not is_plain or name in variants or layer.lora_B[name].bias is not None:
+        return None
+    a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return a, b, float(layer.scaling[name])
+
+
+def _linear() -> type:
+    from torch import nn
+
+    return nn.Linear
+
+
 def conv1d_classes() -> tuple[type, ...]:
     """Return GPT-2's transposed linear layer, which peft treats as linear."""
     from transformers.pytorch_utils import Conv1D

@@ -110,13 +110,15 @@ class Task:
     """One rollout to do: which instance, which group, which member of the group.
 
     Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
-    which seeds the sampling of tokens.
+    which seeds the sampling of tokens. ``line_up`` names each agent's policy where
+    that differs between tasks (self-play).
     """
 
     group_id: int
     rollout: int
     seed: int
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    line_up: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)

@@ -125,13 +125,24 @@ class RawParallel(ParallelEnv):
 
 
 class RawAEC(AECEnv):
-    """A plain AEC game: agents act in order; flags and rewards by step."""
+    """A plain AEC game: agents act in order; flags and rewards by step.
+
+    With ``in_turn`` ended agents wait for their turn until they are stepped; else they
+    come first.
+    """
 
     metadata = {"render_modes": []}
     possible_agents = ["ann_0", "ben_0"]
 
-    def __init__(self, events, shape=lambda text: {"text": text}, buries=True):
+    def __init__(
+        self,
+        events,
+        shape=lambda text: {"text": text},
+        buries=True,
+        in_turn=False,
+    ):
         self._events, self._shape, self._buries = events, shape, buries
+        self._in_turn = in_turn
         self._texts, self._text = Dict({"text": UnicodeText()}), UnicodeText()
 
     def observation_space(self, agent):
@@ -159,7 +170,10 @@ class RawAEC(AECEnv):
             assert action is None
             self.dead_steps += 1
             if self._buries:
+                after = [a for a in self.agents if a > agent]
                 self._was_dead_step(action)
+                if self._in_turn and self.agents:
+                    self.agent_selection = (after or self.agents)[0]
             return
         self._clear_rewards()
         self._cumulative_rewards[agent] = 0.0
@@ -172,8 +186,10 @@ class RawAEC(AECEnv):
         alive = [
             a for a in self.agents if not (self.terminations[a] or self.truncations[a])
         ]
-        if alive:
-            after = [a for a in alive if a > agent]
-            self.agent_selection = (after or alive)[0]
+        if alive or self._in_turn:
+            order = self.agents if self._in_turn else alive
+            after = [a for a in order if a > agent]
+            self.agent_selection = (after or order)[0]
         self._accumulate_rewards()
-        self._deads_step_first()
+        if not self._in_turn:
+            self._deads_step_first()

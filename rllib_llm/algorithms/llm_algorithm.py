@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,8 @@ class LLMAlgorithm(PPO):
                 {m: modules[m].unwrapped() for m in self.config.llm_module_ids}
             )
 
-    def _sync_weights(self) -> None:
+    def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
+        """Bring EnvRunners to the weights of these policies; None: of the trained."""
         if self._weights_are_shared:
             version = self.learner_group._learner._weights_seq_no
             self.env_runner.set_weights_version(version)
@@ -218,6 +219,7 @@ class LLMAlgorithm(PPO):
                 group,
                 dtype=self.config.weight_sync_dtype,
                 also_local=not self._weights_are_shared,
+                module_ids=module_ids,
             )
             self.metrics.log_value("weight_sync_mib", sent, reduce="sum")
         else:
@@ -241,6 +243,27 @@ class LLMAlgorithm(PPO):
         super().set_state(state)
         if _TASKS_KEY in state:
             self._task_source.set_state(state[_TASKS_KEY])
+
+    @override(PPO)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restore, and bring EnvRunners back to weights older than those they have.
+
+        They take RLlib's own sync for a late message then, and would go on with what
+        frozen policies have become meanwhile.
+        """
+        super().restore_from_path(path, *args, **kwargs)
+        everyone = self.config.llm_module_ids
+        if issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
+            self._sync_weights(everyone)
+        evaluators = self.eval_env_runner_group
+        if evaluators and issubclass(evaluators.env_runner_cls, LLMEnvRunner):
+            send_weights(
+                self.learner_group,
+                evaluators,
+                dtype=self.config.weight_sync_dtype,
+                also_local=True,
+                module_ids=everyone,
+            )
 
     @classmethod
     @override(PPO)

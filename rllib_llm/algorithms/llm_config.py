@@ -294,24 +294,28 @@ class LLMConfigMixin(
 
         Args:
             module: The LLMRLModule.
-            share: Of the memory for keys and values, where several engines share it.
+            share: Of the memory for keys and values, where other engines take the rest.
         """
+        from rllib_llm.algorithms.engines import torch_engine
+
         if self.generation_engine != "torch":
             from rllib_llm.algorithms.vllm_engines import build_engine
 
             return build_engine(self)
-        from rllib_llm.engines.kv_budget import kv_budget_bytes
-        from rllib_llm.engines.torch_engine import TorchEngine
+        return torch_engine(self, [module], share=share)
 
-        device = next(module.lm.parameters()).device
-        return TorchEngine(
-            module.lm,
-            max_slots=self.num_envs_per_env_runner,
-            max_context_tokens=self.resolved_context_tokens(),
-            tokenizer=self.chat_renderer().tokenizer,
-            kv_budget_bytes=int(share * kv_budget_bytes(self.kv_cache_gib, device)),
-            forward=self.engine_forward,
-        )
+    def build_generation_engines(self, modules: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine that samples for each policy.
+
+        Policies whose adapters stand on the same base model share one, and with it
+        their batches.
+
+        Args:
+            modules: The LLMRLModules, by ModuleID.
+        """
+        from rllib_llm.algorithms.engines import build_engines
+
+        return build_engines(self, modules)
 
 
 @functools.lru_cache(maxsize=8)

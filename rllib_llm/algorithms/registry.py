@@ -69,6 +69,16 @@ ALGORITHMS.register(
         summary="Teams of agents: PPO per message or token, credit along the chain",
     ),
 )
+ALGORITHMS.register(
+    "SelfPlay",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.selfplay.self_play",
+        config_name="SelfPlayConfig",
+        algo_name="SelfPlay",
+        paper="Liu et al. 2025, arXiv:2506.24119",
+        summary="Games against itself and frozen snapshots, credit by seat",
+    ),
+)
 
 
 def register_algorithm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,7 +14,12 @@ _MIB = 2**20
 
 
 def send_weights(
-    learner_group: Any, runner_group: Any, *, dtype: str | None, also_local: bool
+    learner_group: Any,
+    runner_group: Any,
+    *,
+    dtype: str | None,
+    also_local: bool,
+    module_ids: Sequence[str] | None = None,
 ) -> float:
     """Bring all EnvRunners to the Learner's weights, and wait for them.
 
@@ -26,16 +32,17 @@ def send_weights(
         runner_group: An EnvRunnerGroup of LLMEnvRunners.
         dtype: Parameters travel in this dtype; None is their own.
         also_local: Whether a local EnvRunner, if there is one, needs them too.
+        module_ids: The policies that have changed; None: those that are trained.
 
     Returns:
         What was put into the object store, in MiB.
     """
-    changed = _pack(learner_group, _Pack(dtype, everything=False))
+    changed = _pack(learner_group, _Pack(dtype, False, module_ids))
     answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
     lacking = [index for index in answers if index is not None]
     if not lacking:
         return changed.mib
-    whole = _pack(learner_group, _Pack(dtype, everything=True))
+    whole = _pack(learner_group, _Pack(dtype, True))
     runner_group.foreach_env_runner(
         whole,
         local_env_runner=0 in lacking,
@@ -50,10 +57,12 @@ class _Pack:
 
     dtype: str | None
     everything: bool
+    module_ids: Sequence[str] | None = None
 
     def __call__(self, learner: Any) -> _Receive:
         config = learner.config
-        chosen = config.llm_module_ids if self.everything else config.trained_module_ids
+        chosen = self.module_ids or config.trained_module_ids
+        chosen = config.llm_module_ids if self.everything else chosen
         packed = {m: self._pack(learner.module[m].unwrapped()) for m in chosen}
         arrays = [array for arrays in packed.values() for array in arrays.values()]
         return _Receive(

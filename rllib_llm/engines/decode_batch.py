@@ -21,12 +21,21 @@ class DecodeBatch:
     Args:
         requests: The requests, which this batch keeps.
         device: Where the logits are.
+        several: Whether their sessions may belong to several models.
+
+    Attributes:
+        adapters: Number of each row's model; None where there is one. int64 [B]
     """
 
-    def __init__(self, requests: list[Request], device: torch.device) -> None:
+    def __init__(
+        self, requests: list[Request], device: torch.device, several: bool = False
+    ) -> None:
         """Collect what stays the same from step to step."""
         self.requests = requests
         self._sessions = [r.session for r in requests]
+        self.adapters: np.ndarray | None = None
+        if several:
+            self.adapters = np.array([s.adapter for s in self._sessions], np.int64)
         self._sampler = BatchSampler([r.params for r in requests], device)
         # A turn may end with any of these, or when the first one reaches its limit.
         self._stop_ids = frozenset().union(*(r.stop_ids for r in requests))

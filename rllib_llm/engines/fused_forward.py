@@ -8,65 +8,48 @@ the tokens that are sampled from are computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rllib_llm.engines.attention import slot_attention_forward
-from rllib_llm.engines.fused_layout import called_linears, is_plain
+from rllib_llm.engines.fused_layout import is_plain
+from rllib_llm.engines.joint_linear import PRECISE, JointLinear
 from rllib_llm.engines.slot_cache import SlotCache, round_up
 
 # Joined copies of weights are kept up to this size in total. They save calls, which
 # matters for small models only; large ones could not spare the memory.
 _JOINED_BYTES = 64 * 2**20
-# With other dtypes every operation rounds as transformers' own do. Fusing them would be
-# more accurate, but the learner is to find the log-probabilities that were sampled.
-_PRECISE = (torch.float32, torch.float64)
 _TABLE_BLOCK = 512  # rotary positions are computed in multiples of this
 
 Masks = Tensor | dict[str, Tensor] | None
 
 
-class _Joint:
-    """Linear layers with the same input, as one product where that is exact."""
+class _Layer:
+    """References to the parts of one decoder layer, and its adapters in all models."""
 
-    def __init__(self, *linears: nn.Module) -> None:
-        self.linears = linears
-        biases = {getattr(layer, "bias", None) is None for layer in linears}
-        self.can_join = all(map(is_plain, linears)) and len(biases) == 1
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
+    def __init__(self, layers: Sequence[nn.Module], kind: str) -> None:
+        self.attention, self.kind = layers[0].self_attn, kind
+        self.input_norm = layers[0].input_layernorm
+        self.mlp_norm = layers[0].post_attention_layernorm
+
+        def joint(part: str, *names: str) -> JointLinear:
+            return JointLinear(
+                [[getattr(getattr(x, part), n) for x in layers] for n in names]
+            )
+
+        self.qkv = joint("self_attn", "q_proj", "k_proj", "v_proj")
+        self.out = joint("self_attn", "o_proj")
+        self.gate_up = joint("mlp", "gate_proj", "up_proj")
+        self.down = joint("mlp", "down_proj")
+        self.norm_weight: Tensor | None = None  # of queries and keys [heads, head_dim]
 
     @property
-    def num_bytes(self) -> int:
-        """Memory a joined copy takes."""
-        weights = [layer.weight for layer in self.linears if self.can_join]
-        return sum(w.numel() * w.element_size() for w in weights)
-
-    def join(self) -> None:
-        """Copy the weights into one matrix."""
-        self.weight = torch.cat([layer.weight for layer in self.linears])
-        if self.linears[0].bias is not None:
-            self.bias = torch.cat([layer.bias for layer in self.linears])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs side by side. [N, sum of output sizes]"""
-        if self.weight is not None:
-            return functional.linear(x, self.weight, self.bias)
-        return torch.cat([layer(x) for layer in self.linears], dim=-1)
-
-
-class _Layer:
-    """References to the parts of one decoder layer."""
-
-    def __init__(self, layer: nn.Module, kind: str) -> None:
-        self.attention, self.kind = layer.self_attn, kind
-        self.input_norm = layer.input_layernorm
-        self.mlp_norm = layer.post_attention_layernorm
-        self.qkv = _Joint(*(getattr(self.attention, f"{n}_proj") for n in "qkv"))
-        self.gate_up = _Joint(layer.mlp.gate_proj, layer.mlp.up_proj)
-        self.down = layer.mlp.down_proj
-        self.norm_weight: Tensor | None = None  # of queries and keys [heads, head_dim]
+    def joints(self) -> tuple[JointLinear, ...]:
+        """All products of the layer."""
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class FusedForward:
@@ -77,22 +60,28 @@ class FusedForward:
 
     Args:
         model: The language model.
+        others: Models with the same base weights and other adapters; each row is
+            computed with those of its own.
 
     Attributes:
         called: Linear layers that are called rather than read, such as those with
-            adapters.
+            unusual adapters.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Collect the layers; nothing is computed yet."""
         config, trunk = model.config, model.model
         kinds = getattr(config, "layer_types", None) or [""] * len(trunk.layers)
         self._trunk, self._head = trunk, model.lm_head
-        self._layers = [_Layer(*pair) for pair in zip(trunk.layers, kinds, strict=True)]
+        stacks = zip(trunk.layers, *(m.model.layers for m in others), strict=True)
+        self._layers = [_Layer(*pair) for pair in zip(stacks, kinds, strict=True)]
         self._heads = config.num_attention_heads
         self._rotated = self._heads + config.num_key_value_heads
         self._head_dim = trunk.layers[0].self_attn.head_dim
-        self.called = called_linears(model)
+        joints = [joint for layer in self._layers for joint in layer.joints]
+        self.called = [linear for joint in joints for linear in joint.called]
+        if not is_plain(self._head):
+            self.called.append(self._head)
         self._table: Tensor | None = None
         self._is_prepared = False
 
@@ -104,6 +93,7 @@ class FusedForward:
         last: Tensor | None,
         masks: Masks,
         last_masks: Masks,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Feed tokens behind what the cache holds; it has been prepared for them.
 
@@ -115,6 +105,7 @@ class FusedForward:
             masks: Additive masks of the new tokens; None if the rows are new, so that
                 each token sees those before it. [B, 1, T, K]
             last_masks: The same of the last tokens alone. [B, 1, 1, K]
+            adapters: Which model's adapters each row is computed with. [B]
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -126,29 +117,30 @@ class FusedForward:
         cos, sin = self._rotary(positions.view(-1), cache.visible)
         if last is not None:
             last = torch.arange(batch, device=last.device) * width + last
+        who = adapters if adapters is None else adapters.repeat_interleave(width)  # [N]
         for index, layer in enumerate(self._layers):
-            query, keys, values = self._project(layer, x, cos, sin)
+            query, keys, values = self._project(layer, x, cos, sin, who)
             cache.write(keys, values, index)
             if last is not None and index == len(self._layers) - 1:
-                x, query, masks = x[last], query[last], last_masks
+                x, query, masks, who = x[last], query[last], last_masks, adapters
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            x = self._attend(layer, x, query, cache.read(index), mask, batch)
-            gate, up = layer.gate_up(_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = _add_linear(x, functional.silu(gate) * up, layer.down)
+            x = self._attend(layer, x, query, cache.read(index), mask, batch, who)
+            gate, up = layer.gate_up(_norm(x, layer.mlp_norm), who).chunk(2, dim=-1)
+            x = layer.down.add(x, functional.silu(gate) * up, who)
         return self._head(_norm(x, self._trunk.norm))
 
     def _project(
-        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor
+        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, who: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries, rotated keys, and values. [N, heads, head_dim]"""
         dim, rotated = self._head_dim, self._rotated
-        qkv = layer.qkv(_norm(x, layer.input_norm)).view(len(x), -1, dim)
+        qkv = layer.qkv(_norm(x, layer.input_norm), who).view(len(x), -1, dim)
         part = qkv[:, :rotated]
         if layer.norm_weight is not None:
             eps = layer.attention.q_norm.variance_epsilon
             part = functional.rms_norm(part, (dim,), None, eps) * layer.norm_weight
         turned = part.roll(dim // 2, -1)
-        if x.dtype in _PRECISE:
+        if x.dtype in PRECISE:
             part = torch.addcmul(part * cos, turned, sin)
         else:
             part = part * cos + turned * sin
@@ -162,6 +154,7 @@ class FusedForward:
         cached: tuple[Tensor, Tensor],
         mask: Tensor | None,
         batch: int,
+        who: Tensor | None,
     ) -> Tensor:
         """Add what the queries see to the residual. [N, hidden]"""
         attention = layer.attention
@@ -169,15 +162,14 @@ class FusedForward:
         seen, _ = slot_attention_forward(
             attention, query, *cached, mask, scaling=attention.scaling
         )
-        return _add_linear(x, seen.reshape(len(x), -1), attention.o_proj)
+        return layer.out.add(x, seen.reshape(len(x), -1), who)
 
     def _prepare(self) -> None:
         """Join what is small enough; kept until the weights change."""
-        joints = [j for layer in self._layers for j in (layer.qkv, layer.gate_up)]
-        if sum(j.num_bytes for j in joints) <= _JOINED_BYTES:
-            for joint in joints:
-                if joint.can_join:
-                    joint.join()
+        joints = [joint for layer in self._layers for joint in layer.joints]
+        is_small = sum(joint.num_bytes for joint in joints) <= _JOINED_BYTES
+        for joint in joints:
+            joint.prepare(join=is_small)
         for layer in self._layers:
             norms = [getattr(layer.attention, n, None) for n in ("q_norm", "k_norm")]
             if None in norms:
@@ -206,13 +198,6 @@ class FusedForward:
 
 def _norm(x: Tensor, norm: nn.Module) -> Tensor:
     shape, weight, eps = norm.weight.shape, norm.weight, norm.variance_epsilon
-    if x.dtype in _PRECISE:
+    if x.dtype in PRECISE:
         return functional.rms_norm(x, shape, weight, eps)
     return weight * functional.rms_norm(x, shape, None, eps)
-
-
-def _add_linear(residual: Tensor, x: Tensor, linear: nn.Module) -> Tensor:
-    """Return ``residual + linear(x)``."""
-    if is_plain(linear) and linear.bias is None and x.dtype in _PRECISE:
-        return torch.addmm(residual, x, linear.weight.t())
-    return residual + linear(x)

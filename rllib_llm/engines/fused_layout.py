@@ -8,9 +8,11 @@ Layers that are merely called (linear layers with adapters, say) may be anything
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
+
+from rllib_llm import compat
 
 _CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _ACTIVATIONS = ("silu", "swish")
@@ -55,9 +57,41 @@ def is_plain(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def called_linears(model: nn.Module) -> list[nn.Module]:
-    """Return the linear layers that must be called, such as those with adapters."""
-    return [m for m in _linears(model) if not is_plain(m)]
+def why_not_together(models: Sequence[nn.Module]) -> str | None:
+    """Say why models that differ in their adapters cannot share a batch.
+
+    Args:
+        models: Causal language models.
+
+    Returns:
+        The reason, or None if they can: same base weights in the same memory, and
+        plain LoRA adapters where they differ.
+    """
+    for model in models:
+        reason = why_not_fused(model)
+        if reason is not None:
+            return reason
+    first, *others = models
+    for other in others:
+        pairs = itertools.zip_longest(_own_weights(first), _own_weights(other))
+        for one, two in pairs:
+            if one is None or two is None or one.data_ptr() != two.data_ptr():
+                return "their base weights differ"
+    for layers in zip(*(_linears(m) for m in models), strict=True):
+        bases = [_base(layer) for layer in layers]
+        if None in bases:
+            return f"the adapter of a {type(layers[0]).__name__} is not a plain LoRA"
+        if len({base.weight.data_ptr() for base in bases}) > 1:
+            return "their base weights differ"
+    if not all(is_plain(m.lm_head) for m in models):
+        return "their output layers have adapters"
+    return None
+
+
+def _base(layer: nn.Module) -> nn.Module | None:
+    if is_plain(layer):
+        return layer
+    return layer.get_base_layer() if compat.lora_parts(layer) else None
 
 
 def plain_linears(model: nn.Module) -> list[nn.Module]:
@@ -87,7 +121,13 @@ def _linears(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _base_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    yield from _own_weights(model)
+    for module in plain_linears(model):
+        yield from module.parameters(recurse=False)
+
+
+def _own_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the weights outside linear layers."""
     yield from model.model.embed_tokens.parameters()
-    modules = itertools.chain(_replaced(model), plain_linears(model))
-    for module in modules:
+    for module in _replaced(model):
         yield from module.parameters(recurse=False)

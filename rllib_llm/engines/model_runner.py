@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.fused_forward import FusedForward, Masks
-from rllib_llm.engines.fused_layout import why_not_fused
+from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 
@@ -45,6 +45,8 @@ class ModelRunner:
         model: A transformers causal language model; shared, never copied.
         device: Where its inputs go; None is the device of its first parameter.
         forward: "auto", or "plain" for the model's own modules in any case.
+        others: Models with the same base weights and other adapters, whose rows may
+            share a batch with the model's; only the fused forward can do that.
 
     Raises:
         ConfigError: If ``forward`` is neither.
@@ -56,9 +58,10 @@ class ModelRunner:
         model: nn.Module,
         device: torch.device | None = None,
         forward: str = "auto",
+        others: Sequence[nn.Module] = (),
     ) -> None:
         """Check the model and measure what one token takes in the cache."""
-        self._model = model
+        self._model, self._others = model, tuple(others)
         self._config = _check_model(model)
         self.device = torch.device(device or next(model.parameters()).device)
         self._dtype = next(model.parameters()).dtype
@@ -74,6 +77,12 @@ class ModelRunner:
             raise ConfigError(f"forward ({forward!r}) must be one of {FORWARDS}.")
         if forward == "auto":
             self._fuse()
+        if self._others and self._fused is None:
+            reason = why_not_together([model, *others])
+            raise ModelError(
+                "These models cannot share a batch: "
+                f"{reason or 'the fused forward is off'}. Give each an engine."
+            )
 
     @property
     def is_fused(self) -> bool:
@@ -84,7 +93,7 @@ class ModelRunner:
         """Look at the weights anew, after any change of them."""
         if self._fused is not None:
             reason = why_not_fused(self._model)
-            self._fused = None if reason else FusedForward(self._model)
+            self._fused = None if reason else FusedForward(self._model, self._others)
 
     def check_context(self, max_context_tokens: int) -> None:
         """Refuse contexts longer than the positions the model knows.
@@ -166,6 +175,7 @@ class ModelRunner:
         token_ids: np.ndarray,
         starts: np.ndarray,
         counts: np.ndarray,
+        adapters: np.ndarray | None = None,
     ) -> Tensor:
         """Feed new tokens of consecutive rows; call it inside :meth:`serving`.
 
@@ -175,6 +185,8 @@ class ModelRunner:
             token_ids: New tokens, padded on the right. int64 [B, T]
             starts: Tokens each row already has in the cache. int64 [B]
             counts: Real new tokens of each row, >= 1; the largest is T. int64 [B]
+            adapters: Number of the model that each row is computed with: 0, or the
+                place in ``others`` plus 1; None if there is one model. int64 [B]
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -191,11 +203,12 @@ class ModelRunner:
         if self._fused is None:
             picks = self._to_device(last) if width > 1 else None
             return self._run_modules(cache, ids, positions, masks, picks)
+        who = None if adapters is None else self._to_device(adapters)
         if width == 1:
-            return self._fused(cache, ids, positions, None, masks, masks)
+            return self._fused(cache, ids, positions, None, masks, masks, who)
         ends = self._to_device(np.stack((last, starts + last)))  # [2, B]
         last_masks = self._mask(ends[1, :, None], visible)
-        return self._fused(cache, ids, positions, ends[0], masks, last_masks)
+        return self._fused(cache, ids, positions, ends[0], masks, last_masks, who)
 
     def _run_modules(
         self,
@@ -273,35 +286,44 @@ class ModelRunner:
         return cache.bytes_per_token
 
     def _fuse(self) -> None:
-        """Switch to the fused forward if it fits the model and computes the same."""
-        reason = why_not_fused(self._model)
+        """Switch to the fused forward if it fits the models and computes the same."""
+        models = (self._model, *self._others)
+        reason = why_not_together(models) if self._others else why_not_fused(models[0])
         if reason is not None:
             logger.info("Sampling runs the model's own modules: %s.", reason)
             return
-        plain = self._probe_ragged()
-        self._fused = FusedForward(self._model)
+        plain = [
+            ModelRunner(model, self.device, "plain")._probe_ragged() for model in models
+        ]
+        self._fused = FusedForward(self._model, self._others)
         tolerance = _FUSED_TOLERANCE.get(self._dtype, 0.05)
-        gap, scale = _gap(plain, self._probe_ragged())
-        if gap <= tolerance * scale:
-            self.refresh()  # weights may change before the first request
-            return
-        self._fused = None
-        logger.warning(
-            "Sampling runs the model's own modules: the logits of the fused forward "
-            "differ by %.2g (tolerance %.2g).",
-            gap,
-            tolerance * scale,
-        )
+        for number, expected in enumerate(plain):
+            gap, scale = _gap(expected, self._probe_ragged(number))
+            if gap > tolerance * scale:
+                self._fused = None
+                logger.warning(
+                    "Sampling runs the model's own modules: the logits of the fused "
+                    "forward differ by %.2g (tolerance %.2g).",
+                    gap,
+                    tolerance * scale,
+                )
+                return
+        self.refresh()  # weights may change before the first request
 
-    def _probe_ragged(self) -> Tensor:
-        """Return logits of two rows of unequal length, over three passes. [3 * 2, V]"""
+    def _probe_ragged(self, number: int = 0) -> Tensor:
+        """Return logits of two rows of unequal length, over three passes. [3 * 2, V]
+
+        Args:
+            number: Whose adapters.
+        """
+        adapters = np.array([number, number]) if self._others else None
         cache = SlotCache(2, 2 * _PROBE_TOKENS, self.device)
         starts, logits = np.zeros(2, np.int64), []
         with self.serving():
             for counts in np.array([[3, 5], [4, 2], [1, 1]]):
                 ids = np.arange(2 * counts.max()).reshape(2, -1) + starts[:, None]
                 ids %= self._config.vocab_size
-                logits.append(self.forward(cache, 0, ids, starts, counts))
+                logits.append(self.forward(cache, 0, ids, starts, counts, adapters))
                 starts = starts + counts
         return torch.cat(logits)
 

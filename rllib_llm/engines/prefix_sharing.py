@@ -31,16 +31,42 @@ def share_prefixes(
         The requests to prefill now, those held back until they are (call again with
         them), and the number of tokens copied.
     """
-    # In lexicographic order the longest common beginning is that with a neighbour.
-    fresh = sorted(filter(_is_fresh, todo), key=lambda r: r.session.history)
-    if not fresh:
-        return todo, [], 0
-    owners = [s for s in table.owners if s is not None and s.cached >= MIN_SHARED]
-    known = sorted((s.history[: s.cached], s.row) for s in owners)
     copies: dict[tuple[int, int], list[Session]] = {}
     later: set[Request] = set()
+    # Keys and values of the same tokens differ between adapters.
+    for adapter in {r.session.adapter for r in todo if _is_fresh(r)}:
+        fresh = [r for r in todo if _is_fresh(r) and r.session.adapter == adapter]
+        owners = [s for s in table.owners if s is not None and s.adapter == adapter]
+        _plan(fresh, owners, copies, later, may_wait=may_wait)
+    for (row, length), sessions in copies.items():
+        table.cache.copy_prefix(row, [s.row for s in sessions], length)
+    now = [r for r in todo if r not in later]
+    num_copied = sum(length * len(sessions) for (_, length), sessions in copies.items())
+    return now, [r for r in todo if r in later], num_copied
+
+
+def _plan(
+    fresh: list[Request],
+    owners: list[Session],
+    copies: dict[tuple[int, int], list[Session]],
+    later: set[Request],
+    *,
+    may_wait: bool,
+) -> None:
+    """Decide which rows are copied for whom, and who waits.
+
+    Args:
+        fresh: Requests of sessions without anything in the cache.
+        owners: Sessions with rows.
+        copies: Receives sessions by row and number of tokens to copy.
+        later: Receives requests to hold back.
+        may_wait: See :func:`share_prefixes`.
+    """
+    cached = [s for s in owners if s.cached >= MIN_SHARED]
+    known = sorted((s.history[: s.cached], s.row) for s in cached)
     previous: list[int] = []
-    for request in fresh:
+    # In lexicographic order the longest common beginning is that with a neighbour.
+    for request in sorted(fresh, key=lambda r: r.session.history):
         session = request.session
         history = session.history
         length, row = _longest_beginning(history, known)
@@ -52,11 +78,6 @@ def share_prefixes(
             # The last token is always fed: its logits are those to sample from.
             session.cached = min(length, len(history) - 1)
             copies.setdefault((row, session.cached), []).append(session)
-    for (row, length), sessions in copies.items():
-        table.cache.copy_prefix(row, [s.row for s in sessions], length)
-    now = [r for r in todo if r not in later]
-    num_copied = sum(length * len(sessions) for (_, length), sessions in copies.items())
-    return now, [r for r in todo if r in later], num_copied
 
 
 def _is_fresh(request: Request) -> bool:

@@ -26,6 +26,7 @@ class Session:
 
     Attributes:
         session_id: The caller's name for it.
+        adapter: Number of the model it is sampled from, where several share an engine.
         history: All its tokens, sampled ones included.
         cached: How many of them have keys and values in the cache; less than all
             whenever a request starts.
@@ -36,6 +37,7 @@ class Session:
     """
 
     session_id: SessionId
+    adapter: int = 0
     history: list[int] = dataclasses.field(default_factory=list)
     cached: int = 0
     row: int = -1

@@ -69,6 +69,9 @@ class TorchEngine(GenerationEngine):
             histories are full.
         forward: "auto" runs the common decoder layout (Llama, Mistral, Qwen2, Qwen3)
             through a fused forward pass; "plain" always runs the model's own modules.
+        others: Models with the same base weights in the same memory and LoRA adapters
+            of their own; ``open(..., adapter=n)`` samples from the n-th of them (0 is
+            ``model``), and all share the batches.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -91,6 +94,7 @@ class TorchEngine(GenerationEngine):
         device: torch.device | str | None = None,
         kv_budget_bytes: int | None = None,
         forward: str = "auto",
+        others: Sequence[nn.Module] = (),
     ) -> None:
         """Check the model and settings; memory is taken when it is needed."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -99,7 +103,8 @@ class TorchEngine(GenerationEngine):
                 f"({max_context_tokens}) >= 2."
             )
         device = None if device is None else torch.device(device)
-        self._runner = ModelRunner(model, device, forward)
+        self._runner = ModelRunner(model, device, forward, others)
+        self._num_models = 1 + len(others)
         self._tokenizer = tokenizer
         self._max_context = max_context_tokens
         self._runner.check_context(max_context_tokens)
@@ -115,7 +120,7 @@ class TorchEngine(GenerationEngine):
         self._table = SlotTable(max_slots, max_context_tokens, self._runner.device)
         self._sessions: dict[SessionId, Session] = {}
         self._requests: dict[int, Request] = {}
-        self._running = DecodeBatch([], self._runner.device)  # rows 0, 1, 2, ...
+        self._running = self._batch([])  # rows 0, 1, 2, ...
         self._waiting: list[Request] = []  # in order of submission
         self._steps_waited = 0
         self._next_id = 0
@@ -147,11 +152,21 @@ class TorchEngine(GenerationEngine):
         """Version of the weights that sample the next token; 0 at the start."""
         return self._version
 
-    def open(self, session_id: SessionId) -> None:
-        """Start a conversation; see :meth:`GenerationEngine.open`."""
+    def open(self, session_id: SessionId, *, adapter: int = 0) -> None:
+        """Start a conversation; see :meth:`GenerationEngine.open`.
+
+        Args:
+            session_id: Its name.
+            adapter: Number of the model that samples it.
+        """
         if session_id in self._sessions:
             raise SessionError(f"Session {session_id!r} is already open; close it.")
-        self._sessions[session_id] = Session(session_id)
+        if not 0 <= adapter < self._num_models:
+            raise SessionError(
+                f"adapter={adapter} of session {session_id!r} must be in "
+                f"[0, {self._num_models})."
+            )
+        self._sessions[session_id] = Session(session_id, adapter)
 
     def submit(
         self,
@@ -301,7 +316,7 @@ class TorchEngine(GenerationEngine):
         self._waiting = [r for r in self._waiting if r.session.num_new]
         for request in started:
             request.begin(self._version)
-        batch = DecodeBatch(started, self._runner.device)
+        batch = self._batch(started)
         return self._sample(batch, logits, self._running.requests)
 
     def _decode(self) -> list[Generation]:
@@ -309,7 +324,12 @@ class TorchEngine(GenerationEngine):
         token_ids, starts = batch.feed_last()
         self._stats["forwards"] += 1
         logits = self._runner.forward(
-            self._table.cache, 0, token_ids, starts, np.ones_like(starts)
+            self._table.cache,
+            0,
+            token_ids,
+            starts,
+            np.ones_like(starts),
+            batch.adapters,
         )
         return self._sample(batch, logits, [])
 
@@ -325,8 +345,11 @@ class TorchEngine(GenerationEngine):
             token_ids[row, :count] = session.history[session.cached : stop]
             session.cached = stop
         self._stats["forwards"] += 1
+        adapters = None
+        if self._num_models > 1:
+            adapters = np.array([s.adapter for s in sessions], np.int64)
         return self._runner.forward(
-            self._table.cache, first_row, token_ids, starts, np.array(counts)
+            self._table.cache, first_row, token_ids, starts, np.array(counts), adapters
         )
 
     def _sample(
@@ -351,7 +374,10 @@ class TorchEngine(GenerationEngine):
         """Make these the running requests, in the first rows of the cache."""
         self._table.place([r.session for r in requests], 0)
         requests.sort(key=lambda r: r.session.row)
-        self._running = DecodeBatch(requests, self._runner.device)
+        self._running = self._batch(requests)
+
+    def _batch(self, requests: list[Request]) -> DecodeBatch:
+        return DecodeBatch(requests, self._runner.device, self._num_models > 1)
 
     def _count_prefill(self, request: Request) -> None:
         session = request.session

@@ -124,20 +124,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             spec = config.get_rl_module_spec(spaces=spaces, inference_only=True)
             self.module = spec.build()
             self.modules = {DEFAULT_MODULE_ID: self.module}
-        self.engines = {}
-        for module_id, module in self.modules.items():
+        for module in self.modules.values():
             module.to(self._device)
-            own = config.get_config_for_module(module_id)
-            self.engines[module_id] = own.build_generation_engine(
-                module, share=1 / len(self.modules)
-            )
-            if not self.engines[module_id].shares_weights:
+        self.engines = config.build_generation_engines(self.modules)
+        for module_id, engine in self.engines.items():
+            if not engine.shares_weights:
                 self._announce(module_id)
 
     @property
     def engine(self) -> GenerationEngine:
         """The engine of the only policy."""
-        (engine,) = self.engines.values()
+        (engine,) = {id(e): e for e in self.engines.values()}.values()
         return engine
 
     @override(EnvRunner)
@@ -195,7 +192,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 episodes = self._play(
                     self._own_tasks(num_episodes or self.num_envs), explore
                 )
-        for engine in self.engines.values():
+        for engine in {id(e): e for e in self.engines.values()}.values():
             log_engine(self.metrics, engine)
         return episodes
 
@@ -247,8 +244,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if script is not None:
             return Voice(script=script)
         own = self.config.get_config_for_module(module_id)
+        engine = self.engines[module_id]
+        together = [m for m, other in self.engines.items() if other is engine]
+        place = together.index(module_id)
         return Voice(
-            engine=self.engines[module_id],
+            engine=engine,
+            open_settings={"adapter": place} if len(together) > 1 else {},
             max_new_tokens=own.max_new_tokens,
             max_context_tokens=own.resolved_context_tokens(),
             max_tokens_per_episode=own.max_tokens_per_episode,

@@ -209,7 +209,7 @@ class Rollout:
         data = seat.data
         session = (slot.index, slot.generation, seat.index)
         if session not in self._by_session:
-            voice.engine.open(session)
+            voice.engine.open(session, **voice.open_settings)
             self._by_session[session] = (slot, seat)
         budget = voice.turn_budget(length, data.num_sampled)
         seat.request_id = voice.engine.submit(

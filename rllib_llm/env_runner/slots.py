@@ -21,6 +21,7 @@ class Voice:
         max_context_tokens: Most tokens of a conversation.
         max_tokens_per_episode: Most sampled tokens of a conversation.
         sampling: Keyword arguments of SamplingParams except seed and length.
+        open_settings: Keyword arguments of the engine's ``open``.
     """
 
     engine: Any = None
@@ -29,6 +30,7 @@ class Voice:
     max_context_tokens: int = 2
     max_tokens_per_episode: int | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
+    open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def turn_budget(self, length: int, num_sampled: int) -> int:
         """Return the most tokens of the next turn, at least 1.

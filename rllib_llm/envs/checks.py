@@ -102,7 +102,9 @@ def check_env(
         ConfigError: If ``spec`` names no environment, or there are no seeds.
     """
     config = dict(env_config or {})
-    if isinstance(make_env(spec, config), (AECEnv, ParallelEnv)):
+    env = make_env(spec, config)
+    env.close()
+    if isinstance(env, (AECEnv, ParallelEnv)):
         from rllib_llm.envs.multi_checks import check_multi_env
 
         return check_multi_env(

@@ -96,8 +96,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         }
         self._action_spaces = {a: UnicodeText() for a in self.possible_agents}
         self.np_random = np.random.default_rng()
-        self.agents = []
-        self.turn = 0
+        self.agents, self.turn = [], 0
 
     # What an author writes -----------------------------------------------------
 
@@ -202,7 +201,6 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.rewards, self._cumulative_rewards, self.grants = {}, {}, []
         self._texts = dict.fromkeys(self.possible_agents, "")
         self._round, self._answers, self._actions = [], {}, {}
-        self._skip_agent_selection = None
         for agent in self.possible_agents:
             if agent not in self.late_agents:
                 self.join(agent)

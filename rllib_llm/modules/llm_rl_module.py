@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from rllib_llm import columns
 from rllib_llm.errors import ModelError
 from rllib_llm.modules import loading, state
+from rllib_llm.modules.shared_base import share_base
 from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
@@ -81,6 +82,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             if lora is not None:
                 self._base = state.fingerprint(self.lm.parameters())
                 self.lora_config = loading.add_lora(self.lm, lora)
+                self._share_base()
             if config.get("gradient_checkpointing") and not self.inference_only:
                 self.lm.gradient_checkpointing_enable({"use_reentrant": False})
             if config["value_head"] is not None and not self.inference_only:
@@ -97,6 +99,11 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 f"layer on its own, but {type(self.lm).__name__} scales its logits "
                 "elsewhere. Set it to None and lower micro_batch_tokens."
             )
+
+    def _share_base(self) -> None:
+        """Hold the base model once per process and device."""
+        config = self.model_config
+        self._base_tensors = share_base(self.lm, config["model"], config["dtype"])
 
     # Forward passes --------------------------------------------------------------
 
@@ -317,6 +324,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         super()._apply(fn, recurse)
         for lm in self._reference:
             lm._apply(fn, recurse)
+        if self.model_config["lora"]:
+            self._share_base()  # on the new device
         return self
 
     def share_parameters_with(self, other: LLMRLModule) -> None:

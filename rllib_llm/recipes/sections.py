@@ -13,6 +13,7 @@ SECTIONS = (
     "generation",
     "rollouts",
     "multi_agent",
+    "league",
     "warm_start",
     "training",
     "env_runners",
@@ -74,6 +75,11 @@ def apply_section(config: Any, section: str, values: Any) -> None:
     """
     if values is None:
         return
+    if not hasattr(config, section):
+        raise ConfigError(
+            f"{section}: {type(config).__name__.removesuffix('Config')} has no such "
+            "section. Leave it out, or choose an algo that has it."
+        )
     if not isinstance(values, dict):
         raise ConfigError(
             f"{section}: {values!r} must be a mapping of settings, e.g. "

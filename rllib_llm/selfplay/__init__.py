@@ -2,6 +2,7 @@
 
 from rllib_llm.selfplay.exploitability import Exploitability, measure_exploitability
 from rllib_llm.selfplay.league import League, Member
+from rllib_llm.selfplay.matchmaker import Matchmaker
 from rllib_llm.selfplay.matrix import SwapMatrix
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 from rllib_llm.selfplay.ratings import Ratings
@@ -10,6 +11,7 @@ __all__ = [
     "Exploitability",
     "GameResult",
     "League",
+    "Matchmaker",
     "Member",
     "Payoffs",
     "Ratings",

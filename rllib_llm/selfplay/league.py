@@ -58,6 +58,7 @@ _WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "uniform": np.ones_like,
     "latest": lambda p: np.eye(1, len(p), len(p) - 1)[0],
 }
+OPPONENTS = tuple(_WEIGHTS)
 
 
 class League:
@@ -264,7 +265,7 @@ class League:
 def _check_settings(settings: dict[str, Any]) -> None:
     if not isinstance(settings["learner"], str) or not settings["learner"]:
         raise ConfigError(f"learner={settings['learner']!r} must be a non-empty name.")
-    require_choice("opponents", settings["opponents"], tuple(_WEIGHTS))
+    require_choice("opponents", settings["opponents"], OPPONENTS)
     for name, low, high in (
         ("mirror_fraction", 0.0, 1.0),
         ("snapshot_win_rate", 0.51, 0.99),

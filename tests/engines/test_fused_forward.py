@@ -19,8 +19,9 @@ from engine_reference import (
 
 from rllib_llm.engines import generate
 from rllib_llm.engines.fused_layout import why_not_fused
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.loading import add_lora
+from rllib_llm.modules.shared_base import share_base
 
 SETTINGS = {
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
@@ -229,7 +230,7 @@ def test_a_failed_probe_falls_back_and_says_so(monkeypatch, caplog):
     class Wrong:
         called = ()
 
-        def __init__(self, model):
+        def __init__(self, model, others):
             self.vocab = model.config.vocab_size
 
         def __call__(self, cache, token_ids, *_):
@@ -260,3 +261,55 @@ def test_training_flags_are_not_touched_where_nothing_depends_on_them(model):
     embed.register_forward_hook(lambda *_: seen.append(model.training))
     run_until_idle(engine)
     assert seen and all(seen)
+
+
+def _team(count):
+    """Models with adapters of their own on one base."""
+    models = [build_model("qwen3") for _ in range(count)]
+    for seed, model in enumerate(models):
+        _with_lora(model, "all-linear" if seed % 2 else ["q_proj", "down_proj"])
+        torch.manual_seed(10 + seed)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+    bases = [share_base(model, "test team", "float32") for model in models]
+    return models, bases
+
+
+def test_policies_on_one_base_share_batches_and_keep_their_own_words():
+    pytest.importorskip("peft")
+    models, _bases = _team(3)
+    engine = make_engine(models[0], max_slots=12, others=models[1:])
+    prompts = random_prompts(12)
+    for i, prompt in enumerate(prompts):
+        engine.open(i, adapter=i % 3)
+        engine.submit(i, prompt, turn_params(i))
+    results = {r.session_id: r for r in run_until_idle(engine).values()}
+    for i, prompt in enumerate(prompts):
+        check_turn(models[i % 3], prompt, turn_params(i), results[i])
+    assert engine.stats()["forwards"] < 3 * max(
+        len(r.token_ids) for r in results.values()
+    )
+
+
+def test_a_prompt_is_not_shared_between_adapters():
+    pytest.importorskip("peft")
+    models, _bases = _team(2)
+    engine = make_engine(models[0], max_slots=4, others=models[1:])
+    prompt = random_prompts(1)[0][:1] * 40
+    for i in range(4):
+        engine.open(i, adapter=i % 2)
+        engine.submit(i, prompt, turn_params(i))
+    results = {r.session_id: r for r in run_until_idle(engine).values()}
+    for i in range(4):
+        check_turn(models[i % 2], prompt, turn_params(i), results[i])
+    assert engine.stats()["shared_tokens"] == 2 * 39
+
+
+def test_models_on_different_bases_are_refused():
+    pytest.importorskip("peft")
+    models = [build_model("qwen3", seed=seed) for seed in (0, 1)]
+    for model in models:
+        _with_lora(model, ["q_proj"])
+    with pytest.raises(ModelError, match="base weights differ"):
+        make_engine(models[0], others=models[1:])

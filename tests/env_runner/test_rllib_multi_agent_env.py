@@ -81,6 +81,13 @@ def test_mixed_ends_finish_the_episode_and_keep_the_truncation():
     assert last == "hello ben_0, turn 2"
 
 
+def test_agents_that_never_acted_do_not_decide_how_it_ends():
+    end = Outcome(terminated=["ann_0"], truncated=["ben_0", "cid_0"])
+    episode, _ = played(Scripted, [end])
+    assert ends(episode) == {"ann_0": "terminated"}
+    assert episode.is_terminated and not episode.is_truncated
+
+
 @pytest.mark.parametrize("cls", [Scripted, Together])
 def test_truncation_of_all_is_no_termination(cls):
     episode, _ = played(cls, config={"max_turns": 3})

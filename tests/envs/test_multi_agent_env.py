@@ -290,6 +290,16 @@ def test_the_seed_decides_the_episode():
     assert numbers[0] == np.random.default_rng(1).integers(1000)
 
 
+def test_episodes_without_a_seed_go_on_with_the_generator():
+    numbers = []
+    for _ in range(2):
+        env = Scripted()
+        env.reset(seed=1)
+        env.reset()
+        numbers.append(env.number)
+    assert numbers[0] == numbers[1]
+
+
 @pytest.mark.parametrize("names", [[], ["ann_0", "ann_0"]])
 def test_agents_must_be_declared(names):
     with pytest.raises(EnvContractError, match="possible_agents"):

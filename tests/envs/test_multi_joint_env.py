@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from multi_toys import (
-    ChaosTogether,
     RawAEC,
     RawParallel,
     Scripted,
@@ -16,10 +15,9 @@ from multi_toys import (
     made,
     over,
 )
-from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
+from pettingzoo.utils import OrderEnforcingWrapper
 
 from rllib_llm.envs import JointEnv, Outcome, make_env
-from rllib_llm.envs.games.dilemma import Dilemma
 from rllib_llm.errors import EnvContractError
 
 TESTS_AND_ROOT = os.pathsep.join(str(p) for p in Path(__file__).parents[1:3])
@@ -170,6 +168,23 @@ def test_plain_aec_env_is_played_to_its_end():
     assert step.stop_reason == "max_turns" and env.unwrapped.agents == []
 
 
+def test_an_end_is_told_once_though_the_agent_waits_for_its_dead_step():
+    events = [({}, ["cid_0"], []), ({}, [], []), ({}, [], ["ann_0", "ben_0"])]
+    env = RawAEC(events, in_turn=True)
+    env.possible_agents = ["ann_0", "ben_0", "cid_0"]
+    env = JointEnv(env)
+    env.reset(seed=0)
+    step = env.step({"ann_0": "x"})
+    assert step.terminated == ("cid_0",) and list(step.observations) == ["ben_0"]
+    assert "cid_0" in env.unwrapped.agents
+    step = env.step({"ben_0": "x"})
+    assert step.terminated == () and list(step.observations) == ["ann_0"]
+    assert env.unwrapped.agents == ["ann_0", "ben_0"]
+    step = env.step({"ann_0": "x"})
+    assert step.is_over and step.truncated == ("ann_0", "ben_0")
+    assert env.unwrapped.agents == []
+
+
 def test_mixed_end_of_a_plain_aec_env():
     env = JointEnv(RawAEC([({"ann_0": 1.0, "ben_0": 2.0}, ["ann_0"], ["ben_0"])]))
     env.reset(seed=0)
@@ -257,6 +272,20 @@ def test_late_joiners_of_a_parallel_env():
     assert step.rewards == [("ben_0", 3.0)] and step.is_over
 
 
+def test_agents_of_a_parallel_env_with_nothing_to_read_are_not_asked():
+    def shape(text):
+        return {"text": "" if text.startswith("ben_0") else text}
+
+    rounds = [(["ann_0", "ben_0"], {}, [], []), ([], {}, ["ann_0", "ben_0"], [])]
+    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds, shape=shape))
+    assert list(env.reset(seed=0).observations) == ["ann_0"]
+    env.step({"ann_0": "a"})
+    assert env.unwrapped.got == [{"ann_0": "a", "ben_0": ""}]
+    env = JointEnv(RawParallel(["ben_0"], rounds, shape=shape))
+    with pytest.raises(EnvContractError, match=r"asks nobody, but \['ben_0'\]"):
+        env.reset(seed=0)
+
+
 def test_vanishing_and_reviving_agents_are_named():
     env = JointEnv(RawParallel(["ann_0", "ben_0"], [(["ann_0"], {}, [], [])]))
     env.reset(seed=0)
@@ -302,90 +331,3 @@ def test_only_pettingzoo_envs_with_declared_agents():
         JointEnv(make_env("guess_number-v0"))
     with pytest.raises(EnvContractError, match="no possible_agents"):
         JointEnv(RawParallel([], [], possible=[]))
-
-
-# AEC and Parallel are the same game --------------------------------------------------
-
-TEXTS = [
-    {"row_0": "cooperate", "column_0": "defect"},
-    {"row_0": "hm", "column_0": "cooperate"},
-    {"row_0": "I defect"},
-    {"row_0": "cooperate", "column_0": "hm"},
-    {"column_0": "hm"},
-    {"column_0": "cooperate"},
-    {"row_0": "defect", "column_0": "defect"},
-    {"row_0": "defect", "column_0": "cooperate"},
-]
-
-
-@pytest.mark.parametrize("max_turns", [3, 20])
-def test_aec_and_parallel_view_are_the_same_game(max_turns):
-    config = {"invalid_action_reward": -0.1, "talk": True, "max_turns": max_turns}
-    aec = JointEnv(Dilemma(config))
-    parallel = JointEnv(Dilemma(config).parallel_view())
-    for seed in range(3):
-        first, second = aec.reset(seed=seed), parallel.reset(seed=seed)
-        assert first == second
-        for texts in TEXTS:
-            first, second = aec.step(texts), parallel.step(texts)
-            assert sorted(first.rewards) == sorted(second.rewards)
-            first.rewards = second.rewards = []
-            assert first == second
-            if first.is_over:
-                break
-        assert first.is_over
-
-
-def summed(rewards):
-    totals = {}
-    for agent, reward in rewards:
-        totals[agent] = totals.get(agent, 0.0) + reward
-    return totals
-
-
-def test_both_views_agree_whatever_happens():
-    for seed in range(100):
-        games = [ChaosTogether({"max_turns": 12}) for _ in range(2)]
-        views = [JointEnv(games[0]), JointEnv(games[1].parallel_view())]
-        first, second = (env.reset(seed=seed) for env in views)
-        rng = np.random.default_rng(seed)
-        total = {}
-        while not first.is_over:
-            texts = {a: "?" if rng.random() < 0.2 else "x" for a in first.observations}
-            first, second = (env.step(texts) for env in views)
-            assert summed(first.rewards) == summed(second.rewards)
-            for agent, reward in first.rewards:
-                total[agent] = total.get(agent, 0.0) + reward
-            first.rewards = second.rewards = []
-            assert first == second
-        assert total == games[0].granted
-
-
-def test_departed_agents_are_rewarded_in_both_views():
-    plan = [Outcome(terminated=["ann_0"]), over({"ann_0": 1.0, "cid_0": 2.0})]
-    for view in (lambda env: env, lambda env: env.parallel_view()):
-        env = JointEnv(view(made(Together, plan)()))
-        env.reset(seed=0)
-        env.step(dict.fromkeys(["ann_0", "ben_0", "cid_0"], "x"))
-        step = env.step(dict.fromkeys(["ben_0", "cid_0"], "x"))
-        assert sorted(step.rewards) == [("ann_0", 1.0), ("cid_0", 2.0)]
-
-
-def test_pettingzoos_own_conversion_is_the_same_game_asked_one_by_one():
-    direct = JointEnv(Dilemma())
-    converted = JointEnv(parallel_to_aec(Dilemma().parallel_view()))
-    first, second = direct.reset(seed=5), converted.reset(seed=5)
-    totals = [{}, {}]
-    while not first.is_over:
-        moves = {"row_0": "cooperate", "column_0": "defect"}
-        read = dict(first.observations)
-        first = direct.step(moves)
-        for agent in ("row_0", "column_0"):
-            assert second.observations == {agent: read[agent]}
-            second = converted.step({agent: moves[agent]})
-            for name, reward in second.rewards:
-                totals[1][name] = totals[1].get(name, 0.0) + reward
-        for name, reward in first.rewards:
-            totals[0][name] = totals[0].get(name, 0.0) + reward
-    assert second.is_over and first.success == second.success
-    assert totals[0] == totals[1] and totals[0]["column_0"] > 1.0

@@ -125,7 +125,22 @@ def test_random_unicode_is_answered(name):
             step = env.step(texts)
             assert all(np.isfinite(r) for _, r in step.rewards)
         assert step.success in (True, False)
-        assert step.stop_reason in ("terminated", "max_turns")
+        assert step.stop_reason in ("terminated", "max_turns", "parse_error")
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_invalid_actions_follow_the_policy_asked_for(name):
+    config = {"invalid_action": "retry", "invalid_action_reward": -0.25}
+    env = JointEnv(make_env(name, config))
+    asked = list(env.reset(seed=0).observations)
+    step = env.step(dict.fromkeys(asked, "???"))
+    assert step.observations == dict.fromkeys(asked, env.unwrapped.format_hint)
+    assert step.rewards == [(agent, -0.25) for agent in asked]
+    env = JointEnv(make_env(name, {**config, "invalid_action": "end"}))
+    env.reset(seed=0)
+    step = env.step(dict.fromkeys(asked, "???"))
+    assert step.is_over and step.terminated == tuple(env.possible_agents)
+    assert step.stop_reason == "parse_error" and step.success is False
 
 
 @pytest.mark.parametrize("name", GAMES)

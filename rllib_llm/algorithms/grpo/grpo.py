@@ -120,14 +120,14 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     def validate(self) -> None:
         super().validate()
         for name, choices in (
-            ("advantage_baseline", BASELINES),
+            ("advantage_baseline", self.baselines),
             ("advantage_scale", SCALES),
             ("advantage_group_by", GROUP_BY),
         ):
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{name}={value!r}. {did_you_mean(value, choices)}")
-        if self.group_size < 2 and self.advantage_baseline != "none":
+        if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
                 f"group_size={self.group_size}: a group of one has no other rollout to "
                 "be compared with, so its advantage is always 0. Use group_size >= 2."
@@ -150,6 +150,16 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "dynamic_sampling_rounds replaces dropped groups, but "
                 "drop_zero_variance_groups=False drops none. Set it to True."
             )
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Values of ``advantage_baseline``."""
+        return BASELINES
+
+    @property
+    def compares_rollouts(self) -> bool:
+        """Whether credit is relative to the other rollouts of a task."""
+        return self.advantage_baseline != "none"
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[Any]:
@@ -212,11 +222,15 @@ class GRPO(LLMAlgorithm):
 
     def _groups(self, episodes: list[Any]) -> tuple[list[Any], list[int]]:
         """Return the agents' parts of episodes, and which are compared with which."""
-        parts = [part for episode in episodes for part in agent_episodes(episode)]
+        parts = self._parts(episodes)
         by_agent = self.config.advantage_group_by == "agent"
         keys = [(_task(p), by_agent * episode_data(p).agent_index) for p in parts]
         codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
         return parts, [codes[key] for key in keys]
+
+    def _parts(self, episodes: list[Any]) -> list[Any]:
+        """Return the agents' parts of episodes that credit is about."""
+        return [part for episode in episodes for part in agent_episodes(episode)]
 
 
 def _task(episode: Any) -> int:

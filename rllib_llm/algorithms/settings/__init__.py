@@ -3,6 +3,7 @@
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.settings.generation import GenerationSettings
 from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
+from rllib_llm.algorithms.settings.league import LeagueSettings
 from rllib_llm.algorithms.settings.multi_agent import MultiAgentSettings
 from rllib_llm.algorithms.settings.rollouts import RolloutSettings
 from rllib_llm.algorithms.settings.training import TrainingSettings
@@ -11,6 +12,7 @@ from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
 __all__ = [
     "GenerationSettings",
     "LanguageModelSettings",
+    "LeagueSettings",
     "MultiAgentSettings",
     "RolloutSettings",
     "TrainingSettings",

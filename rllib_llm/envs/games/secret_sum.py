@@ -24,6 +24,8 @@ class SecretSum(MultiAgentTextEnv):
     was never seen cannot be inferred from others, so the whole table is the task.
     """
 
+    # A second try would change the exact values.
+    invalid_action = "end"
     format_hint = "Please answer as 'say 1'."
     _pattern = re.compile(r"\bsay[ \t]+([0-9]{1,2})\b", re.IGNORECASE)
 

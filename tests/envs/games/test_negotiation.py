@@ -103,6 +103,15 @@ def test_pools_are_worth_ten_to_both():
             assert np.dot(values, env.pool.counts) == 10
 
 
+def test_the_expert_takes_little_rather_than_nothing():
+    env, rng = table(offers=2), np.random.default_rng(0)
+    bob = env.unwrapped.expert_action
+    env.step({"alice_0": "keep 2 1"})
+    assert bob("bob_0", rng) == "keep 2 0"
+    env.step({"bob_0": "keep 2 1"})
+    assert bob("alice_0", rng) == "accept"
+
+
 def test_the_expert_strikes_nashs_bargain():
     for seed in range(50):
         env = JointEnv(make_env("negotiation-v0", {"kinds": 3}))

@@ -1,0 +1,108 @@
+"""What the driver asks Learners to do for the league; picklable calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+
+from rllib_llm import columns
+from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.modules.state import copy_into
+from rllib_llm.types import Message
+
+
+@dataclasses.dataclass(frozen=True)
+class Freeze:
+    """Copy a policy's values into another one; under LoRA the adapters only.
+
+    Attributes:
+        source: ModuleID of the policy in training.
+        slot: ModuleID of the frozen one.
+    """
+
+    source: str
+    slot: str
+
+    def __call__(self, learner: Any) -> None:
+        """Copy on one Learner."""
+        source, target = (
+            learner.module[m].unwrapped().shared_tensors(inference_only=True)
+            for m in (self.source, self.slot)
+        )
+        copy_into(target, source, f"policy {self.slot}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreWords:
+    """Log-probabilities of words as complete replies (``WordLogProbs``).
+
+    The words are tokenised as the tokenizer does it, and the distribution is the
+    sampled one (at the training temperature).
+
+    Attributes:
+        module_id: The policy.
+        conversations: Chat messages, from the first user message to the one to answer.
+        words: The words of each conversation.
+    """
+
+    module_id: str
+    conversations: Sequence[list[Message]]
+    words: Sequence[list[str]]
+
+    def __call__(self, learner: Any) -> list[list[float]]:
+        """Score on one Learner; nats."""
+        config = learner.config.get_config_for_module(self.module_id)
+        renderer = config.chat_renderer()
+        rows = [
+            (prompt, renderer.encode_reply(word))
+            for messages, words in zip(self.conversations, self.words, strict=True)
+            for prompt in [prompt_ids(renderer, messages, config.system_prompt)]
+            for word in words
+        ]
+        longest = max(len(prompt) + len(reply) for prompt, reply in rows)
+        size = max(1, (config.micro_batch_tokens or len(rows) * longest) // longest)
+        module, scores = learner.module[self.module_id].unwrapped(), []
+        for start in range(0, len(rows), size):
+            scores += _score(module, rows[start : start + size], learner.device)
+        counts = np.cumsum([len(words) for words in self.words])[:-1]
+        return [part.tolist() for part in np.split(np.asarray(scores), counts)]
+
+
+def prompt_ids(
+    renderer: ChatRenderer, messages: list[Message], system_prompt: str | None
+) -> list[int]:
+    """Return the ids before the reply to ``messages``, as in a played episode."""
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    told = [*system, messages[0]]
+    ids = renderer.first(told)
+    for reply, observation in zip(messages[1::2], messages[2::2], strict=True):
+        ids += renderer.encode_reply(reply["content"])
+        told += [reply, observation]
+        prompt = renderer.next(told, ids, last_sampled_id=ids[-1])
+        ids = [*(ids if prompt.extends else []), *prompt.ids]
+    return ids
+
+
+def _score(
+    module: Any, rows: list[tuple[list[int], list[int]]], device: Any
+) -> list[float]:
+    """Return the summed log-probability of each reply after its prompt. [B]"""
+    size = (len(rows), max(len(prompt) + len(reply) for prompt, reply in rows))
+    ids, mask = np.zeros(size, np.int64), np.zeros(size, bool)
+    for i, (prompt, reply) in enumerate(rows):
+        end = len(prompt) + len(reply)
+        ids[i, :end] = [*prompt, *reply]
+        mask[i, len(prompt) : end] = True
+    batch = {
+        columns.INPUT_IDS: torch.as_tensor(ids, device=device),
+        columns.ATTENTION_MASK: torch.ones(size, dtype=torch.bool, device=device),
+        Columns.LOSS_MASK: torch.as_tensor(mask, device=device),
+    }
+    with torch.no_grad():
+        scores = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    return scores[..., 0].double().sum(dim=1).tolist()

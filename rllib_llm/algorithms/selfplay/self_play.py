@@ -1,0 +1,273 @@
+"""Self-play: one policy against itself and against frozen snapshots of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.annotations import override
+from typing_extensions import Self
+
+from rllib_llm import columns
+from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
+from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
+from rllib_llm.algorithms.selfplay.seating import SeatedTasks, TakeTurns
+from rllib_llm.algorithms.selfplay.validation import declare_slots, validate_league
+from rllib_llm.algorithms.settings import LeagueSettings, assign
+from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.objectives.advantages import BASELINES
+from rllib_llm.objectives.role_baselines import RoleBaselines
+from rllib_llm.selfplay import Exploitability, GameResult
+from rllib_llm.selfplay.exploitability import information_states, measure_exploitability
+from rllib_llm.selfplay.matchmaker import Matchmaker
+from rllib_llm.selfplay.word_probs import word_probs
+
+ROLE = "role"
+_LEAGUE_KEY = "llm_league"
+_BASELINES_KEY = "llm_role_baselines"
+
+
+class SelfPlayConfig(LeagueSettings, GRPOConfig):
+    """Configuration of :class:`SelfPlay`.
+
+    Example:
+        >>> config = (
+        ...     SelfPlayConfig()
+        ...     .environment("open_spiel/kuhn_poker-v0")
+        ...     .league(opponents="even", pool_size=4)
+        ...     .rollouts(episodes_per_iteration=128)
+        ... )
+    """
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        super().__init__(algo_class=algo_class or SelfPlay)
+        self._set_league_defaults()
+        # fmt: off
+        # __sphinx_doc_begin__
+        self.advantage_baseline = ROLE
+        self.advantage_scale = "none"
+        self.role_decay = 0.95
+        self.group_size = 1
+        self.drop_zero_variance_groups = False
+        # __sphinx_doc_end__
+        # fmt: on
+        # Agents that the user gave a policy of their own.
+        self.fixed_policies: dict[str, str] = {}
+
+    @override(GRPOConfig)
+    def training(self, *, role_decay: float = NotProvided, **kwargs: Any) -> Self:
+        """Set the training settings: those of GRPO, and these.
+
+        Args:
+            role_decay: With ``advantage_baseline="role"`` (SPIRAL's role-conditioned
+                advantage estimation): how much of a seat's average return stays when
+                a new return comes in, in [0, 1).
+            kwargs: ``GRPOConfig.training``. GRPO's baselines need ``group_size`` >= 2;
+                the rollouts of a group meet the same opponent.
+        """
+        super().training(**kwargs)
+        assign(self, role_decay=role_decay)
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        if not self.in_evaluation:
+            declare_slots(self)
+        super().validate()
+        if not self.in_evaluation:
+            validate_league(self)
+
+    # What follows from them ----------------------------------------------------------
+
+    @property
+    @override(GRPOConfig)
+    def baselines(self) -> tuple[str, ...]:
+        return (ROLE, *BASELINES)
+
+    @property
+    @override(GRPOConfig)
+    def compares_rollouts(self) -> bool:
+        return super().compares_rollouts and self.advantage_baseline != ROLE
+
+    def league_seats(self) -> tuple[str, ...]:
+        """Return the agents that the league seats, in the environment's order."""
+        env = self.make_text_env()
+        agents = agents_of(env) or []
+        env.close()
+        return tuple(agent for agent in agents if agent not in self.fixed_policies)
+
+    def build_matchmaker(self) -> Matchmaker:
+        """Return a new league of this configuration."""
+        return Matchmaker(
+            DEFAULT_MODULE_ID,
+            self.opponent_slots,
+            self.league_seats(),
+            self.fixed_policies,
+            **self.league_settings(),
+        )
+
+    @override(GRPOConfig)
+    def build_task_source(
+        self, *, offset: int = 0, in_evaluation: bool = False
+    ) -> TaskSource:
+        """Return tasks with a line-up; that of the league comes in on the driver."""
+        plain = super().build_task_source(offset=offset, in_evaluation=in_evaluation)
+        opponent = self.league_evaluation_opponent or DEFAULT_MODULE_ID
+        return SeatedTasks(
+            seed=plain.seed,
+            group_size=plain.group_size,
+            split=plain.split,
+            options=plain.options,
+            seat=TakeTurns(
+                DEFAULT_MODULE_ID, opponent, self.league_seats(), self.fixed_policies
+            ),
+        )
+
+
+class SelfPlay(GRPO):
+    """Self-play with a pool of frozen opponents and role-conditioned credit.
+
+    Role-conditioned advantages: SPIRAL (Liu et al. 2025, arXiv:2506.24119); opponents
+    by win rate: AlphaStar (Vinyals et al. 2019).
+
+    Attributes:
+        matchmaker: League, ratings, and which member sits in which policy.
+        role_baselines: Average return of each seat.
+    """
+
+    @classmethod
+    @override(GRPO)
+    def get_default_config(cls) -> SelfPlayConfig:
+        return SelfPlayConfig()
+
+    @override(LLMAlgorithm)
+    def setup(self, config: SelfPlayConfig) -> None:
+        self.matchmaker = config.build_matchmaker()
+        self.role_baselines = RoleBaselines(config.role_decay)
+        if config.league_exploitability_interval:
+            env = config.make_text_env()
+            information_states(env.unwrapped.teller)  # refuses games that are too large
+            env.close()
+        super().setup(config)
+        self._task_source.seat = lambda task: self.matchmaker.line_up(task.seed)
+
+    # One iteration -------------------------------------------------------------------
+
+    @override(LLMAlgorithm)
+    def training_step(self) -> None:
+        if self.matchmaker.wants_snapshot():
+            slot = self.matchmaker.add_snapshot(self.iteration)
+            self._on_learners(Freeze(DEFAULT_MODULE_ID, slot))
+            self._sync_weights([slot])
+        super().training_step()
+        for key, value in self.matchmaker.metrics().items():
+            self.metrics.log_value(("league", *key), value, window=1)
+        interval = self.config.league_exploitability_interval
+        if interval and (self.iteration + 1) % interval == 0:
+            found = self.measure_exploitability()
+            self.metrics.log_value(
+                ("league", "exploitability"), found.exploitability, window=1
+            )
+
+    @override(LLMAlgorithm)
+    def sample_groups(self, num_groups: int) -> list[Any]:
+        """Play games and record them in the order of their tasks."""
+        # Whichever EnvRunner played them: ratings and baselines depend on the order.
+        episodes = sorted(super().sample_groups(num_groups), key=_number)
+        results = [self._result(e) for e in episodes if e.is_terminated]
+        self.matchmaker.record(results)
+        against = [r for r in results if len(set(r.players)) > 1]
+        share = 1 - len(against) / max(1, len(results))
+        self.metrics.log_value(("league", "mirror_frac"), share, window=1)
+        return episodes
+
+    def _result(self, episode: Any) -> GameResult:
+        # The ledger knows agents that were paid but never acted, too.
+        earned: dict[str, float] = {}
+        for _, agent, reward in episode.custom_data[columns.REWARD_LEDGER]:
+            earned[agent] = earned.get(agent, 0.0) + reward
+        line_up = episode_data(episode).task.line_up
+        number = _number(episode)
+        index = number[0] * self.config.group_size + number[1]
+        return self.matchmaker.result(index, line_up, earned)
+
+    @override(GRPO)
+    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+        """Drop groups without variance where rollouts are compared."""
+        if self.config.advantage_baseline == ROLE:
+            return episodes
+        return super().process_episodes(episodes)
+
+    @override(GRPO)
+    def _parts(self, episodes: list[Any]) -> list[Any]:
+        """Opponents' seats are neither credited nor anyone's baseline."""
+        parts = [part for episode in episodes for part in agent_episodes(episode)]
+        return [part for part in parts if part.module_id == DEFAULT_MODULE_ID]
+
+    @override(GRPO)
+    def _give_credit(self, episodes: list[Any]) -> None:
+        parts = self._parts(episodes)
+        if self.config.advantage_baseline != ROLE or not parts:
+            super()._give_credit(episodes)
+            return
+        advantages = self.role_baselines.advantages(
+            np.array([part.get_return() for part in parts]),
+            [str(self.config.env)] * len(parts),
+            [part.agent_id for part in parts],
+        )
+        if self.config.advantage_scale == "batch":
+            advantages /= advantages.std() + 1e-6
+        for part, advantage in zip(parts, advantages, strict=True):
+            episode_data(part).advantage = float(advantage)
+
+    # Exploitability ------------------------------------------------------------------
+
+    def measure_exploitability(self) -> Exploitability:
+        """Return how far the policy, as it samples, is from a Nash equilibrium.
+
+        It is asked what it would say in every decision of the game, given that it says
+        a legal word. For small games of OpenSpiel.
+
+        Raises:
+            ConfigError: If the game is too large or has no information states.
+        """
+        env = self.config.make_text_env()
+
+        def log_probs(conversations: Any, words: Any) -> list[list[float]]:
+            call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
+            return self._on_learners(call, first_only=True)[0]
+
+        found = measure_exploitability(env.unwrapped.teller, word_probs(log_probs))
+        env.close()
+        return found
+
+    def _on_learners(self, call: Any, *, first_only: bool = False) -> list[Any]:
+        chosen = [0] if first_only and not self.learner_group.is_local else None
+        results = self.learner_group.foreach_learner(call, remote_actor_ids=chosen)
+        return [result.get() for result in results]
+
+    # Checkpoints ---------------------------------------------------------------------
+
+    @override(LLMAlgorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(*args, **kwargs)
+        state[_LEAGUE_KEY] = self.matchmaker.state_dict()
+        state[_BASELINES_KEY] = self.role_baselines.state_dict()
+        return state
+
+    @override(LLMAlgorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if _LEAGUE_KEY in state:
+            self.matchmaker.load_state(state[_LEAGUE_KEY])
+            self.role_baselines.load_state_dict(state[_BASELINES_KEY])
+
+
+def _number(episode: Any) -> tuple[int, int]:
+    task = episode_data(episode).task
+    return task.group_id, task.rollout

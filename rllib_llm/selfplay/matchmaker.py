@@ -1,0 +1,130 @@
+"""The league of a run whose opponents live in a fixed number of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rllib_llm.selfplay.league import League
+from rllib_llm.selfplay.payoffs import GameResult
+from rllib_llm.selfplay.ratings import Ratings
+
+LEARNER = "learner"
+
+
+class Matchmaker:
+    """Seats policies at games and keeps the books: league, ratings, slots.
+
+    A *slot* is a frozen policy that exists from the start and is overwritten when the
+    learner is frozen into it; a *member* of the league is what a slot holds meanwhile.
+    Results and ratings belong to members, so they survive their slot's next tenant.
+
+    Args:
+        policy: The policy in training.
+        slots: The policies that hold opponents; none for games against itself only.
+        seats: The agents that the league seats, in the environment's order.
+        fixed: Policies of all other agents.
+        league: Settings of :class:`League`.
+
+    Raises:
+        ConfigError: If a setting of the league is out of range.
+        MissingExtraError: If openskill is not installed.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        slots: Sequence[str],
+        seats: Sequence[str],
+        fixed: Mapping[str, str],
+        **league: Any,
+    ):
+        self.policy, self.slots, self.seats = policy, tuple(slots), tuple(seats)
+        self._fixed = dict(fixed)
+        self.league = League(LEARNER, max_members=len(slots) or None, **league)
+        self.ratings = Ratings()
+        self._slot_of: dict[str, str] = {}
+
+    def line_up(self, task_seed: int) -> dict[str, str]:
+        """Return the policy of every agent in the games of a task."""
+        names = self.league.line_up(task_seed, self.seats)
+        places = {LEARNER: self.policy, **self._slot_of}
+        return {**self._fixed, **{agent: places[n] for agent, n in names.items()}}
+
+    def result(
+        self, episode: int, line_up: Mapping[str, str], earned: Mapping[str, float]
+    ) -> GameResult:
+        """Return a finished game under its members' names.
+
+        Args:
+            episode: Number of the episode, unique over the run.
+            line_up: What :meth:`line_up` said of its task, in this same iteration.
+            earned: Returns by agent; 0 where missing.
+        """
+        names = {slot: member for member, slot in self._slot_of.items()}
+        names[self.policy] = LEARNER
+        players = tuple(names[line_up[agent]] for agent in self.seats)
+        returns = tuple(float(earned.get(agent, 0.0)) for agent in self.seats)
+        return GameResult(episode, players, returns)
+
+    def record(self, results: Iterable[GameResult]) -> None:
+        """Add finished games to win rates and ratings, in the order of episodes."""
+        games = list(results)
+        self.league.record(games)
+        self.ratings.record(games)
+
+    def wants_snapshot(self) -> bool:
+        """Say whether the learner should be frozen into a slot now."""
+        return bool(self.slots) and self.league.should_snapshot()
+
+    def add_snapshot(self, iteration: int) -> str:
+        """Enter the learner as a new member and return the slot it must be copied to.
+
+        A free slot, or else that of the member who leaves for it.
+        """
+        name = f"iteration_{iteration}"
+        retired = self.league.add(name, iteration)
+        self.ratings.inherit(name, LEARNER)
+        taken = set(self._slot_of.values())
+        if retired:
+            slot = self._slot_of.pop(retired[0])
+        else:
+            slot = next(s for s in self.slots if s not in taken)
+        self._slot_of[name] = slot
+        return slot
+
+    def members(self) -> dict[str, str]:
+        """Return the member in each slot that is taken."""
+        return {slot: name for name, slot in self._slot_of.items()}
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """Return what is worth logging; opponents by slot, so that keys stay."""
+        iterations = {m.name: m.iteration for m in self.league.members}
+        values: dict[tuple[str, ...], float] = {
+            ("pool_size",): len(self.league.members),
+            ("rating", LEARNER): self.ratings.rating(LEARNER)[0],
+        }
+        for slot, name in self.members().items():
+            rate = self.league.payoffs.win_rate(LEARNER, name)
+            values["win_rate", slot] = rate
+            values["rating", slot] = self.ratings.rating(name)[0]
+            values["member_iteration", slot] = iterations[name]
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all there is to know, JSON-serialisable."""
+        return {
+            "league": self.league.state_dict(),
+            "ratings": self.ratings.state_dict(),
+            "slot_of": dict(self._slot_of),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`, exactly.
+
+        Raises:
+            CheckpointError: If the league of the checkpoint had other settings.
+        """
+        self.league.load_state(state["league"])
+        self.ratings.load_state(state["ratings"])
+        self._slot_of = dict(state["slot_of"])

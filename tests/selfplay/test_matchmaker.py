@@ -1,0 +1,119 @@
+"""Members in slots: who sits where, what is recorded, what survives a restart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("openskill")
+
+from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.selfplay import Matchmaker
+
+SEATS = ("player_0", "player_1")
+
+
+def matchmaker(slots=2, **settings):
+    names = [f"opponent_{i}" for i in range(slots)]
+    settings = {"snapshot_max_games": 64, "opponents": "uniform", **settings}
+    return Matchmaker("default_policy", names, SEATS, {"dealer": "bank"}, **settings)
+
+
+def play(book, tasks, wins=0.5):
+    """Let the learner win a share of its games, and record them all."""
+    results = []
+    for task in tasks:
+        line_up = book.line_up(task)
+        home = next(a for a in SEATS if line_up[a] == "default_policy")
+        sign = 1.0 if task % 10 < 10 * wins else -1.0
+        earned = {a: sign if a == home else -sign for a in SEATS}
+        results.append(book.result(task, line_up, earned))
+    book.record(results)
+
+
+def test_members_take_free_slots_and_then_those_of_who_leaves():
+    book = matchmaker(slots=2)
+    assert book.wants_snapshot()
+    assert book.add_snapshot(0) == "opponent_0"
+    assert not book.wants_snapshot()
+    assert book.add_snapshot(5) == "opponent_1"
+    assert book.members() == {"opponent_0": "iteration_0", "opponent_1": "iteration_5"}
+    play(book, range(40), wins=1.0)
+    easiest = "iteration_0"  # the newest never leaves
+    slot = {name: slot for slot, name in book.members().items()}[easiest]
+    book.add_snapshot(9)
+    assert len(book.members()) == 2 and easiest not in book.members().values()
+    assert slot in book.members()
+
+
+def test_only_frozen_slots_and_the_learner_are_seated():
+    book = matchmaker(mirror_fraction=0.3)
+    assert {book.line_up(t)["player_0"] for t in range(20)} == {"default_policy"}
+    book.add_snapshot(0)
+    for task in range(200):
+        line_up = book.line_up(task)
+        assert line_up["dealer"] == "bank"
+        seated = [line_up[a] for a in SEATS]
+        assert "default_policy" in seated
+        assert set(seated) <= {"default_policy", "opponent_0"}
+        assert line_up == book.line_up(task)
+    homes = [book.line_up(t)["player_0"] == "opponent_0" for t in range(400)]
+    away = [book.line_up(t)["player_1"] == "opponent_0" for t in range(400)]
+    assert abs(sum(homes) - sum(away)) < 60  # seats are balanced
+
+
+def test_results_belong_to_members_not_to_slots():
+    book = matchmaker(slots=1, mirror_fraction=0.0)
+    book.add_snapshot(0)
+    play(book, range(50), wins=1.0)
+    before = book.ratings.rating("iteration_0")
+    assert book.league.payoffs.win_rate("learner", "iteration_0") > 0.9
+    assert book.add_snapshot(7) == "opponent_0"
+    assert book.league.payoffs.games("learner", "iteration_7") == 0
+    assert book.ratings.rating("iteration_0") == before
+    assert book.ratings.rating("iteration_7") == book.ratings.rating("learner")
+    assert book.metrics()["member_iteration", "opponent_0"] == 7
+
+
+def test_agents_that_earned_nothing_count_as_zero():
+    book = matchmaker()
+    book.add_snapshot(0)
+    result = book.result(3, {"player_0": "opponent_0", "player_1": "default_policy"}, {})
+    assert result.players == ("iteration_0", "learner")
+    assert result.returns == (0.0, 0.0)
+
+
+def test_a_league_without_slots_only_mirrors():
+    book = matchmaker(slots=0)
+    assert not book.wants_snapshot()
+    assert set(book.line_up(4).values()) == {"bank", "default_policy"}
+    play(book, range(20))
+    assert book.metrics() == {("pool_size",): 0, ("rating", "learner"): 25.0}
+
+
+def test_a_restored_book_goes_on_exactly():
+    whole, cut = matchmaker(), matchmaker()
+    for book in (whole, cut):
+        book.add_snapshot(0)
+        play(book, range(100), wins=0.7)
+        book.add_snapshot(3)
+        play(book, range(100, 150))
+    resumed = matchmaker()
+    resumed.load_state(json.loads(json.dumps(cut.state_dict())))
+    for book in (whole, resumed):
+        play(book, range(150, 220), wins=0.8)
+        book.add_snapshot(8)
+        play(book, range(220, 250), wins=0.2)
+    assert resumed.state_dict() == whole.state_dict()
+    assert resumed.metrics() == whole.metrics()
+    assert [resumed.line_up(t) for t in range(99)] == [
+        whole.line_up(t) for t in range(99)
+    ]
+
+
+def test_other_settings_are_refused():
+    with pytest.raises(CheckpointError, match="max_members"):
+        matchmaker(slots=3).load_state(matchmaker(slots=2).state_dict())
+    with pytest.raises(ConfigError, match="mirror_fraction"):
+        matchmaker(mirror_fraction=2)

@@ -1,0 +1,343 @@
+"""Small teams: games, configs, and a run without Ray or RLlib's Algorithm."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from pettingzoo import ParallelEnv
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms.grpo.grpo import GRPO
+from rllib_llm.algorithms.marft.marft import MARFTConfig
+from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm.connectors.episode_data import agent_episodes
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.envs import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.modules.tiny import save_tiny_model
+from rllib_llm.types import TurnResult
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+PAIR = {"ann": "a", "ben": "b"}
+
+
+@functools.cache
+def tiny_model(seed: int = 0) -> str:
+    """A folder with a tiny random model that knows single bytes only."""
+    folder = Path(tempfile.mkdtemp(prefix="team_model_"))
+    save_tiny_model(folder, ["hello"], seed=seed, **SIZES)
+    return str(folder)
+
+
+def worth(text: str) -> float:
+    """A reward that differs between random texts."""
+    return (sum(map(ord, text)) % 7) / 7.0
+
+
+# Games ---------------------------------------------------------------------------------
+
+
+class Alone(TextEnv):
+    """Three turns of one player, as a Gymnasium environment."""
+
+    system_prompt = "Be brief."
+    max_turns = 3
+
+    def start(self, rng):
+        self.number = int(rng.integers(100))
+        return f"Number {self.number}."
+
+    def parse(self, completion):
+        return completion or "-"
+
+    def reply(self, action):
+        over = worth(action) > 0.7
+        return TurnResult(f"On {self.turn}.", reward=worth(action), terminated=over)
+
+
+class AloneTogether(MultiAgentTextEnv):
+    """The same game for PettingZoo."""
+
+    system_prompt = "Be brief."
+    possible_agents = ["ann_0"]
+    max_turns = 3
+
+    def start(self, rng):
+        self.number = int(rng.integers(100))
+
+    def prompt_for(self, agent):
+        return f"On {self.turn}." if self.turn else f"Number {self.number}."
+
+    def parse(self, agent, text):
+        return text or "-"
+
+    def apply(self, agent, action):
+        return Outcome({agent: worth(action)}, terminated=worth(action) > 0.7)
+
+
+class Pair(MultiAgentTextEnv):
+    """Ann and Ben speak in turn, twice each; Ann hears more and is paid less."""
+
+    possible_agents = ["ann_0", "ben_0"]
+    max_turns = 8
+
+    def start(self, rng, rounds: int = 2):
+        self.number, self.rounds = int(rng.integers(100)), rounds
+        self.said = []
+
+    def prompt_for(self, agent):
+        extra = " and that is all there is" if agent == "ann_0" else ""
+        return f"{agent} {self.number}, turn {self.turn}{extra}."
+
+    def parse(self, agent, text):
+        return text or "-"
+
+    def apply(self, agent, action):
+        self.said.append(action)
+        over = len(self.said) == 2 * self.rounds
+        pay = {"ann_0": 0.5 * worth(action), "ben_0": worth(action[::-1] + "x")}
+        return Outcome(pay, terminated=over, success=over or None)
+
+
+class PairTogether(Pair):
+    """Both speak at the same time."""
+
+    simultaneous = True
+
+    def apply(self, agent, action):
+        self.said.append(action)
+
+    def end_round(self):
+        pay = {"ann_0": worth(self.said[-2]), "ben_0": 0.5 * worth(self.said[-1])}
+        return Outcome(pay, terminated=len(self.said) == 2 * self.rounds)
+
+
+class Uneven(Pair):
+    """Ben has something to say in every third instance only."""
+
+    def next_agent(self):
+        return "ben_0" if self.turn == 1 and self.number % 3 == 0 else "ann_0"
+
+
+class Quiet(ParallelEnv):
+    """A plain ParallelEnv: Ben is asked in every second round only."""
+
+    metadata = {"render_modes": []}
+    render_mode = None
+    possible_agents = ["ann_0", "ben_0"]
+
+    def __init__(self, env_config=None):
+        self._space = UnicodeText()
+
+    def observation_space(self, agent):
+        return self._space
+
+    action_space = observation_space
+
+    def _tell(self):
+        ben = f"Ben at {self.t}." if self.t % 2 else ""
+        return {"ann_0": f"Ann at {self.t}.", "ben_0": ben}
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents = 0, list(self.possible_agents)
+        return self._tell(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        self.t += 1
+        over = dict.fromkeys(self.agents, self.t == 4)
+        never = dict.fromkeys(self.agents, False)
+        rewards = {a: worth(text) for a, text in actions.items()}
+        infos = {a: {} for a in self.agents}
+        if self.t == 4:
+            self.agents = []
+        return self._tell(), rewards, over, never, infos
+
+
+# Scripts -------------------------------------------------------------------------------
+
+
+def random_script(told):
+    """Say a random number."""
+    return f"{told.agent_id} {told.rng.integers(10**6)}"
+
+
+def parrot(told):
+    """Repeat what was said."""
+    return told.observation.upper()
+
+
+def by_seed(agent_id, episode, **kwargs):
+    """Ann is played by "a" or "b", as the task's seed decides."""
+    from rllib_llm.connectors.episode_data import episode_data
+
+    swapped = episode_data(episode).task.seed % 2
+    return "ab"[(agent_id == "ben_0") ^ swapped]
+
+
+# Runs ----------------------------------------------------------------------------------
+
+
+def team_config(
+    env=Pair,
+    config_class=MARFTConfig,
+    *,
+    policies=("a", "b"),
+    mapping=PAIR,
+    train=None,
+    model=None,
+    **sections,
+):
+    """A validated config; ``sections`` are keywords of its fluent methods."""
+    training = {"lr": 1e-2, "matmul_precision": "highest"}
+    config = (
+        config_class()
+        .environment(env, env_config=sections.pop("env_config", {}))
+        .env_runners(num_envs_per_env_runner=8, **sections.pop("env_runners", {}))
+        .generation(**{"max_new_tokens": 4, **sections.pop("generation", {})})
+        .rollouts(
+            **{"episodes_per_iteration": 4, "group_size": 1}
+            | sections.pop("rollouts", {})
+        )
+        .training(**training | sections.pop("training", {}))
+        .language_model(
+            **{"model": model or tiny_model()} | sections.pop("language_model", {})
+        )
+    )
+    if policies is not None:
+        given = {} if train is None else {"policies_to_train": train}
+        if isinstance(policies, tuple):
+            policies = list(policies)
+        config.multi_agent(policies=policies, policy_mapping_fn=mapping, **given)
+    for name, keywords in sections.items():
+        getattr(config, name)(**keywords)
+    return config
+
+
+def single_config(config_class=LLMPPOConfig, env=Alone, **sections):
+    """The like for one agent."""
+    return team_config(env, config_class, policies=None, **sections)
+
+
+class Run:
+    """An EnvRunner and a Learner that share their weights, in this process."""
+
+    def __init__(self, config, *, learner=True):
+        config.validate()
+        self.config = config
+        self.runner = LLMEnvRunner(config=config, worker_index=0)
+        self.source = TaskSource(seed=3, group_size=config.group_size)
+        if learner:
+            self.learner = make_team_learner(config)
+            modules = self.learner.module
+            self.runner.share_weights_of(
+                {m: modules[m].unwrapped() for m in config.llm_module_ids}
+            )
+
+    def sample(self, groups=4):
+        return self.runner.sample(tasks=self.source.next_groups(groups))
+
+    def update(self, episodes, **kwargs):
+        if hasattr(self.config, "advantage_baseline"):
+            give_group_credit(self.config, episodes)
+        result = update(self.learner, episodes, **kwargs)
+        self.runner.set_weights_version(self.learner._weights_seq_no)
+        return result
+
+    def weights(self, module_id=DEFAULT_MODULE_ID):
+        return weights_of(self.learner, module_id)
+
+
+def make_team_learner(config):
+    spaces = dict.fromkeys(config.module_ids, (UnicodeText(), UnicodeText()))
+    learner = config.build_learner(spaces=spaces)
+    learner.build()
+    return learner
+
+
+def give_group_credit(config, episodes):
+    """What GRPO does on the driver."""
+    algo = SimpleNamespace(config=config)
+    algo._groups = functools.partial(GRPO._groups, algo)
+    GRPO._give_credit(algo, episodes)
+
+
+def update(learner, episodes, **kwargs):
+    return learner.update(
+        training_data=LLMTrainingData(episodes=episodes), timesteps={}, **kwargs
+    )
+
+
+def batches(learner, episodes):
+    """What the learner's connectors make of episodes, by policy."""
+    learner._choose_modules()
+    made = learner._make_batch_if_necessary(
+        training_data=LLMTrainingData(episodes=episodes)
+    )
+    return {m: dict(b) for m, b in made.policy_batches.items()}
+
+
+def gradients(learner, episodes, **kwargs):
+    """The gradient of every policy in one update, which is not taken."""
+    taken = {}
+    names = {
+        p: (m, n)
+        for m in learner.module.keys()
+        for n, p in learner.module[m].unwrapped().named_parameters()
+    }
+
+    def keep(grads):
+        for parameter, gradient in grads.items():
+            module_id, name = names[parameter]
+            taken.setdefault(module_id, {})[name] = gradient.clone()
+
+    learner.apply_gradients = keep
+    learner.config.grad_clip = None
+    update(learner, episodes, **kwargs)
+    return taken
+
+
+def weights_of(learner, module_id=DEFAULT_MODULE_ID):
+    module = learner.module[module_id].unwrapped()
+    return {n: p.detach().clone() for n, p in module.named_parameters()}
+
+
+def wake_critic(learner, module_id="critic"):
+    """Make a value head, whose last layer starts at zero, say something."""
+    head = learner.module[module_id].unwrapped().value_head
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        noise = torch.randn(head.out.weight.shape, generator=generator)
+        head.out.weight.copy_(0.2 * noise)
+        head.out.bias.fill_(0.3)
+
+
+def assert_bit_equal(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def assert_near(left, right, atol=2e-6, rtol=1e-4):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=rtol)
+
+
+def turns_of(episode):
+    """All (agent, turn) of language models, in order of time."""
+    from rllib_llm import columns
+
+    told = [
+        (part.agent_id, turn)
+        for part in agent_episodes(episode)
+        for turn in part.get_extra_model_outputs(columns.TURN)
+    ]
+    return sorted(told, key=lambda each: each[1].env_t)
