@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo.ppo import PPO
-from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -31,14 +31,14 @@ from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
-from rllib_llm.modules.loading import model_folder_offered, offered_model_folder
+from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.types import Task
 
 logger = logging.getLogger("rllib_llm")
 
 _TASKS_KEY = "llm_tasks"
-_MODULE_FOLDER = Path("learner_group", "learner", "rl_module", DEFAULT_MODULE_ID)
+_MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
 class LLMAlgorithm(PPO):
@@ -275,8 +275,9 @@ class LLMAlgorithm(PPO):
         model is not part of it).
         """
         # A ray.tune.Checkpoint has a path, too.
-        folder = Path(getattr(path, "path", path)) / _MODULE_FOLDER / HF_FOLDER
-        with model_folder_offered(folder):
+        modules = Path(getattr(path, "path", path)) / _MODULES_FOLDER
+        folders = modules.iterdir() if modules.is_dir() else ()
+        with model_folders_offered({f.name: f / HF_FOLDER for f in folders}):
             return super().from_checkpoint(path, *args, **kwargs)
 
 
@@ -321,7 +322,7 @@ def _with_models(config: Any) -> Any:
         if _is_ready(own.resolved_model):
             continue
         config = config.copy(copy_frozen=False)
-        model = _locate_model(own)
+        model = _locate_model(own, module_id)
         if module_id in config.algorithm_config_overrides_per_module:
             config.algorithm_config_overrides_per_module[module_id] |= {
                 "resolved_model": model
@@ -332,7 +333,7 @@ def _with_models(config: Any) -> Any:
     return config
 
 
-def _locate_model(config: Any) -> str:
+def _locate_model(config: Any, module_id: str) -> str:
     """Return the folder of the model to train, or its hub id.
 
     A full checkpoint being restored stands in for the model it was trained from; under
@@ -340,7 +341,7 @@ def _locate_model(config: Any) -> str:
     """
     if config.lm_lora:
         return prepare_language_model(config)
-    return offered_model_folder() or prepare_language_model(config)
+    return offered_model_folder(module_id) or prepare_language_model(config)
 
 
 def _is_ready(model: str | None) -> bool:

@@ -118,7 +118,8 @@ class LLMConfigMixin(
                 part.module_class, part.model_config = ScriptedRLModule, {}
                 continue
             own = self.get_config_for_module(module_id)
-            part.model_config = own.language_model_config()
+            settings = own.language_model_config()
+            part.model_config = {**settings, "module_id": module_id}
         return spec
 
     def critic_module_spec(self) -> RLModuleSpec | None:

@@ -143,6 +143,7 @@ def told_turns(episode: Any) -> list[tuple[Any, int, Any]]:
     MultiAgentEpisode turns that scripts made are among them.
     """
     parts = getattr(episode, "agent_episodes", {None: episode}).values()
+    parts = sorted(parts, key=lambda part: episode_data(part).agent_index)
     told = [
         (part, index, turn)
         for part in parts

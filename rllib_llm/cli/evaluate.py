@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import typer
 
-from rllib_llm.cli.loading import load_algorithm, local_runner, locate
+from rllib_llm.cli.loading import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
+from rllib_llm.evaluation.runner import local_runner
 
 _Z95 = 1.959964
 

@@ -7,18 +7,26 @@ from typing import Any
 
 import typer
 
-from rllib_llm.cli.loading import load_algorithm, local_runner, locate
+from rllib_llm.cli.loading import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
-from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
+from rllib_llm.evaluation.runner import local_runner
 
 
 def export(
-    run: str, out: Path, *, adapter: bool, storage: Path | None, verbose: bool
+    run: str,
+    out: Path,
+    *,
+    policy: str | None,
+    adapter: bool,
+    storage: Path | None,
+    verbose: bool,
 ) -> None:
     """Write the newest policy of ``run`` into ``out`` and load it back.
 
     Raises:
-        ConfigError: If ``out`` exists, or an adapter is asked for without LoRA.
+        ConfigError: If ``out`` exists, an adapter is asked for without LoRA, or it is
+            not clear which policy is meant.
         CheckpointError: If what was written does not load as the same model.
     """
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
@@ -28,7 +36,7 @@ def export(
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
-        module = local_runner(algo).module
+        module = _choose(local_runner(algo).modules, policy)
         module.save_model(out, merged=not adapter)
         parameters = verify(out, module)
         algo.stop()
@@ -36,6 +44,21 @@ def export(
         f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
         f"AutoTokenizer. From {paths.checkpoint}"
     )
+
+
+def _choose(modules: dict[str, Any], policy: str | None) -> Any:
+    """Return the policy of that name, or the only one."""
+    if policy is None and len(modules) == 1:
+        policy = next(iter(modules))
+    if policy is None:
+        raise ConfigError(
+            f"The run has several policies: {', '.join(modules)}. Choose one with "
+            "--policy."
+        )
+    if policy not in modules:
+        hint = did_you_mean(policy, modules)
+        raise ConfigError(f"The run has no policy {policy!r}. {hint}")
+    return modules[policy]
 
 
 def verify(folder: Path, module: Any) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ray.rllib.core import COMPONENT_RL_MODULE
 
 from rllib_llm.recipes.runs import RunPaths, find_run, locate_checkpoint
 from rllib_llm.recipes.tuning import default_storage
@@ -47,15 +46,3 @@ def _stored_config(checkpoint: Path) -> Any:
     args, kwargs = stored["ctor_args_and_kwargs"]
     config = kwargs["config"] if "config" in kwargs else args[0]
     return stored["class"]._as_config(config)
-
-
-def local_runner(algo: Any) -> Any:
-    """Return an EnvRunner in this process with the Learners' current policy."""
-    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-
-    runner = algo.env_runner
-    if not isinstance(runner, LLMEnvRunner):  # trained with RLlib's stock runner
-        runner = LLMEnvRunner(config=algo.config, worker_index=0)
-    weights = algo.learner_group.get_weights()
-    runner.set_state({COMPONENT_RL_MODULE: weights})
-    return runner

@@ -145,6 +145,9 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="LoRA: the adapter only, not merged.")
     ] = False,
+    policy: Annotated[
+        str | None, typer.Option(help="Which one, if the run has several.")
+    ] = None,
     storage: Storage = None,
     verbose: Verbose = False,
 ) -> None:
@@ -152,7 +155,9 @@ def export(
     configure_output(verbose=verbose)
     from rllib_llm.cli import export as command
 
-    command.export(run, out, adapter=adapter, storage=storage, verbose=verbose)
+    command.export(
+        run, out, policy=policy, adapter=adapter, storage=storage, verbose=verbose
+    )
 
 
 @app.command("list")

@@ -71,7 +71,7 @@ class RenderChat(ConnectorV2):
 
     def _prompt(self, data: EpisodeData, episode: Any) -> Prompt | None:
         module_id = episode.module_id or DEFAULT_MODULE_ID
-        renderer = self.renderers[module_id]
+        renderer = self.renderers.get(module_id)
         message = {"role": "user", "content": str(episode.get_observations(-1))}
         if data.messages:
             data.messages.append(message)

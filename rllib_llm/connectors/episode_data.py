@@ -82,7 +82,9 @@ def agent_episodes(episode: Any) -> list[Any]:
     parts = getattr(episode, "agent_episodes", None)
     if parts is None:
         return [episode]
-    return [part for part in parts.values() if episode_data(part).num_sampled]
+    # RLlib keeps sets of agents; their order changes from process to process.
+    parts = sorted(parts.values(), key=lambda part: episode_data(part).agent_index)
+    return [part for part in parts if len(part) and episode_data(part).num_sampled]
 
 
 def num_tokens(episode: Any) -> int:

@@ -13,7 +13,9 @@ from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
 from rllib_llm.env_runner.plays import Seat, check_reward
 from rllib_llm.envs.joint_env import JointStep
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import FinishReason, StopPolicy, Task
+from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task
+
+_FINISHED = (StopReason.TERMINATED, StopReason.PARSE_ERROR)
 
 
 class JointPlay:
@@ -62,10 +64,15 @@ class JointPlay:
     @property
     def has_turns(self) -> bool:
         """Whether there is anything to learn from."""
-        return any(seat.data.num_turns for seat in self._seats.values())
+        return self.env_t > 0  # a turn that was never answered is not in the record
 
     def begin(self, reply: JointStep) -> list[Seat]:
         """Record what ``env.reset`` answered; return the seats that must act."""
+        if not reply.observations:
+            raise EnvContractError(
+                f"After reset() with seed {self.task.seed} nobody is there to act. "
+                "An episode needs at least one agent and its observation."
+            )
         self._take_notes(reply)
         self.episode.add_env_reset(
             observations=dict(reply.observations), infos=self._infos(reply)
@@ -147,6 +154,10 @@ class JointPlay:
             own = seat.data
             own.task, own.stop_reason = data.task, data.stop_reason
             own.stop_policy, own.success = data.stop_policy, data.success
+            if data.stop_reason in _FINISHED and self._ended.get(seat.agent_id):
+                # Cut short before the others finished: that agent bootstraps.
+                own.stop_reason = StopReason.MAX_TURNS
+                own.stop_policy = policy(own.stop_reason)
 
     def _take_notes(self, reply: JointStep) -> None:
         for agent, reward in reply.rewards:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import StateDict
 
+from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner.agents import agents_of
@@ -34,6 +36,7 @@ from rllib_llm.env_runner.joint_play import JointPlay
 from rllib_llm.env_runner.limits import RolloutLimits
 from rllib_llm.env_runner.plays import SinglePlay
 from rllib_llm.env_runner.rollout import Rollout
+from rllib_llm.env_runner.scripts import Script
 from rllib_llm.env_runner.slots import Voice
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.state import copy_into, unpack
@@ -88,6 +91,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self.module: Any = None
         self._rollout: Rollout | None = None
+        self._line_up: MappedPolicies | None = None
+        self._guests: dict[str, Script] = {}
         self.make_env()
         self.make_module()
 
@@ -219,10 +224,29 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._fire("on_sample_end", env_runner=self, samples=episodes)
         return episodes
 
+    @contextlib.contextmanager
+    def line_up(
+        self, policies: Mapping[str, str], scripts: Mapping[str, Script] | None = None
+    ) -> Iterator[None]:
+        """Let given policies act for given agents meanwhile.
+
+        Args:
+            policies: ModuleID, or name of a script, by AgentID.
+            scripts: Functions that play, by name.
+        """
+        self.make_env()
+        self._line_up, self._guests = MappedPolicies(policies), dict(scripts or {})
+        try:
+            yield
+        finally:
+            self.make_env()
+            self._line_up, self._guests = None, {}
+
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
             self._voices = {m: self._voice(m) for m in config.module_ids}
+            self._voices |= {n: Voice(script=s) for n, s in self._guests.items()}
             self._rollout = Rollout(
                 make_env=config.make_text_env,
                 make_play=self._play_maker(),
@@ -264,9 +288,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if agents is None:
             spaces = self.get_spaces()[INPUT_ENV_SINGLE_SPACES]
             return lambda task: SinglePlay(task, spaces)
-        return lambda task: JointPlay(
-            task, agents, config.policy_mapping_fn, config.module_ids
-        )
+        mapping = self._line_up or config.policy_mapping_fn
+        names = (*config.module_ids, *self._guests)
+        return lambda task: JointPlay(task, agents, mapping, names)
 
     def _limits(self) -> RolloutLimits:
         config = self.config

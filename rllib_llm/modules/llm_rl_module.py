@@ -60,7 +60,9 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self._turn_sampler: TurnSampler | None = None
         lora = loading.lora_settings(self.model_config["lora"])
         model = loading.find_model(
-            self.model_config["model"], weights_follow=lora is None
+            self.model_config["model"],
+            weights_follow=lora is None,
+            module_id=self.model_config.get("module_id"),
         )
         # Written back, so that this module's own checkpoints name what exists.
         config = {**self.model_config, "model": model, "lora": lora}
@@ -374,5 +376,5 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
         Under LoRA the base model must still be where it was.
         """
-        with loading.model_folder_offered(Path(path) / HF_FOLDER):
+        with loading.model_folders_offered({"": Path(path) / HF_FOLDER}):
             return super().from_checkpoint(path, *args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,37 +35,45 @@ LORA_DEFAULTS: dict[str, Any] = {
 }
 
 
-_offered: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "offered_model_folder", default=None
+_offered: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
+    "offered_model_folders", default=None
 )
 
 
 @contextlib.contextmanager
-def model_folder_offered(folder: Path) -> Iterator[None]:
-    """Offer the model folder of a checkpoint to what is restored from it meanwhile.
+def model_folders_offered(folders: Mapping[str, Path]) -> Iterator[None]:
+    """Offer the model folders of a checkpoint to what is restored from it meanwhile.
 
-    It holds the model's config and tokenizer, but no weights: those are part of the
-    checkpoint's module state, except for the base model under LoRA.
+    They hold the models' configs and tokenizers, but no weights: those are part of the
+    checkpoint's module states, except for the base model under LoRA.
+
+    Args:
+        folders: By ModuleID; those that do not exist are left out.
     """
-    token = _offered.set(str(folder) if folder.is_dir() else None)
+    found = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
+    token = _offered.set(found)
     try:
         yield
     finally:
         _offered.reset(token)
 
 
-def offered_model_folder() -> str | None:
-    """Return the folder offered by :func:`model_folder_offered`, if any."""
-    return _offered.get()
+def offered_model_folder(module_id: str | None = None) -> str | None:
+    """Return the folder offered for a policy; for an unknown one that of any."""
+    offered = _offered.get() or {}
+    return offered.get(module_id or "") or next(iter(offered.values()), None)
 
 
-def find_model(model: str, *, weights_follow: bool = True) -> str:
+def find_model(
+    model: str, *, weights_follow: bool = True, module_id: str | None = None
+) -> str:
     """Return ``model``, or what the checkpoint being restored has in its place.
 
     Args:
         model: Checkpoint folder or hub id.
         weights_follow: Whether the checkpoint's state will overwrite all weights (not
             so under LoRA, where the base model itself is needed).
+        module_id: The policy's ModuleID.
 
     Raises:
         ModelError: If the model is missing.
@@ -74,7 +82,7 @@ def find_model(model: str, *, weights_follow: bool = True) -> str:
     try:
         check_model_path(model)
     except ModelError as error:
-        offered = offered_model_folder()
+        offered = offered_model_folder(module_id)
         if offered is None:
             raise
         if not weights_follow:

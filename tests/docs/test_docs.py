@@ -104,7 +104,11 @@ def untouched_registries(monkeypatch):
 
 
 @pages_with("python run")
-def test_marked_blocks_run_and_print_what_the_page_says(page, untouched_registries):
+def test_marked_blocks_run_and_print_what_the_page_says(
+    page, untouched_registries, request
+):
+    if any("build_algo" in b.text for b in blocks(page, "python run")):
+        request.getfixturevalue("ray_session")
     namespace = {"__name__": "documentation"}
     printed = None
     for block in blocks(page, "python run", "text output"):

@@ -11,7 +11,7 @@ from self_play_helpers import LEARNER, any_word, books, kuhn, played, same, weig
 pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
 
-from rllib_llm import columns
+from rllib_llm import SelfPlayConfig, columns
 from rllib_llm.algorithms.selfplay.learner_calls import ScoreWords
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError
@@ -253,12 +253,12 @@ def test_policies_that_leave_no_room_for_the_league_are_refused(multi_agent, mes
 
 
 def test_environments_that_cannot_be_played_are_refused():
-    config = kuhn().environment("copy_probe-v0", env_config={})
-    with pytest.raises(ConfigError, match="leaves \\[\\]|single agent"):
+    config = SelfPlayConfig().environment("copy_probe-v0")
+    with pytest.raises(ConfigError, match="'copy_probe-v0' leaves \\[\\]"):
         config.validate()
-    config = kuhn(league={"exploitability_interval": 1})
+    config = SelfPlayConfig().league(exploitability_interval=1)
     with pytest.raises(ConfigError, match="no game of it"):
-        config.environment("dilemma-v0", env_config={}).validate()
+        config.environment("dilemma-v0").validate()
 
 
 def test_a_config_may_be_validated_and_changed_again():

@@ -198,7 +198,12 @@ class MARFTConfig(LLMPPOConfig):
         from rllib_llm.modules.critic import CriticRLModule
 
         own = self.get_config_for_module(self.trained_module_ids[0])
-        model_config = {**own.language_model_config(), "lora": None, "reference": False}
+        model_config = {
+            **own.language_model_config(),
+            "lora": None,
+            "reference": False,
+            "module_id": CRITIC_MODULE,
+        }
         model_config["value_head"] = own.value_head_settings()
         return RLModuleSpec(
             module_class=CriticRLModule,

@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_llm.algorithms.selfplay.seating import seated_policy
 from rllib_llm.algorithms.settings.league import MIRROR
 from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
-from rllib_llm.algorithms.validation import refuse_without_effect
+from rllib_llm.algorithms.validation import refuse_without_effect, register_env
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
@@ -36,10 +36,18 @@ def declare_slots(config: Any) -> None:
     Raises:
         ConfigError: If the user's own policies leave no room for the league.
     """
+    register_env(config.env, config.env_config)
     require_choice("opponents", config.league_opponents, (*OPPONENTS, MIRROR))
     require_int("pool_size", config.league_pool_size, 1, 64)
     if config.policy_mapping_fn is not seated_policy:
         config.fixed_policies = _fixed_policies(config)
+    seats = config.league_seats()
+    if len(seats) < 2:
+        raise ConfigError(
+            f"SelfPlay needs two or more agents to seat; {config.env!r} leaves "
+            f"{list(seats)}. Choose a PettingZoo game, or map fewer agents to policies "
+            "of your own."
+        )
     _check_trained(config)
     own = [m for m in config.policies if not m.startswith(_SLOT)]
     names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *config.opponent_slots])
@@ -102,7 +110,7 @@ def validate_league(config: Any) -> None:
     Raises:
         ConfigError: Naming the value, the rule, and the remedy.
     """
-    _validate_seats(config)
+    _validate_use(config)
     League(max_members=config.league_pool_size, **config.league_settings())
     if config.league_opponents == MIRROR:
         why = "opponents='mirror' has no frozen ones. Choose others, or leave it out."
@@ -118,14 +126,7 @@ def validate_league(config: Any) -> None:
         )
 
 
-def _validate_seats(config: Any) -> None:
-    seats = config.league_seats()
-    if len(seats) < 2:
-        raise ConfigError(
-            f"SelfPlay needs two or more agents to seat; {config.env!r} leaves "
-            f"{list(seats)}, beside those of policies of your own "
-            f"{config.fixed_policies}."
-        )
+def _validate_use(config: Any) -> None:
     opponent = config.league_evaluation_opponent
     used = {*config.fixed_policies.values(), opponent, DEFAULT_MODULE_ID}
     for module_id in config.module_ids:

@@ -13,10 +13,12 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
+from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.connectors.learner.token_gae import GAESettings, token_penalties
 from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.objectives.advantages import masked_moments, whiten_with_moments
 from rllib_llm.objectives.joint_gae import message_gae, two_level_gae
+from rllib_llm.types import StopPolicy
 
 LEVELS = ("action", "token")
 TEAM_REWARDS = ("mean", "sum")
@@ -115,22 +117,24 @@ class JointGAE(ConnectorV2):
         readers = batches if self.critic is None else [batch[self.critic]]
         seen_by = tokens if self.critic is None else _execution_order(readers)
         values = seen_by.read(readers, columns.VALUES)
+        # A central critic values a step once: before anything of it is said.
+        values[tokens.first] = values[seen_by.first[seen_by.message[tokens.first]]]
         advantages, targets = self._estimate(
             tokens,
             values,
             rewards=_team_rewards(tokens, episodes, self.team_reward),
             penalties=self._penalties(tokens, policies, batches),
-            bootstraps=_bootstraps(readers, np.unique(tokens.episodes)),
+            bootstraps=_bootstraps(readers, np.unique(tokens.episodes), episodes),
         )
-        heads = np.zeros(len(tokens.row))
-        heads[tokens.first] = 1.0
+        heads, valued = np.zeros((2, len(tokens.row)))
+        heads[tokens.first], valued[seen_by.first] = 1.0, 1.0
         for index, data in enumerate(batches):
             self._store(data, Columns.ADVANTAGES, tokens.write(data, index, advantages))
             self._store(data, columns.MESSAGE_STARTS, tokens.write(data, index, heads))
         for index, data in enumerate(readers):
             found = seen_by.write(data, index, targets)
             self._store(data, Columns.VALUE_TARGETS, found)
-            starts = seen_by.write(data, index, heads)
+            starts = seen_by.write(data, index, valued)
             self._store(data, columns.MESSAGE_STARTS, starts)
         self._whiten(policies, batches)
         return batch
@@ -263,8 +267,10 @@ def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
         episode = episodes[joint]
         here = np.flatnonzero(tokens.episodes == joint)
         steps = tokens.steps[here]
-        agents = max(1, len(episode.agent_episodes)) if how == "mean" else 1
-        for env_t, _, reward in episode.custom_data[columns.REWARD_LEDGER]:
+        ledger = episode.custom_data[columns.REWARD_LEDGER]
+        team = {*episode.agent_episodes, *(agent for _, agent, _ in ledger)}
+        agents = len(team) if how == "mean" else 1
+        for env_t, _, reward in ledger:
             before = steps[steps < env_t]
             last = before.max() if len(before) else steps.min()
             sharers = here[steps == last]
@@ -272,16 +278,27 @@ def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
     return out
 
 
-def _bootstraps(batches: list[dict[str, Any]], episodes: np.ndarray) -> np.ndarray:
-    """Return the next speakers' mean value after each cut episode, else 0. [E]"""
-    totals, counts = np.zeros(len(episodes)), np.zeros(len(episodes))
+def _bootstraps(
+    batches: list[dict[str, Any]], valued: np.ndarray, episodes: list[Any]
+) -> np.ndarray:
+    """Return the next speakers' mean value after each cut episode, else 0. [E]
+
+    Where no next speaker has a row (it never spoke, or cannot read on), it is the mean
+    over all who were cut.
+    """
+    totals, counts = np.zeros((2, len(valued))), np.zeros((2, len(valued)))
     for data in batches:
         column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()
         asked = data[columns.SPEAKS_NEXT].cpu().numpy()
         values = data[columns.VALUES].double().cpu().numpy()
         joint = data[columns.JOINT_INDEX].cpu().numpy()
-        for row in np.flatnonzero((column >= 0) & asked):
-            (place,) = np.flatnonzero(episodes == joint[row])
-            totals[place] += values[row, column[row]]
-            counts[place] += 1
-    return totals / np.maximum(counts, 1)
+        for row in np.flatnonzero((column >= 0) & np.isin(joint, valued)):
+            # An agent may have been cut early in an episode that others finished.
+            verdict = episode_data(episodes[joint[row]]).stop_policy
+            if verdict is StopPolicy.BOOTSTRAP:
+                place = np.searchsorted(valued, joint[row])
+                which = (0, 1) if asked[row] else (0,)
+                totals[which, place] += values[row, column[row]]
+                counts[which, place] += 1
+    means = totals / np.maximum(counts, 1)
+    return np.where(counts[1] > 0, means[1], means[0])

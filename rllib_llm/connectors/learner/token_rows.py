@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -150,14 +151,21 @@ def central_columns(
             for part in parts
             for turn in part.get_extra_model_outputs(columns.TURN)
         ]
+        if not any(module_id in module_ids for _, _, module_id, _ in said):
+            continue  # nothing to value
         said.sort(key=lambda each: each[:2])
         builder = RowBuilder()
-        for index, (_, _, module_id, turn) in enumerate(said):
-            builder.prompt(turn.prompt_ids)
-            if module_id in module_ids:
-                builder.turn(index, turn, 0.0)
-            else:
-                builder.prompt(turn.action_ids)
+        for _, step in itertools.groupby(enumerate(said), key=lambda each: each[1][0]):
+            together = list(step)
+            # All that is read in a step before any of it is answered: the value of
+            # the joint action must not know a part of it.
+            for _, (*_, turn) in together:
+                builder.prompt(turn.prompt_ids)
+            for index, (_, _, module_id, turn) in together:
+                if module_id in module_ids:
+                    builder.turn(index, turn, 0.0)
+                else:
+                    builder.prompt(turn.action_ids)
         data = episode_data(episode)
         asked = [episode_data(p).prompt for p in parts if p.is_truncated]
         asked = [prompt for prompt in asked if prompt is not None]

@@ -1,0 +1,1 @@
+"""What a trained team owes to each of its members."""

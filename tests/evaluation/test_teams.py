@@ -1,0 +1,81 @@
+"""Line-ups: exchanged, silenced and unknown members."""
+
+import pytest
+
+from rllib_llm import MARFTConfig
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.errors import ConfigError
+from rllib_llm.evaluation.teams import (
+    NO_ONE,
+    ablations,
+    majority_vote,
+    play_line_up,
+    swap_matrix,
+    tokens_per_episode,
+)
+
+pytestmark = pytest.mark.ray
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+SEATS = ["alice_0", "bob_0"]
+
+
+@pytest.fixture(scope="module")
+def algo(ray_session):
+    algo = (
+        MARFTConfig()
+        .environment("secret_sum-v0")
+        .language_model(tiny=TINY)
+        .multi_agent(
+            policies=["alice", "bob"],
+            policy_mapping_fn={"alice": "alice", "bob": "bob"},
+        )
+        .rollouts(episodes_per_iteration=4)
+        .generation(max_new_tokens=4)
+        .build_algo()
+    )
+    yield algo
+    algo.stop()
+
+
+def test_policies_take_the_given_seats(algo):
+    line_up = {"alice_0": "bob", "bob_0": "alice"}
+    for episode in play_line_up(algo, line_up, 4):
+        found = {a: p.module_id for a, p in episode.agent_episodes.items()}
+        assert found.items() <= line_up.items() and "alice_0" in found
+    # Afterwards everybody has their own seat again.
+    (episode,) = algo.env_runner.sample(num_episodes=1)
+    assert episode.agent_episodes["alice_0"].module_id == "alice"
+
+
+def test_matrix_holds_every_assignment_on_the_same_tasks(algo):
+    matrix = swap_matrix(algo, 3)
+    assert matrix.policies() == ["alice", "bob"]
+    for seat in SEATS:
+        for policy in ("alice", "bob"):
+            assert matrix.cell(seat, policy).games == 2 * 3
+    usual = dict(zip(SEATS, ("alice", "bob"), strict=True))
+    one, two = play_line_up(algo, usual, 3), play_line_up(algo, usual, 3)
+    seeds = [[episode_data(e).task.seed for e in played] for played in (one, two)]
+    assert seeds[0] == seeds[1]
+
+
+def test_a_silenced_agent_says_what_it_is_told(algo):
+    line_up = {"alice_0": NO_ONE, "bob_0": "bob"}
+    for episode in play_line_up(algo, line_up, 4, silent="say 1"):
+        alice = episode.agent_episodes["alice_0"]
+        assert list(alice.get_actions()) == ["say 1"]
+        assert episode_data(alice).num_sampled == 0
+        assert tokens_per_episode([episode]) > 0
+    assert set(ablations(algo, 2)) == {"none", *SEATS}
+
+
+def test_unknown_members_are_refused(algo):
+    with pytest.raises(ConfigError, match="no agent 'carol_0'"):
+        play_line_up(algo, {"carol_0": "bob"}, 1)
+    with pytest.raises(ConfigError, match="no policy 'carol'"):
+        play_line_up(algo, {"alice_0": "carol"}, 1)
+
+
+def test_majority():
+    assert majority_vote(["a", "b", "b"]) == "b"
+    assert majority_vote(["a", "b"]) == "a"

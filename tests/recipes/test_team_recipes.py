@@ -1,0 +1,31 @@
+"""The shipped recipes of teams train, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_llm.recipes import load_recipe, shipped_recipes
+
+TEAMS = [name for name, path in shipped_recipes().items() if path.parent.name == "marft"]
+SMALL = (
+    "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
+    "env_runners.num_envs_per_env_runner=8",
+    "rollouts.episodes_per_iteration=8",
+    "warm_start.demonstrations=8",
+    "training.minibatch_size=4",
+    "evaluation.evaluation_interval=null",
+)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", TEAMS)
+def test_team_recipes_train(ray_session, name):
+    config = load_recipe(name, SMALL).config
+    algo = config.build_algo()
+    result = algo.train()
+    algo.stop()
+    assert result["env_runners"]["num_episodes"] == 8
+    assert set(config.trained_module_ids) == set(config.module_ids)
+    for module_id in (*config.trained_module_ids, "critic"):
+        learnt = result["learners"][module_id]
+        assert learnt["num_trained_tokens"] > 0 and learnt["grad_norm"] > 0
