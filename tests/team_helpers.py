@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from pettingzoo import ParallelEnv
@@ -42,7 +41,7 @@ def worth(text: str) -> float:
     return (sum(map(ord, text)) % 7) / 7.0
 
 
-# Games ---------------------------------------------------------------------------------
+# Games --------------------------------------------------------------------------------
 
 
 class Alone(TextEnv):
@@ -161,7 +160,7 @@ class Quiet(ParallelEnv):
         return self._tell(), rewards, over, never, infos
 
 
-# Scripts -------------------------------------------------------------------------------
+# Scripts ------------------------------------------------------------------------------
 
 
 def random_script(told):
@@ -182,7 +181,7 @@ def by_seed(agent_id, episode, **kwargs):
     return "ab"[(agent_id == "ben_0") ^ swapped]
 
 
-# Runs ----------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------
 
 
 def team_config(
@@ -193,17 +192,20 @@ def team_config(
     mapping=PAIR,
     train=None,
     model=None,
+    slots=8,
     **sections,
 ):
     """A validated config; ``sections`` are keywords of its fluent methods."""
     training = {"lr": 1e-2, "matmul_precision": "highest"}
+    # Random models are cut off in every turn; that shall not decide what bootstraps.
+    cut_off = {"max_tokens_turn": "bootstrap"}
     config = (
         config_class()
         .environment(env, env_config=sections.pop("env_config", {}))
-        .env_runners(num_envs_per_env_runner=8, **sections.pop("env_runners", {}))
+        .env_runners(num_envs_per_env_runner=slots, **sections.pop("env_runners", {}))
         .generation(**{"max_new_tokens": 4, **sections.pop("generation", {})})
         .rollouts(
-            **{"episodes_per_iteration": 4, "group_size": 1}
+            **{"episodes_per_iteration": 4, "group_size": 1, "stop_policies": cut_off}
             | sections.pop("rollouts", {})
         )
         .training(**training | sections.pop("training", {}))
@@ -264,9 +266,9 @@ def make_team_learner(config):
 
 def give_group_credit(config, episodes):
     """What GRPO does on the driver."""
-    algo = SimpleNamespace(config=config)
-    algo._groups = functools.partial(GRPO._groups, algo)
-    GRPO._give_credit(algo, episodes)
+    algo = GRPO.__new__(GRPO)
+    algo.config = config
+    algo._give_credit(episodes)
 
 
 def update(learner, episodes, **kwargs):

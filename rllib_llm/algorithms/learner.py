@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections import defaultdict
@@ -86,8 +87,8 @@ class LLMLearnerMixin(LearnerStats):
         groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                is_critic = module_id == CRITIC_MODULE or name.startswith("value_head.")
-                groups[CRITIC_OPTIMIZER if is_critic else POLICY_OPTIMIZER].append(
+                of_critic = self._is_critic(module_id) or name.startswith("value_head.")
+                groups[CRITIC_OPTIMIZER if of_critic else POLICY_OPTIMIZER].append(
                     parameter
                 )
         for name, parameters in groups.items():
@@ -103,6 +104,10 @@ class LLMLearnerMixin(LearnerStats):
                 params=parameters,
                 lr_or_lr_schedule=lr,
             )
+
+    def _is_critic(self, module_id: str) -> bool:
+        """Whether a module only estimates values; a policy may have the name, too."""
+        return module_id == CRITIC_MODULE and self.config.critic_view is not None
 
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,19 +157,18 @@ class LLMLearnerMixin(LearnerStats):
         return deferred
 
     def _choose_modules(self) -> None:
-        """Let rows be built of those policies only that this update may change."""
-        chosen = tuple(
-            m
-            for m in self.config.trained_module_ids
-            if self.should_module_be_updated(m)
-        )
+        """Let rows be built of those policies only whose turns this update reads."""
+        asks = self.should_module_be_updated
+        if self.config.credit_crosses_agents:  # also of policies that wait their turn
+            asks = functools.partial(Learner.should_module_be_updated, self)
+        chosen = tuple(m for m in self.config.trained_module_ids if asks(m))
         for piece in getattr(self._learner_connector, "connectors", []):
             if isinstance(piece, TokenRows):
                 piece.module_ids = chosen
 
     def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
         settings = self.config.get_config_for_module(module_id).mismatch_settings()
-        if settings is not None:
+        if settings is not None and not self._is_critic(module_id):
             correct_mismatch(self, module_id, batch, settings)
 
     def _minibatches(

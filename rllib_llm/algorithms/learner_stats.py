@@ -91,5 +91,5 @@ class LearnerStats:
                 ("advantage_abs_mean", float(advantages.abs().mean())),
             ):
                 self.metrics.log_value((module_id, key), value, window=1)
-            if not self._gap_in_first_pass:
+            if not self._gap_in_first_pass and not self._is_critic(module_id):
                 add_gap(self, module_id, d[Columns.ACTION_LOGP], d)

@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_llm.algorithms.preflight import preflight
+from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
 from rllib_llm.algorithms.weight_sync import send_weights
@@ -150,6 +151,8 @@ class LLMAlgorithm(PPO):
                 logger.warning("%s EnvRunners died; %s episodes lost.", dead, lost)
                 self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        if self.config.team_share:
+            share_rewards(episodes, self.config.team_share)
         return episodes
 
     def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:

@@ -96,6 +96,7 @@ def validate(config: Any) -> None:
     )
     _validate_embedded_engine(config)
     _validate_groups(config)
+    _validate_team_share(config)
     _validate_mismatch(config)
     _validate_stop_policies(config)
     _validate_warm_start(config)
@@ -264,6 +265,14 @@ def _validate_kl(config: Any) -> None:
         raise ConfigError(
             "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "
             "above 0, e.g. 0.01."
+        )
+
+
+def _validate_team_share(config: Any) -> None:
+    if not 0.0 <= config.team_share <= 1.0:
+        raise ConfigError(
+            f"team_share={config.team_share} must be in [0, 1]: the share of every "
+            "reward that all agents of the episode divide."
         )
 
 

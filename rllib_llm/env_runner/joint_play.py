@@ -154,10 +154,10 @@ class JointPlay:
             own = seat.data
             own.task, own.stop_reason = data.task, data.stop_reason
             own.stop_policy, own.success = data.stop_policy, data.success
-            if data.stop_reason in _FINISHED and self._ended.get(seat.agent_id):
-                # Cut short before the others finished: that agent bootstraps.
+            cut_early = data.stop_reason in _FINISHED and self._ended.get(seat.agent_id)
+            if cut_early and policy(StopReason.MAX_TURNS) is StopPolicy.BOOTSTRAP:
                 own.stop_reason = StopReason.MAX_TURNS
-                own.stop_policy = policy(own.stop_reason)
+                own.stop_policy = StopPolicy.BOOTSTRAP
 
     def _take_notes(self, reply: JointStep) -> None:
         for agent, reward in reply.rewards:

@@ -81,6 +81,11 @@ class SinglePlay:
         return len(self.episode) > 0
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens sampled so far."""
+        return self.data.num_sampled
+
+    @property
     def env_t(self) -> int:
         """Environment steps so far."""
         return len(self.episode)

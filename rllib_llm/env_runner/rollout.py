@@ -211,7 +211,7 @@ class Rollout:
         if session not in self._by_session:
             voice.engine.open(session, **voice.open_settings)
             self._by_session[session] = (slot, seat)
-        budget = voice.turn_budget(length, data.num_sampled)
+        budget = voice.turn_budget(length, slot.play.num_sampled)
         seat.request_id = voice.engine.submit(
             session,
             data.prompt.ids,

@@ -19,7 +19,8 @@ class Voice:
         script: Text in, text out: called with a ``ScriptedTurn``; None otherwise.
         max_new_tokens: Most tokens of a turn.
         max_context_tokens: Most tokens of a conversation.
-        max_tokens_per_episode: Most sampled tokens of a conversation.
+        max_tokens_per_episode: Most sampled tokens of an episode, over all agents;
+            those that speak at the same time may each use what is left.
         sampling: Keyword arguments of SamplingParams except seed and length.
         open_settings: Keyword arguments of the engine's ``open``.
     """

@@ -79,7 +79,9 @@ def test_results_belong_to_members_not_to_slots():
 def test_agents_that_earned_nothing_count_as_zero():
     book = matchmaker()
     book.add_snapshot(0)
-    result = book.result(3, {"player_0": "opponent_0", "player_1": "default_policy"}, {})
+    result = book.result(
+        3, {"player_0": "opponent_0", "player_1": "default_policy"}, {}
+    )
     assert result.players == ("iteration_0", "learner")
     assert result.returns == (0.0, 0.0)
 

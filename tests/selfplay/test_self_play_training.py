@@ -76,7 +76,7 @@ def test_an_opponent_plays_a_whole_episode_and_is_not_trained(build, monkeypatch
                 assert episode_data(part).advantage is None
     assert others and own
     assert result["learners"][LEARNER]["num_trained_tokens"] == own
-    assert "opponent_0" not in result["learners"]
+    assert "grad_norm" not in result["learners"].get("opponent_0", {})
     assert result["league"]["pool_size"] >= 1
     assert math.isfinite(result["league"]["win_rate"]["opponent_0"])
 
@@ -148,16 +148,17 @@ def test_seats_of_scripts_and_evaluation_against_one(build, monkeypatch):
     seen = played(algo, monkeypatch)
     result = algo.train()
     for episode in seen[0]:
-        line_up = episode_data(episode).task.line_up
-        assert line_up.pop("player_2") == "dice" and "dice" not in line_up.values()
-    evaluated = result["evaluation"]["env_runners"]["module_episode_return_mean"]
-    assert set(evaluated) == {"dice", LEARNER} - ({"dice"} - set(evaluated))
-    tasks = config.build_task_source(in_evaluation=True).fixed(4)
+        seats = episode_data(episode).task.line_up
+        assert [a for a, name in seats.items() if name == "dice"] == ["player_2"]
+    evaluated = result["evaluation"]["env_runners"]
+    assert evaluated["num_module_steps_sampled"].keys() == {
+        LEARNER
+    }  # a script has no tokens
+    tasks = algo.config.build_task_source(in_evaluation=True).fixed(4)
     homes = [[a for a, m in t.line_up.items() if m == LEARNER] for t in tasks]
     assert homes == [["player_0"], ["player_1"]] * 2
-    for _ in range(2):
-        algo.train()
-    assert all(len(r) == 2 for r in algo.matchmaker.league.payoffs._pairs)
+    algo.train()
+    assert all("dice" not in pair for pair in algo.matchmaker.league.payoffs._pairs)
 
 
 def test_lora_snapshots_are_adapters_only(build):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,11 @@ from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.validation import refuse_without_effect
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.connectors.episode_data import (
+    EpisodeData,
+    agent_episodes,
+    episode_data,
+)
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.objectives.advantages import (
     BASELINES,
@@ -23,7 +28,7 @@ from rllib_llm.objectives.advantages import (
     zero_variance_groups,
 )
 
-GROUP_BY = ("agent", "task")
+GROUP_BY = ("agent", "task", "turn")
 
 _CRITIC_SETTINGS = (
     "gamma",
@@ -65,6 +70,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.advantage_baseline = "mean"
         self.advantage_scale = "group"
         self.advantage_group_by = "agent"
+        self.turn_discount = 1.0
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
         # __sphinx_doc_end__
@@ -82,6 +88,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         advantage_baseline: str = NotProvided,
         advantage_scale: str = NotProvided,
         advantage_group_by: str = NotProvided,
+        turn_discount: float = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: int = NotProvided,
         **kwargs: Any,
@@ -94,9 +101,12 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             dual_clip: Bound of the ratio for negative advantages, e.g. 3.0.
             advantage_baseline: "mean", "leave_one_out" (RLOO) or "none".
             advantage_scale: "group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).
-            advantage_group_by: What is compared where several agents play: "agent"
-                (each with itself in the other rollouts, Dr. MAS) or "task" (all
-                agents of a task together, as GRPO would).
+            advantage_group_by: What is compared. "agent": each agent's return with its
+                own in the other rollouts of the task (Dr. MAS; with one agent GRPO).
+                "task": the returns of all agents of a task together. "turn": what an
+                agent earned from a turn on, with the same turn of the other rollouts
+                (AT-GRPO, without its branching).
+            turn_discount: Of what is earned in later turns, for "turn" (MAGRPO).
             drop_zero_variance_groups: Leave groups with equal returns out of the
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
@@ -111,6 +121,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_baseline=advantage_baseline,
             advantage_scale=advantage_scale,
             advantage_group_by=advantage_group_by,
+            turn_discount=turn_discount,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
         )
@@ -136,6 +147,13 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             raise ConfigError(
                 "advantage_baseline='none' needs advantage_scale='none': dividing raw "
                 "returns by their spread has no meaning where all are equal."
+            )
+        if not 0.0 <= self.turn_discount <= 1.0:
+            raise ConfigError(f"turn_discount={self.turn_discount} must be in [0, 1].")
+        if self.turn_discount != 1.0 and self.advantage_group_by != "turn":
+            raise ConfigError(
+                f"turn_discount={self.turn_discount} would have no effect: whole "
+                "returns are compared. Set advantage_group_by='turn', or leave it out."
             )
         if self.use_critic or self.use_kl_loss:
             raise ConfigError(
@@ -197,9 +215,10 @@ class GRPO(LLMAlgorithm):
         """Drop tasks whose rollouts all earned the same, if so configured."""
         if not episodes:
             return episodes
-        parts, groups = self._groups(episodes)
-        flat = zero_variance_groups(_returns(parts), groups)
-        alive = {_task(p) for p, g in zip(parts, groups, strict=True) if g not in flat}
+        samples = self._samples(episodes)
+        groups = [sample.group for sample in samples]
+        flat = zero_variance_groups(np.array([x.earned for x in samples]), groups)
+        alive = {x.task for x in samples if x.group not in flat}
         tasks = {_task(e) for e in episodes}
         share = len(tasks - alive) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
@@ -210,32 +229,72 @@ class GRPO(LLMAlgorithm):
     def _give_credit(self, episodes: list[Any]) -> None:
         if not episodes:
             return
-        parts, groups = self._groups(episodes)
+        samples = self._samples(episodes)
         advantages = group_advantages(
-            _returns(parts),
-            groups,
+            np.array([x.earned for x in samples]),
+            [x.group for x in samples],
             baseline=self.config.advantage_baseline,
             scale=self.config.advantage_scale,
         )
-        for part, advantage in zip(parts, advantages, strict=True):
-            episode_data(part).advantage = float(advantage)
+        by_turn = self.config.advantage_group_by == "turn"
+        for sample, advantage in zip(samples, advantages, strict=True):
+            if not by_turn:
+                sample.data.advantage = float(advantage)
+            elif sample.turn == 0:
+                sample.data.advantage = [float(advantage)]
+            else:
+                sample.data.advantage.append(float(advantage))
 
-    def _groups(self, episodes: list[Any]) -> tuple[list[Any], list[int]]:
-        """Return the agents' parts of episodes, and which are compared with which."""
-        parts = self._parts(episodes)
-        by_agent = self.config.advantage_group_by == "agent"
-        keys = [(_task(p), by_agent * episode_data(p).agent_index) for p in parts]
-        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
-        return parts, [codes[key] for key in keys]
+    def _samples(self, episodes: list[Any]) -> list[_Sample]:
+        """Return what is compared: agents' whole returns, or what followed a turn."""
+        config = self.config
+        samples: list[_Sample] = []
+        codes: dict[Any, int] = {}
+        for part in self._parts(episodes):
+            data = episode_data(part)
+            key: tuple[int, ...] = (_task(part),)
+            if config.advantage_group_by != "task":
+                key = (*key, data.agent_index)
+            earned = [float(part.get_return())]
+            if config.advantage_group_by == "turn":
+                earned = _returns_to_go(part.get_rewards(), config.turn_discount)
+            for turn, value in enumerate(earned):
+                group = codes.setdefault((*key, turn), len(codes))
+                samples.append(_Sample(data, _task(part), turn, group, value))
+        return samples
 
     def _parts(self, episodes: list[Any]) -> list[Any]:
         """Return the agents' parts of episodes that credit is about."""
         return [part for episode in episodes for part in agent_episodes(episode)]
 
 
+@dataclasses.dataclass(slots=True)
+class _Sample:
+    """One return that is compared with others.
+
+    Attributes:
+        data: Of the agent's episode, which receives the advantage.
+        task: The task.
+        turn: From which turn on it was earned.
+        group: What it is compared with.
+        earned: The return.
+    """
+
+    data: EpisodeData
+    task: int
+    turn: int
+    group: int
+    earned: float
+
+
+def _returns_to_go(rewards: Any, discount: float) -> list[float]:
+    """Return what was earned from each turn on: R[t] = r[t] + discount * R[t+1]."""
+    found, later = [], 0.0
+    for reward in reversed(list(rewards)):
+        later = float(reward) + discount * later
+        found.append(later)
+    return found[::-1]
+
+
 def _task(episode: Any) -> int:
     return episode_data(episode).task.group_id
-
-
-def _returns(parts: list[Any]) -> np.ndarray:
-    return np.array([p.get_return() for p in parts], np.float64)

@@ -15,7 +15,6 @@ from rllib_llm import columns
 from rllib_llm.algorithms.learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.connectors.learner.micro_batches import micro_batches
-from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.objectives.sequential import message_log_ratios
 
 
@@ -37,7 +36,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         self, module_id: str, multi_agent_batch: Any = None
     ) -> bool:
         """A common critic always learns; policies in turn if so scheduled."""
-        if module_id == CRITIC_MODULE and self.config.critic_view:
+        if self._is_critic(module_id):
             return True
         if self.config.update_schedule == "alternate":
             turn = self._updates // self.config.alternate_every
@@ -65,15 +64,20 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         if self.config.update_schedule != "sequential":
             yield from super()._minibatches(data, *settings)
             return
-        critic = {m: d for m, d in data.items() if m == CRITIC_MODULE}
-        policies = sorted(m for m in data if m != CRITIC_MODULE)
+        critic = {m: d for m, d in data.items() if self._is_critic(m)}
+        # Not only those in data: another Learner may have rows of more policies.
+        policies = [
+            m
+            for m in self.config.trained_module_ids
+            if self.should_module_be_updated(m)
+        ]
         order = np.random.default_rng(self._weights_seq_no).permutation(policies)
         for place, module_id in enumerate(order):
+            chosen = {m: data[m] for m in (module_id,) if m in data}
             also = critic if place == 0 else {}
-            yield from super()._minibatches(
-                {module_id: data[module_id], **also}, *settings
-            )
-            self._correct_others(data, module_id, order[place + 1 :])
+            yield from super()._minibatches({**chosen, **also}, *settings)
+            if chosen:
+                self._correct_others(data, module_id, order[place + 1 :])
 
     @torch.no_grad()
     def _correct_others(
@@ -90,7 +94,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         ratios = self._step_ratios(updated, batch)
         low = 1 - config.sequential_factor_clip
         high = 1 + config.sequential_factor_clip
-        for module_id in rest:
+        for module_id in filter(data.__contains__, rest):
             other = data[module_id]
             rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
             keys = _step_keys(other, rows, cols)
@@ -147,7 +151,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        if module_id == CRITIC_MODULE:
+        if self._is_critic(module_id):
             return self._critic_loss(module_id, config, batch, fwd_out)
         if self.config.level == "action":
             batch, fwd_out = self._as_messages(batch, fwd_out)

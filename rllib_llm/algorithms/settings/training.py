@@ -33,6 +33,7 @@ class TrainingSettings:
         self.ref_kl_estimator = "k3"
         self.ref_kl_in = "loss"
         self.ref_kl_target: float | None = None
+        self.team_share = 0.0
 
     def _llm_training(
         self,
@@ -57,6 +58,7 @@ class TrainingSettings:
         ref_kl_estimator: str = NotProvided,
         ref_kl_in: str = NotProvided,
         ref_kl_target: float | None = NotProvided,
+        team_share: float = NotProvided,
         minibatch_size: int | None = NotProvided,
         num_epochs: int = NotProvided,
         **kwargs: Any,
@@ -84,6 +86,7 @@ class TrainingSettings:
             ref_kl_estimator=ref_kl_estimator,
             ref_kl_in=ref_kl_in,
             ref_kl_target=ref_kl_target,
+            team_share=team_share,
             minibatch_size=minibatch_size,
             num_epochs=num_epochs,
         )

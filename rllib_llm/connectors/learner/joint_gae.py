@@ -113,6 +113,11 @@ class JointGAE(ConnectorV2):
     ) -> dict[str, Any]:
         policies = sorted(m for m in batch if m != self.critic)
         batches = [batch[m] for m in policies]
+        parameters = rl_module[next(iter(self.settings))].unwrapped().parameters()
+        device = next(parameters).device
+        if not batches:  # the other Learners sum moments all the same
+            self._whiten(batches, device)
+            return batch
         tokens = _execution_order(batches)
         readers = batches if self.critic is None else [batch[self.critic]]
         seen_by = tokens if self.critic is None else _execution_order(readers)
@@ -136,7 +141,7 @@ class JointGAE(ConnectorV2):
             self._store(data, Columns.VALUE_TARGETS, found)
             starts = seen_by.write(data, index, valued)
             self._store(data, columns.MESSAGE_STARTS, starts)
-        self._whiten(policies, batches)
+        self._whiten(batches, device)
         return batch
 
     def _estimate(
@@ -183,9 +188,9 @@ class JointGAE(ConnectorV2):
             out[here] = cost[tokens.row[here], tokens.column[here]]
         return out
 
-    def _whiten(self, policies: list[str], batches: list[dict[str, Any]]) -> None:
+    def _whiten(self, batches: list[dict[str, Any]], device: torch.device) -> None:
         """Standardise advantages over all Learners, by agent or over everything."""
-        if not all(self.settings[m].whiten for m in policies):
+        if not all(settings.whiten for settings in self.settings.values()):
             return
         masks = [d[Columns.LOSS_MASK].cpu().numpy() for d in batches]
         agents = [d[columns.AGENT_INDEX].cpu().numpy()[:, None] for d in batches]
@@ -198,7 +203,7 @@ class JointGAE(ConnectorV2):
         count = 1
         if self.whiten_by == "agent":
             most = max((int(a.max(initial=-1)) for a in agents), default=-1) + 1
-            count = int(all_reduce_sum([most], batches[0][Columns.LOSS_MASK].device)[0])
+            count = int(all_reduce_sum([most], device)[0])
         for agent in range(count):
             by_agent = self.whiten_by == "agent"
             parts = [
@@ -206,8 +211,8 @@ class JointGAE(ConnectorV2):
                 for m, a in zip(masks, agents, strict=True)
             ]
             found = [masked_moments(x, p) for x, p in zip(arrays, parts, strict=True)]
-            device = batches[0][Columns.LOSS_MASK].device
-            moments = tuple(all_reduce_sum(np.sum(found, axis=0).tolist(), device))
+            sums = np.sum([(0.0, 0.0, 0.0), *found], axis=0)
+            moments = tuple(all_reduce_sum(sums.tolist(), device))
             if not moments[0]:
                 continue
             for data, array, place in zip(batches, arrays, agents, strict=True):

@@ -75,8 +75,13 @@ class TokenGAE(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        for module_id in sorted(batch):
-            self._add_advantages(batch[module_id], self.settings[module_id])
+        for module_id, settings in sorted(self.settings.items()):
+            if module_id in batch:
+                self._add_advantages(batch[module_id], settings)
+            elif settings.whiten:
+                # The other Learners sum moments of a policy that has no rows here.
+                parameters = rl_module[module_id].unwrapped().parameters()
+                all_reduce_sum((0.0, 0.0, 0.0), next(parameters).device)
         return batch
 
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:

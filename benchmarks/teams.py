@@ -1,0 +1,174 @@
+"""Ways to give credit in a team, on the same task, and what the roles have learnt.
+
+Run:  python benchmarks/teams.py [METHOD ...] --seeds 0 1 2
+      python benchmarks/teams.py --table
+
+Two agents with private numbers, one of whom must answer (secret_sum-v0), the tiny
+model, warm-started on a script that is wrong most of the time. Results lie in
+benchmarks/results/teams/; the tables are those of docs/algorithms/marft.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
+from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.evaluation.teams import ablations, play_line_up, swap_matrix
+
+RESULTS = Path(__file__).parent / "results" / "teams"
+ITERATIONS, EPISODES, HELD_OUT = 40, 128, 256
+ROLES = {"alice": "alice", "bob": "bob", "carol": "carol"}
+
+
+def marft(**settings: Any) -> Callable[[], Any]:
+    """Return a maker of MARFT configs."""
+    return lambda: MARFTConfig().training(critic_lr=2e-3, **settings)
+
+
+def grpo(group_by: str) -> Callable[[], Any]:
+    """Return a maker of GRPO configs for groups of 8."""
+    return lambda: (
+        GRPOConfig()
+        .rollouts(group_size=8)
+        .training(advantage_group_by=group_by, advantage_scale="group")
+    )
+
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "marft_a": marft(level="action", critic="shared"),
+    "marft_t": marft(level="token", critic="shared"),
+    "mappo": marft(level="action", critic="central"),
+    "happo": marft(level="action", critic="shared", update_schedule="sequential"),
+    "magrpo": grpo("task"),
+    "dr_mas": grpo("agent"),
+    "ippo": lambda: LLMPPOConfig().training(critic_lr=2e-3),
+}
+
+
+def team_config(method: str, seed: int, agents: int = 2, lora: bool = False) -> Any:
+    """Return the config of one method."""
+    names = list(ROLES.values())[:agents]
+    config = (
+        METHODS[method]()
+        .environment("secret_sum-v0", env_config={"numbers": 4, "agents": agents})
+        .warm_start(demonstrations=400, mistake_rate=0.7)
+        .generation(max_new_tokens=12)
+        .multi_agent(
+            policies=names, policy_mapping_fn={name: ROLES[name] for name in names}
+        )
+        .debugging(seed=seed)
+        .rollouts(episodes_per_iteration=EPISODES)
+        .training(
+            lr=3e-3 if lora else 3e-4, entropy_coeff=0.005, minibatch_size=EPISODES // 4
+        )
+    )
+    return config.language_model(lora={"rank": 8, "alpha": 16}) if lora else config
+
+
+def run(method: str, seed: int) -> dict[str, Any]:
+    """Train one team and look at what its roles are worth."""
+    started, cpu = time.perf_counter(), time.process_time()
+    algo = team_config(method, seed).build_algo()
+    line_up = {"alice_0": "alice", "bob_0": "bob"}
+    before = success(play_line_up(algo, line_up, HELD_OUT))
+    curve, norms = [], {"alice": [], "bob": []}
+    for _ in range(ITERATIONS):
+        result = algo.train()
+        curve.append(float(result["env_runners"]["success_rate"]))
+        for name, values in norms.items():
+            norm = float(result["learners"].get(name, {}).get("grad_norm", np.nan))
+            values.append(norm)
+    found = {
+        "method": method,
+        "seed": seed,
+        "before": before,
+        "after": success(play_line_up(algo, line_up, HELD_OUT)),
+        "greedy": success(play_line_up(algo, line_up, HELD_OUT, explore=False)),
+        "swapped": success(
+            play_line_up(algo, {"alice_0": "bob", "bob_0": "alice"}, HELD_OUT)
+        ),
+        "silenced": ablations(algo, HELD_OUT)["alice_0"],
+        "curve": curve,
+        "grad_norms": norms,
+        "matrix": swap_matrix(algo, 64).to_markdown(),
+        "minutes": (time.perf_counter() - started) / 60,
+        "cpu_minutes": (time.process_time() - cpu) / 60,
+    }
+    algo.stop()
+    return found
+
+
+def success(episodes: list[Any]) -> float:
+    """Return the share of solved episodes."""
+    return float(np.mean([bool(episode_data(e).success) for e in episodes]))
+
+
+def print_table() -> None:
+    """Print one row per method, mean and range over seeds."""
+    print(
+        "| method | seeds | before | after | greedy | roles swapped | first silenced | "
+        "max/median gradient norm | CPU min |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for method in METHODS:
+        files = sorted(RESULTS.glob(f"{method}_*.json"))
+        runs = [json.loads(f.read_text()) for f in files]
+        if not runs:
+            continue
+        cells = [method, str(len(runs))]
+        for key in ("before", "after", "greedy", "swapped", "silenced"):
+            cells.append(spread([r[key] for r in runs]))
+        cells.append(spread([worst_norm(r["grad_norms"]) for r in runs], ".1f"))
+        cells.append(f"{statistics.mean(r['cpu_minutes'] for r in runs):.1f}")
+        print(f"| {' | '.join(cells)} |")
+
+
+def worst_norm(norms: dict[str, list[float]]) -> float:
+    """Return the largest ratio of largest to median gradient norm over policies."""
+    ratios = [np.nanmax(n) / np.nanmedian(n) for n in norms.values()]
+    return float(max(ratios))
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    """Return mean and range."""
+    return (
+        f"{statistics.mean(values):{form}} ({min(values):{form}} to "
+        f"{max(values):{form}})"
+    )
+
+
+def main() -> None:
+    """Run, or print what was run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("methods", nargs="*", choices=[*METHODS, []])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        print_table()
+        return
+    quiet_loggers()
+    torch.set_num_threads(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for method in args.methods or METHODS:
+            found = run(method, seed)
+            (RESULTS / f"{method}_{seed}.json").write_text(json.dumps(found, indent=1))
+            print(method, seed, {k: found[k] for k in ("before", "after", "swapped")})
+
+
+if __name__ == "__main__":
+    main()
