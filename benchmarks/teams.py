@@ -30,7 +30,7 @@ from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.evaluation.teams import ablations, play_line_up, swap_matrix
 
 RESULTS = Path(__file__).parent / "results" / "teams"
-ITERATIONS, EPISODES, HELD_OUT = 40, 128, 256
+ITERATIONS, EPISODES, HELD_OUT = 30, 128, 256
 ROLES = {"alice": "alice", "bob": "bob", "carol": "carol"}
 
 
@@ -65,7 +65,7 @@ def team_config(method: str, seed: int, agents: int = 2, lora: bool = False) -> 
     config = (
         METHODS[method]()
         .environment("secret_sum-v0", env_config={"numbers": 4, "agents": agents})
-        .warm_start(demonstrations=400, mistake_rate=0.7)
+        .warm_start(demonstrations=1000, mistake_rate=0.5)
         .generation(max_new_tokens=12)
         .multi_agent(
             policies=names, policy_mapping_fn={name: ROLES[name] for name in names}

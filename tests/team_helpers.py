@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -343,3 +344,62 @@ def turns_of(episode):
         for turn in part.get_extra_model_outputs(columns.TURN)
     ]
     return sorted(told, key=lambda each: each[1].env_t)
+
+
+# Several Learners ---------------------------------------------------------------------
+
+
+class SideBySide:
+    """What the package asks of torch.distributed, for Learners in threads."""
+
+    def __init__(self, size: int):
+        self._size, self._sent = size, {}
+        # One that waits for a message which the others never send fails here.
+        self._barrier = threading.Barrier(size, timeout=60)
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def get_world_size(self) -> int:
+        return self._size
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self._sent[threading.current_thread().name] = tensor.clone()
+        self._barrier.wait()
+        parts = [part for _, part in sorted(self._sent.items())]
+        assert len({part.shape for part in parts}) == 1, "Messages do not match."
+        total = torch.stack(parts).sum(dim=0)
+        self._barrier.wait()
+        tensor.copy_(total)
+
+
+def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
+    """Update Learners with a shard each, as LearnerGroup would."""
+    from rllib_llm import distributed
+
+    shards = LLMTrainingData(episodes=episodes).shard(len(learners))
+    errors = []
+
+    def run(learner, data):
+        try:
+            learner.update(training_data=data, timesteps={}, **kwargs)
+        except Exception as error:  # told by the main thread
+            errors.append(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "dist", SideBySide(len(learners)))
+        threads = [
+            threading.Thread(target=run, args=(learner, data), name=str(rank))
+            for rank, (learner, (data, _)) in enumerate(
+                zip(learners, shards, strict=True)
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [data.episodes for data, _ in shards]

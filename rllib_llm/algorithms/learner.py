@@ -62,7 +62,8 @@ class LLMLearnerMixin(LearnerStats):
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
             module = self.module[module_id].unwrapped().train()
-            if self.config.matmul_precision == "auto":
+            # torch.compile would break its graphs at our own linear layers.
+            if self.config.matmul_precision == "auto" and not self.config.lm_compile:
                 speed_up_linear_layers(module, torch.device(self._device))
         self._reset_stats()
         self._is_first_pass = True
@@ -214,11 +215,16 @@ class LLMLearnerMixin(LearnerStats):
             optimizer.zero_grad(set_to_none=True)
         fwd_out: Any = {}
         losses: dict[str, torch.Tensor] = {}
+        reached: list[torch.nn.Parameter] = []
         for module_id in sorted(self.module.keys()):
-            fwd_out, losses[module_id] = self._backward(module_id, batch.get(module_id))
+            data = batch.get(module_id)
+            fwd_out, losses[module_id], units = self._backward(module_id, data)
+            if units:
+                reached += self._parameters_of(module_id)
         # From here on the policy differs from the one that sampled.
         self._is_first_pass = False
-        sum_gradients(self._params.values())
+        # Not those of others: with a gradient, if only of zeros, momentum moves them.
+        sum_gradients(reached)
         gradients = {
             ref: p.grad for ref, p in self._params.items() if p.grad is not None
         }
@@ -226,15 +232,26 @@ class LLMLearnerMixin(LearnerStats):
             self.apply_gradients(self.postprocess_gradients(gradients))
         return fwd_out, losses, {}
 
-    def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor]:
-        """Accumulate the gradient of one module, micro-batch by micro-batch."""
+    def _parameters_of(self, module_id: str) -> list[torch.nn.Parameter]:
+        return [
+            self._params[ref]
+            for _, optimizer in self.get_optimizers_for_module(module_id)
+            for ref in self._optimizer_parameters[optimizer]
+        ]
+
+    def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor, float]:
+        """Accumulate the gradient of one module, micro-batch by micro-batch.
+
+        Returns:
+            The last forward pass, the loss, and the normaliser over all Learners.
+        """
         config = self.config.get_config_for_module(module_id)
         ours = 0.0 if data is None else self._count_units(data, config)
         total = all_reduce_sum([ours], self._device)[0]
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
         if data is None or total == 0:
-            return fwd_out, loss_sum
+            return fwd_out, loss_sum, total
         for _, part in micro_batches(data, config.micro_batch_tokens):
             if not part[Columns.LOSS_MASK].any():
                 continue
@@ -250,7 +267,7 @@ class LLMLearnerMixin(LearnerStats):
             )
             loss.backward()
             loss_sum = loss_sum + loss.detach()
-        return fwd_out, loss_sum
+        return fwd_out, loss_sum, total
 
     def _count_units(self, data: dict[str, Any], config: Any) -> float:
         """Return what this Learner's part of the loss normaliser is."""

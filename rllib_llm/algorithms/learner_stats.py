@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.policy.sample_batch import MultiAgentBatch
+from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
 from rllib_llm.algorithms.token_stats import (
@@ -21,6 +24,12 @@ class LearnerStats:
 
     Numbers stay tensors until then, so that no micro-batch waits for the device.
     """
+
+    @override(Learner)
+    def _log_metrics(self, batch: MultiAgentBatch) -> None:
+        """Count steps; a minibatch may have no rows here, and Ray refuses a zero."""
+        if batch.policy_batches:
+            super()._log_metrics(batch)
 
     def _reset_stats(self) -> None:
         self._stats: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(float))

@@ -13,6 +13,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms import validation
+from rllib_llm.algorithms.policies import validate_trained
 from rllib_llm.algorithms.settings import (
     GenerationSettings,
     LanguageModelSettings,
@@ -84,6 +85,7 @@ class LLMConfigMixin(
             from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
             self.env_runner_cls = LLMEnvRunner
+        validate_trained(self)
         super().validate()
         self.resolve_policies()
         if not self.in_evaluation:
@@ -144,6 +146,7 @@ class LLMConfigMixin(
             "temperature": self.temperature,
             "init_seed": self.seed or 0,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "compile": self.lm_compile,
             "head_chunk_tokens": self.head_chunk_tokens,
             "model_kwargs": self.lm_model_kwargs,
             "turns": {

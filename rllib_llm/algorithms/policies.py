@@ -27,7 +27,6 @@ def validate_policies(config: Any) -> None:
                 ".multi_agent() out."
             )
         return
-    _validate_trained(config)
     mapped = _mapped(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map others in other episodes
@@ -40,7 +39,12 @@ def validate_policies(config: Any) -> None:
             )
 
 
-def _validate_trained(config: Any) -> None:
+def validate_trained(config: Any) -> None:
+    """Check ``policies_to_train`` (RLlib's own check knows no remedy).
+
+    Raises:
+        ConfigError: Naming the policy, the rule, and the remedy.
+    """
     wanted = config.policies_to_train
     if wanted is None or callable(wanted):
         wanted = ()

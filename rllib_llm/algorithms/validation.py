@@ -138,10 +138,24 @@ def _validate_precision(config: Any) -> None:
     if config.torch_compile_learner:
         raise ConfigError(
             "torch_compile_learner=True would have no effect: RLlib compiles forward "
-            "passes of one shape, and every micro-batch here has its own. Leave it out."
+            "passes that are not called here. Use language_model(compile='inductor')."
         )
+    _validate_compile(config)
     if config.head_chunk_tokens is not None:
         _require_number(config, "head_chunk_tokens", 1)
+
+
+def _validate_compile(config: Any) -> None:
+    if config.lm_compile is None:
+        return
+    from torch import compiler
+
+    known = compiler.list_backends(exclude_tags=())
+    if config.lm_compile not in known:
+        raise ConfigError(
+            f"compile={config.lm_compile!r} must be a backend of torch.compile. "
+            f"{did_you_mean(str(config.lm_compile), known)}"
+        )
 
 
 def _validate_critic(config: Any) -> None:

@@ -95,6 +95,9 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                     trunk=copy.deepcopy(self.lm.base_model) if own else None,
                 )
         self._trunk_and_head_suffice = self._head_is_plain(self.lm)
+        if config.get("compile") and not self.inference_only:
+            # In place, so that names of parameters stay; lengths differ all the time.
+            self.lm.base_model.compile(backend=config["compile"], dynamic=True)
         if config.get("head_chunk_tokens") and not self._trunk_and_head_suffice:
             raise ModelError(
                 f"head_chunk_tokens={config['head_chunk_tokens']} computes the output "

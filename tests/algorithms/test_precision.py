@@ -214,3 +214,33 @@ def test_the_update_leaves_the_model_in_training_mode():
     assert policy(learner).lm.training
     update(learner, episodes())
     assert policy(learner).lm.training
+
+
+# torch.compile ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_compiled_trunk_changes_no_gradient():
+    plain = make_learner(make_config(vf_loss_coeff=1.0, matmul_precision="highest"))
+    # The backend that only traces: what it traces is run as it is, in seconds.
+    config = make_config(vf_loss_coeff=1.0, matmul_precision="highest")
+    compiled = make_learner(config.language_model(compile="eager"))
+    before = compiler_calls()
+    found = gradients(compiled, episodes())
+    assert compiler_calls() > before
+    for name, gradient in gradients(plain, episodes()).items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def compiler_calls():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_an_unknown_compiler_is_refused():
+    config = LLMPPOConfig().environment("guess_number-v0")
+    with pytest.raises(ConfigError, match="Did you mean 'inductor'"):
+        config.language_model(compile="inductr").validate()
+    with pytest.raises(ConfigError, match="language_model\\(compile='inductor'\\)"):
+        config.language_model(compile=None).framework(
+            torch_compile_learner=True
+        ).validate()

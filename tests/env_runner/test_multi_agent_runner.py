@@ -507,18 +507,15 @@ def test_agents_come_in_declared_order_not_in_that_of_a_set():
 def test_a_transcript_tells_turns_in_order_with_agent_and_policy():
     run = Run(scripted(random_script, PairTogether), learner=False)
     (episode,) = run.sample(1)
-    for parts in (
-        episode.agent_episodes.items(),
-        [*episode.agent_episodes.items()][::-1],
-    ):
+    items = list(episode.agent_episodes.items())
+    both = [("ann_0", "a"), ("ben_0", "b")]
+    for parts in (items, items[::-1]):
         episode.agent_episodes = dict(parts)
         record = transcript_record(
             episode, split="train", picked="best", max_chars=99, max_turns=9
         )
         told = [(t["turn"], t["agent"], t["policy"]) for t in record["turns"]]
-        assert told == [
-            (t, *who) for t in (0, 1) for who in (("ann_0", "a"), ("ben_0", "b"))
-        ]
+        assert told == [(t, *who) for t in (0, 1) for who in both]
     assert record["agents"] == ["ann_0", "ben_0"]
     assert record["return"] == pytest.approx(episode.get_return(), abs=1e-6)
     assert record["num_turns"] == 4

@@ -220,6 +220,7 @@ def test_bad_league_settings_are_refused(change, message):
     ("training", "message"),
     [
         ({"role_decay": 1.0}, "role_decay=1.0"),
+        ({"team_share": 0.5}, "opponents are no team"),
         ({"advantage_scale": "group"}, "use 'none' or 'batch'"),
         ({"drop_zero_variance_groups": True}, "Set it to False"),
         ({"advantage_group_by": "task"}, "a baseline for each agent"),
@@ -239,6 +240,7 @@ def test_bad_credit_settings_are_refused(training, message):
         ({"policy_mapping_fn": {"dealer": "x"}}, "names the agent 'dealer'"),
         ({"policies_to_train": ["opponent_0"]}, "freezes its opponents"),
         ({"policies": {"dice": {"script": any_word}}}, "'dice' never plays"),
+        ({"policies": ["opponent_1"]}, "'opponent_1' has the name of one that"),
         (
             {
                 "policies": {"dice": {"script": any_word}},

@@ -56,8 +56,9 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         self.drop_zero_variance_groups = False
         # __sphinx_doc_end__
         # fmt: on
-        # Agents that the user gave a policy of their own.
+        # Agents with a policy of the user's, and the policies that validate() added.
         self.fixed_policies: dict[str, str] = {}
+        self.declared_slots: tuple[str, ...] = ()
 
     @override(GRPOConfig)
     def training(self, *, role_decay: float = NotProvided, **kwargs: Any) -> Self:

@@ -17,7 +17,6 @@ from rllib_llm.envs.parsing import require_choice, require_float, require_int
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.selfplay.league import OPPONENTS, League
 
-_SLOT = "opponent_"
 _POOL_SETTINGS = (
     "league_mirror_fraction",
     "league_pool_size",
@@ -31,7 +30,7 @@ def declare_slots(config: Any) -> None:
     """Add a frozen policy for each opponent to those of the user.
 
     They exist from the start and are overwritten later: RLModules that are added
-    while a run goes on are missing when it is restored (ray-project/ray#40183).
+    while a run goes on are missing when RLlib rebuilds it from a checkpoint.
 
     Raises:
         ConfigError: If the user's own policies leave no room for the league.
@@ -49,7 +48,12 @@ def declare_slots(config: Any) -> None:
             "of your own."
         )
     _check_trained(config)
-    own = [m for m in config.policies if not m.startswith(_SLOT)]
+    own = [m for m in config.policies if m not in config.declared_slots]
+    for name in set(own).intersection(config.opponent_slots):
+        raise ConfigError(
+            f"The policy {name!r} has the name of one that holds a frozen opponent. "
+            "Give yours another name."
+        )
     names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *config.opponent_slots])
     opponent = config.league_evaluation_opponent
     if opponent is not None and opponent not in names:
@@ -57,8 +61,9 @@ def declare_slots(config: Any) -> None:
             f"evaluation_opponent={opponent!r} is no policy. "
             f"{did_you_mean(opponent, names)}"
         )
-    for slot in [m for m in config.policy_settings if m.startswith(_SLOT)]:
-        del config.policy_settings[slot]
+    for slot in config.declared_slots:
+        config.policy_settings.pop(slot, None)
+    config.declared_slots = config.opponent_slots
     if config.ref_kl_coeff:  # an opponent needs no reference policy
         off = {"training": {"ref_kl_coeff": 0.0, "ref_kl_target": None}}
         config.policy_settings |= dict.fromkeys(config.opponent_slots, off)
@@ -139,6 +144,8 @@ def _validate_use(config: Any) -> None:
 
 def _validate_credit(config: Any) -> None:
     require_float("role_decay", config.role_decay, 0.0, 0.999999)
+    why = "opponents are no team. Leave it out."
+    refuse_without_effect(config, ("team_share",), why)
     if config.advantage_baseline != "role":
         why = "it belongs to advantage_baseline='role'. Leave it out."
         refuse_without_effect(config, ("role_decay",), why)

@@ -24,6 +24,7 @@ class LanguageModelSettings:
         self.lm_value_model = "shared"
         self.lm_model_kwargs: dict[str, Any] = {}
         self.gradient_checkpointing = False
+        self.lm_compile: str | None = None
         self.history = "append"
         self.chat_template_kwargs: dict[str, Any] = {}
         self.system_prompt: str | None = None
@@ -41,6 +42,7 @@ class LanguageModelSettings:
         value_model: str = NotProvided,
         model_kwargs: dict[str, Any] = NotProvided,
         gradient_checkpointing: bool = NotProvided,
+        compile: str | None = NotProvided,
         history: str = NotProvided,
         chat_template_kwargs: dict[str, Any] = NotProvided,
         system_prompt: str | None = NotProvided,
@@ -64,6 +66,9 @@ class LanguageModelSettings:
                 by the value loss only (not under LoRA).
             model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
             gradient_checkpointing: Trade compute for memory in the learner.
+            compile: Backend of torch.compile for the Learner's trunk, e.g. "inductor";
+                None (default) compiles nothing. Worth it for long runs on GPUs; on
+                CPUs compiling takes minutes.
             history: "append" or "rerender" (see docs/design.md).
             chat_template_kwargs: Given to the chat template, e.g.
                 ``{"enable_thinking": False}`` for Qwen3.
@@ -81,6 +86,7 @@ class LanguageModelSettings:
             lm_value_model=value_model,
             lm_model_kwargs=model_kwargs,
             gradient_checkpointing=gradient_checkpointing,
+            lm_compile=compile,
             history=history,
             chat_template_kwargs=chat_template_kwargs,
             system_prompt=system_prompt,

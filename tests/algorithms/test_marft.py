@@ -1,0 +1,454 @@
+"""MARFT's learner: losses by hand, orders of update, adapters, several Learners."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from chain_reference import chain, in_float64, message_loss, shared_values
+from ray.rllib.core.columns import Columns
+from team_helpers import (
+    LORA,
+    AloneTogether,
+    Pair,
+    PairTogether,
+    Run,
+    Uneven,
+    assert_bit_equal,
+    assert_near,
+    batches,
+    give_group_credit,
+    gradients,
+    make_team_learner,
+    single_config,
+    team_config,
+    tiny_model,
+    turns_of,
+    update_side_by_side,
+    wake_critic,
+    weights_of,
+)
+
+from rllib_llm import GRPOConfig, LLMPPOConfig, columns
+from rllib_llm.algorithms.marft.marft import MARFTConfig
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.env_runner.tasks import TaskSource
+
+AGENTS = {"a": "ann_0", "b": "ben_0"}
+
+
+def drift(learner, module_ids, scale=0.03):
+    """Move policies away from what sampled, so that ratios are not 1."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module_id in module_ids:
+            for parameter in learner.module[module_id].unwrapped().lm.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(scale * noise)
+
+
+def moved(before, after):
+    return {n for n in before if not torch.equal(before[n], after[n])}
+
+
+# One agent ---------------------------------------------------------------------------
+
+
+ONE_SLOT = {"slots": 1, "rollouts": {"group_size": 2}}
+
+
+@pytest.mark.parametrize("config_class", [LLMPPOConfig, GRPOConfig])
+def test_one_agent_learns_bit_for_bit_what_gymnasiums_does(config_class):
+    runs = [
+        Run(single_config(config_class, **ONE_SLOT)),
+        Run(single_config(config_class, AloneTogether, **ONE_SLOT)),
+    ]
+    start = runs[0].weights()
+    for _ in range(2):
+        for run in runs:
+            run.update(run.sample(3))
+    assert_bit_equal(runs[0].weights(), runs[1].weights())
+    assert moved(start, runs[0].weights())
+
+
+def test_marft_with_one_agent_is_llmppo():
+    training = {"critic": "own", "level": "token", "whiten_by": "batch", "gamma": 0.9}
+    runs = [
+        Run(single_config(LLMPPOConfig, training={"gamma": 0.9}, **ONE_SLOT)),
+        Run(single_config(MARFTConfig, AloneTogether, training=training, **ONE_SLOT)),
+    ]
+    for run in runs:
+        wake_critic(run.learner, "default_policy")
+    for _ in range(2):
+        for run in runs:
+            run.update(run.sample(3))
+    # The two chains add up in different orders.
+    assert_near(runs[0].weights(), runs[1].weights(), atol=5e-6)
+
+
+# Losses by hand ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message_logp", ["mean", "sum"])
+def test_action_level_loss_is_that_of_the_definition(message_logp):
+    training = {
+        "gamma": 0.9,
+        "lambda_": 0.8,
+        "whiten_advantages": False,
+        "message_logp": message_logp,
+        "entropy_coeff": 0.01,
+        "old_logps": "engine",
+    }
+    run = Run(team_config(Pair, training=training))
+    wake_critic(run.learner)
+    episodes = run.sample(3)
+    drift(run.learner, "ab")
+    critic = run.learner.module["critic"].unwrapped()
+    settings = {"clip": 0.2, "entropy_coeff": 0.01, "how": message_logp}
+    advantages = {}
+    for index, episode in enumerate(episodes):
+        found, _ = chain(
+            episode, shared_values(critic, episode), gamma=0.9, lambda_=0.8
+        )
+        advantages |= {(index, step): a for step, a in found.items()}
+    taken = gradients(run.learner, episodes)
+    for module_id, agent in AGENTS.items():
+        lm = in_float64(run.learner.module[module_id].unwrapped().lm)
+        loss = message_loss(lm, episodes, [agent], advantages, settings)
+        loss.backward()
+        for name, parameter in lm.named_parameters():
+            got = taken[module_id].get(f"lm.{name}")
+            if got is not None:
+                torch.testing.assert_close(
+                    got.double(), parameter.grad, atol=1e-5, rtol=1e-3
+                )
+        assert max(g.abs().max() for g in taken[module_id].values()) > 1e-3
+
+
+def test_the_critic_learns_one_value_per_message_or_per_token():
+    for level in ("action", "token"):
+        run = Run(team_config(Pair, training={"level": level, "vf_loss_coeff": 0.5}))
+        wake_critic(run.learner)
+        episodes = run.sample(2)
+        data = batches(run.learner, episodes)["critic"]
+        chosen = data[Columns.LOSS_MASK]
+        if level == "action":
+            chosen = data[columns.MESSAGE_STARTS] > 0
+            assert int(chosen.sum()) == 8
+        critic = run.learner.module["critic"].unwrapped()
+        critic.zero_grad()
+        error = critic.compute_values(data) - data[Columns.VALUE_TARGETS]
+        (0.5 * error[chosen].square().mean()).backward()
+        wanted = {
+            n: p.grad.clone()
+            for n, p in critic.named_parameters()
+            if p.grad is not None
+        }
+        critic.zero_grad()
+        assert_near(gradients(run.learner, episodes)["critic"], wanted)
+
+
+CASES = [
+    {"level": "action"},
+    {"level": "token"},
+    {"level": "action", "critic": "central"},
+    {"level": "token", "critic": "own"},
+]
+
+
+@pytest.mark.parametrize("training", CASES)
+def test_micro_batches_of_any_size_give_the_same_gradient(training):
+    found = []
+    for tokens in (None, 1, 300):
+        settings = {**training, "micro_batch_tokens": tokens, "entropy_coeff": 0.01}
+        run = Run(team_config(Pair, training=settings))
+        for module_id in ["critic"] if run.config.critic_view else ["a", "b"]:
+            wake_critic(run.learner, module_id)
+        drift(run.learner, "ab")
+        if not found:
+            episodes = run.sample(4)
+        found.append(gradients(run.learner, episodes))
+    for other in found[1:]:
+        for module_id, taken in found[0].items():
+            assert_near(taken, other[module_id], atol=5e-6, rtol=1e-3)
+
+
+def test_shared_and_own_critics_agree_where_their_weights_do():
+    runs = [
+        Run(team_config(Pair, training={"critic": critic}))
+        for critic in ("shared", "own")
+    ]
+    wake_critic(runs[0].learner)
+    for module_id in "ab":
+        head = runs[1].learner.module[module_id].unwrapped().value_head
+        common = runs[0].learner.module["critic"].unwrapped().value_head
+        head.load_state_dict(common.state_dict())
+    episodes = runs[0].sample(3)
+    shared, own = (batches(r.learner, episodes) for r in runs)
+    for module_id in "ab":
+        torch.testing.assert_close(
+            shared[module_id][Columns.ADVANTAGES], own[module_id][Columns.ADVANTAGES]
+        )
+    left, right = (gradients(r.learner, episodes) for r in runs)
+    for module_id in "ab":
+        policy = {n: g for n, g in right[module_id].items() if n.startswith("lm.")}
+        assert_near(left[module_id], policy)
+
+
+def test_simultaneous_agents_share_the_step():
+    run = Run(team_config(PairTogether, training={"whiten_advantages": False}))
+    wake_critic(run.learner)
+    made = batches(run.learner, run.sample(3))
+    for joint in range(3):
+        for step in (0, 1):
+            found = [
+                data[Columns.ADVANTAGES][row][
+                    (data[columns.TURN_STEPS][row] == step)
+                    & data[Columns.LOSS_MASK][row]
+                ]
+                for data in (made["a"], made["b"])
+                for row in [int((data[columns.JOINT_INDEX] == joint).nonzero())]
+            ]
+            assert len(set(torch.cat(found).tolist())) == 1
+
+
+# Order of updates --------------------------------------------------------------------
+
+
+def test_alternate_trains_one_policy_at_a_time_and_the_critic_always():
+    training = {"update_schedule": "alternate", "alternate_every": 2}
+    run = Run(team_config(Pair, training=training))
+    joint = Run(team_config(Pair))
+    wake_critic(run.learner)
+    wake_critic(joint.learner)
+    episodes = run.sample(2)
+    # Credit runs through the messages of those that wait, too.
+    alone, both = batches(run.learner, episodes), batches(joint.learner, episodes)
+    for key in (Columns.ADVANTAGES, columns.INPUT_IDS):
+        assert torch.equal(alone["a"][key], both["a"][key])
+    critics = alone["critic"], both["critic"]
+    assert torch.equal(*(c[Columns.VALUE_TARGETS] for c in critics))
+    seen = []
+    for _ in range(5):
+        before = {m: run.weights(m) for m in ("a", "b", "critic")}
+        run.update(run.sample(2))
+        seen.append(
+            "".join(m for m in "ab" if moved(before[m], run.weights(m)))
+            + ("+" if moved(before["critic"], run.weights("critic")) else "")
+        )
+    assert seen == ["a+", "a+", "b+", "b+", "a+"]
+
+
+def test_alternate_gives_the_moving_policy_the_joint_gradient():
+    training = {"update_schedule": "alternate"}
+    run, joint = Run(team_config(Pair, training=training)), Run(team_config(Pair))
+    for each in (run, joint):
+        wake_critic(each.learner)
+    episodes = run.sample(3)
+    alone, both = gradients(run.learner, episodes), gradients(joint.learner, episodes)
+    assert set(alone) == {"a", "critic"} and set(both) == {"a", "b", "critic"}
+    for module_id in alone:
+        assert_near(alone[module_id], both[module_id])
+
+
+def sequential(**training):
+    settings = {"update_schedule": "sequential", "lr": 3e-2, "grad_clip": None}
+    return team_config(PairTogether, training=settings | training)
+
+
+def test_sequential_factors_are_the_ratios_of_those_before():
+    config = sequential(sequential_ratio_clip=0.05, sequential_factor_clip=0.04)
+    run = Run(config)
+    wake_critic(run.learner)
+    episodes = run.sample(3)
+    seen = {}
+    original = run.learner._correct_others
+
+    def look(data, updated, rest):
+        before = {m: data[m][Columns.ADVANTAGES].clone() for m in rest}
+        model = copy.deepcopy(run.learner.module[updated].unwrapped().lm)
+        original(data, updated, rest)
+        for module_id in rest:
+            seen[updated, str(module_id)] = (before[module_id], data[module_id], model)
+
+    run.learner._correct_others = look
+    run.update(episodes)
+    ((updated, _), (before, data, model)) = next(iter(seen.items()))
+    assert len(seen) == 1
+    clipped = 0
+    for row, joint in enumerate(data[columns.JOINT_INDEX].tolist()):
+        ids = []
+        for who, turn in turns_of(episodes[joint]):
+            if who != AGENTS[updated]:
+                continue
+            ids += turn.prompt_ids.tolist()
+            start = len(ids)
+            ids += turn.action_ids.tolist()
+            with torch.no_grad():
+                table = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            new = sum(float(table[p - 1, ids[p]]) for p in range(start, len(ids)))
+            ratio = np.exp((new - turn.action_logps.sum()) / len(turn.action_ids))
+            factor = np.clip(np.clip(ratio, 0.95, 1.05), 0.96, 1.04)
+            clipped += factor in (0.96, 1.04)
+            here = (data[columns.TURN_STEPS][row] == turn.env_t) & data[
+                Columns.LOSS_MASK
+            ][row]
+            torch.testing.assert_close(
+                data[Columns.ADVANTAGES][row][here],
+                before[row][here] * factor,
+                atol=1e-5,
+                rtol=1e-4,
+            )
+            assert abs(factor - 1) > 1e-4
+    assert clipped
+
+
+def test_sequential_without_a_change_is_joint():
+    runs = [
+        Run(team_config(PairTogether, training={"update_schedule": s, "lr": 1e-9}))
+        for s in ("joint", "sequential")
+    ]
+    for run in runs:
+        wake_critic(run.learner)
+    episodes = runs[0].sample(3)
+    joint, one_by_one = (gradients(run.learner, episodes) for run in runs)
+    for module_id in joint:
+        assert_near(joint[module_id], one_by_one[module_id])
+
+
+# Adapters ----------------------------------------------------------------------------
+
+
+def with_adapters(env=Pair, **sections):
+    language_model = {"model": tiny_model(), "lora": LORA}
+    return team_config(env, language_model=language_model, **sections)
+
+
+def warm_adapters(learner):
+    """Give B matrices, which start at zero, values: A matrices then learn as well."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for module_id in "ab":
+            for name, p in learner.module[module_id].unwrapped().named_parameters():
+                if "lora_B" in name:
+                    p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_each_adapters_gradient_is_its_own(level):
+    run = Run(with_adapters(training={"level": level, "whiten_advantages": False}))
+    wake_critic(run.learner)
+    warm_adapters(run.learner)
+    episodes = run.sample(3)
+    whole = gradients(run.learner, episodes)
+    for module_id in "ab":
+        assert whole[module_id] and all("lora_" in n for n in whole[module_id])
+        for name, gradient in whole[module_id].items():
+            assert gradient.abs().max() > 1e-6, name
+    # Without credit for Ben, Ann's gradient is the same to the bit.
+    original = run.learner._minibatches
+
+    def without_ben(data, *args):
+        data["b"][Columns.ADVANTAGES] = torch.zeros_like(data["b"][Columns.ADVANTAGES])
+        return original(data, *args)
+
+    run.learner._minibatches = without_ben
+    partly = gradients(run.learner, episodes)
+    assert_bit_equal(partly["a"], whole["a"])
+    assert all(not g.abs().max() for g in partly["b"].values())
+
+
+def test_an_adapter_moves_alone_and_the_base_never():
+    run = Run(with_adapters(train=["a"], training={"critic": "own"}))
+    before = {m: run.weights(m) for m in "ab"}
+    run.update(run.sample(2))
+    after = {m: run.weights(m) for m in "ab"}
+    assert not moved(before["b"], after["b"])
+    assert moved(before["a"], after["a"])
+    assert all("lora_" in n or "value" in n for n in moved(before["a"], after["a"]))
+
+
+def only_a(module_id, batch=None):
+    return module_id == "a"
+
+
+@pytest.mark.parametrize("train", [["a"], only_a])
+@pytest.mark.parametrize("config_class", [LLMPPOConfig, GRPOConfig, MARFTConfig])
+def test_frozen_policies_stay_to_the_bit_and_sample_on(config_class, train):
+    sections = {"train": train, "rollouts": {"group_size": 2}}
+    run = Run(team_config(Pair, config_class, **sections))
+    before = {m: run.weights(m) for m in "ab"}
+    for _ in range(2):
+        run.update(run.sample(2))
+    assert_bit_equal(before["b"], run.weights("b"))
+    assert moved(before["a"], run.weights("a"))
+    said = [t for e in run.sample(1) for t in turns_of(e)]
+    assert {who for who, _ in said} == {"ann_0", "ben_0"}
+
+
+# Several Learners --------------------------------------------------------------------
+
+
+def unequal(config_class, training, **sections):
+    return team_config(
+        Uneven,
+        config_class,
+        training={"lr": 1e-2, **training},
+        rollouts={"group_size": 2 if config_class is GRPOConfig else 1},
+        **sections,
+    )
+
+
+PARALLEL = [
+    (GRPOConfig, {}),
+    (LLMPPOConfig, {}),
+    (MARFTConfig, {"level": "action"}),
+    (MARFTConfig, {"level": "token"}),
+    (MARFTConfig, {"level": "action", "whiten_by": "batch", "critic": "central"}),
+    (MARFTConfig, {"level": "token", "critic": "own"}),
+    (MARFTConfig, {"update_schedule": "alternate", "alternate_every": 1}),
+    (MARFTConfig, {"update_schedule": "sequential"}),
+]
+
+
+@pytest.mark.parametrize(("config_class", "training"), PARALLEL)
+def test_two_learners_take_the_steps_of_one(config_class, training, monkeypatch):
+    config = unequal(config_class, training)
+    one = Run(config)
+    pair = [make_team_learner(config) for _ in range(2)]
+    everyone = [one.learner, *pair]
+    if config.critic_view:
+        for learner in everyone:
+            wake_critic(learner)
+    tasks = TaskSource(5, config.group_size).next_groups(24)
+    played = one.runner.sample(tasks=tasks)
+    ben = [e for e in played if any(who == "ben_0" for who, _ in turns_of(e))]
+    rest = [e for e in played if e not in ben]
+    # Ben has something to say in one episode, which only one of the Learners gets.
+    groups = {episode_data(e).task.group_id for e in ben[: config.group_size]}
+    episodes = [e for e in ben if episode_data(e).task.group_id in groups]
+    episodes += rest[: 6 * config.group_size]
+    if config_class is GRPOConfig:
+        give_group_credit(config, episodes)
+    kwargs = {"num_epochs": 1, "minibatch_size": None}
+    if training.get("level") == "token":
+        kwargs["num_epochs"] = 2
+    for _ in range(2):
+        one.learner.update(
+            training_data=training_data(episodes), timesteps={}, **kwargs
+        )
+        shards = update_side_by_side(pair, episodes, monkeypatch, **kwargs)
+    spoken = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
+    if config_class is not GRPOConfig:
+        assert sorted(map(len, spoken)) == [1, 2]  # unequal indeed
+    for module_id in one.learner.module.keys():
+        whole = weights_of(one.learner, module_id)
+        for learner in pair:
+            assert_near(whole, weights_of(learner, module_id), atol=3e-4)
+        assert_bit_equal(*(weights_of(learner, module_id) for learner in pair))
+
+
+def training_data(episodes):
+    from rllib_llm.algorithms.training_data import LLMTrainingData
+
+    return LLMTrainingData(episodes=episodes)
