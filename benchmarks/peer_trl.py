@@ -299,7 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--mode", default="rollout_func")
-    parser.add_argument("--variant", default="fixed", help="game: not environment_factory")
+    parser.add_argument("--variant", default="fixed", help="game: no tool loop")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--part", type=int, default=64, help="rows per forward pass")
     args = parser.parse_args()

@@ -71,7 +71,7 @@ def run(variant: str, seed: int, every: int) -> dict[str, Any]:
         "variant": variant,
         "seed": seed,
         "cpu_s": time.process_time() - cpu,
-        "snapshots": len(algo.matchmaker.ratings.ranking()) - 1,
+        "snapshots": len(algo.matchmaker.ratings.ranking()[1:]),
         "curve": curve,
     }
     algo.stop()
@@ -90,22 +90,30 @@ def point(algo: Any, iteration: int) -> dict[str, Any]:
 
 def print_table() -> None:
     """Print the Markdown table of everything in the results folder."""
-    print("| variant | seeds | before | worst after 30 | last | first player, last |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| variant | seeds | before | after 40 | after 70 | each seed | first player |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for variant in VARIANTS:
         paths = sorted(RESULTS.glob(f"{variant}_[0-9]*.json"))
         curves = [json.loads(path.read_text())["curve"] for path in paths]
-        late = [[p for p in curve if p["iteration"] >= 30] for curve in curves]
+        last = [curve[-1]["exploitability"] for curve in curves]
         cells = [
             variant,
             str(len(curves)),
             interval([curve[0]["exploitability"] for curve in curves]),
-            interval([max(p["exploitability"] for p in part) for part in late]),
-            interval([curve[-1]["exploitability"] for curve in curves]),
+            interval([at(curve, 40)["exploitability"] for curve in curves]),
+            interval(last),
+            ", ".join(f"{value:.2f}" for value in last),
             interval([curve[-1]["first_player"] for curve in curves]),
         ]
         if curves:
             print(f"| {' | '.join(cells)} |")
+
+
+def at(curve: list[dict[str, Any]], iteration: int) -> dict[str, Any]:
+    """Return the point of an iteration."""
+    return next(p for p in curve if p["iteration"] == iteration)
 
 
 def interval(values: list[float]) -> str:

@@ -44,6 +44,8 @@ def demonstrate_together(
     """
     rng = np.random.default_rng([seed, 1])
     game, told = env.unwrapped, env.reset(seed=seed, options={"split": "train"})
+    if not hasattr(game, "expert_action"):  # not one of this package's own
+        raise _no_expert(f"{type(game).__name__} has no scripted expert.")
     demos: dict[str, Demonstration] = {}
     try:
         while not told.is_over:
@@ -65,9 +67,9 @@ def demonstrate_together(
     return list(demos.values())
 
 
-def _no_expert(error: NotImplementedError) -> ConfigError:
+def _no_expert(why: NotImplementedError | str) -> ConfigError:
     return ConfigError(
-        f"warm_start needs demonstrations: {error} Write expert_action() and "
+        f"warm_start needs demonstrations: {why} Write expert_action() and "
         "random_action(), or leave .warm_start() out."
     )
 

@@ -30,7 +30,8 @@ _CHECKPOINT = {
 # Attributes of the config that stand under another name in a section.
 _PREFIXES = {"lm_": "language_model", "warm_start_": "warm_start"}
 # RLlib's own sections first: a flat ``lr`` is the training one.
-_SEARCH_ORDER = (*SECTIONS[4:], *SECTIONS[:4])
+_FIRST = SECTIONS.index("training")
+_SEARCH_ORDER = (*SECTIONS[_FIRST:], *SECTIONS[:_FIRST])
 
 
 def is_classic(data: dict[str, Any]) -> bool:

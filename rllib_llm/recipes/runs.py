@@ -11,16 +11,16 @@ from rllib_llm.recipes import yaml_io
 
 RECIPE_FILE = "recipe.yaml"
 _CHECKPOINT_FILE = "rllib_checkpoint.json"
-_MODULE = "learner_group/learner/rl_module/default_policy"
+_MODULES = "learner_group/learner/rl_module"
 # Written by RLlib for every algorithm of this package; without them a checkpoint was
 # cut short.
 _REQUIRED = (
     "class_and_ctor_args.pkl",
     "algorithm_state.pkl",
     "learner_group/learner/state.pkl",
-    f"{_MODULE}/class_and_ctor_args.pkl",
-    f"{_MODULE}/module_state.pkl",
+    f"{_MODULES}/class_and_ctor_args.pkl",
 )
+_OF_EACH_MODULE = ("class_and_ctor_args.pkl", "module_state.pkl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,10 @@ def is_complete(checkpoint: Path) -> bool:
     """
     if not (checkpoint / _CHECKPOINT_FILE).is_file():
         return False
-    if not all((checkpoint / name).is_file() for name in _REQUIRED):
+    modules = [p for p in (checkpoint / _MODULES).glob("*") if p.is_dir()]
+    required = [checkpoint / name for name in _REQUIRED]
+    required += [module / name for module in modules for name in _OF_EACH_MODULE]
+    if not modules or not all(path.is_file() for path in required):
         return False
     return all(_ends_as_pickle(p) for p in checkpoint.rglob("*.pkl"))
 

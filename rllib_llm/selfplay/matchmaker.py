@@ -44,6 +44,7 @@ class Matchmaker:
         self.league = League(LEARNER, max_members=len(slots) or None, **league)
         self.ratings = Ratings()
         self._slot_of: dict[str, str] = {}
+        self._snapshots = 0
 
     def line_up(self, task_seed: int) -> dict[str, str]:
         """Return the policy of every agent in the games of a task."""
@@ -82,7 +83,8 @@ class Matchmaker:
 
         A free slot, or else that of the member who leaves for it.
         """
-        name = f"iteration_{iteration}"
+        name = f"snapshot_{self._snapshots}"
+        self._snapshots += 1
         retired = self.league.add(name, iteration)
         self.ratings.inherit(name, LEARNER)
         taken = set(self._slot_of.values())
@@ -117,6 +119,7 @@ class Matchmaker:
             "league": self.league.state_dict(),
             "ratings": self.ratings.state_dict(),
             "slot_of": dict(self._slot_of),
+            "snapshots": self._snapshots,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -128,3 +131,4 @@ class Matchmaker:
         self.league.load_state(state["league"])
         self.ratings.load_state(state["ratings"])
         self._slot_of = dict(state["slot_of"])
+        self._snapshots = state["snapshots"]

@@ -8,31 +8,22 @@ import torch
 from chain_reference import chain, in_float64, message_loss, shared_values
 from ray.rllib.core.columns import Columns
 from team_helpers import (
-    LORA,
     AloneTogether,
     Pair,
     PairTogether,
     Run,
-    Uneven,
     assert_bit_equal,
     assert_near,
     batches,
-    give_group_credit,
     gradients,
-    make_team_learner,
     single_config,
     team_config,
-    tiny_model,
     turns_of,
-    update_side_by_side,
     wake_critic,
-    weights_of,
 )
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, columns
 from rllib_llm.algorithms.marft.marft import MARFTConfig
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.env_runner.tasks import TaskSource
 
 AGENTS = {"a": "ann_0", "b": "ben_0"}
 
@@ -251,13 +242,15 @@ def test_alternate_gives_the_moving_policy_the_joint_gradient():
         assert_near(alone[module_id], both[module_id])
 
 
-def sequential(**training):
+def sequential(game, **training):
     settings = {"update_schedule": "sequential", "lr": 3e-2, "grad_clip": None}
-    return team_config(PairTogether, training=settings | training)
+    return team_config(game, training=settings | training)
 
 
-def test_sequential_factors_are_the_ratios_of_those_before():
-    config = sequential(sequential_ratio_clip=0.05, sequential_factor_clip=0.04)
+# A joint action is a round, whether agents speak at once or one after the other.
+@pytest.mark.parametrize("game", [PairTogether, Pair])
+def test_sequential_factors_are_the_ratios_of_those_before(game):
+    config = sequential(game, sequential_ratio_clip=0.05, sequential_factor_clip=0.04)
     run = Run(config)
     wake_critic(run.learner)
     episodes = run.sample(3)
@@ -278,9 +271,8 @@ def test_sequential_factors_are_the_ratios_of_those_before():
     clipped = 0
     for row, joint in enumerate(data[columns.JOINT_INDEX].tolist()):
         ids = []
-        for who, turn in turns_of(episodes[joint]):
-            if who != AGENTS[updated]:
-                continue
+        mine = [t for w, t in turns_of(episodes[joint]) if w == AGENTS[updated]]
+        for number, turn in enumerate(mine):
             ids += turn.prompt_ids.tolist()
             start = len(ids)
             ids += turn.action_ids.tolist()
@@ -290,9 +282,8 @@ def test_sequential_factors_are_the_ratios_of_those_before():
             ratio = np.exp((new - turn.action_logps.sum()) / len(turn.action_ids))
             factor = np.clip(np.clip(ratio, 0.95, 1.05), 0.96, 1.04)
             clipped += factor in (0.96, 1.04)
-            here = (data[columns.TURN_STEPS][row] == turn.env_t) & data[
-                Columns.LOSS_MASK
-            ][row]
+            mask = data[Columns.LOSS_MASK][row]
+            here = (data[columns.TURN_IDS][row] == number) & mask
             torch.testing.assert_close(
                 data[Columns.ADVANTAGES][row][here],
                 before[row][here] * factor,
@@ -314,141 +305,3 @@ def test_sequential_without_a_change_is_joint():
     joint, one_by_one = (gradients(run.learner, episodes) for run in runs)
     for module_id in joint:
         assert_near(joint[module_id], one_by_one[module_id])
-
-
-# Adapters ----------------------------------------------------------------------------
-
-
-def with_adapters(env=Pair, **sections):
-    language_model = {"model": tiny_model(), "lora": LORA}
-    return team_config(env, language_model=language_model, **sections)
-
-
-def warm_adapters(learner):
-    """Give B matrices, which start at zero, values: A matrices then learn as well."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for module_id in "ab":
-            for name, p in learner.module[module_id].unwrapped().named_parameters():
-                if "lora_B" in name:
-                    p.copy_(0.1 * torch.randn(p.shape, generator=generator))
-
-
-@pytest.mark.parametrize("level", ["action", "token"])
-def test_each_adapters_gradient_is_its_own(level):
-    run = Run(with_adapters(training={"level": level, "whiten_advantages": False}))
-    wake_critic(run.learner)
-    warm_adapters(run.learner)
-    episodes = run.sample(3)
-    whole = gradients(run.learner, episodes)
-    for module_id in "ab":
-        assert whole[module_id] and all("lora_" in n for n in whole[module_id])
-        for name, gradient in whole[module_id].items():
-            assert gradient.abs().max() > 1e-6, name
-    # Without credit for Ben, Ann's gradient is the same to the bit.
-    original = run.learner._minibatches
-
-    def without_ben(data, *args):
-        data["b"][Columns.ADVANTAGES] = torch.zeros_like(data["b"][Columns.ADVANTAGES])
-        return original(data, *args)
-
-    run.learner._minibatches = without_ben
-    partly = gradients(run.learner, episodes)
-    assert_bit_equal(partly["a"], whole["a"])
-    assert all(not g.abs().max() for g in partly["b"].values())
-
-
-def test_an_adapter_moves_alone_and_the_base_never():
-    run = Run(with_adapters(train=["a"], training={"critic": "own"}))
-    before = {m: run.weights(m) for m in "ab"}
-    run.update(run.sample(2))
-    after = {m: run.weights(m) for m in "ab"}
-    assert not moved(before["b"], after["b"])
-    assert moved(before["a"], after["a"])
-    assert all("lora_" in n or "value" in n for n in moved(before["a"], after["a"]))
-
-
-def only_a(module_id, batch=None):
-    return module_id == "a"
-
-
-@pytest.mark.parametrize("train", [["a"], only_a])
-@pytest.mark.parametrize("config_class", [LLMPPOConfig, GRPOConfig, MARFTConfig])
-def test_frozen_policies_stay_to_the_bit_and_sample_on(config_class, train):
-    sections = {"train": train, "rollouts": {"group_size": 2}}
-    run = Run(team_config(Pair, config_class, **sections))
-    before = {m: run.weights(m) for m in "ab"}
-    for _ in range(2):
-        run.update(run.sample(2))
-    assert_bit_equal(before["b"], run.weights("b"))
-    assert moved(before["a"], run.weights("a"))
-    said = [t for e in run.sample(1) for t in turns_of(e)]
-    assert {who for who, _ in said} == {"ann_0", "ben_0"}
-
-
-# Several Learners --------------------------------------------------------------------
-
-
-def unequal(config_class, training, **sections):
-    return team_config(
-        Uneven,
-        config_class,
-        training={"lr": 1e-2, **training},
-        rollouts={"group_size": 2 if config_class is GRPOConfig else 1},
-        **sections,
-    )
-
-
-PARALLEL = [
-    (GRPOConfig, {}),
-    (LLMPPOConfig, {}),
-    (MARFTConfig, {"level": "action"}),
-    (MARFTConfig, {"level": "token"}),
-    (MARFTConfig, {"level": "action", "whiten_by": "batch", "critic": "central"}),
-    (MARFTConfig, {"level": "token", "critic": "own"}),
-    (MARFTConfig, {"update_schedule": "alternate", "alternate_every": 1}),
-    (MARFTConfig, {"update_schedule": "sequential"}),
-]
-
-
-@pytest.mark.parametrize(("config_class", "training"), PARALLEL)
-def test_two_learners_take_the_steps_of_one(config_class, training, monkeypatch):
-    config = unequal(config_class, training)
-    one = Run(config)
-    pair = [make_team_learner(config) for _ in range(2)]
-    everyone = [one.learner, *pair]
-    if config.critic_view:
-        for learner in everyone:
-            wake_critic(learner)
-    tasks = TaskSource(5, config.group_size).next_groups(24)
-    played = one.runner.sample(tasks=tasks)
-    ben = [e for e in played if any(who == "ben_0" for who, _ in turns_of(e))]
-    rest = [e for e in played if e not in ben]
-    # Ben has something to say in one episode, which only one of the Learners gets.
-    groups = {episode_data(e).task.group_id for e in ben[: config.group_size]}
-    episodes = [e for e in ben if episode_data(e).task.group_id in groups]
-    episodes += rest[: 6 * config.group_size]
-    if config_class is GRPOConfig:
-        give_group_credit(config, episodes)
-    kwargs = {"num_epochs": 1, "minibatch_size": None}
-    if training.get("level") == "token":
-        kwargs["num_epochs"] = 2
-    for _ in range(2):
-        one.learner.update(
-            training_data=training_data(episodes), timesteps={}, **kwargs
-        )
-        shards = update_side_by_side(pair, episodes, monkeypatch, **kwargs)
-    spoken = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
-    if config_class is not GRPOConfig:
-        assert sorted(map(len, spoken)) == [1, 2]  # unequal indeed
-    for module_id in one.learner.module.keys():
-        whole = weights_of(one.learner, module_id)
-        for learner in pair:
-            assert_near(whole, weights_of(learner, module_id), atol=3e-4)
-        assert_bit_equal(*(weights_of(learner, module_id) for learner in pair))
-
-
-def training_data(episodes):
-    from rllib_llm.algorithms.training_data import LLMTrainingData
-
-    return LLMTrainingData(episodes=episodes)

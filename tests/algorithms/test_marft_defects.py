@@ -1,4 +1,4 @@
-"""Nine groups of defects known from multi-agent fine-tuning code, and none of them here.
+"""Nine groups of defects known from multi-agent fine-tuning, and none of them here.
 
 MARFT (arXiv:2504.16129) and its three public implementations were read for them; each
 test fails on code that does what its name says.
@@ -148,35 +148,31 @@ def test_defect_4_a_large_divergence_stops_nothing_silently():
 # 5. Half precision, and no reference.
 
 
-def test_defect_5_adapters_and_adam_are_float32_and_small_steps_count():
+def test_defect_5_small_steps_add_up_and_a_reference_is_there():
     language_model = {"model": tiny_model(), "lora": LORA, "dtype": "bfloat16"}
-    training = {"lr": 1e-6, "ref_kl_coeff": 0.1, "ref_kl_in": "loss"}
-    training["ref_kl_estimator"] = "k3"
+    training = {
+        "lr": 1e-6,
+        "ref_kl_coeff": 0.1,
+        "ref_kl_in": "loss",
+        "ref_kl_estimator": "k3",
+    }
     run = marft(language_model=language_model, training=training)
     wake_critic(run.learner)
-    adapters = {
-        n: p
-        for n, p in run.learner.module["a"].unwrapped().named_parameters()
-        if p.requires_grad
-    }
-    assert adapters and all("lora_" in n for n in adapters)
-    for step in range(2):
-        before = {n: p.detach().float().clone() for n, p in adapters.items()}
+    ((_, optimizer),) = run.learner.get_optimizers_for_module("a")
+    (group,) = optimizer.param_groups
+    start = [p.detach().float().clone() for p in group["params"]]
+    for _ in range(3):
         found = run.update(run.sample(2))
-    master = [
-        entry
-        for _, optimizer in run.learner.get_optimizers_for_module("a")
-        for state in optimizer.state.values()
-        for entry in state.values()
-        if isinstance(entry, torch.Tensor) and entry.ndim
-    ]
-    assert step == 1 and master
-    assert all(entry.dtype is torch.float32 for entry in master)
-    # A reference is there, so that its divergence is known and can be paid for.
-    assert np.isfinite(found["a"]["ref_kl"].peek())
-    whole = [p.dtype for p in adapters.values()]
-    small = any((before[n] != p.detach().float()).any() for n, p in adapters.items())
-    assert small or set(whole) == {torch.bfloat16}
+    # Adam's moments, and what it moves, are in full precision: nothing is rounded off.
+    for before, parameter in zip(start, group["params"], strict=True):
+        state = optimizer.state[parameter]
+        assert state["exp_avg_sq"].dtype is torch.float32
+        after = state.get("master", parameter)
+        assert after.dtype is torch.float32
+        step = float((after - before).abs().max())
+        if before.abs().max() == 0:  # those that start at zero have a gradient at once
+            assert 1.5e-6 < step < 3.5e-6
+    assert found["a"]["ref_kl"].peek() >= 0
 
 
 # 6. Contexts that are cut differently in sampling and training.
@@ -237,38 +233,28 @@ def test_defect_7_unknown_settings_are_refused():
 # 8. The end-of-turn token, and empty messages.
 
 
-class Endings(Pair):
-    pass
-
-
 def test_defect_8_the_end_of_a_turn_is_trained_and_an_empty_turn_is_one_token():
     run = marft()
     renderer = run.config.chat_renderers()["a"]
     (end,) = renderer.stop_token_ids
-    with torch.no_grad():  # a policy that ends every turn at once
-        for module_id in "ab":
-            lm = run.learner.module[module_id].unwrapped().lm
-            norm = lm.base_model.norm.weight
-            embedding = lm.get_input_embeddings().weight
-            embedding[end] = 30.0 * torch.sign(norm)
-            embedding[end + 1 :] *= 0.01
-            lm.base_model.layers[-1].mlp.down_proj.weight.zero_()
-    run.runner.set_weights_version(1)
-    episodes = run.sample(4)
-    lengths = [len(t.action_ids) for e in episodes for _, t in turns_of(e)]
-    ended = [
-        t for e in episodes for _, t in turns_of(e) if t.action_ids.tolist() == [end]
-    ]
-    assert ended and max(lengths) <= 4
+    for height in (30.0, -30.0):  # one of them makes it the likeliest token
+        with torch.no_grad():
+            for module_id in "ab":
+                lm = run.learner.module[module_id].unwrapped().lm
+                lm.get_input_embeddings().weight[end] = height
+        run.runner.set_weights_version(1 + run.runner._weights_seq_no)
+        episodes = run.sample(4)
+        told = [t for e in episodes for _, t in turns_of(e)]
+        empty = [t for t in told if t.action_ids.tolist() == [end]]
+        if empty:
+            break
+    assert empty
     data = batches(run.learner, episodes)
     for module_id in "ab":
         mask = data[module_id][Columns.LOSS_MASK]
         ids = data[module_id][columns.INPUT_IDS]
         assert int((ids[mask] == end).sum()) == sum(
-            end in t.action_ids.tolist()
-            for e in episodes
-            for _, t in turns_of(e)
-            if t.module_id == module_id
+            end in t.action_ids.tolist() for t in told if t.module_id == module_id
         )
     result = run.update(episodes)
     assert np.isfinite(result["a"]["grad_norm"].peek())

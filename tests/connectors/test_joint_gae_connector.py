@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from chain_reference import central_values, chain, shared_values
+from chain_reference import (
+    central_values,
+    chain,
+    conversation,
+    shared_values,
+    value_at,
+)
 from ray.rllib.core.columns import Columns
 from team_helpers import (
     Pair,
@@ -18,6 +24,8 @@ from team_helpers import (
 )
 
 from rllib_llm import columns
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.types import StopReason
 
 PLAIN = {"gamma": 0.9, "lambda_": 0.8, "whiten_advantages": False}
 VIEWS = {"shared": shared_values, "central": central_values}
@@ -84,6 +92,62 @@ def test_a_cut_chain_bootstraps_from_the_next_speaker(critic):
     episodes = run.sample(2)
     assert all(e.is_truncated for e in episodes)
     check(run, episodes)
+
+
+def test_an_agent_cut_early_does_not_lengthen_a_chain_that_ends():
+    class Leaving(Pair):
+        def apply(self, agent, action):
+            outcome = super().apply(agent, action)
+            outcome.truncated = ["ann_0"] if self.turn == 3 else False
+            outcome.terminated = self.turn == 4
+            return outcome
+
+    run = team(Leaving)
+    (episode,) = run.sample(1)
+    assert episode.agent_episodes["ann_0"].is_truncated
+    assert episode.agent_episodes["ben_0"].is_terminated
+    critic = run.learner.module["critic"].unwrapped()
+    inner = shared_values(critic, episode)
+    wanted, _ = chain(
+        episode,
+        lambda agent, step: inner(agent, step) if agent else 0.0,
+        gamma=0.9,
+        lambda_=0.8,
+    )
+    made = batches(run.learner, [episode])
+    # On her own, Ann would be bootstrapped: her row says so.
+    assert (made["a"][columns.BOOTSTRAP_COLUMN] >= 0).all()
+    for module_id in "ab":
+        for (_, step, _), got in messages(made[module_id], Columns.ADVANTAGES).items():
+            assert got == pytest.approx([wanted[step]] * len(got), abs=2e-5)
+
+
+@pytest.mark.parametrize("critic", ["shared", "central"])
+def test_where_the_next_speaker_cannot_read_on_the_value_after_the_last_word_counts(
+    critic,
+):
+    generation = {"max_new_tokens": 4, "max_context_tokens": 160}
+    run = team(
+        env_config={"rounds": 9}, training={"critic": critic}, generation=generation
+    )
+    (episode,) = run.sample(1)
+    assert episode_data(episode).stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert not any(episode_data(p).prompt for p in episode.agent_episodes.values())
+    module = run.learner.module["critic"].unwrapped()
+    inner = VIEWS[critic](module, episode)
+
+    def value_of(agent, step):
+        if agent or critic == "central":
+            return inner(agent, step)
+        ends = [value_at(module, conversation(episode, a), None) for a in AGENTS]
+        return sum(ends) / 2
+
+    wanted, _ = chain(episode, value_of, gamma=0.9, lambda_=0.8)
+    assert abs(value_of(None, None)) > 1e-3
+    made = batches(run.learner, [episode])
+    for module_id in "ab":
+        for (_, step, _), got in messages(made[module_id], Columns.ADVANTAGES).items():
+            assert got == pytest.approx([wanted[step]] * len(got), abs=2e-5)
 
 
 def test_the_team_may_earn_the_sum():

@@ -13,8 +13,9 @@ from rllib_llm.recipes import recipe_from_dict, runs, yaml_io
 RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iteration": 2}}
 
 
-def write_checkpoint(folder):
-    for name in runs._REQUIRED:
+def write_checkpoint(folder, modules=("default_policy",)):
+    names = [f"{m}/{name}" for m in modules for name in runs._OF_EACH_MODULE]
+    for name in (*runs._REQUIRED, *(f"{runs._MODULES}/{n}" for n in names)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(pickle.dumps({"some": "state"}))
@@ -55,6 +56,13 @@ def test_half_written_checkpoints_are_passed_over(run):
             runs.locate_checkpoint(newest)
     state.unlink()
     assert runs.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
+
+
+def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
+    folder = write_checkpoint(tmp_path / "checkpoint", ["alice", "bob", "critic"])
+    assert runs.is_complete(folder)
+    (folder / runs._MODULES / "bob" / "module_state.pkl").unlink()
+    assert not runs.is_complete(folder)
 
 
 def test_missing_runs_say_what_there_is(run, tmp_path):

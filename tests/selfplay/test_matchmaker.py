@@ -38,9 +38,9 @@ def test_members_take_free_slots_and_then_those_of_who_leaves():
     assert book.add_snapshot(0) == "opponent_0"
     assert not book.wants_snapshot()
     assert book.add_snapshot(5) == "opponent_1"
-    assert book.members() == {"opponent_0": "iteration_0", "opponent_1": "iteration_5"}
+    assert book.members() == {"opponent_0": "snapshot_0", "opponent_1": "snapshot_1"}
     play(book, range(40), wins=1.0)
-    easiest = "iteration_0"  # the newest never leaves
+    easiest = "snapshot_0"  # the newest never leaves
     slot = {name: slot for slot, name in book.members().items()}[easiest]
     book.add_snapshot(9)
     assert len(book.members()) == 2 and easiest not in book.members().values()
@@ -67,12 +67,12 @@ def test_results_belong_to_members_not_to_slots():
     book = matchmaker(slots=1, mirror_fraction=0.0)
     book.add_snapshot(0)
     play(book, range(50), wins=1.0)
-    before = book.ratings.rating("iteration_0")
-    assert book.league.payoffs.win_rate("learner", "iteration_0") > 0.9
+    before = book.ratings.rating("snapshot_0")
+    assert book.league.payoffs.win_rate("learner", "snapshot_0") > 0.9
     assert book.add_snapshot(7) == "opponent_0"
-    assert book.league.payoffs.games("learner", "iteration_7") == 0
-    assert book.ratings.rating("iteration_0") == before
-    assert book.ratings.rating("iteration_7") == book.ratings.rating("learner")
+    assert book.league.payoffs.games("learner", "snapshot_1") == 0
+    assert book.ratings.rating("snapshot_0") == before
+    assert book.ratings.rating("snapshot_1") == book.ratings.rating("learner")
     assert book.metrics()["member_iteration", "opponent_0"] == 7
 
 
@@ -82,7 +82,7 @@ def test_agents_that_earned_nothing_count_as_zero():
     result = book.result(
         3, {"player_0": "opponent_0", "player_1": "default_policy"}, {}
     )
-    assert result.players == ("iteration_0", "learner")
+    assert result.players == ("snapshot_0", "learner")
     assert result.returns == (0.0, 0.0)
 
 

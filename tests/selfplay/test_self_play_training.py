@@ -39,7 +39,7 @@ def test_frozen_opponents_stay_as_they_were_while_the_learner_moves(build):
     algo = build(league={"pool_size": 2, "snapshot_max_games": 12})
     start = weights(algo, LEARNER)
     algo.train()
-    assert algo.matchmaker.members() == {"opponent_0": "iteration_0"}
+    assert algo.matchmaker.members() == {"opponent_0": "snapshot_0"}
     assert same(weights(algo, "opponent_0"), start)
     assert not same(weights(algo, LEARNER), start)
     frozen = {"opponent_0": start}

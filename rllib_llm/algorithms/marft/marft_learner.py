@@ -85,19 +85,20 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     ) -> None:
         """Multiply the others' advantages by what the updated policy's turns changed.
 
-        HAPPO (Kuba et al. 2022, arXiv:2109.11251): a message of the same step weighs
-        by the new-to-old ratio of those already updated.
+        HAPPO (Kuba et al. 2022, arXiv:2109.11251): a message weighs by the new-to-old
+        ratios of those already updated in the same joint action, which is a round: the
+        n-th turn of every agent, whether they speak at once or one after the other.
         """
         if not len(rest):
             return
         config, batch = self.config, data[updated]
-        ratios = self._step_ratios(updated, batch)
+        ratios = self._round_ratios(updated, batch)
         low = 1 - config.sequential_factor_clip
         high = 1 + config.sequential_factor_clip
         for module_id in filter(data.__contains__, rest):
             other = data[module_id]
             rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
-            keys = _step_keys(other, rows, cols)
+            keys = _round_keys(other, rows, cols)
             found = torch.tensor([ratios.get(k, 1.0) for k in keys], device=rows.device)
             product = other.setdefault(
                 columns.SEQUENTIAL_FACTOR, torch.ones_like(other[Columns.ADVANTAGES])
@@ -109,10 +110,10 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             change = (after - 1).abs().mean()
             self._add_stat(module_id, "sequential_factor_gap", change, 1.0)
 
-    def _step_ratios(
+    def _round_ratios(
         self, module_id: str, batch: dict[str, Any]
     ) -> dict[tuple[int, int], float]:
-        """Return the clipped length-normalised ratio of each step's messages."""
+        """Return the clipped length-normalised ratio of each round's messages."""
         logp = torch.zeros_like(batch[Columns.ACTION_LOGP])
         module = self.module[module_id].unwrapped()
         for index, part in micro_batches(batch, self.config.micro_batch_tokens):
@@ -130,8 +131,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         clip = self.config.sequential_ratio_clip
         ratios = log_ratios.exp().clamp(1 - clip, 1 + clip).tolist()
         found: dict[tuple[int, int], float] = {}
-        for (joint, step, _), ratio in zip(keys, ratios, strict=True):
-            found[joint, step] = found.get((joint, step), 1.0) * ratio
+        for (joint, turn, _), ratio in zip(keys, ratios, strict=True):
+            found[joint, turn] = found.get((joint, turn), 1.0) * ratio
         return found
 
     # Loss ----------------------------------------------------------------------------
@@ -221,26 +222,26 @@ def _number_messages(
 
     Returns:
         Message of each trained token, else 0 [B, T]; and of each message its episode,
-        environment step and agent.
+        round (how many turns its agent has taken before) and agent.
     """
     mask = batch[Columns.LOSS_MASK]
     rows, cols = mask.nonzero(as_tuple=True)
     keys = torch.stack(
         [
             batch[columns.JOINT_INDEX][rows],
-            batch[columns.TURN_STEPS][rows, cols],
+            batch[columns.TURN_IDS][rows, cols],
             batch[columns.AGENT_INDEX][rows],
         ]
     )
     distinct, which = torch.unique(keys, dim=1, return_inverse=True)
-    messages = torch.zeros_like(batch[columns.TURN_STEPS])
+    messages = torch.zeros_like(batch[columns.TURN_IDS])
     messages[rows, cols] = which
     return messages, [tuple(key) for key in distinct.t().tolist()]
 
 
-def _step_keys(
+def _round_keys(
     batch: dict[str, Any], rows: torch.Tensor, cols: torch.Tensor
 ) -> list[tuple[int, int]]:
     joint = batch[columns.JOINT_INDEX][rows]
-    steps = batch[columns.TURN_STEPS][rows, cols]
-    return [tuple(key) for key in torch.stack([joint, steps], 1).tolist()]
+    rounds = batch[columns.TURN_IDS][rows, cols]
+    return [tuple(key) for key in torch.stack([joint, rounds], 1).tolist()]

@@ -15,7 +15,11 @@ from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
 from rllib_llm.algorithms.selfplay.seating import SeatedTasks, TakeTurns
-from rllib_llm.algorithms.selfplay.validation import declare_slots, validate_league
+from rllib_llm.algorithms.selfplay.validation import (
+    declare_slots,
+    game_text,
+    validate_league,
+)
 from rllib_llm.algorithms.settings import LeagueSettings, assign
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.env_runner.agents import agents_of
@@ -151,9 +155,7 @@ class SelfPlay(GRPO):
         self.matchmaker = config.build_matchmaker()
         self.role_baselines = RoleBaselines(config.role_decay)
         if config.league_exploitability_interval:
-            env = config.make_text_env()
-            information_states(env.unwrapped.teller)  # refuses games that are too large
-            env.close()
+            information_states(game_text(config))  # refuses games that are too large
         super().setup(config)
         self._task_source.seat = lambda task: self.matchmaker.line_up(task.seed)
 
@@ -182,9 +184,9 @@ class SelfPlay(GRPO):
         episodes = sorted(super().sample_groups(num_groups), key=_number)
         results = [self._result(e) for e in episodes if e.is_terminated]
         self.matchmaker.record(results)
-        against = [r for r in results if len(set(r.players)) > 1]
-        share = 1 - len(against) / max(1, len(results))
-        self.metrics.log_value(("league", "mirror_frac"), share, window=1)
+        if results:
+            share = np.mean([len(set(r.players)) == 1 for r in results])
+            self.metrics.log_value(("league", "mirror_frac"), float(share), window=1)
         return episodes
 
     def _result(self, episode: Any) -> GameResult:
@@ -235,17 +237,15 @@ class SelfPlay(GRPO):
         a legal word. For small games of OpenSpiel.
 
         Raises:
-            ConfigError: If the game is too large or has no information states.
+            ConfigError: If it is no game of OpenSpiel, too large, or has no information
+                states.
         """
-        env = self.config.make_text_env()
 
         def log_probs(conversations: Any, words: Any) -> list[list[float]]:
             call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
             return self._on_learners(call, first_only=True)[0]
 
-        found = measure_exploitability(env.unwrapped.teller, word_probs(log_probs))
-        env.close()
-        return found
+        return measure_exploitability(game_text(self.config), word_probs(log_probs))
 
     def _on_learners(self, call: Any, *, first_only: bool = False) -> list[Any]:
         chosen = [0] if first_only and not self.learner_group.is_local else None

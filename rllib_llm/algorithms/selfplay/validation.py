@@ -166,13 +166,22 @@ def _validate_credit(config: Any) -> None:
 
 def _validate_exploitability(config: Any) -> None:
     name = "exploitability_interval"
-    if not require_int(name, config.league_exploitability_interval, 0, 10**9):
-        return
+    if require_int(name, config.league_exploitability_interval, 0, 10**9):
+        game_text(config)
+
+
+def game_text(config: Any) -> GameText:
+    """Return how the game is told.
+
+    Raises:
+        ConfigError: If it is no game of OpenSpiel.
+    """
     env = config.make_text_env()
     teller = getattr(env.unwrapped, "teller", None)
     env.close()
     if not isinstance(teller, GameText):
         raise ConfigError(
-            f"{name}={config.league_exploitability_interval}: exploitability is "
-            f"computed by OpenSpiel, and {config.env!r} is no game of it. Set it to 0."
+            f"Exploitability is computed by OpenSpiel, and {config.env!r} is no game "
+            "of it. Set exploitability_interval=0."
         )
+    return teller
