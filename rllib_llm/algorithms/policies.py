@@ -27,6 +27,12 @@ def validate_policies(config: Any) -> None:
                 ".multi_agent() out."
             )
         return
+    if len(config.llm_module_ids) > 1 and config.generation_engine != "torch":
+        raise ConfigError(
+            f"engine={config.generation_engine!r} holds the weights of one policy, but "
+            f"{', '.join(config.llm_module_ids)} are language models. Use "
+            "engine='torch', or one policy for all agents."
+        )
     mapped = _mapped(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map others in other episodes

@@ -28,16 +28,11 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import StateDict
 
-from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
 from rllib_llm.engines.base import GenerationEngine
-from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.joint_play import JointPlay
-from rllib_llm.env_runner.limits import RolloutLimits
-from rllib_llm.env_runner.plays import SinglePlay
+from rllib_llm.env_runner import casting
 from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.scripts import Script
-from rllib_llm.env_runner.slots import Voice
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.state import copy_into, unpack
 from rllib_llm.types import Task
@@ -91,8 +86,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self.module: Any = None
         self._rollout: Rollout | None = None
-        self._line_up: MappedPolicies | None = None
-        self._guests: dict[str, Script] = {}
+        self._line_up: casting.LineUp | None = None
         self.make_env()
         self.make_module()
 
@@ -235,26 +229,25 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             scripts: Functions that play, by name.
         """
         self.make_env()
-        self._line_up, self._guests = MappedPolicies(policies), dict(scripts or {})
+        self._line_up = casting.LineUp(policies, scripts or {})
         try:
             yield
         finally:
             self.make_env()
-            self._line_up, self._guests = None, {}
+            self._line_up = None
 
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
-            self._voices = {m: self._voice(m) for m in config.module_ids}
-            self._voices |= {n: Voice(script=s) for n, s in self._guests.items()}
+            self._voices = casting.voices(config, self.engines, self._line_up)
             self._rollout = Rollout(
                 make_env=config.make_text_env,
-                make_play=self._play_maker(),
+                make_play=casting.play_maker(config, self._line_up),
                 voices=self._voices,
                 env_to_module=self._env_to_module,
                 module_to_env=self._module_to_env,
                 num_slots=self.num_envs,
-                limits=self._limits(),
+                limits=casting.limits(config),
                 module=self.module,
                 on_event=self._on_episode_event,
             )
@@ -262,48 +255,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             own = config.get_config_for_module(module_id)
             self._voices[module_id].sampling = own.sampling_params(explore=explore)
         return self._rollout
-
-    def _voice(self, module_id: str) -> Voice:
-        script = self.config.script_of(module_id)
-        if script is not None:
-            return Voice(script=script)
-        own = self.config.get_config_for_module(module_id)
-        engine = self.engines[module_id]
-        together = [m for m, other in self.engines.items() if other is engine]
-        place = together.index(module_id)
-        return Voice(
-            engine=engine,
-            open_settings={"adapter": place} if len(together) > 1 else {},
-            max_new_tokens=own.max_new_tokens,
-            max_context_tokens=own.resolved_context_tokens(),
-            max_tokens_per_episode=own.max_tokens_per_episode,
-        )
-
-    def _play_maker(self) -> Callable[[Task], Any]:
-        """Return what starts the record of a task."""
-        config = self.config
-        env = config.make_text_env()
-        agents = agents_of(env)
-        env.close()
-        if agents is None:
-            spaces = self.get_spaces()[INPUT_ENV_SINGLE_SPACES]
-            return lambda task: SinglePlay(task, spaces)
-        mapping = self._line_up or config.policy_mapping_fn
-        names = (*config.module_ids, *self._guests)
-        return lambda task: JointPlay(task, agents, mapping, names)
-
-    def _limits(self) -> RolloutLimits:
-        config = self.config
-        return RolloutLimits(
-            max_tokens_per_episode=config.max_tokens_per_episode,
-            max_turns=config.max_turns,
-            step_timeout_s=config.step_timeout_s,
-            turn_timeout_s=config.turn_timeout_s,
-            episode_timeout_s=config.episode_timeout_s,
-            max_retries=config.max_retries,
-            max_failed_fraction=config.max_failed_fraction,
-            stop_policies=config.resolved_stop_policies(),
-        )
 
     def _on_episode_event(self, name: str, episode: Any) -> None:
         self._fire(

@@ -235,3 +235,11 @@ def test_a_game_that_rewards_a_stranger_is_refused_when_it_does():
     runner = LLMEnvRunner(config=config, worker_index=0)
     with pytest.raises(EnvContractError, match=r"'dan_0'.*Agents: ann_0, ben_0"):
         runner.sample(num_episodes=1)
+
+
+def test_an_engine_of_one_policy_is_refused_for_several(monkeypatch):
+    monkeypatch.setattr(
+        "rllib_llm.algorithms.validation.validate_engine", lambda _: None
+    )
+    with pytest.raises(ConfigError, match="weights of one policy.*engine='torch'"):
+        marft(generation={"engine": "vllm"}).validate()

@@ -1,0 +1,84 @@
+"""From a configuration to who speaks how, who sits where, and for how long."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.joint_play import JointPlay
+from rllib_llm.env_runner.limits import RolloutLimits
+from rllib_llm.env_runner.plays import SinglePlay
+from rllib_llm.env_runner.scripts import Script
+from rllib_llm.env_runner.slots import Voice
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class LineUp:
+    """Who acts for whom in place of what the configuration says.
+
+    Attributes:
+        policies: ModuleID, or name of a script, by AgentID.
+        scripts: Functions that play, by name.
+    """
+
+    policies: Mapping[str, str]
+    scripts: Mapping[str, Script] = dataclasses.field(default_factory=dict)
+
+
+def voices(
+    config: Any, engines: Mapping[str, Any], line_up: LineUp | None
+) -> dict[str, Voice]:
+    """Return how each policy and script makes turns, by its name."""
+    found = {m: _voice(config, engines, m) for m in config.module_ids}
+    if line_up is not None:
+        found |= {name: Voice(script=s) for name, s in line_up.scripts.items()}
+    return found
+
+
+def _voice(config: Any, engines: Mapping[str, Any], module_id: str) -> Voice:
+    script = config.script_of(module_id)
+    if script is not None:
+        return Voice(script=script)
+    own, engine = config.get_config_for_module(module_id), engines[module_id]
+    together = [m for m, other in engines.items() if other is engine]
+    place = together.index(module_id)
+    return Voice(
+        engine=engine,
+        open_settings={"adapter": place} if len(together) > 1 else {},
+        max_new_tokens=own.max_new_tokens,
+        max_context_tokens=own.resolved_context_tokens(),
+        max_tokens_per_episode=own.max_tokens_per_episode,
+    )
+
+
+def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:
+    """Return what starts the record of a task."""
+    env = config.make_text_env()
+    agents = agents_of(env)
+    env.close()
+    if agents is None:
+        spaces = (UnicodeText(), UnicodeText())
+        return lambda task: SinglePlay(task, spaces)
+    mapping, names = config.policy_mapping_fn, config.module_ids
+    if line_up is not None:
+        mapping, names = MappedPolicies(line_up.policies), (*names, *line_up.scripts)
+    return lambda task: JointPlay(task, agents, mapping, names)
+
+
+def limits(config: Any) -> RolloutLimits:
+    """Return the bounds of an episode."""
+    return RolloutLimits(
+        max_tokens_per_episode=config.max_tokens_per_episode,
+        max_turns=config.max_turns,
+        step_timeout_s=config.step_timeout_s,
+        turn_timeout_s=config.turn_timeout_s,
+        episode_timeout_s=config.episode_timeout_s,
+        max_retries=config.max_retries,
+        max_failed_fraction=config.max_failed_fraction,
+        stop_policies=config.resolved_stop_policies(),
+    )
