@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
+from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError, did_you_mean
+
+# RLlib's settings of multi_agent that belong to its old API stack.
+_NOT_READ = (
+    "count_steps_by",
+    "policy_map_capacity",
+    "observation_fn",
+    "policy_states_are_swappable",
+)
 
 
 def validate_policies(config: Any) -> None:
@@ -33,6 +42,9 @@ def validate_policies(config: Any) -> None:
             f"{', '.join(config.llm_module_ids)} are language models. Use "
             "engine='torch', or one policy for all agents."
         )
+    refuse_without_effect(
+        config, _NOT_READ, "LLMEnvRunner and the Learners do not read it. Leave it out."
+    )
     mapped = _mapped(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map others in other episodes

@@ -8,6 +8,7 @@ from typing import Any
 
 from rllib_llm.algorithms.policies import validate_policies
 from rllib_llm.algorithms.vllm_engines import validate_engine
+from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
@@ -60,15 +61,6 @@ WITHOUT_EFFECT = (
     "compress_observations",
     "torch_skip_nan_gradients",
 )
-
-
-def refuse_without_effect(config: Any, names: tuple[str, ...], why: str) -> None:
-    """Raise ConfigError if a setting that is never read was changed."""
-    default = type(config)()
-    for name in names:
-        given = getattr(config, name)
-        if given != getattr(default, name):
-            raise ConfigError(f"{name}={given!r} would have no effect: {why}")
 
 
 def validate(config: Any) -> None:

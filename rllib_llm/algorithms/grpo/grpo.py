@@ -14,7 +14,7 @@ from typing_extensions import Self
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
-from rllib_llm.algorithms.validation import refuse_without_effect
+from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.episode_data import (
     EpisodeData,
     agent_episodes,

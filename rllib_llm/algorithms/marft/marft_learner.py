@@ -176,24 +176,39 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def _as_messages(
         self, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Put each message's ratio and mean entropy at its first token."""
+        """Put what a message's loss is made of at its first token.
+
+        Its ratio, and the means over its tokens of the entropy, of the advantage (which
+        importance weights may have made unequal) and of the log-ratio to the reference.
+        """
         mask, old = batch[Columns.LOSS_MASK], batch[Columns.ACTION_LOGP]
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         messages, keys = _number_messages(batch)
-        common = (mask, messages, len(keys))
-        log_ratios, _ = message_log_ratios(
-            scores[..., 0],
-            old,
-            *common,
-            length_normalised=self.config.message_logp == "mean",
-        )
-        zeros = torch.zeros_like(old)
-        entropies, _ = message_log_ratios(scores[..., 1], zeros, *common)
         starts = batch[columns.MESSAGE_STARTS] > 0
-        at = messages[starts]
-        logp = old.index_put((starts,), old[starts] + log_ratios[at])
-        entropy = zeros.index_put((starts,), entropies[at])
-        batch = {**batch, Columns.LOSS_MASK: starts}
+        at, zeros = messages[starts], torch.zeros_like(old)
+
+        def mean(values: torch.Tensor, less: torch.Tensor, divide: bool = True) -> Any:
+            found, _ = message_log_ratios(
+                values, less, mask, messages, len(keys), length_normalised=divide
+            )
+            return found[at]
+
+        def put(into: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return into.index_put((starts,), values)
+
+        is_mean = self.config.message_logp == "mean"
+        logp = put(old, old[starts] + mean(scores[..., 0], old, is_mean))
+        entropy = put(zeros, mean(scores[..., 1], zeros))
+        advantages = batch[Columns.ADVANTAGES]
+        batch = {
+            **batch,
+            Columns.LOSS_MASK: starts,
+            Columns.ADVANTAGES: put(advantages, mean(advantages, zeros)),
+        }
+        if columns.REF_LOGP in batch:
+            reference = batch[columns.REF_LOGP]
+            apart = mean(scores[..., 0], reference)
+            batch[columns.REF_LOGP] = put(reference, logp[starts] - apart)
         scores = torch.stack([logp, entropy], dim=-1)
         return batch, {**fwd_out, Columns.ACTION_DIST_INPUTS: scores}
 

@@ -10,7 +10,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_llm.algorithms.selfplay.seating import seated_policy
 from rllib_llm.algorithms.settings.league import MIRROR
 from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
-from rllib_llm.algorithms.validation import refuse_without_effect, register_env
+from rllib_llm.algorithms.validation import register_env
+from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.envs.parsing import require_choice, require_float, require_int

@@ -16,9 +16,41 @@ SCRIPT = "script"
 # What may differ between policies; everything else is the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
 _RUN_WIDE = {
-    "generation": ("engine", "engine_kwargs", "engine_num_gpus", "engine_sleep"),
-    "training": ("num_epochs", "minibatch_size", "matmul_precision", "grad_clip_by"),
-    "language_model": ("history",),
+    "generation": (
+        "engine",
+        "engine_kwargs",
+        "engine_num_gpus",
+        "engine_sleep",
+        "engine_forward",
+        "kv_cache_gib",
+    ),
+    "training": (
+        "num_epochs",
+        "minibatch_size",
+        "micro_batch_tokens",
+        "matmul_precision",
+        "grad_clip_by",
+        "old_logps",
+        "nan_policy",
+        "critic_warmup_iters",
+        "team_share",
+        "level",
+        "critic",
+        "team_reward",
+        "message_logp",
+        "update_schedule",
+        "alternate_every",
+        "sequential_ratio_clip",
+        "sequential_factor_clip",
+        "whiten_by",
+        "advantage_baseline",
+        "advantage_scale",
+        "advantage_group_by",
+        "turn_discount",
+        "drop_zero_variance_groups",
+        "dynamic_sampling_rounds",
+    ),
+    "language_model": ("history", "compile"),
 }
 
 
@@ -32,6 +64,12 @@ class MappedPolicies:
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self.table = dict(table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MappedPolicies) and self.table == other.table
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.table.items())))
 
     def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
         """Return the agent's policy.
