@@ -133,7 +133,8 @@ def test_weights_of_another_model_are_refused(groups):
     runner = runners.runners[1]
     before = parameters(runner)[EMBEDDING].clone()
     with pytest.raises(CheckpointError, match=r"no_such\.weight"):
-        runner.receive_weights({DEFAULT_MODULE_ID: pack({"no_such.weight": torch.ones(2)})}, 1)
+        stranger = pack({"no_such.weight": torch.ones(2)})
+        runner.receive_weights({DEFAULT_MODULE_ID: stranger}, 1)
     with pytest.raises(CheckpointError, match=EMBEDDING):
         runner.receive_weights({DEFAULT_MODULE_ID: pack({EMBEDDING: torch.ones(2)})}, 1)
     assert torch.equal(parameters(runner)[EMBEDDING], before)
