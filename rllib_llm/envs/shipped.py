@@ -18,4 +18,5 @@ from rllib_llm.envs.games import (  # noqa: F401
     path_checker,
     referential,
     secret_sum,
+    team,
 )

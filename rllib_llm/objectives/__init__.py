@@ -4,6 +4,11 @@ Nothing here knows Ray or environments. Advantages and normalisers are numpy, co
 once per batch; losses, KL and distributions are torch, differentiated.
 """
 
+from rllib_llm.dependency import (
+    TOPOLOGIES,
+    DependencyGraph,
+    dependency_graph,
+)
 from rllib_llm.objectives.advantages import (
     BASELINES,
     SCALES,
@@ -25,11 +30,6 @@ from rllib_llm.objectives.allocation import (
     shaped_rewards,
     shapley_values,
     team_and_local_rewards,
-)
-from rllib_llm.objectives.dependency import (
-    TOPOLOGIES,
-    DependencyGraph,
-    dependency_graph,
 )
 from rllib_llm.objectives.distributions import token_logps_and_entropy
 from rllib_llm.objectives.fidelity import (

@@ -252,7 +252,7 @@ def shaped_rewards(
         rewards: Reward of each message's answer; in [0, 1] for ``"quality"``. [M]
         episodes: Episode of each message. [M]
         order: Its place in the episode, see
-            :meth:`~rllib_llm.objectives.dependency.DependencyGraph.order`. [M]
+            :meth:`~rllib_llm.dependency.DependencyGraph.order`. [M]
         shaping: "margin" or "quality".
         alpha: Weight of the shaping, >= 0.
         beta: Weight of the final reward, >= 0.

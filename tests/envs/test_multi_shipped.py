@@ -27,6 +27,7 @@ GAMES = [
     "path_checker-v0",
     "referential-v0",
     "secret_sum-v0",
+    "team-v0",
 ]
 HELD_OUT = ["negotiation-v0", "path_checker-v0", "referential-v0"]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -128,7 +129,8 @@ def test_random_unicode_is_answered(name):
         assert step.stop_reason in ("terminated", "max_turns", "parse_error")
 
 
-@pytest.mark.parametrize("name", GAMES)
+# In a team any text is a message; the task judges the answer.
+@pytest.mark.parametrize("name", [g for g in GAMES if g != "team-v0"])
 def test_invalid_actions_follow_the_policy_asked_for(name):
     config = {"invalid_action": "retry", "invalid_action_reward": -0.25}
     env = JointEnv(make_env(name, config))

@@ -1,0 +1,118 @@
+"""A team in place of one agent: any shipped task, any graph of who reads whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.dependency import DependencyGraph, dependency_graph
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
+from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, register_text_env
+from rllib_llm.errors import ConfigError
+
+AGENTS = ("adviser_0", "solver_0")
+
+
+@register_text_env("team-v0")
+class Team(MultiAgentTextEnv):
+    """Agents talk, the last one answers; all earn what the task pays.
+
+    A round is one turn of the task: every agent speaks once, in an order that the graph
+    allows, and the text of the last one is the task's action. Everyone sees the task's
+    observations. Within a round an agent reads those that ``topology`` lets it read;
+    under ``"debate"`` all read what the others said in the round before.
+    """
+
+    max_turns = 256  # the task has its own limit
+
+    def agent_names(self, agents: Sequence[str] = AGENTS, **_: Any) -> list[str]:
+        """The agents as they are named."""
+        return list(agents)
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        task: str = "guess_number-v0",
+        task_config: Mapping[str, Any] | None = None,
+        agents: Sequence[str] = AGENTS,
+        topology: str | Mapping[str, Sequence[str]] = "chain",
+    ) -> None:
+        """Begin the task.
+
+        Args:
+            rng: Decides the instance.
+            task: Name of a registered environment with one agent.
+            task_config: Its options.
+            agents: Who is in the team; the last one to speak answers.
+            topology: "chain", "star", "debate", or edges ``{reader: [read, ...]}``.
+        """
+        self.graph: DependencyGraph = dependency_graph(topology, agents)
+        self.order = [agent for level in self.graph.levels for agent in level]
+        self.recalls = topology == "debate"
+        self.task = _make_task(task, task_config)
+        seed = int(rng.integers(2**31))
+        opening, _ = self.task.reset(seed=seed, options={"split": self.split})
+        self.said: dict[str, str] = {}
+        self.news = {agent: [opening] for agent in agents}
+
+    def prompt_for(self, agent: str) -> str:
+        """Show what the agent has not read yet."""
+        text = "\n".join(self.news[agent])
+        self.news[agent] = []
+        return text
+
+    def next_agent(self) -> str:
+        """Return who speaks next in the order of the graph."""
+        return self.order[len(self.said) % len(self.order)]
+
+    def apply(self, agent: str, action: str) -> Outcome | None:
+        """Pass the message on; the last one of a round answers the task."""
+        self.said[agent] = action
+        for reader in self.graph.read_by(agent):
+            self.news[reader].append(f"{agent} says: {action}")
+        if len(self.said) < len(self.order):
+            return None
+        return self._answer(action)
+
+    def _answer(self, action: str) -> Outcome:
+        said, self.said = self.said, {}
+        told, reward, terminated, truncated, info = self.task.step(action)
+        for agent, news in self.news.items():
+            if self.recalls:
+                news += [f"{a} says: {t}" for a, t in said.items() if a != agent]
+            news.append(told)
+        return Outcome(
+            dict.fromkeys(self.order, reward),
+            terminated=terminated,
+            truncated=truncated,
+            success=info.get("success"),
+            metrics=info.get("metrics") or {},
+        )
+
+    def system_prompt_for(self, agent: str) -> str | None:
+        """The task's own; roles are the policies' system prompts."""
+        return _task_class(self.options()["task"]).system_prompt
+
+    def expert_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Say what the task's expert would do, as advice or as the answer."""
+        return self.task.expert_action(rng)
+
+    def random_action(self, agent: str, rng: np.random.Generator) -> str:
+        """Say any valid action of the task."""
+        return self.task.random_action(rng)
+
+
+def _task_class(name: str) -> type[TextEnv]:
+    found = TEXT_ENVS.get(name)
+    if not issubclass(found, TextEnv):
+        raise ConfigError(
+            f"task={name!r} is a game of several agents already. Name an environment "
+            "with one agent, e.g. 'guess_number-v0'."
+        )
+    return found
+
+
+def _make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:
+    return _task_class(name)(dict(config or {}))

@@ -1,0 +1,75 @@
+"""Teams on tasks of one agent: who reads whom, who answers, who is paid."""
+
+import pytest
+
+from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs.one_player import OnePlayer
+from rllib_llm.envs.transcript import expert_policy, play
+from rllib_llm.errors import ConfigError
+
+TRIO = ["a_0", "b_0", "c_0"]
+PROBE = {"task": "copy_probe-v0"}
+
+
+def heard(topology, rounds=2):
+    """What each agent reads, round by round, if everybody says its own name."""
+    env = JointEnv(make_env("team-v0", {"agents": TRIO, "topology": topology}))
+    step, found = env.reset(seed=0), []
+    for _ in range(rounds * len(TRIO)):
+        ((agent, text),) = step.observations.items()
+        said = [w.split(" says")[0][0] for w in text.splitlines() if " says: " in w]
+        found.append((agent[0], "".join(sorted(said))))
+        step = env.step({agent: f"I am {agent}"})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("topology", "first", "second"),
+    [
+        ("chain", ["", "a", "ab"], ["", "a", "ab"]),
+        ("star", ["", "", "ab"], ["", "", "ab"]),
+        ("debate", ["", "", ""], ["bc", "ac", "ab"]),
+        ({"b_0": ["a_0"], "c_0": ["b_0"]}, ["", "a", "b"], ["", "a", "b"]),
+    ],
+)
+def test_agents_read_those_they_may(topology, first, second):
+    assert heard(topology) == list(zip("abc" * 2, first + second, strict=True))
+
+
+def test_the_graph_decides_who_speaks_last_and_answers():
+    config = {**PROBE, "agents": TRIO, "topology": {"a_0": ["b_0", "c_0"]}}
+    env = JointEnv(make_env("team-v0", config))
+    word = env.reset(seed=1).observations["b_0"].removeprefix("Say ")
+    env.step({"b_0": "blue"})
+    env.step({"c_0": "nonsense"})
+    step = env.step({"a_0": word})
+    assert sorted(step.rewards) == [(agent, 0.5) for agent in TRIO]
+
+
+def test_a_team_plays_what_the_answerer_alone_would():
+    alone = make_env("guess_number-v0")
+    team = OnePlayer(JointEnv(make_env("team-v0")))
+    for seed in range(20):
+        played = play(team, seed, expert_policy)
+        assert played.success is True
+        guesses = played.actions[1::2]
+        alone.reset(seed=0)
+        alone.secret = team.joint.unwrapped.task.secret
+        rewards = [alone.step(guess)[1] for guess in guesses]
+        assert sum(rewards) == 1.0 and sum(played.rewards) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"task": "secret_sum-v0"}, "several agents already"),
+        ({"task": "gess_number-v0"}, "Did you mean 'guess_number-v0'"),
+        ({"topology": {"adviser_0": ["solver_0"], "solver_0": ["adviser_0"]}}, "cycle"),
+        ({"topology": {"adviser_0": ["solver_1"]}}, "Did you mean 'solver_0'"),
+        ({"topology": "ring"}, "chain"),
+        ({"task_config": {"uper": 3}}, "Did you mean 'upper'"),
+    ],
+)
+def test_bad_teams_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        make_env("team-v0", config).reset(seed=0)
