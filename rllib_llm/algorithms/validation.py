@@ -9,7 +9,7 @@ from typing import Any
 from rllib_llm.algorithms.policies import validate_policies
 from rllib_llm.algorithms.vllm_engines import validate_engine
 from rllib_llm.algorithms.without_effect import refuse_without_effect
-from rllib_llm.env_runner.agents import as_playable
+from rllib_llm.env_runner.agents import agents_of, as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -361,7 +361,12 @@ def _create(env: str, env_config: Any) -> Any:
     config = dict(env_config)
     count = config.pop("num_envs", None)
     if count is None:
-        return make_registered_env(env, config)
+        made = as_playable(make_registered_env(env, config))
+        if agents_of(made) is None:
+            return made
+        from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
+
+        return to_rllib_env(made)
     from rllib_llm.envs.vector import TextVectorEnv
 
     make = functools.partial(make_registered_env, env, config)

@@ -14,6 +14,7 @@ from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 
 PROMPTS = "prompts"
 STOP_TOKEN_IDS = "stop_token_ids"
+WAITING = "waiting_for_policies"  # shared_data: agents' episodes by policy
 
 
 class RenderChat(ConnectorV2):
@@ -53,6 +54,8 @@ class RenderChat(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        if episodes and hasattr(episodes[0], "agent_episodes"):
+            return self._by_policy(episodes, shared_data)
         for episode in self.single_agent_episode_iterator(
             episodes, agents_that_stepped_only=True
         ):
@@ -68,6 +71,31 @@ class RenderChat(ConnectorV2):
         if DEFAULT_MODULE_ID in self.renderers:  # RLlib's stock runner samples itself
             batch[STOP_TOKEN_IDS] = self.renderers[DEFAULT_MODULE_ID].stop_token_ids
         return batch
+
+    def _by_policy(
+        self, episodes: list[Any], shared_data: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return what each policy reads, for RLlib's stock multi-agent runner.
+
+        Who it is stands in ``shared_data``, for the way back to the agents.
+        """
+        waiting: dict[str, list[tuple[int, Any]]] = {}
+        for index, episode in enumerate(episodes):
+            for agent in sorted(episode.get_agents_that_stepped()):
+                part = episode.agent_episodes[agent]
+                data = episode_data(part)
+                if not part.is_terminated:
+                    data.prompt = self._prompt(data, part)
+                if not part.is_done:
+                    waiting.setdefault(part.module_id, []).append((index, part))
+        shared_data[WAITING] = waiting
+        return {
+            module_id: {
+                PROMPTS: {module_id: [episode_data(part) for _, part in parts]},
+                STOP_TOKEN_IDS: self.renderers[module_id].stop_token_ids,
+            }
+            for module_id, parts in waiting.items()
+        }
 
     def _prompt(self, data: EpisodeData, episode: Any) -> Prompt | None:
         module_id = episode.module_id or DEFAULT_MODULE_ID

@@ -12,7 +12,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
+from rllib_llm import columns
 from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.env_to_module import WAITING
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
@@ -56,6 +58,8 @@ class DecodeAction(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        if episodes and hasattr(episodes[0], "agent_episodes"):
+            return self._by_agent(batch, len(episodes), shared_data[WAITING])
         texts = [
             self._text(episode_data(episode), episode.module_id or DEFAULT_MODULE_ID)
             for episode in self.single_agent_episode_iterator(
@@ -66,6 +70,23 @@ class DecodeAction(ConnectorV2):
         batch[Columns.ACTIONS] = np.empty(len(texts), dtype=object)
         batch[Columns.ACTIONS][:] = texts
         return batch
+
+    def _by_agent(
+        self,
+        batch: dict[str, Any],
+        num_episodes: int,
+        waiting: dict[str, list[tuple[int, Any]]],
+    ) -> dict[str, Any]:
+        """Return each agent's text and turn, for RLlib's stock multi-agent runner."""
+        actions: list[dict[str, str]] = [{} for _ in range(num_episodes)]
+        turns: list[dict[str, Any]] = [{} for _ in range(num_episodes)]
+        for module_id, parts in waiting.items():
+            made = batch[module_id][columns.TURN]
+            for (index, part), turn in zip(parts, made, strict=True):
+                text = self._text(episode_data(part), module_id)
+                actions[index][part.agent_id] = text
+                turns[index][part.agent_id] = turn
+        return {Columns.ACTIONS: actions, columns.TURN: turns}
 
     def _text(self, data: EpisodeData, module_id: str) -> str:
         if data.sampled is None:  # stock runners also ask for episodes that are over

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.learner import LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
@@ -26,8 +27,8 @@ def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> A
     """Observations to token deltas."""
     custom = _custom(config._env_to_module_connector, env, spaces, device)
     return EnvToModulePipeline(
-        input_observation_space=UnicodeText(),
-        input_action_space=UnicodeText(),
+        input_observation_space=_space(config),
+        input_action_space=_space(config),
         connectors=[
             *custom,
             RenderChat(
@@ -41,8 +42,8 @@ def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
     """Sampled ids to text."""
     custom = _custom(config._module_to_env_connector, env, spaces)
     return ModuleToEnvPipeline(
-        input_observation_space=UnicodeText(),
-        input_action_space=UnicodeText(),
+        input_observation_space=_space(config),
+        input_action_space=_space(config),
         connectors=[DecodeAction(config.chat_renderers()), *custom],
     )
 
@@ -108,6 +109,13 @@ def gae_settings(config: Any) -> GAESettings:
         ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
         ref_kl_estimator=config.ref_kl_estimator,
     )
+
+
+def _space(config: Any) -> gym.Space:
+    """Return the space of text; RLlib's multi-agent runner wants one per policy."""
+    if not config.is_multi_agent:
+        return UnicodeText()
+    return gym.spaces.Dict({m: UnicodeText() for m in config.module_ids})
 
 
 def _custom(factory: Any, *args: Any) -> list[Any]:

@@ -136,6 +136,8 @@ class MARFTConfig(LLMPPOConfig):
             self._validate_team()
 
     def _validate_team(self) -> None:
+        from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
         env = self.make_text_env()
         agents = agents_of(env)
         env.close()
@@ -154,6 +156,12 @@ class MARFTConfig(LLMPPOConfig):
             raise ConfigError(
                 f"{CRITIC_MODULE!r} is the ModuleID of the critic={self.critic!r}. "
                 "Give the policy another name, or use critic='own'."
+            )
+        if not issubclass(self.env_runner_cls, LLMEnvRunner):
+            raise ConfigError(
+                "MARFT needs LLMEnvRunner, which records when each message was sent "
+                f"and paid; {self.env_runner_cls.__name__} does not. Leave "
+                "env_runner_cls out."
             )
         refuse_without_effect(
             self, ("team_share",), "the chain earns the team_reward. Leave it out."
