@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.recipes import runs, yaml_io
 
@@ -194,7 +195,8 @@ def test_a_distributed_run_loads_in_one_process(call, storage):
     assert algo.env_runner_group.num_remote_workers() == 0
     assert algo.learner_group.is_local and algo.training_iteration == 2
     got = local_runner(algo).module.get_state()
-    saved = pickle.loads((checkpoint / runs._MODULE / "module_state.pkl").read_bytes())
+    module = checkpoint / runs._MODULES / DEFAULT_MODULE_ID
+    saved = pickle.loads((module / "module_state.pkl").read_bytes())
     for name, value in got.items():
         assert np.array_equal(value, saved[name]), name
     algo.stop()
