@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.runner import local_runner
@@ -107,30 +107,6 @@ def results_of(
         )
         results.append(GameResult(number, tuple(players), returns))
     return results
-
-
-def majority_vote(answers: Sequence[Any]) -> Any:
-    """Return the most frequent answer, of equally frequent ones the first.
-
-    The baseline for teams at equal sampled tokens: as many independent samples as the
-    team has messages.
-    """
-    counts: dict[Any, int] = {}
-    for answer in answers:
-        counts[answer] = counts.get(answer, 0) + 1
-    return max(counts, key=counts.__getitem__)
-
-
-def tokens_per_episode(episodes: Sequence[Any]) -> float:
-    """Return the mean number of sampled tokens, over all agents of an episode."""
-    return float(
-        np.mean(
-            [
-                sum(episode_data(part).num_sampled for part in agent_episodes(episode))
-                for episode in episodes
-            ]
-        )
-    )
 
 
 def _agents(config: Any) -> list[str]:
