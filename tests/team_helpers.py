@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.grpo.grpo import GRPO
+from rllib_llm.algorithms.grpo.grpo import GRPO, credit_of_policies
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.episode_data import agent_episodes
@@ -269,6 +269,7 @@ def give_group_credit(config, episodes):
     """What GRPO does on the driver."""
     algo = GRPO.__new__(GRPO)
     algo.config = config
+    algo._credit = credit_of_policies(config)
     algo._give_credit(episodes)
 
 

@@ -5,6 +5,7 @@ import pytest
 from learner_helpers import TINY, fake_episode
 
 from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.grpo.grpo import credit_of_policies
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.errors import ConfigError
 
@@ -89,6 +90,7 @@ def test_dr_grpo_and_rloo_by_setting(algo):
     for baseline, factor in (("mean", 1.0), ("leave_one_out", 4 / 3)):
         algo.config = algo.config.copy(copy_frozen=False)
         algo.config.training(advantage_baseline=baseline, advantage_scale="none")
+        algo._credit = credit_of_policies(algo.config)
         algo._give_credit(made)
         credit = [episode_data(e).advantage for e in made]
         assert np.allclose(credit, factor * (np.arange(4) - 1.5))

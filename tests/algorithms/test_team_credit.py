@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.grpo.grpo import credit_of_policies
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError
@@ -56,6 +57,7 @@ def standardised(values):
 
 def credit(algo, episodes, **training):
     algo.config = algo.config.copy(copy_frozen=False).training(**training)
+    algo._credit = credit_of_policies(algo.config)
     algo._give_credit(episodes)
     return {
         (i, episode_data(p).agent_index): episode_data(p).advantage

@@ -231,7 +231,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
     (trial,) = run.glob("trial_*")
     at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
     end = f"stop.training_iteration={at + 2}"
-    assert call("train", "--resume", run, end)[0] == 0
+    status, _, err = call("train", "--resume", run, end)
+    assert status == 0, err
     status, _, err = call("train", path, "--storage", storage / "reference", end)
     assert status == 0, err
     (reference,) = (storage / "reference").glob("killed_*")

@@ -6,6 +6,7 @@ import copy
 import re
 
 import numpy as np
+from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import SelfPlayConfig
 
@@ -61,7 +62,7 @@ def same(a, b):
 
 def books(algo):
     """Return all that the league knows."""
-    return algo.matchmaker.state_dict(), algo.role_baselines.state_dict()
+    return algo.matchmaker.state_dict(), algo._credit[DEFAULT_MODULE_ID].get_state()
 
 
 def played(algo, monkeypatch):

@@ -93,8 +93,9 @@ def test_credit_is_the_moving_average_of_each_seat_in_task_order(build, monkeypa
             credit = episode_data(part).advantage
             assert credit == pytest.approx(earned - average[agent], abs=1e-12)
             average[agent] = 0.5 * average[agent] + 0.5 * earned
+    role = algo._credit[LEARNER].estimators[0].call.baselines
     for agent, value in average.items():
-        assert algo.role_baselines.get(str(algo.config.env), agent) == value
+        assert role.get(str(algo.config.env), agent) == value
     assert average["player_0"] != average["player_1"]
 
 

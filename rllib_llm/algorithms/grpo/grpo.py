@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.utils.annotations import override
@@ -15,20 +14,22 @@ from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
-from rllib_llm.connectors.episode_data import (
-    EpisodeData,
-    agent_episodes,
-    episode_data,
-)
+from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.connectors.trajectories import trajectories
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.objectives.advantages import (
-    BASELINES,
-    SCALES,
-    group_advantages,
-    zero_variance_groups,
-)
+from rllib_llm.objectives.advantages import BASELINES, SCALES
+from rllib_llm.pieces import Spec, Trajectory, TurnTable
+from rllib_llm.pieces.credit.combine import Credit
+from rllib_llm.pieces.credit.group import GROUP_BY
+from rllib_llm.pieces.credit.variance import has_variance
 
-GROUP_BY = ("agent", "task", "turn")
+_CREDIT_KEY = "llm_credit"
+_SHORTHANDS = (
+    "advantage_baseline",
+    "advantage_scale",
+    "advantage_group_by",
+    "turn_discount",
+)
 
 _CRITIC_SETTINGS = (
     "gamma",
@@ -71,6 +72,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.advantage_scale = "group"
         self.advantage_group_by = "agent"
         self.turn_discount = 1.0
+        self.credit: Sequence[Spec] | None = None
+        self.credit_transforms: Sequence[Spec] = ()
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
         # __sphinx_doc_end__
@@ -89,6 +92,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         advantage_scale: str = NotProvided,
         advantage_group_by: str = NotProvided,
         turn_discount: float = NotProvided,
+        credit: Sequence[Spec] | None = NotProvided,
+        credit_transforms: Sequence[Spec] = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: int = NotProvided,
         **kwargs: Any,
@@ -107,6 +112,10 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 agent earned from a turn on, with the same turn of the other rollouts
                 (AT-GRPO, without its branching).
             turn_discount: Of what is earned in later turns, for "turn" (MAGRPO).
+            credit: Estimators of credit, by name or as mappings of ``name``, settings
+                and ``weight``; their weighted sum is the advantage (docs/pieces.md).
+                None: ``group`` with the four settings above.
+            credit_transforms: What is done to the sum, in order.
             drop_zero_variance_groups: Leave groups with equal returns out of the
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
@@ -122,6 +131,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_scale=advantage_scale,
             advantage_group_by=advantage_group_by,
             turn_discount=turn_discount,
+            credit=credit,
+            credit_transforms=credit_transforms,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
         )
@@ -148,13 +159,11 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "advantage_baseline='none' needs advantage_scale='none': dividing raw "
                 "returns by their spread has no meaning where all are equal."
             )
-        if not 0.0 <= self.turn_discount <= 1.0:
-            raise ConfigError(f"turn_discount={self.turn_discount} must be in [0, 1].")
-        if self.turn_discount != 1.0 and self.advantage_group_by != "turn":
-            raise ConfigError(
-                f"turn_discount={self.turn_discount} would have no effect: whole "
-                "returns are compared. Set advantage_group_by='turn', or leave it out."
-            )
+        if self.credit is not None:
+            why = "credit is given. Set it in the piece 'group', or leave it out."
+            refuse_without_effect(self, _SHORTHANDS, why)
+        for module_id in self.trained_module_ids:
+            self.get_config_for_module(module_id).build_credit().try_out()
         if self.use_critic or self.use_kl_loss:
             raise ConfigError(
                 "GRPO has neither a critic nor RLlib's KL to the old policy; use "
@@ -168,6 +177,26 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "dynamic_sampling_rounds replaces dropped groups, but "
                 "drop_zero_variance_groups=False drops none. Set it to True."
             )
+
+    def build_credit(self) -> Credit:
+        """Return what gives credit to one policy."""
+        estimators = self.credit
+        if estimators is None:
+            estimators = [
+                {
+                    "name": "group",
+                    "baseline": self.advantage_baseline,
+                    "scale": self.advantage_scale,
+                    "by": self.advantage_group_by,
+                    "discount": self.turn_discount,
+                }
+            ]
+        return Credit(estimators, self.credit_transforms)
+
+    @property
+    def compared_by(self) -> str:
+        """What must differ within a task for it to teach anything."""
+        return "turn" if self.credit is not None else self.advantage_group_by
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -195,6 +224,11 @@ class GRPO(LLMAlgorithm):
         return GRPOConfig()
 
     @override(LLMAlgorithm)
+    def setup(self, config: GRPOConfig) -> None:
+        self._credit = credit_of_policies(config)
+        super().setup(config)
+
+    @override(LLMAlgorithm)
     def collect(self) -> list[Any]:
         """Sample groups, replace those without variance, give credit."""
         config = self.config
@@ -215,10 +249,8 @@ class GRPO(LLMAlgorithm):
         """Drop tasks whose rollouts all earned the same, if so configured."""
         if not episodes:
             return episodes
-        samples = self._samples(episodes)
-        groups = [sample.group for sample in samples]
-        flat = zero_variance_groups(np.array([x.earned for x in samples]), groups)
-        alive = {x.task for x in samples if x.group not in flat}
+        table = TurnTable([t for _, t in self._trajectories(episodes)])
+        alive = set(table.task[has_variance(table, by=self.config.compared_by)])
         tasks = {_task(e) for e in episodes}
         share = len(tasks - alive) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
@@ -227,73 +259,44 @@ class GRPO(LLMAlgorithm):
         return [e for e in episodes if _task(e) in alive]
 
     def _give_credit(self, episodes: list[Any]) -> None:
-        if not episodes:
+        found = self._trajectories(episodes)
+        if not found:
             return
-        samples = self._samples(episodes)
-        advantages = group_advantages(
-            np.array([x.earned for x in samples]),
-            [x.group for x in samples],
-            baseline=self.config.advantage_baseline,
-            scale=self.config.advantage_scale,
-        )
-        by_turn = self.config.advantage_group_by == "turn"
-        for sample, advantage in zip(samples, advantages, strict=True):
-            if not by_turn:
-                sample.data.advantage = float(advantage)
-            elif sample.turn == 0:
-                sample.data.advantage = [float(advantage)]
-            else:
-                sample.data.advantage.append(float(advantage))
+        table = TurnTable([trajectory for _, trajectory in found])
+        for module_id in self._credit:
+            advantages = table.split(self._credit[module_id].advantages(table))
+            for (data, trajectory), advantage in zip(found, advantages, strict=True):
+                if trajectory.module_id == module_id:
+                    is_flat = (advantage == advantage[0]).all()
+                    data.advantage = float(advantage[0]) if is_flat else advantage
 
-    def _samples(self, episodes: list[Any]) -> list[_Sample]:
-        """Return what is compared: agents' whole returns, or what followed a turn."""
-        config = self.config
-        samples: list[_Sample] = []
-        codes: dict[Any, int] = {}
-        for part in self._parts(episodes):
-            data = episode_data(part)
-            key: tuple[int, ...] = (_task(part),)
-            if config.advantage_group_by != "task":
-                key = (*key, data.agent_index)
-            earned = [float(part.get_return())]
-            if config.advantage_group_by == "turn":
-                earned = _returns_to_go(part.get_rewards(), config.turn_discount)
-            for turn, value in enumerate(earned):
-                group = codes.setdefault((*key, turn), len(codes))
-                samples.append(_Sample(data, _task(part), turn, group, value))
-        return samples
-
-    def _parts(self, episodes: list[Any]) -> list[Any]:
+    def _trajectories(
+        self, episodes: list[Any]
+    ) -> list[tuple[EpisodeData, Trajectory]]:
         """Return the agents' parts of episodes that credit is about."""
-        return [part for episode in episodes for part in agent_episodes(episode)]
+        return trajectories(episodes)
+
+    # Checkpoints ---------------------------------------------------------------------
+
+    @override(LLMAlgorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(*args, **kwargs)
+        state[_CREDIT_KEY] = {m: c.get_state() for m, c in self._credit.items()}
+        return state
+
+    @override(LLMAlgorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        for module_id, remembered in state.get(_CREDIT_KEY, {}).items():
+            self._credit[module_id].set_state(remembered)
 
 
-@dataclasses.dataclass(slots=True)
-class _Sample:
-    """One return that is compared with others.
-
-    Attributes:
-        data: Of the agent's episode, which receives the advantage.
-        task: The task.
-        turn: From which turn on it was earned.
-        group: What it is compared with.
-        earned: The return.
-    """
-
-    data: EpisodeData
-    task: int
-    turn: int
-    group: int
-    earned: float
-
-
-def _returns_to_go(rewards: Any, discount: float) -> list[float]:
-    """Return what was earned from each turn on: R[t] = r[t] + discount * R[t+1]."""
-    found, later = [], 0.0
-    for reward in reversed(list(rewards)):
-        later = float(reward) + discount * later
-        found.append(later)
-    return found[::-1]
+def credit_of_policies(config: Any) -> dict[str, Credit]:
+    """Return what gives credit to each trained policy."""
+    return {
+        module_id: config.get_config_for_module(module_id).build_credit()
+        for module_id in config.trained_module_ids
+    }
 
 
 def _task(episode: Any) -> int:

@@ -18,14 +18,16 @@ from rllib_llm.algorithms.selfplay.seating import SeatedTasks, TakeTurns
 from rllib_llm.algorithms.selfplay.validation import (
     declare_slots,
     game_text,
+    validate_credit,
     validate_league,
 )
 from rllib_llm.algorithms.settings import LeagueSettings, assign
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.objectives.advantages import BASELINES
-from rllib_llm.objectives.role_baselines import RoleBaselines
+from rllib_llm.pieces import Trajectory
+from rllib_llm.pieces.credit.combine import Credit
 from rllib_llm.selfplay import Exploitability, GameResult
 from rllib_llm.selfplay.exploitability import information_states, measure_exploitability
 from rllib_llm.selfplay.matchmaker import Matchmaker
@@ -33,7 +35,6 @@ from rllib_llm.selfplay.word_probs import word_probs
 
 ROLE = "role"
 _LEAGUE_KEY = "llm_league"
-_BASELINES_KEY = "llm_role_baselines"
 
 
 class SelfPlayConfig(LeagueSettings, GRPOConfig):
@@ -83,6 +84,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     def validate(self) -> None:
         if not self.in_evaluation:
             declare_slots(self)
+            validate_credit(self)
         super().validate()
         if not self.in_evaluation:
             validate_league(self)
@@ -93,6 +95,18 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     @override(GRPOConfig)
     def baselines(self) -> tuple[str, ...]:
         return (ROLE, *BASELINES)
+
+    @override(GRPOConfig)
+    def build_credit(self) -> Credit:
+        if self.credit is not None or self.advantage_baseline != ROLE:
+            return super().build_credit()
+        role = {
+            "name": ROLE,
+            "decay": self.role_decay,
+            "scale": self.advantage_scale,
+            "game": str(self.env),
+        }
+        return Credit([role], self.credit_transforms)
 
     @property
     @override(GRPOConfig)
@@ -142,7 +156,6 @@ class SelfPlay(GRPO):
 
     Attributes:
         matchmaker: League, ratings, and which member sits in which policy.
-        role_baselines: Average return of each seat.
     """
 
     @classmethod
@@ -153,7 +166,6 @@ class SelfPlay(GRPO):
     @override(LLMAlgorithm)
     def setup(self, config: SelfPlayConfig) -> None:
         self.matchmaker = config.build_matchmaker()
-        self.role_baselines = RoleBaselines(config.role_decay)
         if config.league_exploitability_interval:
             information_states(game_text(config))  # refuses games that are too large
         super().setup(config)
@@ -207,26 +219,12 @@ class SelfPlay(GRPO):
         return super().process_episodes(episodes)
 
     @override(GRPO)
-    def _parts(self, episodes: list[Any]) -> list[Any]:
+    def _trajectories(
+        self, episodes: list[Any]
+    ) -> list[tuple[EpisodeData, Trajectory]]:
         """Opponents' seats are neither credited nor anyone's baseline."""
-        parts = [part for episode in episodes for part in agent_episodes(episode)]
-        return [part for part in parts if part.module_id == DEFAULT_MODULE_ID]
-
-    @override(GRPO)
-    def _give_credit(self, episodes: list[Any]) -> None:
-        parts = self._parts(episodes)
-        if self.config.advantage_baseline != ROLE or not parts:
-            super()._give_credit(episodes)
-            return
-        advantages = self.role_baselines.advantages(
-            np.array([part.get_return() for part in parts]),
-            [str(self.config.env)] * len(parts),
-            [part.agent_id for part in parts],
-        )
-        if self.config.advantage_scale == "batch":
-            advantages /= advantages.std() + 1e-6
-        for part, advantage in zip(parts, advantages, strict=True):
-            episode_data(part).advantage = float(advantage)
+        found = super()._trajectories(episodes)
+        return [pair for pair in found if pair[1].module_id == DEFAULT_MODULE_ID]
 
     # Exploitability ------------------------------------------------------------------
 
@@ -258,7 +256,6 @@ class SelfPlay(GRPO):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state[_LEAGUE_KEY] = self.matchmaker.state_dict()
-        state[_BASELINES_KEY] = self.role_baselines.state_dict()
         return state
 
     @override(LLMAlgorithm)
@@ -266,7 +263,6 @@ class SelfPlay(GRPO):
         super().set_state(state)
         if _LEAGUE_KEY in state:
             self.matchmaker.load_state(state[_LEAGUE_KEY])
-            self.role_baselines.load_state_dict(state[_BASELINES_KEY])
 
 
 def _number(episode: Any) -> tuple[int, int]:

@@ -121,7 +121,6 @@ def validate_league(config: Any) -> None:
     if config.league_opponents == MIRROR:
         why = "opponents='mirror' has no frozen ones. Choose others, or leave it out."
         refuse_without_effect(config, _POOL_SETTINGS, why)
-    _validate_credit(config)
     _validate_exploitability(config)
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
@@ -143,7 +142,7 @@ def _validate_use(config: Any) -> None:
             )
 
 
-def _validate_credit(config: Any) -> None:
+def validate_credit(config: Any) -> None:
     require_float("role_decay", config.role_decay, 0.0, 0.999999)
     why = "opponents are no team. Leave it out."
     refuse_without_effect(config, ("team_share",), why)

@@ -1,0 +1,9 @@
+"""Credit on the driver: one number per turn, from whole groups.
+
+A credit piece takes a :class:`~rllib_llm.pieces.TurnTable` and returns advantages [M];
+several are summed with their weights. Importing this registers those of the package.
+"""
+
+from rllib_llm.pieces.credit import group, role
+
+__all__ = ["group", "role"]

@@ -1,0 +1,77 @@
+"""The credit of a policy: a weighted sum of estimators, then transforms in order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.pieces.registry import Chosen, Spec, choose_all
+from rllib_llm.pieces.trajectories import TurnTable, example_table
+
+
+class Credit:
+    """Turns an iteration's trajectories into one advantage per turn.
+
+    Args:
+        estimators: Pieces of kind ``credit``; their weighted sum is taken.
+        transforms: Pieces of kind ``credit_transform``, applied to the sum in order.
+    """
+
+    def __init__(self, estimators: Sequence[Spec], transforms: Sequence[Spec] = ()):
+        self.estimators = choose_all("credit", estimators)
+        self.transforms = choose_all("credit_transform", transforms)
+        if not self.estimators:
+            raise ConfigError("credit is empty. Name an estimator, e.g. [group].")
+
+    def advantages(self, table: TurnTable) -> np.ndarray:
+        """Return the advantage of each turn. [M]
+
+        Raises:
+            ConfigError: If a piece returns another shape, or what is not finite.
+        """
+        total = np.zeros(len(table.owner))
+        for chosen in self.estimators:
+            total += chosen.weight * _checked(chosen, chosen.call(table), table)
+        for chosen in self.transforms:
+            total = _checked(chosen, chosen.call(table, total), table)
+        return total
+
+    def try_out(self) -> None:
+        """Give credit to a few made-up turns, so that bad settings show up early.
+
+        Raises:
+            ConfigError: With what a piece says about its settings.
+        """
+        table, trial = example_table(), copy.deepcopy(self)
+        try:
+            trial.advantages(table)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            names = [c.piece.name for c in (*self.estimators, *self.transforms)]
+            raise ConfigError(f"credit {', '.join(names)}: {error}") from error
+
+    def get_state(self) -> list[Any]:
+        """Return what the pieces remember between iterations."""
+        return [c.get_state() for c in (*self.estimators, *self.transforms)]
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Bring back :meth:`get_state`'s answer."""
+        pieces = (*self.estimators, *self.transforms)
+        for chosen, each in zip(pieces, state, strict=True):
+            chosen.set_state(each)
+
+
+def _checked(chosen: Chosen, found: Any, table: TurnTable) -> np.ndarray:
+    found = np.asarray(found, np.float64)
+    if found.shape != table.owner.shape or not np.isfinite(found).all():
+        raise ConfigError(
+            f"{chosen.piece.kind} {chosen.piece.name!r} returned {list(found.shape)} "
+            f"entries for {len(table.owner)} turns, or some that are not finite. It "
+            "must return one finite number per turn, in the table's order."
+        )
+    return found

@@ -1,0 +1,49 @@
+"""Returns relative to the group: GRPO and its relatives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.objectives._checks import check_choice
+from rllib_llm.objectives.advantages import group_advantages
+from rllib_llm.pieces.credit.variance import compared
+from rllib_llm.pieces.registry import piece
+from rllib_llm.pieces.trajectories import TurnTable
+
+GROUP_BY = ("agent", "task", "turn")
+
+
+@piece("credit", "group", paper="Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2")
+def group(
+    table: TurnTable,
+    *,
+    baseline: str = "mean",
+    scale: str = "group",
+    by: str = "agent",
+    discount: float = 1.0,
+) -> np.ndarray:
+    """Each return relative to those of the other rollouts of its task.
+
+    Args:
+        table: Whole groups.
+        baseline: "mean", "leave_one_out" (RLOO) or "none".
+        scale: "group" (GRPO), "none" (Dr. GRPO) or "batch" (Lite PPO).
+        by: What is compared. "agent": each agent's return with its own in the other
+            rollouts (Dr. MAS; with one agent GRPO); "task": those of all agents
+            together; "turn": what an agent earned from a turn on, with the same turn
+            of the other rollouts (AT-GRPO).
+        discount: Of what is earned in later turns, for "turn" (MAGRPO).
+
+    Returns:
+        Advantages. [M]
+    """
+    check_choice("by", by, GROUP_BY)
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"discount={discount} must be in [0, 1].")
+    if by != "turn" and discount != 1.0:
+        raise ValueError(
+            f"discount={discount} would have no effect: whole returns are compared. "
+            "Set by='turn', or leave it out."
+        )
+    values, keys, of_turn = compared(table, by, discount)
+    return group_advantages(values, keys, baseline=baseline, scale=scale)[of_turn]

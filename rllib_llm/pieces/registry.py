@@ -1,0 +1,182 @@
+"""Named pieces of methods: found by name, checked, and called.
+
+A piece is a small function (or a class with ``__call__``, where it must remember
+something) whose keyword-only parameters are its settings. In YAML it is its name, or a
+mapping of ``name`` and settings; a piece of your own is ``"package.module:function"``,
+or the function itself in Python. Nothing is registered for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.registry import Registry
+
+# What calls a piece of each kind, and where it is built in.
+_HOMES = {
+    "credit": "rllib_llm.pieces.credit",
+    "credit_transform": "rllib_llm.pieces.credit.transforms",
+}
+KINDS = tuple(_HOMES)
+
+Spec = str | Mapping[str, Any] | Callable[..., Any]
+"""How a piece is named in a configuration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One entry of the literature.
+
+    Attributes:
+        kind: What it can be used as; one of ``KINDS``.
+        name: How it is called in YAML.
+        make: The function, or the class whose instances are called.
+        paper: Where the formula stands.
+    """
+
+    kind: str
+    name: str
+    make: Callable[..., Any]
+    paper: str = ""
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Its settings: the keyword-only parameters."""
+        found = inspect.signature(self.make).parameters.values()
+        return {p.name: p for p in found if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+
+@dataclasses.dataclass
+class Chosen:
+    """A piece with its settings, ready to be called.
+
+    Attributes:
+        piece: What was chosen.
+        settings: Given for its keyword-only parameters.
+        weight: Of what it returns, where pieces of its kind are summed.
+        call: The piece with its settings bound.
+    """
+
+    piece: Piece
+    settings: dict[str, Any]
+    weight: float = 1.0
+    call: Callable[..., Any] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Bind the settings; a class becomes an instance with a memory of its own."""
+        if inspect.isclass(self.piece.make):
+            self.call = self.piece.make(**self.settings)
+        else:
+            self.call = functools.partial(self.piece.make, **self.settings)
+
+    def get_state(self) -> Any:
+        """Return what the piece remembers, None if nothing."""
+        return self.call.get_state() if hasattr(self.call, "get_state") else None
+
+    def set_state(self, state: Any) -> None:
+        """Bring back what :meth:`get_state` returned."""
+        if state is not None:
+            self.call.set_state(state)
+
+
+def _loader(kind: str) -> Callable[[], None]:
+    return lambda: (import_module(_HOMES[kind]), None)[1]
+
+
+PIECES: dict[str, Registry[Piece]] = {
+    kind: Registry(kind.replace("_", " "), load=_loader(kind)) for kind in KINDS
+}
+
+
+def piece(
+    kind: str, name: str, *, paper: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function or class as a piece (decorator).
+
+    Example:
+        >>> @piece("credit", "first-turn", paper="none: an example")
+        ... def first_turn(table, *, bonus: float = 1.0):
+        ...     "All credit to the first turn."
+        ...     return np.where(table.turn == 0, bonus * table.returns[table.owner], 0)
+    """
+
+    def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
+        PIECES[kind].register(name, Piece(kind, name, make, paper))
+        return make
+
+    return decorate
+
+
+def choose(kind: str, spec: Spec) -> Chosen:
+    """Return the piece that a configuration names, with its settings.
+
+    Args:
+        kind: One of ``KINDS``.
+        spec: Its name, a mapping with ``name`` and settings, or a function.
+
+    Raises:
+        ConfigError: If there is no such piece, or a setting is unknown or missing.
+    """
+    settings = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+    if "name" not in settings:
+        raise ConfigError(
+            f"A piece of kind {kind} is given as {spec!r}, without a name. "
+            f"Known: {', '.join(PIECES[kind].names())}."
+        )
+    found = _find(kind, settings.pop("name"))
+    weight = settings.pop("weight", 1.0) if "weight" not in found.parameters else 1.0
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ConfigError(f"{kind} {found.name!r}: weight={weight!r} must be a number.")
+    for key in settings:
+        if key not in found.parameters:
+            raise ConfigError(
+                f"{kind} {found.name!r} has no setting {key!r}. "
+                f"{did_you_mean(key, [*found.parameters, 'weight'])}"
+            )
+    for key, parameter in found.parameters.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise ConfigError(
+                f"{kind} {found.name!r} needs {key!r}, e.g. "
+                f"{{name: {found.name}, {key}: ...}}."
+            )
+    try:
+        return Chosen(found, settings, float(weight))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind} {found.name!r}: {error}") from error
+
+
+def choose_all(kind: str, specs: Sequence[Spec] | Spec | None) -> list[Chosen]:
+    """Return the pieces of a list; a single one may stand without its list."""
+    if specs is None:
+        return []
+    if isinstance(specs, str | Mapping) or callable(specs):
+        specs = [specs]
+    return [choose(kind, spec) for spec in specs]
+
+
+def _find(kind: str, name: Any) -> Piece:
+    if callable(name):
+        return Piece(kind, getattr(name, "__name__", repr(name)), name)
+    if not isinstance(name, str):
+        raise ConfigError(f"A piece of kind {kind} is named {name!r}; use its name.")
+    if ":" not in name:
+        return PIECES[kind].get(name)
+    module, _, attribute = name.partition(":")
+    try:
+        return Piece(kind, name, getattr(import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{kind} {name!r} cannot be imported: {error}. Install the package, or put "
+            "its folder on PYTHONPATH."
+        ) from error
