@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from floor import PART, Floor, Shape, check
 from floor import measure as measure_floor
+from floor_game import measure_trace, trace_of
 
 HERE = Path(__file__).parent
 RATES: dict[str, Callable[[Any], float]] = {
@@ -65,6 +66,9 @@ class Ours:
     Args:
         config: What to build.
         clock: CPU seconds of this process, or wall time where others sample.
+
+    Attributes:
+        episodes: What was sampled last.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Ours:
         self.algo = config.build_algo()
         self._clock = clock
         self._spent: dict[str, float] = {}
+        self.episodes: list[Any] = []
         group, runner = self.algo.learner_group, self.algo.env_runner
         group.update = self._timed("update", group.update)
         if config.num_env_runners:
@@ -85,6 +90,8 @@ class Ours:
             start = self._clock()
             result = function(*args, **kwargs)
             self._spent[name] = self._clock() - start
+            if name == "rollout":
+                self.episodes = result
             return result
 
         return call
@@ -149,7 +156,7 @@ def main() -> None:
         "--variant",
         default="fixed",
         choices=("fixed", "game"),
-        help="game: without floor, and of TRL the rollout_func only",
+        help="game: the floor replays the lengths that we sampled",
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=5)
@@ -200,8 +207,12 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     contenders: dict[str, Callable[[], Any]] = {
         "rllib_llm": lambda: dataclasses.replace(ours.measure(), rss_mib=memory),
     }
-    if args.variant == "fixed":  # the floor plays in lock step
+    if args.variant == "fixed":
         contenders["floor"] = lambda: measure_floor(floor, Shape(), part)
+    else:  # what ours has just played
+        contenders["floor"] = lambda: measure_trace(
+            floor, trace_of(ours.episodes), part
+        )
     peers = []
     for mode in args.peer_modes if args.peer_python else ():
         peers.append(Peer(args.peer_python, mode, model, args))

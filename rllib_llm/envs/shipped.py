@@ -18,5 +18,6 @@ from rllib_llm.envs.games import (  # noqa: F401
     path_checker,
     referential,
     secret_sum,
+    solo,
     team,
 )

@@ -75,9 +75,7 @@ from rllib_llm.objectives.normalisers import (
 )
 from rllib_llm.objectives.role_baselines import RoleBaselines, per_player_advantages
 from rllib_llm.objectives.sequential import (
-    check_separate_policies,
     message_log_ratios,
-    message_policy_loss,
     sequential_factors,
 )
 from rllib_llm.objectives.tree_credit import (
@@ -106,7 +104,6 @@ __all__ = [
     "allocate_rewards",
     "approx_kl",
     "broadcast_advantages",
-    "check_separate_policies",
     "clipped_policy_loss",
     "denominator",
     "dependency_graph",
@@ -128,7 +125,6 @@ __all__ = [
     "message_group_advantages",
     "message_group_keys",
     "message_log_ratios",
-    "message_policy_loss",
     "mismatch_weights",
     "negative_log_likelihood",
     "per_player_advantages",

@@ -82,9 +82,9 @@ class _ChunkedLogps(torch.autograd.Function):
         ):
             logps, finite_logps = _log_softmax(scores, keep, temperature)
             taken = logps.gather(-1, own[..., None]).squeeze(-1)
-            out.copy_(taken.masked_fill(~keep, 0.0))
-            minus_entropy = (logps.exp() * finite_logps).sum(-1)
-            spread.copy_((-minus_entropy).masked_fill(~keep, 0.0))
+            minus_entropy = logps.exp().mul_(finite_logps).sum(-1)
+            for target, found in ((out, taken), (spread, minus_entropy.neg_())):
+                target.copy_(found.masked_fill_(~keep, 0.0))
         ctx.save_for_backward(logits, ids, mask, entropy)
         ctx.temperature, ctx.columns = temperature, columns
         return logp, entropy
@@ -100,10 +100,16 @@ class _ChunkedLogps(torch.autograd.Function):
             ctx.columns, logits, ids, mask, entropy, grad_logp, grad_entropy, grad
         ):
             logps, finite_logps = _log_softmax(scores, keep, ctx.temperature)
-            part = finite_logps.add_(spread[..., None]).mul_(g_entropy[..., None])
-            part = part.add_(g_logp[..., None]).mul_(logps.exp_()).neg_()
-            part.scatter_add_(-1, own[..., None], g_logp[..., None])
-            part.div_(ctx.temperature).masked_fill_(~keep[..., None], 0.0)
+            g_logp = (g_logp / ctx.temperature)[..., None]
+            if g_entropy.any():
+                g_entropy = (g_entropy / ctx.temperature)[..., None]
+                part = finite_logps.add(spread[..., None]).mul_(g_entropy).add_(g_logp)
+                part = part.mul_(logps.exp_()).neg_()
+            else:
+                part = logps.exp_().mul_(g_logp.neg())
+            part.scatter_add_(-1, own[..., None], g_logp)
+            if not keep.all():
+                part.masked_fill_(~keep[..., None], 0.0)
             out.copy_(part)
         return grad, None, None, None, None
 
@@ -122,9 +128,14 @@ def _log_softmax(
     logits: Tensor, mask: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return log p, and log p with 0 for forbidden tokens (their p log p is 0)."""
-    scores = logits.masked_fill(~mask[..., None], 0.0)
+    # Each of these passes over [..., columns, V] costs about as much as the softmax.
+    scores = logits if mask.all() else logits.masked_fill(~mask[..., None], 0.0)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    logps = torch.log_softmax(scores / temperature, dim=-1)  # [..., columns, V]
+    if temperature != 1.0:
+        scores = scores / temperature
+    logps = torch.log_softmax(scores, dim=-1)  # [..., columns, V]
+    if not logps.numel() or logps.min() > -torch.inf:
+        return logps, logps
     return logps, logps.masked_fill(logps == -torch.inf, 0.0)
 
 

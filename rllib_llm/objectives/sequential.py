@@ -8,17 +8,13 @@ near 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from rllib_llm.errors import ConfigError
 from rllib_llm.objectives._checks import check_mask, check_same_shape
-from rllib_llm.objectives.losses import (
-    _masked_log_ratio,
-    clipped_policy_loss,
-)
+from rllib_llm.objectives.losses import _masked_log_ratio
 
 
 def message_log_ratios(
@@ -66,47 +62,6 @@ def message_log_ratios(
     return sums, lengths > 0
 
 
-def message_policy_loss(
-    log_ratios: Tensor,
-    advantages: Tensor,
-    trained: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-) -> tuple[Tensor, Tensor]:
-    """Return PPO's clipped surrogate with one ratio per message, to be minimised.
-
-    ReMA (arXiv:2503.09501): the turn-level ratio is clipped as a whole, and the loss
-    is a mean over the messages of a trajectory: aggregate with
-    ``token_weights(trained[:, None], trajectories, "seq-mean-token-mean")``, messages
-    standing for tokens.
-
-    Args:
-        log_ratios: From :func:`message_log_ratios`. [M]
-        advantages: Of each message. [M]
-        trained: True where the message is trained. bool [M]
-        clip_low: As in :func:`~rllib_llm.objectives.losses.clipped_policy_loss`.
-        clip_high: Likewise.
-
-    Returns:
-        Loss, 0 where not trained [M], and the fraction of trained messages whose
-        gradient a clip removed (scalar).
-
-    Raises:
-        ValueError: If shapes differ or a clip range is out of range.
-    """
-    check_mask(trained, log_ratios=log_ratios, advantages=advantages)
-    loss, clip_frac = clipped_policy_loss(
-        log_ratios[:, None],
-        torch.zeros_like(log_ratios)[:, None],
-        advantages[:, None],
-        trained[:, None],
-        clip_low=clip_low,
-        clip_high=clip_high,
-    )
-    return loss[:, 0], clip_frac
-
-
 def sequential_factors(
     log_ratios: Tensor,
     steps: Tensor,
@@ -125,8 +80,6 @@ def sequential_factors(
     ratio_clip], and M is clipped to [1 - factor_clip, 1 + factor_clip]; HARL's code
     does neither, having one small action per agent. The clip comes after the whole
     product, so that M does not depend on the order of those updated.
-
-    Each agent needs parameters of its own (:func:`check_separate_policies`).
 
     Args:
         log_ratios: From :func:`message_log_ratios`, with the policies as they are
@@ -159,26 +112,3 @@ def sequential_factors(
         0, steps, clipped.masked_fill(~before, 0.0)
     )
     return log_factors.exp().clamp(1 - factor_clip, 1 + factor_clip)[steps]
-
-
-def check_separate_policies(policies: Mapping[str, str]) -> None:
-    """Refuse sequential updates of agents that share a policy.
-
-    The factor corrects for agents that moved before this one; where parameters are
-    shared every agent moves with every update, and it is wrong for all of them.
-
-    Args:
-        policies: Agent to the policy (module) it acts by.
-
-    Raises:
-        ConfigError: If two agents share a policy.
-    """
-    first: dict[str, str] = {}
-    for agent, policy in policies.items():
-        if policy in first:
-            raise ConfigError(
-                f"Agents {first[policy]!r} and {agent!r} share the policy {policy!r}. "
-                "Sequential updates need one policy per agent. Map each to its own "
-                "(an adapter per role will do), or update all agents together."
-            )
-        first[policy] = agent

@@ -2,21 +2,13 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from rllib_llm.errors import ConfigError
 from rllib_llm.objectives import (
     MAX_LOG_RATIO,
-    check_separate_policies,
-    clipped_policy_loss,
-    denominator,
     message_log_ratios,
-    message_policy_loss,
     sequential_factors,
-    token_weights,
-    weighted_loss,
 )
 
 TOLERANCE = {"atol": 1e-12, "rtol": 0.0}
@@ -85,56 +77,6 @@ def test_the_gradient_spreads_over_the_message():
         share = 1.0 / lengths.double()[messages.clamp(min=0)] if normalised else 1.0
         torch.testing.assert_close(leaf.grad, mask.double() * share, **TOLERANCE)
         assert old_leaf.grad is None
-
-
-def slow_loss(ratio, advantage, low, high):
-    clipped = min(max(ratio, 1 - low), 1 + high)
-    return -min(ratio * advantage, clipped * advantage)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_loss_equals_the_formula_as_a_mean_per_trajectory(seed):
-    """ReMA: mean over the messages of each trajectory, then over trajectories."""
-    logp, old, mask, messages = make_batch(seed)
-    generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(6, generator=generator, dtype=torch.float64)
-    trajectories = np.array([0, 0, 0, 1, 1, 2])
-    leaf = logp.clone().requires_grad_()
-    ratios, trained = message_log_ratios(leaf, old, mask, messages, 6)
-    loss, clip_frac = message_policy_loss(
-        ratios, advantages, trained, clip_low=0.1, clip_high=0.2
-    )
-    expected, clipped, total = torch.zeros(6, dtype=torch.float64), 0, {}
-    for k in range(6):
-        if not trained[k]:
-            continue
-        ratio, advantage = math.exp(ratios[k].detach()), float(advantages[k])
-        expected[k] = slow_loss(ratio, advantage, 0.1, 0.2)
-        clipped += ratio > 1.2 if advantage > 0 else ratio < 0.9
-        total.setdefault(trajectories[k], []).append(expected[k])
-    torch.testing.assert_close(loss.detach(), expected, **TOLERANCE)
-    assert float(clip_frac) == pytest.approx(clipped / int(trained.sum()))
-
-    mode = "seq-mean-token-mean"
-    weights = torch.from_numpy(token_weights(trained[:, None], trajectories, mode))
-    divisor = denominator(trained[:, None], trajectories, mode)
-    got = weighted_loss(loss[:, None], weights, divisor)
-    mean = sum(sum(x) / len(x) for x in total.values()) / len(total)
-    assert float(got.detach()) == pytest.approx(float(mean), abs=1e-12)
-    got.backward()
-    assert leaf.grad[mask].abs().max() > 0 and (leaf.grad[~mask] == 0).all()
-
-
-def test_messages_of_one_token_are_ppo():
-    logp, old, _, _ = make_batch()
-    mask = torch.ones_like(logp, dtype=torch.bool)
-    advantages = old.flip(0) - old.mean()
-    messages = torch.arange(32).view(4, 8)
-    ratios, trained = message_log_ratios(logp, old, mask, messages, 32)
-    got, frac = message_policy_loss(ratios, advantages.flatten(), trained)
-    expected, expected_frac = clipped_policy_loss(logp, old, advantages, mask)
-    torch.testing.assert_close(got.view(4, 8), expected, **TOLERANCE)
-    assert frac == expected_frac
 
 
 def slow_factor(k, ratios, steps, agents, updated, ratio_clip, factor_clip):
@@ -212,12 +154,6 @@ def test_extreme_ratios_stay_finite():
     )
 
 
-def test_shared_policies_are_refused():
-    check_separate_policies({"solver_0": "solver", "critic_0": "critic"})
-    with pytest.raises(ConfigError, match="'a_0' and 'c_0' share the policy 'p'"):
-        check_separate_policies({"a_0": "p", "b_0": "q", "c_0": "p"})
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -232,12 +168,6 @@ def test_shared_policies_are_refused():
         (
             lambda b: message_log_ratios(b[0], b[1], b[2].long(), b[3], 6),
             "loss_mask has dtype",
-        ),
-        (
-            lambda b: message_policy_loss(
-                torch.zeros(2), torch.zeros(3), torch.ones(2).bool()
-            ),
-            "Shapes differ",
         ),
         (
             lambda b: sequential_factors(

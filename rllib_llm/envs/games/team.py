@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,19 +11,21 @@ import numpy as np
 from rllib_llm.dependency import DependencyGraph, dependency_graph
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, register_text_env
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, did_you_mean
 
 AGENTS = ("adviser_0", "solver_0")
+DECISIONS = ("last", "vote")
 
 
 @register_text_env("team-v0")
 class Team(MultiAgentTextEnv):
-    """Agents talk, the last one answers; all earn what the task pays.
+    """Agents talk, the last one answers or all vote; all earn what the task pays.
 
     A round is one turn of the task: every agent speaks once, in an order that the graph
-    allows, and the text of the last one is the task's action. Everyone sees the task's
-    observations. Within a round an agent reads those that ``topology`` lets it read;
-    under ``"debate"`` all read what the others said in the round before.
+    allows, and the text of the last one, or what most of them say, is the task's
+    action. Everyone sees the task's observations. Within a round an agent reads those
+    that ``topology`` lets it read; under ``"debate"`` all read what the others said in
+    the round before.
     """
 
     max_turns = 256  # the task has its own limit
@@ -38,6 +41,7 @@ class Team(MultiAgentTextEnv):
         task_config: Mapping[str, Any] | None = None,
         agents: Sequence[str] = AGENTS,
         topology: str | Mapping[str, Sequence[str]] = "chain",
+        decide: str = "last",
     ) -> None:
         """Begin the task.
 
@@ -47,7 +51,12 @@ class Team(MultiAgentTextEnv):
             task_config: Its options.
             agents: Who is in the team; the last one to speak answers.
             topology: "chain", "star", "debate", or edges ``{reader: [read, ...]}``.
+            decide: "last": the last one to speak answers; "vote": the action that most
+                agents name (of equally many the one named first).
         """
+        if decide not in DECISIONS:
+            raise ConfigError(f"decide={decide!r}. {did_you_mean(decide, DECISIONS)}")
+        self.decide = decide
         self.graph: DependencyGraph = dependency_graph(topology, agents)
         self.order = [agent for level in self.graph.levels for agent in level]
         self.recalls = topology == "debate"
@@ -74,7 +83,17 @@ class Team(MultiAgentTextEnv):
             self.news[reader].append(f"{agent} says: {action}")
         if len(self.said) < len(self.order):
             return None
-        return self._answer(action)
+        return self._answer(self._most_named() if self.decide == "vote" else action)
+
+    def _most_named(self) -> str:
+        """Return the first text of those whose action most agents named."""
+        meant = {a: self.task.parse(text) for a, text in self.said.items()}
+        keys = {a: repr(action) for a, action in meant.items() if action is not None}
+        counts = Counter(keys.values())
+        if not counts:
+            return self.said[self.order[-1]]
+        winner = counts.most_common(1)[0][0]
+        return self.said[next(a for a, key in keys.items() if key == winner)]
 
     def _answer(self, action: str) -> Outcome:
         said, self.said = self.said, {}

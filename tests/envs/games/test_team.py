@@ -59,9 +59,26 @@ def test_a_team_plays_what_the_answerer_alone_would():
         assert sum(rewards) == 1.0 and sum(played.rewards) == 2.0
 
 
+def test_most_votes_decide_and_invalid_ones_do_not_count():
+    config = {**PROBE, "agents": TRIO, "topology": {}, "decide": "vote"}
+    env = JointEnv(make_env("team-v0", config))
+    for said, earns in (
+        (["{w}", "other", "{w}!"], True),
+        (["{w}", "nonsense", "nonsense"], True),
+        (["{x}", "{w}", "{x}"], False),
+        (["{w}", "{x}", "nonsense"], True),  # the first of equally many
+    ):
+        word = env.reset(seed=1).observations["a_0"].removeprefix("Say ")
+        wrong = "red" if word != "red" else "blue"
+        for agent, text in zip(TRIO, said, strict=True):
+            step = env.step({agent: text.format(w=word, x=wrong)})
+        assert (sum(r for _, r in step.rewards) > 0) is earns
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"decide": "vot"}, "Did you mean 'vote'"),
         ({"task": "secret_sum-v0"}, "several agents already"),
         ({"task": "gess_number-v0"}, "Did you mean 'guess_number-v0'"),
         ({"topology": {"adviser_0": ["solver_0"], "solver_0": ["adviser_0"]}}, "cycle"),
