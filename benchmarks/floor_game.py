@@ -43,7 +43,7 @@ def _rollout(floor: Floor, trace: Trace) -> None:
     p = floor.parameters()
     columns = 1 + max(sum(map(sum, turns)) for turns in trace)
     size = (floor.layers, 2, len(trace), floor.kv_heads, columns, floor.head_dim)
-    cache, end = torch.empty(size, dtype=floor.dtype), 0
+    cache, end = torch.zeros(size, dtype=floor.dtype), 0
     for turn in range(max(map(len, trace))):
         playing = [turns[turn] for turns in trace if len(turns) > turn]
         read = round(sum(r for r, _ in playing) / len(playing))

@@ -11,6 +11,7 @@ benchmarks/results/teams/; the tables are those of docs/algorithms/marft.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -27,11 +28,13 @@ import torch
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.evaluation.teams import ablations, play_line_up, swap_matrix
 
 RESULTS = Path(__file__).parent / "results" / "teams"
+ALONE = "one agent"  # in all seats, with everything that is private in its prompt
 ITERATIONS, EPISODES, HELD_OUT = 30, 128, 256
-ROLES = {"alice": "alice", "bob": "bob", "carol": "carol"}
+ROLES = ("alice", "bob", "carol")
 
 
 def marft(**settings: Any) -> Callable[[], Any]:
@@ -48,44 +51,87 @@ def grpo(group_by: str) -> Callable[[], Any]:
     )
 
 
-METHODS: dict[str, Callable[[], Any]] = {
-    "marft_a": marft(level="action", critic="shared"),
-    "marft_t": marft(level="token", critic="shared"),
-    "mappo": marft(level="action", critic="central"),
-    "happo": marft(level="action", critic="shared", update_schedule="sequential"),
-    "magrpo": grpo("task"),
-    "dr_mas": grpo("agent"),
-    "ippo": lambda: LLMPPOConfig().training(critic_lr=2e-3),
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to train a team.
+
+    Attributes:
+        make: Makes the config.
+        agents: How many there are.
+        lora: Whether policies are adapters on one base model.
+        rewards: Beside the game's.
+    """
+
+    make: Callable[[], Any]
+    agents: int = 2
+    lora: bool = False
+    rewards: tuple[Callable[..., Any], ...] = ()
+
+
+def tenfold_for_alice(trajectory: Any) -> list[float]:
+    """Pay one agent on another scale."""
+    return [9.0 * r * (trajectory.agent == 0) for r in trajectory.rewards]
+
+
+METHODS: dict[str, Method] = {
+    "marft_a": Method(marft(level="action", critic="shared")),
+    "marft_t": Method(marft(level="token", critic="shared")),
+    "mappo": Method(marft(level="action", critic="central")),
+    "happo": Method(
+        marft(level="action", critic="shared", update_schedule="sequential")
+    ),
+    "magrpo": Method(grpo("task")),
+    "dr_mas": Method(grpo("agent")),
+    "ippo": Method(lambda: LLMPPOConfig().training(critic_lr=2e-3)),
+    "one agent": Method(grpo("agent")),
+    "marft_a, three agents": Method(marft(level="action", critic="shared"), agents=3),
+    "marft_a, LoRA": Method(marft(level="action", critic="shared"), lora=True),
+    "magrpo, unequal pay": Method(grpo("task"), rewards=(tenfold_for_alice,)),
+    "dr_mas, unequal pay": Method(grpo("agent"), rewards=(tenfold_for_alice,)),
 }
 
 
-def team_config(method: str, seed: int, agents: int = 2, lora: bool = False) -> Any:
+def team_config(name: str, seed: int) -> Any:
     """Return the config of one method."""
-    names = list(ROLES.values())[:agents]
+    method = METHODS[name]
+    names = ROLES[: method.agents]
+    game, options = "secret_sum-v0", {"numbers": 4, "agents": method.agents}
+    config = method.make()
+    if name == ALONE:
+        game, options = "solo-v0", {"game": game, "game_config": options}
+    else:
+        roles = {name: name for name in names}
+        config.multi_agent(policies=list(names), policy_mapping_fn=roles)
     config = (
-        METHODS[method]()
-        .environment("secret_sum-v0", env_config={"numbers": 4, "agents": agents})
+        config.environment(game, env_config=options)
         .warm_start(demonstrations=1000, mistake_rate=0.5)
         .generation(max_new_tokens=12)
-        .multi_agent(
-            policies=names, policy_mapping_fn={name: ROLES[name] for name in names}
-        )
         .debugging(seed=seed)
         .rollouts(episodes_per_iteration=EPISODES)
         .training(
-            lr=3e-3 if lora else 3e-4, entropy_coeff=0.005, minibatch_size=EPISODES // 4
+            lr=3e-3 if method.lora else 3e-4,
+            entropy_coeff=0.005,
+            minibatch_size=EPISODES // 4,
         )
     )
-    return config.language_model(lora={"rank": 8, "alpha": 16}) if lora else config
+    if method.rewards:
+        config.rollouts(rewards=list(method.rewards))
+    if not method.lora:
+        return config
+    return config.language_model(lora={"rank": 8, "alpha": 16})
 
 
 def run(method: str, seed: int) -> dict[str, Any]:
     """Train one team and look at what its roles are worth."""
     started, cpu = time.perf_counter(), time.process_time()
+    if method == ALONE:
+        return run_alone(seed)
     algo = team_config(method, seed).build_algo()
-    line_up = {"alice_0": "alice", "bob_0": "bob"}
+    names = ROLES[: METHODS[method].agents]
+    line_up = {f"{name}_0": name for name in names}
+    swapped = dict(zip(line_up, (*names[1:], names[0]), strict=True))
     before = success(play_line_up(algo, line_up, HELD_OUT))
-    curve, norms = [], {"alice": [], "bob": []}
+    curve, norms = [], {name: [] for name in names}
     for _ in range(ITERATIONS):
         result = algo.train()
         curve.append(float(result["env_runners"]["success_rate"]))
@@ -98,13 +144,33 @@ def run(method: str, seed: int) -> dict[str, Any]:
         "before": before,
         "after": success(play_line_up(algo, line_up, HELD_OUT)),
         "greedy": success(play_line_up(algo, line_up, HELD_OUT, explore=False)),
-        "swapped": success(
-            play_line_up(algo, {"alice_0": "bob", "bob_0": "alice"}, HELD_OUT)
-        ),
+        "swapped": success(play_line_up(algo, swapped, HELD_OUT)),
         "silenced": ablations(algo, HELD_OUT)["alice_0"],
         "curve": curve,
         "grad_norms": norms,
         "matrix": swap_matrix(algo, 64).to_markdown(),
+        "minutes": (time.perf_counter() - started) / 60,
+        "cpu_minutes": (time.process_time() - cpu) / 60,
+    }
+    algo.stop()
+    return found
+
+
+def run_alone(seed: int) -> dict[str, Any]:
+    """Train one agent that plays all seats; it has no roles to look at."""
+    started, cpu = time.perf_counter(), time.process_time()
+    algo = team_config(ALONE, seed).build_algo()
+    tasks = algo.config.build_task_source(in_evaluation=True).fixed(HELD_OUT)
+
+    def solved(explore: bool = True) -> float:
+        return success(local_runner(algo).sample(tasks=tasks, explore=explore))
+
+    found: dict[str, Any] = {"method": ALONE, "seed": seed, "before": solved()}
+    results = [algo.train() for _ in range(ITERATIONS)]
+    found |= {
+        "after": solved(),
+        "greedy": solved(explore=False),
+        "curve": [float(r["env_runners"]["success_rate"]) for r in results],
         "minutes": (time.perf_counter() - started) / 60,
         "cpu_minutes": (time.process_time() - cpu) / 60,
     }
@@ -124,16 +190,23 @@ def print_table() -> None:
         "max/median gradient norm | CPU min |\n|---|---|---|---|---|---|---|---|---|"
     )
     for method in METHODS:
-        files = sorted(RESULTS.glob(f"{method}_*.json"))
+        files = sorted(RESULTS.glob(f"{file_name(method)}_[0-9].json"))
         runs = [json.loads(f.read_text()) for f in files]
         if not runs:
             continue
         cells = [method, str(len(runs))]
         for key in ("before", "after", "greedy", "swapped", "silenced"):
-            cells.append(spread([r[key] for r in runs]))
-        cells.append(spread([worst_norm(r["grad_norms"]) for r in runs], ".1f"))
+            values = [r[key] for r in runs if key in r]
+            cells.append(spread(values) if values else "-")
+        norms = [worst_norm(r["grad_norms"]) for r in runs if "grad_norms" in r]
+        cells.append(spread(norms, ".1f") if norms else "-")
         cells.append(f"{statistics.mean(r['cpu_minutes'] for r in runs):.1f}")
         print(f"| {' | '.join(cells)} |")
+
+
+def file_name(method: str) -> str:
+    """Return how the results of a method are called."""
+    return method.replace(",", "").replace(" ", "_").lower()
 
 
 def worst_norm(norms: dict[str, list[float]]) -> float:
@@ -166,8 +239,11 @@ def main() -> None:
     for seed in args.seeds:
         for method in args.methods or METHODS:
             found = run(method, seed)
-            (RESULTS / f"{method}_{seed}.json").write_text(json.dumps(found, indent=1))
-            print(method, seed, {k: found[k] for k in ("before", "after", "swapped")})
+            (RESULTS / f"{file_name(method)}_{seed}.json").write_text(
+                json.dumps(found, indent=1)
+            )
+            told = ("before", "after", "swapped")
+            print(method, seed, {k: found[k] for k in told if k in found}, flush=True)
 
 
 if __name__ == "__main__":

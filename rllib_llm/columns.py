@@ -21,7 +21,15 @@ BEHAVIOUR_LOGP = "behaviour_logp"  # what the sampler recorded [B, T]
 MESSAGE_STARTS = "message_starts"  # 1 at the first token of a message [B, T]
 SEQUENTIAL_FACTOR = "sequential_factor"  # ratios of policies updated before [B, T]
 VALUES = "old_values"  # the critic's values before the update [B, T]
-TOKEN_ENTROPY = "token_entropy"  # entropy where the forward pass computed it [B, T]
+TOKEN_ENTROPY = "token_entropy"  # entropy before the update, where asked for [B, T]
+ENTROPY_RANK = "entropy_rank"  # share of trained tokens that have more of it [B, T]
+COVARIANCE_RANK = "covariance_rank"  # likewise of log-probability and credit [B, T]
+VALUE_WEIGHTS = "value_weights"  # of the value loss, where turns have values [B, T]
+CHOICE_STARTS = "choice_starts"  # column where its turn's action starts, or -1 [B, T]
+CANDIDATES = "candidates"  # token's admissible action; 0: the one taken, or -1 [B, T]
+SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score [B, T]
+SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
+SUCCESS_SHARE = "success_share"  # trained tokens of those among all [B], all alike
 
 TURN = "turn"  # extra_model_outputs key of the episode's Turn records
 EPISODE_DATA = "llm"  # custom_data key of the episode's EpisodeData

@@ -72,6 +72,20 @@ DEFAULT_STOP_POLICIES: dict[StopReason, StopPolicy] = {
 
 
 @dataclasses.dataclass(slots=True)
+class Choice:
+    """What else a turn could have been, where it was chosen from a list of actions.
+
+    Attributes:
+        others: Token ids of the actions not taken. int32, one array per action
+        weights: What the log-probabilities of an action's tokens are multiplied by in
+            its score: first of the action taken, then of the others. float32 [K]
+    """
+
+    others: list[np.ndarray]
+    weights: np.ndarray
+
+
+@dataclasses.dataclass(slots=True)
 class Turn:
     """What one model turn looked like in tokens, recorded when it was sampled.
 
@@ -83,7 +97,8 @@ class Turn:
             is new if ``extends``, else the whole prompt. int32
         extends: Whether the stored ids of the episode so far are a prefix.
         action_ids: Sampled tokens, including the end-of-turn token if sampled. int32
-        action_logps: Log-probabilities under the sampling distribution, in nats.
+        action_logps: Log-probabilities under the sampling distribution, in nats. Where
+            a whole action was chosen, its log-probability on the first token, else 0.
         finish: Why sampling ended.
         weights_seq_no: Version of the weights that sampled this turn.
         module_id: The policy (RLModule id) that sampled it.
@@ -91,6 +106,7 @@ class Turn:
         env_t: Environment step in which it was taken, from 0; agents that act at the
             same time share it.
         invalid: Whether the environment found no action in it.
+        choice: The other admissible actions, if it was chosen from them as a whole.
     """
 
     prompt_ids: np.ndarray
@@ -103,6 +119,7 @@ class Turn:
     seconds: float = 0.0
     env_t: int = 0
     invalid: bool = False
+    choice: Choice | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +128,8 @@ class Task:
 
     Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
     which seeds the sampling of tokens. ``line_up`` names each agent's policy where
-    that differs between tasks (self-play).
+    that differs between tasks (self-play). ``max_turns`` bounds this episode beside the
+    run's own limit (curricula).
     """
 
     group_id: int
@@ -119,6 +137,7 @@ class Task:
     seed: int
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     line_up: dict[str, str] = dataclasses.field(default_factory=dict)
+    max_turns: int | None = None
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,11 +19,13 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
+from rllib_llm.algorithms.classic_learner import ClassicLearnerMixin
 from rllib_llm.algorithms.learner_stats import LearnerStats
 from rllib_llm.algorithms.matmul import precision_in_force, speed_up_linear_layers
+from rllib_llm.algorithms.norms import speed_up_norms
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.token_pieces import TokenPiecesMixin
 from rllib_llm.algorithms.token_stats import correct_mismatch
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.distributed import all_reduce_sum, sum_gradients
@@ -39,7 +41,7 @@ POLICY_OPTIMIZER = "policy"
 CRITIC_OPTIMIZER = "critic"
 
 
-class LLMLearnerMixin(LearnerStats):
+class LLMLearnerMixin(TokenPiecesMixin, ClassicLearnerMixin, LearnerStats):
     """Exactly-once epochs, token-budget micro-batches, one global normaliser.
 
     Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
@@ -62,8 +64,10 @@ class LLMLearnerMixin(LearnerStats):
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
             module = self.module[module_id].unwrapped().train()
-            # torch.compile would break its graphs at our own linear layers.
-            if self.config.matmul_precision == "auto" and not self.config.lm_compile:
+            if self.config.lm_compile:
+                continue  # its graphs would break at our own layers
+            speed_up_norms(module, torch.device(self._device))
+            if self.config.matmul_precision == "auto":
                 speed_up_linear_layers(module, torch.device(self._device))
         self._reset_stats()
         self._is_first_pass = True
@@ -139,8 +143,11 @@ class LLMLearnerMixin(LearnerStats):
         self._is_first_pass = True
         recorded = self.config.old_logps == "engine"
         self._gap_in_first_pass = deferred or recorded
-        self._log_batch(data)
-        for module_id, columns_of_module in data.items():
+        classic = self.config.classic_module_ids
+        of_tokens = {m: d for m, d in data.items() if m not in classic}
+        self._prepare_tokens(of_tokens)
+        self._log_batch(of_tokens)
+        for module_id, columns_of_module in of_tokens.items():
             if Columns.ACTION_LOGP in columns_of_module:
                 self._correct_mismatch(module_id, columns_of_module)
         return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
@@ -152,6 +159,7 @@ class LLMLearnerMixin(LearnerStats):
         episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
         deferred = one_step and self.config.old_logps_may_wait
+        deferred = deferred and not self._scores_are_needed
         for piece in getattr(self._learner_connector, "connectors", []):
             if isinstance(piece, ScoreRows):
                 piece.defer_old_logps = deferred
@@ -245,6 +253,8 @@ class LLMLearnerMixin(LearnerStats):
         Returns:
             The last forward pass, the loss, and the normaliser over all Learners.
         """
+        if module_id in self.config.classic_module_ids:
+            return self._backward_classic(module_id, data)
         config = self.config.get_config_for_module(module_id)
         ours = 0.0 if data is None else self._count_units(data, config)
         total = all_reduce_sum([ours], self._device)[0]
@@ -252,7 +262,7 @@ class LLMLearnerMixin(LearnerStats):
         fwd_out = None
         if data is None or total == 0:
             return fwd_out, loss_sum, total
-        for _, part in micro_batches(data, config.micro_batch_tokens):
+        for _, part in self._cut(module_id, data, config.micro_batch_tokens):
             if not part[Columns.LOSS_MASK].any():
                 continue
             self._add_padding(module_id, part)
@@ -280,13 +290,14 @@ class LLMLearnerMixin(LearnerStats):
 
     @override(TorchLearner)
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
-        """Step the optimisers; during critic warm-up only the critic's."""
+        """Step the optimisers; during critic warm-up no language model's."""
         if self._weights_seq_no <= self.config.critic_warmup_iters:
+            classic = self.config.classic_module_ids
             critic = {
                 ref
                 for mid in self.module.keys()
                 for name, optimizer in self.get_optimizers_for_module(mid)
-                if name.endswith(CRITIC_OPTIMIZER)
+                if name.endswith(CRITIC_OPTIMIZER) or mid in classic
                 for ref in self._optimizer_parameters[optimizer]
             }
             for ref, parameter in self._params.items():

@@ -23,6 +23,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
@@ -39,6 +40,7 @@ from rllib_llm.types import Task
 logger = logging.getLogger("rllib_llm")
 
 _TASKS_KEY = "llm_tasks"
+_PIECES_KEY = "llm_driver_pieces"
 _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
@@ -84,6 +86,7 @@ class LLMAlgorithm(PPO):
     @override(PPO)
     def setup(self, config: Any) -> None:
         self._task_source: TaskSource = config.build_task_source()
+        self._driver_pieces = DriverPieces(config)
         super().setup(config)
         self._share_weights()
 
@@ -134,6 +137,7 @@ class LLMAlgorithm(PPO):
         if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             return self._sample_with_stock_runners(num_groups)
         tasks = self._task_source.next_groups(num_groups)
+        tasks = self._driver_pieces.assign(tasks, self.iteration)
         runners = self.env_runner_group.healthy_env_runner_ids()
         if not runners:
             episodes = self.env_runner.sample(tasks=tasks)
@@ -153,6 +157,8 @@ class LLMAlgorithm(PPO):
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
         if self.config.team_share:
             share_rewards(episodes, self.config.team_share)
+        for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
+            self.metrics.log_value(("reward_parts", name), paid, window=1)
         return episodes
 
     def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
@@ -172,6 +178,9 @@ class LLMAlgorithm(PPO):
 
         Runs on the driver, over whole groups, before episodes are split over Learners.
         """
+        episodes, shares = self._driver_pieces.select(episodes)
+        for name, share in shares.items():
+            self.metrics.log_value(("filtered_frac", name), share, window=1)
         return episodes
 
     def _peek(self, *key: str) -> int:
@@ -205,7 +214,7 @@ class LLMAlgorithm(PPO):
         if self._weights_are_shared:
             modules = self.learner_group._learner.module
             self.env_runner.share_weights_of(
-                {m: modules[m].unwrapped() for m in self.config.llm_module_ids}
+                {m: modules[m].unwrapped() for m in self.config.sampled_module_ids}
             )
 
     def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
@@ -239,6 +248,7 @@ class LLMAlgorithm(PPO):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state[_TASKS_KEY] = self._task_source.get_state()
+        state[_PIECES_KEY] = self._driver_pieces.get_state()
         return state
 
     @override(PPO)
@@ -246,6 +256,7 @@ class LLMAlgorithm(PPO):
         super().set_state(state)
         if _TASKS_KEY in state:
             self._task_source.set_state(state[_TASKS_KEY])
+            self._driver_pieces.set_state(state.get(_PIECES_KEY))
 
     @override(PPO)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
@@ -255,7 +266,7 @@ class LLMAlgorithm(PPO):
         frozen policies have become meanwhile.
         """
         super().restore_from_path(path, *args, **kwargs)
-        everyone = self.config.llm_module_ids
+        everyone = self.config.sampled_module_ids
         if issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             self._sync_weights(everyone)
         evaluators = self.eval_env_runner_group

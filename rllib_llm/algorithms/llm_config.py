@@ -13,6 +13,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms import validation
+from rllib_llm.algorithms.classic import classic_specs
 from rllib_llm.algorithms.policies import validate_trained
 from rllib_llm.algorithms.settings import (
     GenerationSettings,
@@ -110,11 +111,14 @@ class LLMConfigMixin(
         from rllib_llm.modules.scripted import ScriptedRLModule
 
         critic = self.critic_module_spec()
+        inference_only = bool(kwargs.get("inference_only"))
         spec = super().get_multi_rl_module_spec(**kwargs)
-        if critic is not None and not kwargs.get("inference_only"):
+        if critic is not None and not inference_only:
             spec.rl_module_specs[CRITIC_MODULE] = critic
+        classic = classic_specs(self, inference_only=inference_only)
+        spec.rl_module_specs.update(classic)
         for module_id, part in spec.rl_module_specs.items():
-            if module_id not in self.module_ids:
+            if module_id not in self.module_ids or module_id in classic:
                 continue
             if self.script_of(module_id) is not None:
                 part.module_class, part.model_config = ScriptedRLModule, {}
@@ -211,7 +215,7 @@ class LLMConfigMixin(
     @property
     def uses_reference(self) -> bool:
         """Whether a frozen reference policy is needed."""
-        return self.ref_kl_coeff != 0.0
+        return self.ref_kl_coeff != 0.0 or self.pieces_need("reference")
 
     def resolved_stop_policies(self) -> dict[StopReason, StopPolicy]:
         """Return the policy of every stop reason."""
@@ -243,11 +247,11 @@ class LLMConfigMixin(
         }
 
     def chat_renderers(self) -> dict[str, Any]:
-        """Return every policy's renderer; None for those that are scripted."""
+        """Return every policy's renderer; None for those without a model."""
         return {
-            module_id: None
-            if self.script_of(module_id) is not None
-            else self.get_config_for_module(module_id).chat_renderer()
+            module_id: self.get_config_for_module(module_id).chat_renderer()
+            if module_id in self.llm_module_ids
+            else None
             for module_id in self.module_ids
         }
 

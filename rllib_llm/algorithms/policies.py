@@ -45,10 +45,10 @@ def validate_policies(config: Any) -> None:
     refuse_without_effect(
         config, _NOT_READ, "LLMEnvRunner and the Learners do not read it. Leave it out."
     )
-    mapped = _mapped(config, agents)
+    mapped = mapped_policies(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map others in other episodes
-    for module_id in config.trained_module_ids:
+    for module_id in (*config.trained_module_ids, *config.trained_classic_ids):
         if module_id not in mapped.values():
             raise ConfigError(
                 f"The policy {module_id!r} is to be trained, but policy_mapping_fn "
@@ -77,14 +77,14 @@ def validate_trained(config: Any) -> None:
                 f"policies_to_train names {module_id!r}, which a script plays: there "
                 "is nothing to train. Leave it out."
             )
-    if not config.trained_module_ids:
+    if not (config.trained_module_ids or config.trained_classic_ids):
         raise ConfigError(
-            "No policy is trained. Name one that is a language model in "
+            "No policy is trained. Name one that is a language model or an RLModule in "
             "policies_to_train."
         )
 
 
-def _mapped(config: Any, agents: list[str]) -> dict[str, str]:
+def mapped_policies(config: Any, agents: list[str]) -> dict[str, str]:
     """Return every agent's policy in an episode of the first task."""
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
-from rllib_llm.env_runner.agents import agents_of, role_prompts
+from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.preparation import model_context_length
 
@@ -47,7 +47,7 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
     for seed in range(num_resets):
         told = env.reset(seed=seed, options={"split": "train"})
         alone = agents_of(env) is None
-        first = {DEFAULT_AGENT_ID: told[0]} if alone else told.observations
+        first = {DEFAULT_AGENT_ID: told[0]} if alone else texts_of(env, told)
         for agent, observation in first.items():
             messages = [{"role": "user", "content": observation}]
             system = config.system_prompt or roles.get(agent)

@@ -23,6 +23,7 @@ def add_token_stats(
     *,
     clip_low: float,
     clip_high: float,
+    clipped: torch.Tensor | None = None,
 ) -> None:
     """Accumulate ratio, clipping, KL and critic statistics of one micro-batch.
 
@@ -33,15 +34,20 @@ def add_token_stats(
         batch: The micro-batch.
         clip_low: Lower clip range, to count clipped tokens.
         clip_high: Upper clip range.
+        clipped: Where a bound of another policy loss acted; None: beyond the clip
+            range in the direction of the update. bool [B, T]
     """
     mask = batch[Columns.LOSS_MASK]
     trained = int(mask.sum())
     log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
     ratio = log_ratio.exp()
     advantages = batch[Columns.ADVANTAGES][mask]
-    clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | (
-        (advantages < 0) & (ratio < 1.0 - clip_low)
-    )
+    if clipped is None:
+        clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | (
+            (advantages < 0) & (ratio < 1.0 - clip_low)
+        )
+    else:
+        clipped = clipped[mask]
     for key, value in (
         # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
         ("approx_kl_k3", (ratio - 1.0 - log_ratio).mean()),
@@ -52,6 +58,11 @@ def add_token_stats(
     if learner.measures_gap:
         add_gap(learner, module_id, logp, batch)
     if columns.VALUES in batch:
+        if columns.VALUE_WEIGHTS in batch:  # only turns have values
+            mask = batch[columns.VALUE_WEIGHTS] > 0
+            trained = int(mask.sum())
+            if not trained:
+                return
         targets = batch[Columns.VALUE_TARGETS][mask]
         error = targets - batch[columns.VALUES][mask]
         for key, value in (

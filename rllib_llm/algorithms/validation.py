@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any
 
+from rllib_llm.algorithms.classic import validate_classic
+from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.policies import validate_policies
 from rllib_llm.algorithms.vllm_engines import validate_engine
 from rllib_llm.algorithms.without_effect import refuse_without_effect
@@ -96,10 +98,13 @@ def validate(config: Any) -> None:
     _validate_weight_sync(config)
     validate_engine(config)
     validate_policies(config)
+    validate_classic(config)
+    DriverPieces(config).try_out()
     for module_id in config.llm_module_ids:
         own = config.get_config_for_module(module_id)
         _validate_sampling(own)
         _validate_kl(own)
+        _validate_pieces(own)
         validate_model(own)
 
 
@@ -274,6 +279,16 @@ def _validate_kl(config: Any) -> None:
         )
 
 
+def _validate_pieces(config: Any) -> None:
+    pieces = config.build_token_pieces()
+    pieces.try_out()
+    if "unweighted" in pieces.needs and config.mismatch_settings():
+        raise ConfigError(
+            f"policy_loss={config.policy_loss!r} is not linear in the advantages, "
+            "which tis and is_*mask_* weigh. Set tis=None and leave the masks out."
+        )
+
+
 def _validate_team_share(config: Any) -> None:
     if not 0.0 <= config.team_share <= 1.0:
         raise ConfigError(
@@ -332,7 +347,9 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     config = dict(env_config or {})
     is_foreign = isinstance(env, str) and env not in TEXT_ENVS
     if is_foreign and _global_registry.contains(ENV_CREATOR, env):
-        env = _global_registry.get(ENV_CREATOR, env)
+        creator = _global_registry.get(ENV_CREATOR, env)
+        if getattr(creator, "func", None) is not _create:  # that is for RLlib's eyes
+            env = creator
     return as_playable(make_registered_env(env, config))
 
 

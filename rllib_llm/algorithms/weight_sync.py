@@ -30,7 +30,7 @@ def send_weights(
     Args:
         learner_group: Whose first Learner has the weights.
         runner_group: An EnvRunnerGroup of LLMEnvRunners.
-        dtype: Parameters travel in this dtype; None is their own.
+        dtype: Parameters of language models travel in this dtype; None is their own.
         also_local: Whether a local EnvRunner, if there is one, needs them too.
         module_ids: The policies that have changed; None: those that are trained.
 
@@ -60,10 +60,7 @@ class _Pack:
     module_ids: Sequence[str] | None = None
 
     def __call__(self, learner: Any) -> _Receive:
-        config = learner.config
-        chosen = self.module_ids or config.trained_module_ids
-        chosen = config.llm_module_ids if self.everything else chosen
-        packed = {m: self._pack(learner.module[m].unwrapped()) for m in chosen}
+        packed = self.packed(learner)
         arrays = [array for arrays in packed.values() for array in arrays.values()]
         return _Receive(
             weights=ray.put(packed),
@@ -71,6 +68,22 @@ class _Pack:
             everything=self.everything,
             mib=sum(array.nbytes for array in arrays) / _MIB,
         )
+
+    def packed(self, learner: Any) -> dict[str, dict[str, Any]]:
+        """Return numpy arrays by name, by ModuleID."""
+        config = learner.config
+        chosen = self.module_ids
+        if self.everything:
+            chosen = config.sampled_module_ids
+        elif not chosen:
+            chosen = (*config.trained_module_ids, *config.trained_classic_ids)
+        modules = {m: learner.module[m].unwrapped() for m in chosen}
+        return {
+            m: module.get_state(inference_only=True)
+            if m in config.classic_module_ids
+            else self._pack(module)
+            for m, module in modules.items()
+        }
 
     def _pack(self, module: Any) -> dict[str, Any]:
         tensors = module.shared_tensors(inference_only=True)

@@ -26,7 +26,11 @@ from ray.rllib.utils.metrics import (
 
 from rllib_llm import columns
 from rllib_llm.callbacks.stats import EPISODE_MEAN
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.connectors.episode_data import (
+    agent_episodes,
+    episode_data,
+    policy_episodes,
+)
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.types import FinishReason, StopReason
 
@@ -64,7 +68,7 @@ def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None
     steps, tokens = sum(map(len, episodes)), sum(map(_num_sampled, episodes))
     agents: dict[str, int] = defaultdict(int)
     modules: dict[str, int] = defaultdict(int)
-    for part in (p for e in episodes for p in agent_episodes(e)):
+    for part in (p for e in episodes for p in policy_episodes(e)):
         agents[part.agent_id or DEFAULT_AGENT_ID] += len(part)
         modules[part.module_id or DEFAULT_MODULE_ID] += len(part)
     counts: dict[Any, int] = {
@@ -106,7 +110,7 @@ def _episode_values(episode: Any) -> dict[Any, float]:
         "context_tokens_mean": sum(len(episode_data(part).ids) for part in parts),
     }
     modules: dict[str, float] = defaultdict(float)
-    for part in parts:
+    for part in policy_episodes(episode):
         agent_id = part.agent_id or DEFAULT_AGENT_ID
         values["agent_episode_return_mean", agent_id] = float(part.get_return())
         modules[part.module_id or DEFAULT_MODULE_ID] += float(part.get_return())

@@ -52,6 +52,14 @@ def _examples() -> Iterator[tuple[str, str]]:
         yield name, _describe(path)
 
 
+def _pieces() -> Iterator[tuple[str, str]]:
+    from rllib_llm.pieces.listing import all_pieces, settings_of
+
+    for piece in all_pieces():
+        about = f"{piece.summary} ({piece.paper})"
+        yield f"{piece.kind} {piece.name}", f"[{settings_of(piece)}] {about}"
+
+
 def _describe(path: Path) -> str:
     recipe = read(path)
     return " ".join(str(recipe.get("description", "")).split())
@@ -61,4 +69,5 @@ _KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "algorithms": _algorithms,
     "envs": _envs,
     "examples": _examples,
+    "pieces": _pieces,
 }

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ray.rllib.core.columns import Columns
+
 from rllib_llm import columns
 from rllib_llm.connectors.chat import Prompt
 from rllib_llm.types import FinishReason, Message, StopPolicy, StopReason, Task, Turn
@@ -32,6 +34,7 @@ class EpisodeData:
         stop_policy: What the learner makes of it.
         success: Whether the task was solved, where that is defined.
         metrics: The environment's own numbers.
+        masked_turns: Turns that are not learnt from, by their number.
         advantage: Written by the driver: credit per turn, or one for the episode.
     """
 
@@ -49,6 +52,7 @@ class EpisodeData:
     stop_policy: StopPolicy = StopPolicy.TRAIN
     success: bool | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    masked_turns: frozenset[int] = frozenset()
     advantage: float | Sequence[float] | None = None
     seconds: float = 0.0
 
@@ -79,12 +83,25 @@ def agent_episodes(episode: Any) -> list[Any]:
     A SingleAgentEpisode is its own only part; in a MultiAgentEpisode agents that never
     acted, and those that a script played, are left out. In declared order of agents.
     """
+    if getattr(episode, "agent_episodes", None) is None:
+        return [episode]
+    return [p for p in policy_episodes(episode) if episode_data(p).num_sampled]
+
+
+def policy_episodes(episode: Any) -> list[Any]:
+    """Return the like with the parts that classic RLModules played."""
     parts = getattr(episode, "agent_episodes", None)
     if parts is None:
         return [episode]
     # RLlib keeps sets of agents; their order changes from process to process.
     parts = sorted(parts.values(), key=lambda part: episode_data(part).agent_index)
-    return [part for part in parts if len(part) and episode_data(part).num_sampled]
+    return [
+        part
+        for part in parts
+        if len(part)
+        if episode_data(part).num_sampled
+        or Columns.ACTION_DIST_INPUTS in part.extra_model_outputs
+    ]
 
 
 def num_tokens(episode: Any) -> int:

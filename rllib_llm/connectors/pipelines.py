@@ -15,6 +15,7 @@ from ray.rllib.connectors.learner import LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
+from rllib_llm.connectors.learner.classic_batches import ClassicBatches
 from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
 from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
@@ -69,10 +70,16 @@ def learner_pipeline(
             values=[] if critic or not config.use_critic else own,
             critic=critic,
             references=[m for m, c in own.items() if c.uses_reference],
+            entropies=[m for m, c in own.items() if c.pieces_need("scores")],
             max_tokens=config.micro_batch_tokens,
         ),
         *config.credit_connectors(own),
     ]
+    if config.trained_classic_ids:
+        settings = map(config.get_config_for_module, config.trained_classic_ids)
+        discounts = [(c.gamma, c.lambda_) for c in settings]
+        by_module = dict(zip(config.trained_classic_ids, discounts, strict=True))
+        pieces.append(ClassicBatches(by_module, device))
     return LearnerConnectorPipeline(
         connectors=[*custom, *pieces],
         input_observation_space=input_observation_space,
@@ -105,6 +112,10 @@ def gae_settings(config: Any) -> GAESettings:
         lambda_=config.lambda_,
         gamma_token=config.gamma_token,
         lambda_token=config.lambda_token,
+        level=config.gae_level,
+        lambda_critic=config.lambda_critic,
+        length_alpha=config.lambda_length_alpha,
+        values_are_logits=config.value_loss == "bce",
         whiten=config.whiten_advantages,
         ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
         ref_kl_estimator=config.ref_kl_estimator,

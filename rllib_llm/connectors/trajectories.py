@@ -38,6 +38,7 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         steps=[turn.env_t for turn in turns],
         num_tokens=[len(turn.action_ids) for turn in turns],
         invalid=[turn.invalid for turn in turns],
+        infos=[dict(info) for info in part.get_infos()[1 : len(turns) + 1]],
         metrics=data.metrics,
         success=data.success,
         stop_reason=data.stop_reason,

@@ -21,6 +21,12 @@ def agents_of(env: Any) -> list[str] | None:
     return getattr(env, "possible_agents", None)
 
 
+def texts_of(env: Any, told: Any) -> dict[str, str]:
+    """Return what agents of text read in a step of a JointEnv."""
+    read = told.observations
+    return {a: text for a, text in read.items() if env.number_spaces(a) is None}
+
+
 def role_prompts(env: Any) -> dict[str, str]:
     """Return the system prompt of each agent that has one, by AgentID."""
     agents = agents_of(env)

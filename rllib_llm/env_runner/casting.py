@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rllib_llm.algorithms.classic import classic_spaces
 from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
+from rllib_llm.env_runner.action_seats import ActionChooser
 from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.classic_seats import ClassicActor, Encoder
 from rllib_llm.env_runner.joint_play import JointPlay
 from rllib_llm.env_runner.limits import RolloutLimits
 from rllib_llm.env_runner.plays import SinglePlay
@@ -31,20 +34,40 @@ class LineUp:
 
 
 def voices(
-    config: Any, engines: Mapping[str, Any], line_up: LineUp | None
+    config: Any,
+    engines: Mapping[str, Any],
+    actors: Mapping[str, ClassicActor],
+    choosers: Mapping[str, ActionChooser],
+    line_up: LineUp | None,
 ) -> dict[str, Voice]:
     """Return how each policy and script makes turns, by its name."""
-    found = {m: _voice(config, engines, m) for m in config.module_ids}
+    found = {
+        m: Voice(actor=actors[m])
+        if m in actors
+        else _voice(config, engines, choosers, m)
+        for m in config.module_ids
+    }
     if line_up is not None:
         found |= {name: Voice(script=s) for name, s in line_up.scripts.items()}
     return found
 
 
-def _voice(config: Any, engines: Mapping[str, Any], module_id: str) -> Voice:
+def _voice(
+    config: Any,
+    engines: Mapping[str, Any],
+    choosers: Mapping[str, ActionChooser],
+    module_id: str,
+) -> Voice:
     script = config.script_of(module_id)
     if script is not None:
         return Voice(script=script)
-    own, engine = config.get_config_for_module(module_id), engines[module_id]
+    own = config.get_config_for_module(module_id)
+    if module_id in choosers:
+        return Voice(
+            chooser=choosers[module_id],
+            max_context_tokens=own.resolved_context_tokens(),
+        )
+    engine = engines[module_id]
     together = [m for m, other in engines.items() if other is engine]
     place = together.index(module_id)
     return Voice(
@@ -54,6 +77,27 @@ def _voice(config: Any, engines: Mapping[str, Any], module_id: str) -> Voice:
         max_context_tokens=own.resolved_context_tokens(),
         max_tokens_per_episode=own.max_tokens_per_episode,
     )
+
+
+def choosers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionChooser]:
+    """Return what acts for the policies with ``head="score"``.
+
+    Args:
+        config: The run's config.
+        modules: The LLMRLModules, by ModuleID.
+    """
+    own = {m: config.get_config_for_module(m) for m in modules}
+    return {
+        module_id: ActionChooser(
+            modules[module_id],
+            module_id,
+            c.chat_renderer(),
+            c.score_norm,
+            config.micro_batch_tokens,
+        )
+        for module_id, c in own.items()
+        if c.action_head == "score"
+    }
 
 
 def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:
@@ -67,7 +111,9 @@ def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:
     mapping, names = config.policy_mapping_fn, config.module_ids
     if line_up is not None:
         mapping, names = MappedPolicies(line_up.policies), (*names, *line_up.scripts)
-    return lambda task: JointPlay(task, agents, mapping, names)
+    spaces = classic_spaces(config)
+    encoders = {m: Encoder(reads) for m, (reads, _) in spaces.items()}
+    return lambda task: JointPlay(task, agents, mapping, names, encoders)
 
 
 def limits(config: Any) -> RolloutLimits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -33,6 +33,8 @@ class JointPlay:
         agents: All agents the environment declares, in its order.
         module_for: The policy of an agent in an episode.
         module_ids: All policies there are.
+        encoders: What classic RLModules read of an agent's observation, by ModuleID;
+            other policies read text.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class JointPlay:
         agents: list[str],
         module_for: Callable[[str, Any], str],
         module_ids: tuple[str, ...],
+        encoders: Mapping[str, Callable[[Any, str], Any]] | None = None,
     ) -> None:
         self.task = task
         self._agents, self._module_ids = agents, module_ids
+        self._encoders = encoders or {}
         self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=module_for)
         self.data = episode_data(self.episode)
         self.data.task = task
@@ -53,7 +57,7 @@ class JointPlay:
         self._acting: list[Seat] = []
         self.env_t = 0
         self._ended: dict[str, bool] = {}  # agent to whether it was truncated
-        self._last_words: dict[str, str] = {}  # final observations of such agents
+        self._last_words: dict[str, Any] = {}  # final observations of such agents
         self._unread: set[str] = set()
 
     @property
@@ -75,12 +79,12 @@ class JointPlay:
             )
         self._take_notes(reply)
         self.episode.add_env_reset(
-            observations=dict(reply.observations), infos=self._infos(reply)
+            observations=self._as_read(reply.observations), infos=self._infos(reply)
         )
         self._acting = [self._seat(agent) for agent in reply.observations]
         return self._acting
 
-    def action(self) -> dict[str, str]:
+    def action(self) -> dict[str, Any]:
         """Return what ``env.step`` gets."""
         return {seat.agent_id: seat.action for seat in self._acting}
 
@@ -105,17 +109,22 @@ class JointPlay:
             given=reply.stop_reason,
         )
         is_over = reply.is_over or by_limit
-        observations = dict(reply.observations)
+        observations = self._as_read(reply.observations)
         if is_over:
             observations |= self._last_words
             self._unread = set(observations)
         self.episode.add_env_step(
             observations=observations,
-            actions=self.action(),
+            actions={
+                s.agent_id: s.action if s.recorded is None else s.recorded
+                for s in acted
+            },
             rewards=dict.fromkeys(self.action(), 0.0),
             infos=self._infos(reply),
             terminateds={"__all__": is_over},
-            extra_model_outputs={s.agent_id: {columns.TURN: s.turn} for s in acted},
+            extra_model_outputs={
+                s.agent_id: {columns.TURN: s.turn, **s.outputs} for s in acted
+            },
         )
         if is_over:
             self._end(is_cut=by_limit)
@@ -171,11 +180,27 @@ class JointPlay:
                 self._ledger.append((self.env_t, agent, float(reward)))
         self._ended |= dict.fromkeys(reply.terminated, False)
         self._ended |= dict.fromkeys(reply.truncated, True)
-        self._last_words |= reply.final_observations
+        self._last_words |= self._as_read(reply.final_observations)
         if reply.success is not None:
             self.data.success = reply.success
         if reply.metrics:
             self.data.metrics = dict(reply.metrics)
+
+    def _as_read(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the agents' policies read: text, or encoded numbers."""
+        read = {}
+        for agent, observation in observations.items():
+            module_id = self._seat(agent).module_id
+            if module_id in self._encoders:
+                read[agent] = self._encoders[module_id](observation, agent)
+                continue
+            if not isinstance(observation, str):
+                raise EnvContractError(
+                    f"{agent!r} observes {observation!r}, but its policy {module_id!r} "
+                    "reads text. Map it to an RLModule, or let it observe text."
+                )
+            read[agent] = observation
+        return read
 
     def _infos(self, reply: JointStep) -> dict[str, Any]:
         return {a: reply.infos.get(a, {}) for a in reply.observations}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from rllib_llm.errors import EnvContractError
 from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task
@@ -53,7 +54,7 @@ def stop_reason(
         reason = given or StopReason.TERMINATED
     elif truncated:
         reason = given or StopReason.MAX_TURNS
-    elif limits.max_turns and turns >= limits.max_turns:
+    elif turns >= min(limits.max_turns or math.inf, task.max_turns or math.inf):
         by_limit, reason = True, StopReason.MAX_TURNS
     elif limits.max_tokens_per_episode and num_sampled >= limits.max_tokens_per_episode:
         by_limit, reason = True, StopReason.MAX_TOKENS_EPISODE

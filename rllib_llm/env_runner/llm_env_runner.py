@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -31,14 +31,12 @@ from ray.rllib.utils.typing import StateDict
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import casting
+from rllib_llm.env_runner.classic_seats import ClassicActor, share_tensors
 from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.scripts import Script
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.state import copy_into, unpack
 from rllib_llm.types import Task
-
-if TYPE_CHECKING:
-    from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -59,6 +57,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     Attributes:
         modules: The language-model policies, by ModuleID.
         engines: What samples their turns, by ModuleID.
+        actors: What acts for classic RLModules, by ModuleID.
+        choosers: What acts for policies over admissible actions, by ModuleID.
         has_all_weights: Whether the Learner's weights have arrived in full once; from
             then on those that training changes are enough.
     """
@@ -119,13 +119,28 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True)
             self.module = spec.build()
             self.modules = {m: self.module[m] for m in config.llm_module_ids}
+            for module_id in config.classic_module_ids:
+                self.module[module_id].to(self._device)
         else:
             spec = config.get_rl_module_spec(spaces=spaces, inference_only=True)
             self.module = spec.build()
             self.modules = {DEFAULT_MODULE_ID: self.module}
         for module in self.modules.values():
             module.to(self._device)
-        self.engines = config.build_generation_engines(self.modules)
+        self.actors = {
+            module_id: ClassicActor(
+                self.module[module_id],
+                module_id,
+                self.module[module_id].action_space,
+                normalize_actions=config.normalize_actions,
+                clip_actions=config.clip_actions,
+            )
+            for module_id in config.classic_module_ids
+        }
+        self.choosers = casting.choosers(config, self.modules)
+        self.engines = config.build_generation_engines(
+            {m: self.modules[m] for m in self.modules if m not in self.choosers}
+        )
         for module_id, engine in self.engines.items():
             if not engine.shares_weights:
                 self._announce(module_id)
@@ -138,7 +153,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Text in, text out, for the environment and for every policy."""
+        """Text in, text out, for the environment and for policies that are no RLModule.
+
+        What those of RLModules are, the specification of each says.
+        """
         spaces = (UnicodeText(), UnicodeText())
         return {
             INPUT_ENV_SPACES: spaces,
@@ -149,7 +167,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def assert_healthy(self) -> None:
         """The policies and their engines exist."""
-        assert self.modules and self.engines
+        assert self.modules and (self.engines or self.choosers)
 
     # Sampling ------------------------------------------------------------------------
 
@@ -239,7 +257,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
-            self._voices = casting.voices(config, self.engines, self._line_up)
+            self._voices = casting.voices(
+                config, self.engines, self.actors, self.choosers, self._line_up
+            )
             self._rollout = Rollout(
                 make_env=config.make_text_env,
                 make_play=casting.play_maker(config, self._line_up),
@@ -286,15 +306,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     # State ---------------------------------------------------------------------------
 
-    def share_weights_of(self, modules: Mapping[str, LLMRLModule]) -> None:
+    def share_weights_of(self, modules: Mapping[str, Any]) -> None:
         """Sample with the parameters of ``modules`` themselves (same process only)."""
         for module_id, module in self.modules.items():
             module.share_parameters_with(modules[module_id])
+        for module_id, actor in self.actors.items():
+            share_tensors(actor.module, modules[module_id])
         self.set_weights_version(self._weights_seq_no)
 
     def set_weights_version(self, version: int) -> None:
         """Say that policies changed: cached keys and values are stale."""
         self._weights_seq_no = version
+        for actor in (*self.actors.values(), *self.choosers.values()):
+            actor.weights_seq_no = version
         for module_id in self.engines:
             self._announce(module_id)
 
@@ -317,14 +341,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
         Args:
             weights: By ModuleID, each as packed by
-                :func:`rllib_llm.modules.state.pack`.
+                :func:`rllib_llm.modules.state.pack`; of classic RLModules their state.
             version: The version they make, with all that stays.
 
         Raises:
             CheckpointError: If a name or shape is not the policy's.
         """
-        complete = set(weights) == set(self.modules)
+        complete = set(weights) == {*self.modules, *self.actors}
         for module_id, packed in weights.items():
+            if module_id in self.actors:
+                self.module[module_id].set_state(packed)
+                continue
             module, tensors = self.modules[module_id], unpack(packed)
             own = module.shared_tensors(inference_only=True)
             targets = {name: tensor for name, tensor in own.items() if name in tensors}

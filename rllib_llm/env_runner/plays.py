@@ -32,7 +32,9 @@ class Seat:
         episode: Its part of the record; None until it has seen anything.
         data: Its conversation.
         turn: The turn sampled last.
-        action: That turn's text, as the environment reads it.
+        action: That turn's text (or numbers), as the environment reads it.
+        recorded: That turn's action in RLlib's record, where it is another.
+        outputs: What an RLModule put out with it, for RLlib's record.
         request_id: Its unfinished request at the engine.
     """
 
@@ -42,7 +44,9 @@ class Seat:
     episode: SingleAgentEpisode | None = None
     data: EpisodeData = dataclasses.field(default_factory=EpisodeData)
     turn: Turn | None = None
-    action: str = ""
+    action: Any = ""
+    recorded: Any = None
+    outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     request_id: int | None = None
 
     def seed_parts(self) -> tuple[int, ...]:

@@ -35,15 +35,17 @@ class RLlibJointEnv(MultiAgentEnv):
         self.env = env
         self.possible_agents = list(env.possible_agents)
         self.agents: list[str] = []
-        self.observation_spaces = {a: UnicodeText() for a in self.possible_agents}
-        self.action_spaces = {a: UnicodeText() for a in self.possible_agents}
+        text = UnicodeText(), UnicodeText()
+        spaces = {a: env.number_spaces(a) or text for a in self.possible_agents}
+        self.observation_spaces = {a: each[0] for a, each in spaces.items()}
+        self.action_spaces = {a: each[1] for a, each in spaces.items()}
         super().__init__()
         self._forget()
 
     @override(MultiAgentEnv)
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, str], dict[str, Any]]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
         self._forget()
         step = self.env.reset(seed=seed, options=options)
@@ -52,7 +54,7 @@ class RLlibJointEnv(MultiAgentEnv):
         return step.observations, self._infos_of(step.observations)
 
     @override(MultiAgentEnv)
-    def step(self, action_dict: dict[str, str]) -> tuple[dict[str, Any], ...]:
+    def step(self, action_dict: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         """Play a round; see the class for what is told when."""
         step = self.env.step(action_dict)
         self._has_acted |= set(action_dict)
@@ -85,14 +87,18 @@ class RLlibJointEnv(MultiAgentEnv):
         self._has_acted: set[str] = set()
         self._terminated: set[str] = set()
         self._held: dict[str, float] = {}  # rewards that wait for a turn to complete
-        self._last_texts: dict[str, str] = {}  # of agents that have ended
+        self._last_texts: dict[str, Any] = {}  # of agents that have ended
+        self._numbers: dict[str, Any] = {}  # what agents of numbers observed last
         self._infos: dict[str, dict[str, Any]] = {}  # the newest by agent
 
     def _note(self, step: JointStep) -> None:
         for agent, reward in step.rewards:
             self._held[agent] = self._held.get(agent, 0.0) + reward
+        read = step.observations
+        self._numbers |= {a: o for a, o in read.items() if self.env.number_spaces(a)}
         for agent in (*step.terminated, *step.truncated):
-            self._last_texts[agent] = step.final_observations.get(agent, "")
+            nothing_new = self._numbers.get(agent, "")
+            self._last_texts[agent] = step.final_observations.get(agent, nothing_new)
         self._terminated |= set(step.terminated)
         self._infos |= {a: info for a, info in step.infos.items() if info}
 

@@ -13,6 +13,7 @@ import numpy as np
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.engines.base import Generation, SamplingParams
+from rllib_llm.env_runner.classic_seats import act_together
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.plays import Seat
@@ -65,6 +66,7 @@ class Rollout:
         self._make_env = make_env
         self._make_play = make_play
         self._voices = voices
+        self._actors = {m: v.actor for m, v in voices.items() if v.actor is not None}
         engines = [v.engine for v in voices.values() if v.engine is not None]
         self._engines = list({id(e): e for e in engines}.values())
         self._env_to_module = env_to_module
@@ -181,9 +183,10 @@ class Rollout:
         if not ready:
             return
         self._render([seat for _, seat in ready])
+        choosing: dict[str, Ready] = {}
         for slot, seat in ready:
-            if slot.waiting_for is None:
-                continue  # another agent's prompt has ended the episode
+            if slot.waiting_for is None or seat.module_id in self._actors:
+                continue  # another agent's prompt has ended the episode, or see below
             voice = self._voices[seat.module_id]
             if voice.script is not None:
                 self._speak_script(slot, seat, voice)
@@ -191,16 +194,28 @@ class Rollout:
             data = seat.data
             prompt, history = data.prompt, len(data.ids)
             length = len(prompt.ids) + (history if prompt.extends else 0)
-            if length + 1 > voice.max_context_tokens:
+            if length + voice.least_tokens(seat) > voice.max_context_tokens:
                 self._overflow(slot, seat, length, voice)
-                continue
-            self._submit(slot, seat, length, voice)
+            elif voice.chooser is not None:
+                choosing.setdefault(seat.module_id, []).append((slot, seat))
+            else:
+                self._submit(slot, seat, length, voice)
+        for module_id, waiting in choosing.items():
+            self._choose(self._voices[module_id].chooser, waiting)
+        for slot, seat, turn, action in act_together(
+            ready, self._actors, self._seed, explore=self._explore
+        ):
+            self._record(slot, seat, turn)
+            self._hear(slot, seat, action)
 
     def _render(self, seats: Iterable[Seat]) -> None:
+        readers = [s.episode for s in seats if s.module_id not in self._actors]
+        if not readers:
+            return
         self._env_to_module(
             rl_module=self._module,
             batch={},
-            episodes=[s.episode for s in seats],
+            episodes=readers,
             explore=self._explore,
             shared_data={},
         )
@@ -220,6 +235,17 @@ class Rollout:
             ),
             extends=data.prompt.extends,
         )
+
+    def _choose(self, chooser: Any, waiting: Ready) -> None:
+        """Let a policy choose among admissible actions, for all seats at once."""
+        # An episode that another agent's full context has ended waits for nobody.
+        waiting = [(slot, seat) for slot, seat in waiting if slot.waiting_for]
+        seeds = [self._seed(slot, seat) for slot, seat in waiting]
+        seats = [seat for _, seat in waiting]
+        turns = chooser.choose(seats, seeds, explore=self._explore)
+        for (slot, seat), turn in zip(waiting, turns, strict=True):
+            self._record(slot, seat, turn)
+        self._speak(waiting)
 
     @staticmethod
     def _seed(slot: Slot, seat: Seat) -> int:
@@ -267,6 +293,10 @@ class Rollout:
             )
             self._record(slot, seat, turn)
             spoken.append((slot, seat))
+        self._speak(spoken)
+
+    def _speak(self, spoken: Ready) -> None:
+        """Let the environments read what was sampled."""
         if not spoken:
             return
         batch = self._module_to_env(
@@ -285,9 +315,9 @@ class Rollout:
         seat.turn = turn
         seat.data.record(turn)
 
-    def _hear(self, slot: Slot, seat: Seat, text: str) -> None:
-        """Pass a turn's text on; the environment goes on when all have spoken."""
-        seat.action = text
+    def _hear(self, slot: Slot, seat: Seat, action: Any) -> None:
+        """Pass a turn's action on; the environment goes on when all have acted."""
+        seat.action = action
         slot.num_silent -= 1
         if not slot.num_silent:
             self._ask_env(slot, "step", slot.play.action())

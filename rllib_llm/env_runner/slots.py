@@ -15,8 +15,11 @@ class Voice:
     """How a policy makes turns.
 
     Attributes:
-        engine: Samples them; None for a scripted policy.
+        engine: Samples them; None for all others.
         script: Text in, text out: called with a ``ScriptedTurn``; None otherwise.
+        actor: The ClassicActor of an RLModule that reads numbers; None otherwise.
+        chooser: The ActionChooser of a policy that chooses among the admissible
+            actions; None otherwise.
         max_new_tokens: Most tokens of a turn.
         max_context_tokens: Most tokens of a conversation.
         max_tokens_per_episode: Most sampled tokens of an episode, over all agents;
@@ -27,11 +30,17 @@ class Voice:
 
     engine: Any = None
     script: Callable[[Any], str] | None = None
+    actor: Any = None
+    chooser: Any = None
     max_new_tokens: int = 1
     max_context_tokens: int = 2
     max_tokens_per_episode: int | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def least_tokens(self, seat: Any) -> int:
+        """Return the room that the seat's turn needs behind its prompt."""
+        return 1 if self.chooser is None else self.chooser.least_tokens(seat)
 
     def turn_budget(self, length: int, num_sampled: int) -> int:
         """Return the most tokens of the next turn, at least 1.

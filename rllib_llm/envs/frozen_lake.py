@@ -108,6 +108,10 @@ class FrozenLake(TextEnv):
         """Move in any direction."""
         return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
 
+    def admissible_actions(self) -> list[str]:
+        """List the four moves."""
+        return [f"go {move}" for move in MOVES]
+
     def optimal_value(self) -> float:
         """Return the success probability of the best policy on the current map.
 

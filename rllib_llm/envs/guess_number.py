@@ -10,6 +10,8 @@ from rllib_llm.envs.parsing import last_match, require_int
 from rllib_llm.envs.text_env import TextEnv, register_text_env
 from rllib_llm.types import TurnResult
 
+_MOST_LISTED = 100
+
 
 @register_text_env("guess_number-v0")
 class GuessNumber(TextEnv):
@@ -27,7 +29,7 @@ class GuessNumber(TextEnv):
     def start(self, rng: np.random.Generator, upper: int = 31) -> str:
         """Hide a number between 1 and ``upper``."""
         require_int("upper", upper, 1, 999_999)
-        self.low, self.high = 1, upper
+        self.low, self.high, self.upper = 1, upper, upper
         self.secret = int(rng.integers(1, upper + 1))
         return f"Find a number from 1 to {upper}. Answer as 'guess 7'."
 
@@ -53,3 +55,9 @@ class GuessNumber(TextEnv):
     def random_action(self, rng: np.random.Generator) -> str:
         """Guess any number that the answers so far allow."""
         return f"guess {rng.integers(self.low, self.high + 1)}"
+
+    def admissible_actions(self) -> list[str] | None:
+        """List all guesses, also those that the answers exclude; at most 100."""
+        if self.upper > _MOST_LISTED:
+            return None
+        return [f"guess {n}" for n in range(1, self.upper + 1)]

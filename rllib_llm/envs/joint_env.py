@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 
 from rllib_llm.envs.env_options import is_finite
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
+from rllib_llm.envs.spaces import is_of_numbers
 from rllib_llm.errors import EnvContractError, did_you_mean
 from rllib_llm.types import StopReason
 
@@ -21,7 +24,8 @@ class JointStep:
 
     Attributes:
         observations: Text for each agent that must act now, in execution order;
-            several where they act simultaneously.
+            several where they act simultaneously. Of agents of numbers what the
+            environment gave, untouched.
         rewards: All non-zero ``(agent, reward)`` since the last call, to any declared
             agent: acting, waiting, not yet there, or gone.
         terminated: Agents whose game ended with this call.
@@ -37,11 +41,11 @@ class JointStep:
             ``"terminated"``. None while the episode goes on.
     """
 
-    observations: dict[str, str] = dataclasses.field(default_factory=dict)
+    observations: dict[str, Any] = dataclasses.field(default_factory=dict)
     rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     terminated: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
-    final_observations: dict[str, str] = dataclasses.field(default_factory=dict)
+    final_observations: dict[str, Any] = dataclasses.field(default_factory=dict)
     infos: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     is_over: bool = False
     success: bool | None = None
@@ -61,7 +65,9 @@ class JointEnv:
         env: An ``AECEnv`` or ``ParallelEnv`` whose observations are strings or
             dictionaries with a string under ``"text"``, and whose actions are text. In
             a ``ParallelEnv`` an empty observation means that the agent is not asked;
-            its action is then ``""``.
+            its action is then ``""``. An agent whose declared observation space is of
+            numbers (a Box, Discrete, ...) gets and gives these; there None, or no
+            observation, means that it is not asked, and its action is None.
 
     Raises:
         EnvContractError: If ``env`` is something else, or breaks PettingZoo's contract
@@ -84,8 +90,18 @@ class JointEnv:
         is_set = isinstance(names, (set, frozenset))
         self.possible_agents: list[str] = sorted(names) if is_set else list(names)
         self.env = env
-        kind = _AECPlay if isinstance(env, AECEnv) else _ParallelPlay
-        self._play = kind(env, self.possible_agents)
+        declared = {agent: _spaces_of(env, agent) for agent in self.possible_agents}
+        self._numbers = {
+            agent: spaces
+            for agent, spaces in declared.items()
+            if spaces is not None and is_of_numbers(spaces[0])
+        }
+        self._play: _AECPlay | _ParallelPlay
+        if isinstance(env, AECEnv):
+            self._play = _AECPlay(env, self.possible_agents)
+        else:
+            silence = {a: None if a in self._numbers else "" for a in declared}
+            self._play = _ParallelPlay(env, silence)
         self._asked: tuple[str, ...] = ()
         self._ended: set[str] = set()
         self._live: set[str] = set()
@@ -101,6 +117,16 @@ class JointEnv:
             return self.unwrapped.system_prompt_for(agent)
         return getattr(self.unwrapped, "system_prompt", None)
 
+    def number_spaces(self, agent: str) -> tuple[gym.Space, gym.Space] | None:
+        """Return observation and action space of an agent of numbers; None: of text."""
+        return self._numbers.get(agent)
+
+    def random_numbers(self, agent: str, rng: np.random.Generator) -> Any:
+        """Return a random action of an agent of numbers."""
+        space = self._numbers[agent][1]
+        space.seed(int(rng.integers(2**31)))
+        return space.sample()
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> JointStep:
@@ -108,15 +134,15 @@ class JointEnv:
         self._ended, self._live = set(), set()
         return self._collect(self._play.reset(seed, options))
 
-    def step(self, actions: dict[str, str]) -> JointStep:
+    def step(self, actions: dict[str, Any]) -> JointStep:
         """Let exactly the agents of the last observations act.
 
         Args:
-            actions: Their texts.
+            actions: Their texts or numbers.
         """
         if set(actions) != set(self._asked):
             raise EnvContractError(
-                f"step() got texts of {sorted(actions)}; the agents to act are "
+                f"step() got actions of {sorted(actions)}; the agents to act are "
                 f"{list(self._asked)}."
                 + ("" if self._asked else " The episode is over: call reset().")
             )
@@ -146,9 +172,9 @@ class JointEnv:
             is_over=not self._live,
         )
         for agent in step.truncated:
-            text = _text_of(raw.finals.get(agent, ""), agent)
-            if text:
-                step.final_observations[agent] = text
+            last = self._read(raw.finals.get(agent, self._nothing(agent)), agent)
+            if not _is_nothing(last):
+                step.final_observations[agent] = last
         if self._live:
             step.observations = self._questions(raw)
         self._asked = tuple(step.observations)
@@ -173,12 +199,29 @@ class JointEnv:
         self._ended |= ended_now
         self._live = alive
 
-    def _questions(self, raw: _Raw) -> dict[str, str]:
-        texts = {a: _text_of(raw.asked[a], a) for a in raw.asked if a in self._live}
+    def _nothing(self, agent: str) -> str | None:
+        return None if agent in self._numbers else ""
+
+    def _read(self, observation: Any, agent: str) -> Any:
+        """Return the observation's text; of an agent of numbers it as it is."""
+        if agent not in self._numbers:
+            return _text_of(observation, agent)
+        space = self._numbers[agent][0]
+        if observation is not None and not space.contains(observation):
+            raise EnvContractError(
+                f"The observation {observation!r} of {agent!r} is not in its "
+                f"observation space {space}. Return a member, of the right shape and "
+                "dtype, or declare the space that fits."
+            )
+        return observation
+
+    def _questions(self, raw: _Raw) -> dict[str, Any]:
+        texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
         if isinstance(self._play, _ParallelPlay):
-            texts = {a: texts[a] for a in self._ordered(texts) if texts[a]}
+            spoken = {a for a, text in texts.items() if not _is_nothing(text)}
+            texts = {a: texts[a] for a in self._ordered(spoken)}
         for agent, text in texts.items():
-            if not text:
+            if _is_nothing(text):
                 raise EnvContractError(
                     f"{self.env} asks {agent!r} to act on an empty text. Give it "
                     "something to read."
@@ -233,7 +276,7 @@ class _AECPlay:
         self._look(raw)
         return self._bury(raw)
 
-    def step(self, actions: dict[str, str]) -> _Raw:
+    def step(self, actions: dict[str, Any]) -> _Raw:
         raw = _Raw()
         for agent, text in actions.items():
             if self._env.agent_selection != agent:
@@ -283,15 +326,15 @@ class _AECPlay:
 class _ParallelPlay:
     """Reads a ``ParallelEnv``."""
 
-    def __init__(self, env: ParallelEnv, names: list[str]):
-        self._env, self._names = env, names
+    def __init__(self, env: ParallelEnv, silence: dict[str, str | None]):
+        self._env, self._names, self._silence = env, list(silence), silence
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Raw:
         observations, infos = self._env.reset(seed=seed, options=options)
         return self._read(observations, {}, {}, {}, infos)
 
-    def step(self, actions: dict[str, str]) -> _Raw:
-        silent = dict.fromkeys((a for a in self._names if a in self._env.agents), "")
+    def step(self, actions: dict[str, Any]) -> _Raw:
+        silent = {a: self._silence[a] for a in self._names if a in self._env.agents}
         return self._read(*self._env.step({**silent, **actions}))
 
     def _read(
@@ -314,6 +357,23 @@ class _ParallelPlay:
         )
 
 
+def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
+    """Return the declared spaces; None where there are none (agents of text)."""
+    defaults = (AECEnv.observation_space, ParallelEnv.observation_space)
+    if type(env).observation_space in defaults:  # they read this, with a warning
+        reads = getattr(env, "observation_spaces", {}).get(agent)
+        acts = getattr(env, "action_spaces", {}).get(agent)
+        return None if reads is None or acts is None else (reads, acts)
+    try:
+        return env.observation_space(agent), env.action_space(agent)
+    except (AttributeError, KeyError, NotImplementedError):
+        return None
+
+
+def _is_nothing(observation: Any) -> bool:
+    return observation is None or (isinstance(observation, str) and not observation)
+
+
 def _text_of(observation: Any, agent: str) -> str:
     text = observation
     if isinstance(observation, Mapping) and "text" in observation:
@@ -322,7 +382,8 @@ def _text_of(observation: Any, agent: str) -> str:
         raise EnvContractError(
             f"The observation of {agent!r} is {type(observation).__name__}; a str, or "
             "a dictionary with a str under 'text', is needed. Wrap the environment in "
-            "one that renders its observations."
+            "one that renders its observations, or declare an observation space of "
+            "numbers for an RLModule to read."
         )
     return str(text)
 

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
+from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
@@ -47,6 +48,8 @@ class Outcome:
 
 class MultiAgentTextEnv(EnvOptions, AECEnv):
     """A game of several agents: each reads text and answers with text.
+
+    An agent with :meth:`spaces_for` reads and answers with numbers instead.
 
     Agents act one after the other, round robin unless :meth:`next_agent` says
     otherwise. With ``simultaneous = True`` all agents act in every round: all prompts
@@ -91,10 +94,12 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     def __init__(self, env_config: dict[str, Any] | None = None):
         self._read_config(env_config)
         self.possible_agents = self._declared(self.options())
-        self._observation_spaces = {
-            a: gym.spaces.Dict({"text": UnicodeText()}) for a in self.possible_agents
-        }
-        self._action_spaces = {a: UnicodeText() for a in self.possible_agents}
+        text = gym.spaces.Dict({"text": UnicodeText()}), UnicodeText()
+        # Copies: PettingZoo seeds the spaces of each agent on their own.
+        given = {a: copy.deepcopy(self.spaces_for(a)) for a in self.possible_agents}
+        self._number_agents = {a for a in given if given[a] is not None}
+        self._observation_spaces = {a: (given[a] or text)[0] for a in given}
+        self._action_spaces = {a: (given[a] or text)[1] for a in given}
         self.np_random = np.random.default_rng()
         self.agents, self.turn = [], 0
 
@@ -107,11 +112,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         """
         raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
 
-    def prompt_for(self, agent: str) -> str:
+    def prompt_for(self, agent: str) -> Any:
         """Return all that is new for ``agent`` since it last acted, and the question.
 
         Called once for every turn of an agent, and once where it is truncated, be it
-        its turn or not. There ``""`` says that nothing is new.
+        its turn or not. There ``""`` says that nothing is new. For agents with
+        :meth:`spaces_for` it returns what they observe, and is called after every
+        turn of anyone.
         """
         raise NotImplementedError(f"{type(self).__name__}.prompt_for() is missing.")
 
@@ -138,6 +145,14 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         """Return ``possible_agents``; override where the options decide them."""
         return list(type(self).possible_agents)
 
+    def spaces_for(self, agent: str) -> tuple[gym.Space, gym.Space] | None:
+        """Return observation and action space of an agent of numbers; None: of text.
+
+        An RLModule plays it: :meth:`prompt_for` returns a member of the one,
+        :meth:`apply` gets a member of the other, and :meth:`parse` is not called.
+        """
+        return None
+
     def system_prompt_for(self, agent: str) -> str | None:
         """Return the agent's system prompt, by default the same for all."""
         return self.system_prompt
@@ -149,6 +164,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
         """Return a random valid text (imperfect demonstrations, checks)."""
         raise NotImplementedError(f"{type(self).__name__} has no random policy.")
+
+    def admissible_actions(self, agent: str) -> list[str] | None:
+        """Return all texts that are actions of ``agent`` now, for ``head="score"``.
+
+        Called at its turn; they stand in its info. None where they cannot be listed.
+        """
+        return None
 
     # What an author calls --------------------------------------------------------
 
@@ -174,11 +196,11 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     # PettingZoo ------------------------------------------------------------------
 
     def observation_space(self, agent: str) -> gym.Space:
-        """Any text under the key ``"text"``."""
+        """Any text under the key ``"text"``, or what :meth:`spaces_for` says."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> gym.Space:
-        """Any text."""
+        """Any text, or what :meth:`spaces_for` says."""
         return self._action_spaces[agent]
 
     def reset(
@@ -199,7 +221,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.agents, self._joined = [], set()
         self.terminations, self.truncations, self.infos = {}, {}, {}
         self.rewards, self._cumulative_rewards, self.grants = {}, {}, []
-        self._texts = dict.fromkeys(self.possible_agents, "")
+        self._texts: dict[str, Any] = dict.fromkeys(self.possible_agents, "")
         self._round, self._answers, self._actions = [], {}, {}
         for agent in self.possible_agents:
             if agent not in self.late_agents:
@@ -207,12 +229,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.start(self.np_random, **start_options)
         self._ask([])
 
-    def observe(self, agent: str) -> dict[str, str]:
+    def observe(self, agent: str) -> Any:
         """Return what the agent was last told; the same until it is told more."""
-        return {"text": self._texts[agent]}
+        told = self._texts[agent]
+        return told if agent in self._number_agents else {"text": told}
 
-    def step(self, action: str | None) -> None:
-        """Take the text of ``agent_selection``; None where that agent has ended."""
+    def step(self, action: Any) -> None:
+        """Take the action of ``agent_selection``; None where that agent has ended."""
         if not self.agents:
             raise EnvContractError("step() without an episode. Call reset() first.")
         agent = self.agent_selection
@@ -220,10 +243,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         if self._has_ended(agent):
             self._was_dead_step(action)
             return
-        if not isinstance(action, str):
-            raise EnvContractError(
-                f"step() got {action!r} as the text of {agent!r}; a str is needed."
-            )
+        self._require_action(agent, action)
         self._clear_rewards()
         self._cumulative_rewards[agent] = 0.0
         self._answers[agent] = action
@@ -266,7 +286,8 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.infos = {agent: {} for agent in self.agents}
         invalid = []
         for agent, text in self._answers.items():
-            action = self.parse(agent, text)
+            is_text = agent not in self._number_agents
+            action = self.parse(agent, text) if is_text else text
             failed = action is None
             self.infos[agent] = {"parsed_action": action, "invalid_action": failed}
             if failed:
@@ -345,7 +366,9 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         """Make the texts that the next actors, and those truncated, read."""
         live, self.pending = self.live_agents, []
         for agent in self.agents:
-            if self._has_ended(agent):
+            if agent in self._number_agents:
+                self._texts[agent] = self._numbers_for(agent)
+            elif self._has_ended(agent):
                 cut = self.truncations[agent] and not self.terminations[agent]
                 self._texts[agent] = self._text_for(agent, again) if cut else ""
         if not live:
@@ -356,7 +379,11 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             self.pending = list(live) if self.simultaneous else [self._chosen(live)]
             self._round = list(self.pending)
         for agent in self.pending:
-            self._texts[agent] = self._text_for(agent, again)
+            if agent not in self._number_agents:
+                self._texts[agent] = self._text_for(agent, again)
+                actions = self.admissible_actions(agent)
+                if actions is not None:
+                    self.infos[agent][ADMISSIBLE] = actions
         self.agent_selection = self.pending[0]
 
     def _chosen(self, live: list[str]) -> str:
@@ -377,7 +404,29 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             )
         return text
 
+    def _numbers_for(self, agent: str) -> Any:
+        numbers, space = self.prompt_for(agent), self._observation_spaces[agent]
+        if not space.contains(numbers):
+            raise EnvContractError(
+                f"{type(self).__name__}.prompt_for({agent!r}) returned {numbers!r}, "
+                f"which is not in its observation space {space}. Return a member, of "
+                "the right shape and dtype."
+            )
+        return numbers
+
     # Helpers ---------------------------------------------------------------------
+
+    def _require_action(self, agent: str, action: Any) -> None:
+        if agent not in self._number_agents:
+            if not isinstance(action, str):
+                raise EnvContractError(
+                    f"step() got {action!r} as the text of {agent!r}; a str is needed."
+                )
+        elif not self._action_spaces[agent].contains(action):
+            raise EnvContractError(
+                f"step() got {action!r} as the action of {agent!r}; a member of "
+                f"{self._action_spaces[agent]} is needed."
+            )
 
     def _has_ended(self, agent: str) -> bool:
         return self.terminations[agent] or self.truncations[agent]

@@ -149,7 +149,12 @@ class _ValidTexts(UnicodeText):
 
 def _speaking(env: Any) -> Any:
     """Let the random policy act in PettingZoo's tests."""
-    spaces = {agent: _ValidTexts(env, agent) for agent in env.possible_agents}
+    spaces = {
+        agent: _ValidTexts(env, agent)
+        if isinstance(env.action_space(agent), UnicodeText)
+        else env.action_space(agent)
+        for agent in env.possible_agents
+    }
     env.action_space = spaces.__getitem__
     return env
 
@@ -181,11 +186,15 @@ def _pettingzoo_tests(
         if isinstance(raw, MultiAgentTextEnv) and raw.simultaneous:
             parallel = zoo.parallel_api_test, zoo.parallel_seed_test
             kinds.append((*parallel, lambda: make().parallel_view()))
-    has_random = implements(subject.build(), random_policy)
+    env = subject.build()
+    has_random = implements(env, random_policy)
+    # api_test compares shapes of agents' observations: text has none beside numbers.
+    is_mixed = any(map(env.joint.number_spaces, env.joint.possible_agents))
     for api, seeding, build in kinds:
         speaking = [lambda b=build: _speaking(b())] if has_random else []
         for b in (build, *speaking):
-            yield api.__name__, lambda t=api, b=b: t(b(), num_cycles=_CYCLES)
+            if not (is_mixed and api is zoo.api_test):
+                yield api.__name__, lambda t=api, b=b: t(b(), num_cycles=_CYCLES)
             yield seeding.__name__, lambda t=seeding, b=b: t(b, num_cycles=_CYCLES)
 
 

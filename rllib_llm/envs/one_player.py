@@ -22,7 +22,7 @@ class OnePlayer(gym.Env):
     reward is what all agents were granted together. ``info`` holds ``agent`` (who
     acted), ``rewards`` (who got what), and in the last turn of a round what that agent
     was told. So scripts, checks and transcripts for single-agent environments work on
-    multi-agent ones as well.
+    multi-agent ones as well. Agents of numbers act at random, seeded by the reset.
 
     Args:
         env: The environment.
@@ -39,7 +39,8 @@ class OnePlayer(gym.Env):
         self.is_text_env = isinstance(inner, MultiAgentTextEnv)
         self._waiting: list[str] = []
         self._texts: dict[str, str] = {}
-        self._actions: dict[str, str] = {}
+        self._actions: dict[str, Any] = {}
+        self._rng = np.random.default_rng(0)
 
     @property
     def agent(self) -> str:
@@ -54,7 +55,10 @@ class OnePlayer(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
-        return self._show(self.joint.reset(seed=seed, options=options)), {}
+        if seed is not None:
+            self._rng = np.random.default_rng([seed, 2])
+        step = self._to_speakers(self.joint.reset(seed=seed, options=options))
+        return self._show(step), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Let the next agent say ``action``."""
@@ -64,7 +68,7 @@ class OnePlayer(gym.Env):
         if self._waiting:
             return self._texts[self.agent], 0.0, False, False, info
         actors = list(self._actions)
-        step = self.joint.step(self._actions)
+        step = self._to_speakers(self.joint.step(self._actions))
         said = [step.infos.get(a, {}) for a in actors]
         info |= said[-1] | {"rewards": step.rewards, "success": step.success}
         info["invalid_action"] = any(i.get("invalid_action") for i in said)
@@ -92,9 +96,32 @@ class OnePlayer(gym.Env):
             raise NotImplementedError(f"{self.joint.unwrapped} has no {name}().")
         return script(self.agent, rng)
 
+    def _to_speakers(self, step: JointStep) -> JointStep:
+        """Play rounds in which only agents of numbers act."""
+        spaces = self.joint.number_spaces
+        while step.observations and all(map(spaces, step.observations)):
+            more = self.joint.step(self._draw(step))
+            more.rewards = step.rewards + more.rewards
+            more.infos = {**step.infos, **more.infos}
+            more.metrics = {**step.metrics, **more.metrics}
+            more.truncated = (*step.truncated, *more.truncated)
+            step = more
+        return step
+
+    def _draw(self, step: JointStep) -> dict[str, Any]:
+        """Return random actions of the agents of numbers that must act."""
+        return {
+            agent: self.joint.random_numbers(agent, self._rng)
+            for agent in step.observations
+            if self.joint.number_spaces(agent) is not None
+        }
+
     def _show(self, step: JointStep) -> str:
-        self._texts, self._actions = step.observations, {}
-        self._waiting = list(step.observations)
+        self._actions = self._draw(step)
+        self._texts = {
+            a: text for a, text in step.observations.items() if a not in self._actions
+        }
+        self._waiting = list(self._texts)
         return self._texts[self.agent] if self._waiting else _OVER
 
 

@@ -16,7 +16,7 @@ class ParallelView(ParallelEnv):
     """A simultaneous :class:`MultiAgentTextEnv` in PettingZoo's other interface.
 
     Agents that need not answer (others repeat an invalid action) observe an empty
-    text, and their action is not read.
+    text (those of numbers what they observed before), and their action is not read.
 
     Raises:
         EnvContractError: If agents do not act simultaneously.
@@ -74,6 +74,8 @@ class ParallelView(ParallelEnv):
         env = self._env
         waiting = set(env.live_agents) - set(env.pending)
         return {
-            agent: {"text": ""} if agent in waiting else env.observe(agent)
+            agent: {"text": ""}
+            if agent in waiting and agent not in env._number_agents
+            else env.observe(agent)
             for agent in env.agents
         }

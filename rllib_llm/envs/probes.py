@@ -35,6 +35,10 @@ class _WordProbe(TextEnv):
         """Say any of the words."""
         return self.words[int(rng.integers(len(self.words)))]
 
+    def admissible_actions(self) -> list[str]:
+        """List the words on offer."""
+        return list(self.words)
+
 
 @register_text_env("bandit_probe-v0")
 class BanditProbe(_WordProbe):

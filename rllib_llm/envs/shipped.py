@@ -5,6 +5,7 @@ from rllib_llm.envs import (  # noqa: F401
     frozen_lake,
     guess_number,
     probes,
+    search_facts,
     sokoban,
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)

@@ -177,6 +177,10 @@ class Sokoban(TextEnv):
         """Move in any direction."""
         return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
 
+    def admissible_actions(self) -> list[str]:
+        """List the four moves."""
+        return [f"go {move}" for move in MOVES]
+
     def _show(self) -> str:
         in_grid = self.observation == "grid"
         return str(self.level) if in_grid else self.level.directions

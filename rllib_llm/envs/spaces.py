@@ -1,10 +1,11 @@
-"""The space of arbitrary text."""
+"""The space of arbitrary text, and which spaces are of numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import gymnasium as gym
+from gymnasium import spaces
 
 
 class UnicodeText(gym.Space):
@@ -34,3 +35,11 @@ class UnicodeText(gym.Space):
 
     def __repr__(self) -> str:
         return "UnicodeText()"
+
+
+def is_of_numbers(space: gym.Space) -> bool:
+    """Say whether an agent with this observation space reads numbers, not text."""
+    if isinstance(space, spaces.Dict):
+        return "text" not in space.spaces
+    kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    return isinstance(space, (*kinds, spaces.Tuple))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError
@@ -82,6 +83,21 @@ class TextEnv(EnvOptions, gym.Env):
         """Return a random valid completion (imperfect demonstrations, checks)."""
         raise NotImplementedError(f"{type(self).__name__} has no random policy.")
 
+    def admissible_actions(self) -> list[str] | None:
+        """Return all completions that are actions now, for ``head="score"``.
+
+        They stand in ``info`` while an episode runs; None where they cannot be listed.
+        """
+        return None
+
+    def more_info(self) -> dict[str, Any]:
+        """Return what rewards and people may know of the turn just played.
+
+        It is added to ``info``; the model does not see it. docs/rewards.md lists the
+        keys that pieces of the package read, e.g. ``gold_answers``.
+        """
+        return {}
+
     # Gymnasium ------------------------------------------------------------------
 
     def reset(
@@ -95,7 +111,7 @@ class TextEnv(EnvOptions, gym.Env):
                 or ``"test"``) selects held-out instances where the game has any.
 
         Returns:
-            The first user message, and an empty info dictionary.
+            The first user message, and info: ``admissible_actions``, if there are any.
         """
         super().reset(seed=seed)
         self.turn, self._success = 0, None
@@ -105,7 +121,7 @@ class TextEnv(EnvOptions, gym.Env):
                 f"{type(self).__name__}.start() returned {prompt!r}; it must return "
                 "the first user message as a non-empty string."
             )
-        return prompt, {}
+        return prompt, self._admissible_info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one model turn.
@@ -116,7 +132,8 @@ class TextEnv(EnvOptions, gym.Env):
         Returns:
             Observation, reward, terminated, truncated, info. ``info`` holds
             ``parsed_action``, ``invalid_action``, ``success`` (None while unknown),
-            ``metrics`` and, at the end of an episode, ``stop_reason``.
+            ``metrics``, what :meth:`more_info` returns, ``stop_reason`` at the end of
+            an episode and before it ``admissible_actions``, if there are any.
         """
         self.turn += 1
         parsed = self.parse(action)
@@ -125,6 +142,7 @@ class TextEnv(EnvOptions, gym.Env):
         if result.success is not None:
             self._success = result.success
         info: dict[str, Any] = {
+            **self.more_info(),
             "parsed_action": parsed,
             "invalid_action": parsed is None,
             "metrics": result.metrics or {},
@@ -143,6 +161,7 @@ class TextEnv(EnvOptions, gym.Env):
             info["success"] = unsolved if self._success is None else self._success
         else:
             info["success"] = None
+            info |= self._admissible_info()
         return (
             result.observation,
             float(result.reward),
@@ -152,6 +171,10 @@ class TextEnv(EnvOptions, gym.Env):
         )
 
     # Helpers --------------------------------------------------------------------
+
+    def _admissible_info(self) -> dict[str, Any]:
+        actions = self.admissible_actions()
+        return {} if actions is None else {ADMISSIBLE: actions}
 
     def _invalid(self) -> TurnResult:
         return TurnResult(

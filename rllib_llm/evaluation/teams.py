@@ -59,20 +59,23 @@ def play_line_up(
 def swap_matrix(
     algo: Any, num_episodes: int = 64, *, explore: bool = True
 ) -> SwapMatrix:
-    """Play every assignment of the trained policies to the seats.
+    """Play every assignment of the language models to the seats.
 
-    A team whose roles have specialised fails with its policies exchanged.
+    A team whose roles have specialised fails with its policies exchanged. Agents of
+    numbers keep their policies.
 
     Args:
         algo: An algorithm that trained a team with one policy per role.
         num_episodes: Held-out tasks per assignment.
         explore: Sample as in training, or take the most likely tokens.
     """
-    agents = _agents(algo.config)
+    agents, speakers = _agents(algo.config), _speakers(algo.config)
     policies = algo.config.llm_module_ids
+    usual = _usual_line_up(algo.config, agents)
     matrix = SwapMatrix(agents)
-    for players in itertools.product(policies, repeat=len(agents)):
-        line_up = dict(zip(agents, players, strict=True))
+    for chosen in itertools.product(policies, repeat=len(speakers)):
+        line_up = {**usual, **dict(zip(speakers, chosen, strict=True))}
+        players = [line_up[agent] for agent in agents]
         episodes = play_line_up(algo, line_up, num_episodes, explore=explore)
         matrix.record(results_of(episodes, agents, players))
     return matrix
@@ -83,12 +86,13 @@ def ablations(
 ) -> dict[str, float]:
     """Return the team's success with each agent silenced, and with none (``"none"``).
 
-    Where the environment knows no success, the mean return over agents counts.
+    Agents of numbers are never silent. Where the environment knows no success, the
+    mean return over agents counts.
     """
     agents = _agents(algo.config)
     usual = _usual_line_up(algo.config, agents)
     found = {"none": _score(play_line_up(algo, usual, num_episodes, explore=explore))}
-    for agent in agents:
+    for agent in _speakers(algo.config):
         line_up = {**usual, agent: NO_ONE}
         episodes = play_line_up(algo, line_up, num_episodes, explore=explore)
         found[agent] = _score(episodes)
@@ -116,6 +120,14 @@ def _agents(config: Any) -> list[str]:
     if agents is None:
         raise ConfigError(f"{config.env!r} has a single agent: there is no team.")
     return agents
+
+
+def _speakers(config: Any) -> list[str]:
+    """Return the agents that read text."""
+    env = config.make_text_env()
+    found = [a for a in _agents(config) if env.number_spaces(a) is None]
+    env.close()
+    return found
 
 
 def _usual_line_up(config: Any, agents: Sequence[str]) -> dict[str, str]:

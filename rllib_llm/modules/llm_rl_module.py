@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from rllib_llm import columns
 from rllib_llm.errors import ModelError
 from rllib_llm.modules import loading, state
+from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.shared_base import share_base
 from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
@@ -168,28 +169,88 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             with loading.adapters_off(self.lm):
                 return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
 
+    def action_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the log-probabilities of all actions of every trained turn. [M, K]
+
+        Args:
+            batch: Rows with choices; turns are numbered by row and column, and their
+                actions as in the rows (see :mod:`rllib_llm.modules.action_head`).
+        """
+        return self._choose(self.lm, batch, ChoiceTokens.find(batch))[1]
+
     def _score(self, lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
         ids = batch[columns.INPUT_IDS]
-        # Token t is predicted at position t-1, so column 0 can never be trained.
-        trained = batch[Columns.LOSS_MASK][:, 1:]  # [B, T-1]
-        taken = ids[:, 1:][trained]  # [N]
+        if columns.CANDIDATES in batch:
+            found = ChoiceTokens.find(batch)
+            hidden, logps = self._choose(lm, batch, found)
+            where, logp, entropy = found.taken(), logps[:, 0], entropy_of(logps)
+        else:
+            # Token t is predicted at t-1, so column 0 can never be trained.
+            rows, cols = batch[Columns.LOSS_MASK][:, 1:].nonzero(as_tuple=True)  # [N]
+            where, temperature = (rows, cols + 1), self.model_config["temperature"]
+            hidden, logp, entropy = self._token_scores(
+                lm, batch, (rows, cols), ids[where], temperature
+            )
+        scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
+        pairs = torch.stack([logp.float(), entropy.float()], dim=-1)
+        scores = scores.index_put(where, pairs)
+        return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
+
+    def _choose(
+        self, lm: nn.Module, batch: Mapping[str, Any], found: ChoiceTokens
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states [B, T, D] and log-probabilities of actions [M, K]."""
+        where = found.rows, found.columns
+        taken, weights = (
+            batch[c][where] for c in (columns.INPUT_IDS, columns.SCORE_WEIGHTS)
+        )
+        before = found.rows, found.before
+        hidden, logps, _ = self._token_scores(lm, batch, before, taken, 1.0)
+        temperature = self.model_config["temperature"]
+        return hidden, found.action_logps(logps, weights, temperature)
+
+    def _token_scores(
+        self,
+        lm: nn.Module,
+        batch: Mapping[str, Any],
+        before: tuple[torch.Tensor, torch.Tensor],
+        taken: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Score tokens where they are predicted.
+
+        Args:
+            lm: The language model.
+            batch: Rows.
+            before: Row and column of the tokens before them. 2 x [N]
+            taken: Their ids. [N]
+            temperature: Logits are divided by it.
+
+        Returns:
+            Hidden states [B, T, D], log-probabilities [N] and entropies [N].
+        """
+        ids = batch[columns.INPUT_IDS]
         with self._autocast(ids.device):
             if self._trunk_and_head_suffice:
                 hidden = self._hidden(lm.base_model, batch)
-                logp, entropy = self._head_scores(lm, hidden[:, :-1][trained], taken)
+                found = self._head_scores(lm, hidden[before], taken, temperature)
             else:
-                out = lm(input_ids=ids, output_hidden_states=True, use_cache=False)
-                hidden = out.hidden_states[-1]
-                logp, entropy = self._logit_scores(out.logits[:, :-1][trained], taken)
-        scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
-        rows, cols = trained.nonzero(as_tuple=True)
-        scores = scores.index_put(
-            (rows, cols + 1), torch.stack([logp.float(), entropy.float()], dim=-1)
-        )
-        return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
+                out = lm(
+                    input_ids=ids,
+                    output_hidden_states=True,
+                    use_cache=False,
+                    **self._masks(lm, batch),
+                )
+                hidden, logits = out.hidden_states[-1], out.logits[before]
+                found = self._logit_scores(logits, taken, temperature)
+        return hidden, *found
 
     def _head_scores(
-        self, lm: nn.Module, hidden: torch.Tensor, taken: torch.Tensor
+        self,
+        lm: nn.Module,
+        hidden: torch.Tensor,
+        taken: torch.Tensor,
+        temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies. hidden [N, D], taken [N] -> 2 x [N]
 
@@ -198,12 +259,12 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """
         chunk = self.model_config.get("head_chunk_tokens") or len(taken)
         if len(taken) <= chunk:
-            return self._logit_scores(self._head(lm, hidden), taken)
+            return self._logit_scores(self._head(lm, hidden), taken, temperature)
 
         def score(
             part: torch.Tensor, ids: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._logit_scores(self._head(lm, part), ids)
+            return self._logit_scores(self._head(lm, part), ids, temperature)
 
         parts = [
             checkpoint(score, *pair, use_reentrant=False)
@@ -212,10 +273,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         logps, entropies = zip(*parts, strict=True)
         return torch.cat(logps), torch.cat(entropies)
 
+    @staticmethod
     def _logit_scores(
-        self, logits: torch.Tensor, taken: torch.Tensor
+        logits: torch.Tensor, taken: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        temperature = self.model_config["temperature"]
         return token_logps_and_entropy(logits, taken, temperature=temperature)
 
     def _autocast(self, device: torch.device) -> Any:
@@ -228,8 +289,14 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _hidden(trunk: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
         # Rows are padded on the right, where a causal model cannot look: without a mask
         # the fastest attention kernels serve, and real positions see the same.
-        ids = batch[columns.INPUT_IDS]
-        return trunk(input_ids=ids, use_cache=False).last_hidden_state
+        ids, masks = batch[columns.INPUT_IDS], LLMRLModule._masks(trunk, batch)
+        return trunk(input_ids=ids, use_cache=False, **masks).last_hidden_state
+
+    @staticmethod
+    def _masks(lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what rows with choices need beside their ids."""
+        dtype = next(lm.parameters()).dtype
+        return attention_inputs(lm.config.get_text_config(), batch, dtype)
 
     @staticmethod
     def _head(lm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
 
@@ -51,6 +51,9 @@ def demonstrate_together(
         while not told.is_over:
             actions = {}
             for agent, observation in told.observations.items():
+                if env.number_spaces(agent) is not None:  # nothing to imitate
+                    actions[agent] = env.random_numbers(agent, rng)
+                    continue
                 demo = demos.setdefault(agent, Demonstration([], [], [], None, agent))
                 mistake = rng.random() < mistake_rate
                 act = game.random_action if mistake else game.expert_action
@@ -144,5 +147,5 @@ def transcript_texts(env: Any, *, seed: int, count: int = 300) -> list[str]:
         for i in range(count):
             told = env.reset(seed=stable_seed(seed, "text", i))
             alone = agents_of(env) is None
-            texts += [told[0]] if alone else list(told.observations.values())
+            texts += [told[0]] if alone else list(texts_of(env, told).values())
     return texts

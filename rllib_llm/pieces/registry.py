@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.registry import Registry
 
@@ -22,8 +24,26 @@ from rllib_llm.registry import Registry
 _HOMES = {
     "credit": "rllib_llm.pieces.credit",
     "credit_transform": "rllib_llm.pieces.credit.transforms",
+    "reward": "rllib_llm.pieces.rewards",
+    "reward_transform": "rllib_llm.pieces.rewards.transforms",
+    "filter": "rllib_llm.pieces.filters",
+    "curriculum": "rllib_llm.pieces.curricula",
+    "policy_loss": "rllib_llm.pieces.losses",
+    "loss_term": "rllib_llm.pieces.loss_terms",
+    "token_transform": "rllib_llm.pieces.token_transforms",
 }
 KINDS = tuple(_HOMES)
+# Kinds whose pieces are never summed.
+_UNWEIGHTED = (
+    "credit_transform",
+    "reward_transform",
+    "filter",
+    "curriculum",
+    "policy_loss",
+    "token_transform",
+)
+
+EFFECTS = ("drop", "mask")
 
 Spec = str | Mapping[str, Any] | Callable[..., Any]
 """How a piece is named in a configuration."""
@@ -38,12 +58,17 @@ class Piece:
         name: How it is called in YAML.
         make: The function, or the class whose instances are called.
         paper: Where the formula stands.
+        effect: What a filter does to trajectories that it does not keep, unless the
+            configuration says otherwise: "drop", or "mask" (they still count in the
+            statistics of their group); "turns": it returns what it keeps per turn, and
+            the others are masked.
     """
 
     kind: str
     name: str
     make: Callable[..., Any]
     paper: str = ""
+    effect: str = "drop"
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -64,13 +89,16 @@ class Chosen:
     Attributes:
         piece: What was chosen.
         settings: Given for its keyword-only parameters.
-        weight: Of what it returns, where pieces of its kind are summed.
+        weight: Of what it returns, where pieces of its kind are summed; a number, or
+            pairs ``[[iteration, value], ...]`` between which it changes linearly.
+        effect: Of a filter; see :class:`Piece`.
         call: The piece with its settings bound.
     """
 
     piece: Piece
     settings: dict[str, Any]
-    weight: float = 1.0
+    weight: Any = 1.0
+    effect: str = "drop"
     call: Callable[..., Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +107,13 @@ class Chosen:
             self.call = self.piece.make(**self.settings)
         else:
             self.call = functools.partial(self.piece.make, **self.settings)
+
+    def weight_at(self, iteration: int) -> float:
+        """Return the weight in a training iteration."""
+        if isinstance(self.weight, int | float):
+            return float(self.weight)
+        at, values = zip(*self.weight, strict=True)
+        return float(np.interp(iteration, at, values))
 
     def get_state(self) -> Any:
         """Return what the piece remembers, None if nothing."""
@@ -100,7 +135,7 @@ PIECES: dict[str, Registry[Piece]] = {
 
 
 def piece(
-    kind: str, name: str, *, paper: str = ""
+    kind: str, name: str, *, paper: str = "", effect: str = "drop"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function or class as a piece (decorator).
 
@@ -112,7 +147,7 @@ def piece(
     """
 
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
-        PIECES[kind].register(name, Piece(kind, name, make, paper))
+        PIECES[kind].register(name, Piece(kind, name, make, paper, effect))
         return make
 
     return decorate
@@ -135,14 +170,12 @@ def choose(kind: str, spec: Spec) -> Chosen:
             f"Known: {', '.join(PIECES[kind].names())}."
         )
     found = _find(kind, settings.pop("name"))
-    weight = settings.pop("weight", 1.0) if "weight" not in found.parameters else 1.0
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"{kind} {found.name!r}: weight={weight!r} must be a number.")
+    general = _general_settings(found, settings)
     for key in settings:
         if key not in found.parameters:
             raise ConfigError(
                 f"{kind} {found.name!r} has no setting {key!r}. "
-                f"{did_you_mean(key, [*found.parameters, 'weight'])}"
+                f"{did_you_mean(key, [*found.parameters, *general])}"
             )
     for key, parameter in found.parameters.items():
         if parameter.default is parameter.empty and key not in settings:
@@ -151,9 +184,48 @@ def choose(kind: str, spec: Spec) -> Chosen:
                 f"{{name: {found.name}, {key}: ...}}."
             )
     try:
-        return Chosen(found, settings, float(weight))
+        return Chosen(found, settings, **general)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {found.name!r}: {error}") from error
+
+
+def _general_settings(found: Piece, settings: dict[str, Any]) -> dict[str, Any]:
+    """Take out what pieces of a kind have in common, unless it is their own."""
+    general: dict[str, Any] = {}
+    if found.kind == "filter" and found.effect in EFFECTS:
+        general["effect"] = effect = settings.pop("effect", found.effect)
+        if effect not in EFFECTS:
+            raise ConfigError(
+                f"filter {found.name!r}: effect={effect!r}. "
+                f"{did_you_mean(str(effect), EFFECTS)}"
+            )
+    if found.kind not in _UNWEIGHTED and "weight" not in found.parameters:
+        general["weight"] = weight = settings.pop("weight", 1.0)
+        if not _is_number(weight) and not _is_schedule(found.kind, weight):
+            also = " or pairs [[iteration, value], ...]" * _may_change(found.kind)
+            raise ConfigError(
+                f"{found.kind} {found.name!r}: weight={weight!r} must be a "
+                f"number{also}."
+            )
+    return general
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _may_change(kind: str) -> bool:
+    return kind in ("reward", "loss_term")
+
+
+def _is_schedule(kind: str, weight: Any) -> bool:
+    if not _may_change(kind) or not isinstance(weight, list | tuple) or not weight:
+        return False
+    pairs = all(isinstance(p, list | tuple) and len(p) == 2 for p in weight)
+    if not pairs or not all(_is_number(x) for p in weight for x in p):
+        return False
+    at = [p[0] for p in weight]
+    return at == sorted(set(at))
 
 
 def choose_all(kind: str, specs: Sequence[Spec] | Spec | None) -> list[Chosen]:

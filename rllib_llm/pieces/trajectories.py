@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.errors import ConfigError
 from rllib_llm.types import StopReason, Task
+
+
+class MissingInfo(ConfigError):
+    """The environment does not say what a piece needs to know."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,6 +32,7 @@ class Trajectory:
         steps: The environment's step of each turn. [H]
         num_tokens: Sampled tokens of each turn. [H]
         invalid: Whether the environment found no action in a turn. [H]
+        infos: What the environment said about each turn beside its text. [H]
         metrics: The environment's own numbers.
         success: Whether the task was solved, None where that is not defined.
         stop_reason: Why the episode ended.
@@ -44,6 +50,7 @@ class Trajectory:
     steps: list[int]
     num_tokens: list[int]
     invalid: list[bool]
+    infos: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     success: bool | None = None
     stop_reason: StopReason | None = None
@@ -54,9 +61,44 @@ class Trajectory:
         return len(self.rewards)
 
     @property
+    def outcome(self) -> dict[str, Any]:
+        """What the environment said about the last turn, e.g. the right answer."""
+        return self.infos[-1] if self.infos else {}
+
+    @property
     def earned(self) -> float:
         """The undiscounted return."""
         return float(sum(self.rewards))
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the task was solved; where that is undefined, whether it paid."""
+        return self.earned > 0 if self.success is None else self.success
+
+    def said(self, key: str) -> Any:
+        """Return what the environment said last under a key of ``infos``.
+
+        Raises:
+            MissingInfo: If it never did.
+        """
+        for info in reversed(self.infos):
+            if key in info:
+                return info[key]
+        known = sorted({k for info in self.infos for k in info})
+        raise MissingInfo(
+            f"The environment's info has no {key!r} (it has: {', '.join(known)}). "
+            f"Return it from the environment, e.g. by TextEnv.more_info()."
+        )
+
+    def each(self, key: str, default: Any) -> list[Any]:
+        """Return what the environment said in each turn under a key of ``infos``. [H]
+
+        Raises:
+            MissingInfo: If it never said anything under that key.
+        """
+        if len(self):
+            self.said(key)
+        return [info.get(key, default) for info in self.infos]
 
 
 class TurnTable:
@@ -146,28 +188,49 @@ class TurnTable:
         return np.split(np.asarray(per_turn), self._ends[:-1]) if len(self) else []
 
 
-def example_table() -> TurnTable:
-    """Return two tasks of two rollouts with two agents and two turns, for trials."""
+# What pieces of the package read in infos; docs/rewards.md explains each.
+_EXAMPLE_INFO: dict[str, Any] = {
+    "gold_answers": ["So."],
+    "gold_documents": ["It is so."],
+    "gold_queries": ["is it so"],
+    "documents": ["It is so.", "It is not."],
+    "query": "so",
+    "tool": "search",
+    "tool_error": False,
+}
+
+
+def example_table(
+    agents: Sequence[str] = ("agent_0", "agent_1"), rollouts: int = 2
+) -> TurnTable:
+    """Return two tasks of a few rollouts in which each agent has two turns, for trials.
+
+    Args:
+        agents: Who plays.
+        rollouts: Of each task.
+    """
+    most = 1 + len(agents) * max(rollouts - 1, 1)  # rewards lie in [0, 1]
     return TurnTable(
         [
             Trajectory(
                 task=Task(group_id=task, rollout=rollout, seed=task),
-                episode=2 * task + rollout,
+                episode=rollouts * task + rollout,
                 agent=agent,
-                agent_id=f"agent_{agent}",
+                agent_id=name,
                 module_id=f"policy_{agent}",
                 observations=["Well?", "And now?"],
                 completions=["So.", "Thus."],
-                rewards=[0.0, float(task + rollout * (agent + 1))],
+                rewards=[0.0, (task + rollout * (agent + 1)) / most],
                 steps=[0, 1],
                 num_tokens=[2, 3],
                 invalid=[False, False],
+                infos=[dict(_EXAMPLE_INFO), dict(_EXAMPLE_INFO)],
                 success=bool(rollout),
                 stop_reason=StopReason.TERMINATED,
             )
             for task in range(2)
-            for rollout in range(2)
-            for agent in range(2)
+            for rollout in range(rollouts)
+            for agent, name in enumerate(agents)
         ]
     )
 

@@ -243,3 +243,10 @@ def test_an_engine_of_one_policy_is_refused_for_several(monkeypatch):
     )
     with pytest.raises(ConfigError, match="weights of one policy.*engine='torch'"):
         marft(generation={"engine": "vllm"}).validate()
+
+
+def test_a_game_may_be_named_by_its_class():
+    for _ in range(2):  # RLlib's registry knows the name from the first time on
+        config = team_config("team_helpers:Pair", LLMPPOConfig)
+        config.validate()
+        assert config.make_text_env().possible_agents == ["ann_0", "ben_0"]

@@ -59,3 +59,29 @@ def test_rows_are_cut_to_the_longest_of_their_part():
         [2, 0],
         [3, 1],
     ]
+
+
+@pytest.mark.parametrize("max_tokens", [None, 40, 300, 2000])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_belong_together_are_never_parted(seed, max_tokens):
+    rng = np.random.default_rng(seed)
+    owners = torch.as_tensor(rng.integers(0, 6, size=14))
+    lengths = torch.as_tensor(rng.integers(1, 60, size=14))
+    attention = torch.arange(60)[None] < lengths[:, None]
+    batch = {columns.ATTENTION_MASK: attention, columns.EPISODE_INDEX: owners}
+    found = list(micro_batches(batch, max_tokens, together=owners))
+    assert sorted(torch.cat([i for i, _ in found]).tolist()) == list(range(14))
+    seen = [set(part[columns.EPISODE_INDEX].tolist()) for _, part in found]
+    assert sum(map(len, seen)) == len(set().union(*seen))
+    for index, part in found:
+        longest = int(lengths[index].max())
+        assert part[columns.ATTENTION_MASK].shape[1] == longest
+        is_over = max_tokens is not None and len(index) * longest > max_tokens
+        assert not is_over or len(part[columns.EPISODE_INDEX].unique()) == 1
+
+
+def test_rows_apart_are_cut_as_before():
+    lengths = np.sort(np.random.default_rng(0).integers(1, 700, size=12))
+    alone = np.arange(12)[::-1].copy()
+    assert cuts(lengths, 900, alone) == cuts(lengths, 900)
+    assert cuts(lengths, 1, np.zeros(12, np.int64)) == [12]

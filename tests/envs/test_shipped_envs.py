@@ -19,9 +19,10 @@ SHIPPED = [
     "countdown-v0",
     "frozen_lake-v0",
     "guess_number-v0",
+    "search_facts-v0",
     "sokoban-v0",
 ]
-HELD_OUT = ["countdown-v0", "frozen_lake-v0", "sokoban-v0"]
+HELD_OUT = ["countdown-v0", "frozen_lake-v0", "search_facts-v0", "sokoban-v0"]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
@@ -148,6 +149,9 @@ def test_class_and_fresh_instance_pickle(name):
         ("frozen_lake-v0", {"frozen_prob": 1.5}),
         ("frozen_lake-v0", {"frozen_prob": 0.0}),
         ("guess_number-v0", {"upper": 0}),
+        ("search_facts-v0", {"hops": 3}),
+        ("search_facts-v0", {"results": 0}),
+        ("search_facts-v0", {"world": -1}),
         ("sokoban-v0", {"boxes": 4, "walls": 5, "size": 3}),
         ("sokoban-v0", {"depth": 40, "max_turns": 2}),
     ],

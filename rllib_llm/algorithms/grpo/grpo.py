@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
+from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
@@ -16,6 +17,7 @@ from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.trajectories import trajectories
+from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.objectives.advantages import BASELINES, SCALES
 from rllib_llm.pieces import Spec, Trajectory, TurnTable
@@ -31,6 +33,7 @@ _SHORTHANDS = (
     "turn_discount",
 )
 
+_CLIP_SETTINGS = ("clip_param", "clip_param_high", "dual_clip")
 _CRITIC_SETTINGS = (
     "gamma",
     "lambda_",
@@ -149,21 +152,22 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{name}={value!r}. {did_you_mean(value, choices)}")
-        if self.group_size < 2 and self.compares_rollouts:
-            raise ConfigError(
-                f"group_size={self.group_size}: a group of one has no other rollout to "
-                "be compared with, so its advantage is always 0. Use group_size >= 2."
-            )
+        if self.credit is not None:
+            why = "credit is given. Set it in the piece 'group', or leave it out."
+            refuse_without_effect(self, _SHORTHANDS, why)
         if self.advantage_baseline == "none" and self.advantage_scale != "none":
             raise ConfigError(
                 "advantage_baseline='none' needs advantage_scale='none': dividing raw "
                 "returns by their spread has no meaning where all are equal."
             )
-        if self.credit is not None:
-            why = "credit is given. Set it in the piece 'group', or leave it out."
-            refuse_without_effect(self, _SHORTHANDS, why)
-        for module_id in self.trained_module_ids:
-            self.get_config_for_module(module_id).build_credit().try_out()
+        self._try_credit()
+        if self.group_size < 2 and self.compares_rollouts:
+            raise ConfigError(
+                f"group_size={self.group_size}: a group of one has no other rollout to "
+                "be compared with, so its advantage is always 0. Use group_size >= 2."
+            )
+        if self.uses_pieces and self.drop_zero_variance_groups:
+            self._refuse_dropping()
         if self.use_critic or self.use_kl_loss:
             raise ConfigError(
                 "GRPO has neither a critic nor RLlib's KL to the old policy; use "
@@ -172,6 +176,11 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         refuse_without_effect(
             self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or leave it out."
         )
+        for module_id in self.trained_module_ids:
+            own = self.get_config_for_module(module_id)
+            if own.policy_loss is not None:
+                why = "policy_loss has settings of its own. Set it there."
+                refuse_without_effect(own, _CLIP_SETTINGS, why)
         if self.dynamic_sampling_rounds and not self.drop_zero_variance_groups:
             raise ConfigError(
                 "dynamic_sampling_rounds replaces dropped groups, but "
@@ -194,11 +203,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         return Credit(estimators, self.credit_transforms)
 
     @property
-    def compared_by(self) -> str:
-        """What must differ within a task for it to teach anything."""
-        return "turn" if self.credit is not None else self.advantage_group_by
-
-    @property
     def baselines(self) -> tuple[str, ...]:
         """Values of ``advantage_baseline``."""
         return BASELINES
@@ -206,7 +210,40 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     @property
     def compares_rollouts(self) -> bool:
         """Whether credit is relative to the other rollouts of a task."""
-        return self.advantage_baseline != "none"
+        if not self.uses_pieces:
+            return self.advantage_baseline != "none"
+        agents = self._agents()
+        every = credit_of_policies(self).values()
+        return any(credit.compares_rollouts(agents) for credit in every)
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether any policy's credit is put together from pieces."""
+        own = (self.get_config_for_module(m) for m in self.trained_module_ids)
+        return any(config.credit is not None for config in own)
+
+    def _agents(self) -> list[str]:
+        """Return who plays, as credit pieces know them."""
+        env = self.make_text_env()
+        agents = agents_of(env)
+        env.close()
+        return [DEFAULT_AGENT_ID] if agents is None else list(agents)
+
+    def _try_credit(self) -> None:
+        agents = self._agents()
+        for credit in credit_of_policies(self).values():
+            credit.try_out(agents)
+
+    def _refuse_dropping(self) -> None:
+        agents = self._agents()
+        for credit in credit_of_policies(self).values():
+            if not credit.compares_rollouts(agents):
+                names = ", ".join(chosen.piece.name for chosen in credit.estimators)
+                raise ConfigError(
+                    "drop_zero_variance_groups=True drops tasks whose rollouts get no "
+                    f"credit from each other, but credit ({names}) does not compare "
+                    "them. Set it to False."
+                )
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[Any]:
@@ -226,6 +263,7 @@ class GRPO(LLMAlgorithm):
     @override(LLMAlgorithm)
     def setup(self, config: GRPOConfig) -> None:
         self._credit = credit_of_policies(config)
+        self._uses_pieces = config.uses_pieces
         super().setup(config)
 
     @override(LLMAlgorithm)
@@ -247,16 +285,24 @@ class GRPO(LLMAlgorithm):
     @override(LLMAlgorithm)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
         """Drop tasks whose rollouts all earned the same, if so configured."""
+        episodes = super().process_episodes(episodes)
         if not episodes:
             return episodes
-        table = TurnTable([t for _, t in self._trajectories(episodes)])
-        alive = set(table.task[has_variance(table, by=self.config.compared_by)])
+        alive = self._tasks_with_credit(episodes)
         tasks = {_task(e) for e in episodes}
         share = len(tasks - alive) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
         if not self.config.drop_zero_variance_groups:
             return episodes
         return [e for e in episodes if _task(e) in alive]
+
+    def _tasks_with_credit(self, episodes: list[Any]) -> set[int]:
+        table = TurnTable([t for _, t in self._trajectories(episodes)])
+        if not self._uses_pieces:
+            by = self.config.advantage_group_by
+            return set(table.task[has_variance(table, by=by)].tolist())
+        found = (credit.credited_tasks(table) for credit in self._credit.values())
+        return {task for tasks in found for task in tasks.tolist()}
 
     def _give_credit(self, episodes: list[Any]) -> None:
         found = self._trajectories(episodes)

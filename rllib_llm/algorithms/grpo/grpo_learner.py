@@ -21,7 +21,7 @@ from rllib_llm.objectives.losses import (
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
-    """Clipped surrogate, optional reference KL and entropy bonus, no critic.
+    """Clipped surrogate (or a piece), reference KL, entropy bonus, terms; no critic.
 
     ``loss = sum(weights * per_token_loss) / denominator``: weights and denominator come
     from ``loss_agg_mode`` (rllib_llm.objectives.normalisers).
@@ -41,15 +41,20 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         logp, entropy = scores[..., 0], scores[..., 1]
         high = config.clip_param_high or config.clip_param
-        loss, _ = clipped_policy_loss(
-            logp,
-            batch[Columns.ACTION_LOGP],
-            batch[Columns.ADVANTAGES],
-            mask,
-            clip_low=config.clip_param,
-            clip_high=high,
-            dual_clip=config.dual_clip,
-        )
+        pieces, clipped = self._token_pieces[module_id], None
+        tokens = self.token_batch(module_id, batch, scores) if pieces else None
+        if pieces.loss is not None:
+            loss, clipped = pieces.policy_loss(tokens)
+        else:
+            loss, _ = clipped_policy_loss(
+                logp,
+                batch[Columns.ACTION_LOGP],
+                batch[Columns.ADVANTAGES],
+                mask,
+                clip_low=config.clip_param,
+                clip_high=high,
+                dual_clip=config.dual_clip,
+            )
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
             self._add_stat(module_id, key, value.sum() / trained, trained)
         if columns.REF_LOGP in batch:
@@ -60,7 +65,15 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             loss = loss + self._ref_kl_coeffs[module_id] * kl
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
+        if pieces.terms:
+            loss = loss + self._add_terms(module_id, tokens, trained)
         add_token_stats(
-            self, module_id, logp, batch, clip_low=config.clip_param, clip_high=high
+            self,
+            module_id,
+            logp,
+            batch,
+            clip_low=config.clip_param,
+            clip_high=high,
+            clipped=clipped,
         )
         return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

@@ -30,6 +30,15 @@ _CHOICES = {
     "message_logp": ("mean", "sum"),
 }
 
+_OF_LLMPPO = (
+    "gae_level",
+    "lambda_critic",
+    "lambda_length_alpha",
+    "value_loss",
+    "value_huber_delta",
+    "vf_clip_range",
+)
+
 
 class MARFTConfig(LLMPPOConfig):
     """Configuration of :class:`MARFT`.
@@ -132,8 +141,33 @@ class MARFTConfig(LLMPPOConfig):
         for name in ("sequential_ratio_clip", "sequential_factor_clip"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be in (0, 1).")
+        self._refuse_pieces()
         if not self.in_evaluation:
             self._validate_team()
+
+    def _refuse_pieces(self) -> None:
+        """Refuse what reads tokens one by one, or another chain of credit."""
+        refuse_without_effect(
+            self,
+            _OF_LLMPPO,
+            "MARFT's chain of credit and its critics have none of it. Leave it out, or "
+            "use LLMPPO.",
+        )
+        if self.loss_agg_mode != "token-mean":
+            raise ConfigError(
+                f"loss_agg_mode={self.loss_agg_mode!r}: MARFT averages over messages "
+                "or tokens. Use 'token-mean'."
+            )
+        if self.level == "token":
+            return
+        for module_id in self.trained_module_ids:
+            own = self.get_config_for_module(module_id)
+            if own.build_token_pieces():
+                raise ConfigError(
+                    "policy_loss, loss_terms and token_transforms are made of tokens, "
+                    "but level='action' has one ratio per message. Use level='token', "
+                    "or leave them out."
+                )
 
     def _validate_team(self) -> None:
         from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -144,6 +178,11 @@ class MARFTConfig(LLMPPOConfig):
         if agents is None:
             raise ConfigError(
                 f"MARFT trains teams, but {self.env!r} has a single agent. Use LLMPPO."
+            )
+        if not self.trained_module_ids:
+            raise ConfigError(
+                "MARFT's chain of credit runs through language models, but none is "
+                "trained. Name one in policies_to_train, or use LLMPPO."
             )
         if self.update_schedule != "joint" and len(self.trained_module_ids) < 2:
             raise ConfigError(

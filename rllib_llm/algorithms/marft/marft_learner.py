@@ -15,7 +15,7 @@ from rllib_llm import columns
 from rllib_llm.algorithms.learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.connectors.learner.micro_batches import micro_batches
-from rllib_llm.objectives.sequential import message_log_ratios
+from rllib_llm.objectives.sequential import message_log_ratios, sequential_factors
 
 
 class MARFTTorchLearner(LLMPPOTorchLearner):
@@ -35,13 +35,13 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def should_module_be_updated(
         self, module_id: str, multi_agent_batch: Any = None
     ) -> bool:
-        """A common critic always learns; policies in turn if so scheduled."""
+        """A common critic always learns; language models in turn if so scheduled."""
         if self._is_critic(module_id):
             return True
         if self.config.update_schedule == "alternate":
             turn = self._updates // self.config.alternate_every
             order = self.config.trained_module_ids
-            if module_id != order[turn % len(order)]:
+            if module_id in order and module_id != order[turn % len(order)]:
                 return False
         return super().should_module_be_updated(module_id, multi_agent_batch)
 
@@ -64,7 +64,11 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         if self.config.update_schedule != "sequential":
             yield from super()._minibatches(data, *settings)
             return
-        critic = {m: d for m, d in data.items() if self._is_critic(m)}
+        apart = {
+            m: d
+            for m, d in data.items()
+            if self._is_critic(m) or m in self.config.classic_module_ids
+        }
         # Not only those in data: another Learner may have rows of more policies.
         policies = [
             m
@@ -72,9 +76,10 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             if self.should_module_be_updated(m)
         ]
         order = np.random.default_rng(self._weights_seq_no).permutation(policies)
+        self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, module_id in enumerate(order):
             chosen = {m: data[m] for m in (module_id,) if m in data}
-            also = critic if place == 0 else {}
+            also = apart if place == 0 else {}
             yield from super()._minibatches({**chosen, **also}, *settings)
             if chosen:
                 self._correct_others(data, module_id, order[place + 1 :])
@@ -91,29 +96,41 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         """
         if not len(rest):
             return
-        config, batch = self.config, data[updated]
-        ratios = self._round_ratios(updated, batch)
-        low = 1 - config.sequential_factor_clip
-        high = 1 + config.sequential_factor_clip
+        log_ratios, rounds = self._message_changes(updated, data[updated])
+        self._changes.append((log_ratios, rounds))
         for module_id in filter(data.__contains__, rest):
-            other = data[module_id]
-            rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
-            keys = _round_keys(other, rows, cols)
-            found = torch.tensor([ratios.get(k, 1.0) for k in keys], device=rows.device)
-            product = other.setdefault(
-                columns.SEQUENTIAL_FACTOR, torch.ones_like(other[Columns.ADVANTAGES])
-            )
-            before = product[rows, cols].clamp(low, high)
-            product[rows, cols] *= found
-            after = product[rows, cols].clamp(low, high)
-            other[Columns.ADVANTAGES][rows, cols] *= after / before
-            change = (after - 1).abs().mean()
-            self._add_stat(module_id, "sequential_factor_gap", change, 1.0)
+            self._correct(module_id, data[module_id])
 
-    def _round_ratios(
+    def _correct(self, module_id: str, other: dict[str, Any]) -> None:
+        """Bring a policy's advantages in line with all changes so far."""
+        rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
+        own = torch.stack(
+            [other[columns.JOINT_INDEX][rows], other[columns.TURN_IDS][rows, cols]], 1
+        )
+        changes, rounds = zip(*self._changes, strict=True)
+        _, steps = torch.unique(torch.cat([*rounds, own]), dim=0, return_inverse=True)
+        is_own = torch.arange(len(steps), device=steps.device) >= len(steps) - len(own)
+        log_ratios = torch.cat([*changes, changes[0].new_zeros(len(own))])
+        factors = sequential_factors(
+            log_ratios,
+            steps,
+            is_own.long(),
+            [0],
+            ratio_clip=self.config.sequential_ratio_clip,
+            factor_clip=self.config.sequential_factor_clip,
+        )[is_own]
+        known = other.setdefault(
+            columns.SEQUENTIAL_FACTOR, torch.ones_like(other[Columns.ADVANTAGES])
+        )
+        other[Columns.ADVANTAGES][rows, cols] *= factors / known[rows, cols]
+        known[rows, cols] = factors
+        change = (factors - 1).abs().mean()
+        self._add_stat(module_id, "sequential_factor_gap", change, 1.0)
+
+    def _message_changes(
         self, module_id: str, batch: dict[str, Any]
-    ) -> dict[tuple[int, int], float]:
-        """Return the clipped length-normalised ratio of each round's messages."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each message's log-ratio [M], and its episode and round [M, 2]."""
         logp = torch.zeros_like(batch[Columns.ACTION_LOGP])
         module = self.module[module_id].unwrapped()
         for index, part in micro_batches(batch, self.config.micro_batch_tokens):
@@ -128,12 +145,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             messages,
             len(keys),
         )
-        clip = self.config.sequential_ratio_clip
-        ratios = log_ratios.exp().clamp(1 - clip, 1 + clip).tolist()
-        found: dict[tuple[int, int], float] = {}
-        for (joint, turn, _), ratio in zip(keys, ratios, strict=True):
-            found[joint, turn] = found.get((joint, turn), 1.0) * ratio
-        return found
+        rounds = torch.tensor(keys, device=logp.device).reshape(-1, 3)[:, :2]
+        return log_ratios, rounds
 
     # Loss ----------------------------------------------------------------------------
 
@@ -252,11 +265,3 @@ def _number_messages(
     messages = torch.zeros_like(batch[columns.TURN_IDS])
     messages[rows, cols] = which
     return messages, [tuple(key) for key in distinct.t().tolist()]
-
-
-def _round_keys(
-    batch: dict[str, Any], rows: torch.Tensor, cols: torch.Tensor
-) -> list[tuple[int, int]]:
-    joint = batch[columns.JOINT_INDEX][rows]
-    rounds = batch[columns.TURN_IDS][rows, cols]
-    return [tuple(key) for key in torch.stack([joint, rounds], 1).tolist()]

@@ -11,7 +11,9 @@ from typing_extensions import Self
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.ppo.critic_settings import validate_critic_settings
 from rllib_llm.algorithms.settings import assign
+from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 
 
@@ -37,9 +39,15 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         self.lambda_ = 0.95
         self.gamma_token = 1.0
         self.lambda_token = 1.0
+        self.gae_level = "token"
+        self.lambda_critic: float | None = None
+        self.lambda_length_alpha: float | None = None
         self.whiten_advantages = True
         self.clip_param = 0.2
         self.vf_loss_coeff = 0.5
+        self.value_loss = "squared"
+        self.value_huber_delta = 1.0
+        self.vf_clip_range: float | None = None
         self.use_kl_loss = False
         # __sphinx_doc_end__
         # fmt: on
@@ -50,7 +58,13 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         *,
         gamma_token: float = NotProvided,
         lambda_token: float = NotProvided,
+        gae_level: str = NotProvided,
+        lambda_critic: float | None = NotProvided,
+        lambda_length_alpha: float | None = NotProvided,
         whiten_advantages: bool = NotProvided,
+        value_loss: str = NotProvided,
+        value_huber_delta: float = NotProvided,
+        vf_clip_range: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: PPO's own, the shared ones, and these.
@@ -62,7 +76,20 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         Args:
             gamma_token: Discount per token inside a turn.
             lambda_token: GAE's lambda per token inside a turn.
+            gae_level: "token": one chain of tokens; "turn": turns are the steps, with
+                one value and one advantage each (VL-DAC); "bilevel": a chain of turns,
+                and one of tokens inside each (RAGEN).
+            lambda_critic: Lambda of the value targets (VC-PPO, VAPO: 1.0); None: that
+                of the advantages.
+            lambda_length_alpha: Lambda of the advantages is ``1 - 1 / (alpha * l)``, l
+                the trained tokens of the episode (VAPO: 0.05); None: ``lambda_`` and
+                ``lambda_token``.
             whiten_advantages: Standardise advantages over trained tokens.
+            value_loss: "squared" (capped at ``vf_clip_param``), "huber", or "bce": the
+                critic gives the logit of a return in [0, 1].
+            value_huber_delta: Error beyond which "huber" is linear.
+            vf_clip_range: A value may move so far from its old one before the larger of
+                both losses counts (PPO2's value clip); None: no bound.
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -70,18 +97,36 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
             self,
             gamma_token=gamma_token,
             lambda_token=lambda_token,
+            gae_level=gae_level,
+            lambda_critic=lambda_critic,
+            lambda_length_alpha=lambda_length_alpha,
             whiten_advantages=whiten_advantages,
+            value_loss=value_loss,
+            value_huber_delta=value_huber_delta,
+            vf_clip_range=vf_clip_range,
         )
         return self
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        if self.loss_agg_mode != "token-mean":
+        if self.loss_agg_mode != "token-mean" and self.uses_rllib_loss:
             raise ConfigError(
                 f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's own loss, "
-                "which averages over tokens. Use 'token-mean', or GRPO."
+                "which averages over tokens. Use 'token-mean', or choose a policy_loss."
             )
+        for module_id in self.trained_module_ids:
+            own = self.get_config_for_module(module_id)
+            validate_critic_settings(own)
+            if own.use_kl_loss and not own.uses_rllib_loss:
+                raise ConfigError(
+                    "use_kl_loss=True is a part of RLlib's loss, which policy_loss, "
+                    "loss_terms and settings of the critic's loss replace. Leave it "
+                    "out; ref_kl_coeff is the KL to the reference."
+                )
+            if own.policy_loss is not None:
+                why = "policy_loss has settings of its own. Set it there."
+                refuse_without_effect(own, ("clip_param",), why)
         if not self.use_critic:
             raise ConfigError(
                 "use_critic=False: LLMPPO's credit comes from the critic. Use GRPO for "
@@ -90,6 +135,17 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         for name in ("gamma", "lambda_", "gamma_token", "lambda_token"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1].")
+
+    @property
+    def uses_rllib_loss(self) -> bool:
+        """Whether the loss is RLlib's own, unmodified."""
+        return (
+            self.policy_loss is None
+            and not self.loss_terms
+            and self.value_loss == "squared"
+            and self.vf_clip_range is None
+            and self.gae_level != "turn"
+        )
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[Any]:

@@ -11,11 +11,13 @@ from ray.rllib.algorithms.ppo.ppo import (
 )
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.core.learner.learner import VF_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import columns
+from rllib_llm.algorithms.classic_learner import RLLIB_MEANS
 from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.algorithms.ppo.token_loss import token_ppo_loss
 from rllib_llm.algorithms.token_stats import add_token_stats
 from rllib_llm.objectives.kl import kl_penalty
 
@@ -24,11 +26,11 @@ _OF_CRITIC = (
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
     LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
 )
-_RLLIB_MEANS = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, "mean_kl_loss")
 
 
 class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
-    """PPO's learner; the loss is ``PPOTorchLearner.compute_loss_for_module``.
+    """PPO's learner; the loss is ``PPOTorchLearner.compute_loss_for_module``, or,
+    where pieces or another critic loss are chosen, :func:`token_ppo_loss`.
 
     RLlib's loss is a mean over the trained tokens of what it is given. Multiplied by
     this micro-batch's share of all trained tokens of the minibatch, the sum over
@@ -46,10 +48,13 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
     ) -> torch.Tensor:
         mask = batch[Columns.LOSS_MASK]
         trained = int(mask.sum())
+        if not config.uses_rllib_loss:
+            total = batch.get(DENOMINATOR, trained)
+            return token_ppo_loss(self, module_id, config, batch, fwd_out, total)
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
-        means = _RLLIB_MEANS
+        means = RLLIB_MEANS
         if not config.use_critic:  # RLlib logs zeros for a critic that is not there
             means = [key for key in means if key != VF_LOSS_KEY]
             for key in _OF_CRITIC:

@@ -111,7 +111,8 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     @property
     @override(GRPOConfig)
     def compares_rollouts(self) -> bool:
-        return super().compares_rollouts and self.advantage_baseline != ROLE
+        is_role = self.credit is None and self.advantage_baseline == ROLE
+        return super().compares_rollouts and not is_role
 
     def league_seats(self) -> tuple[str, ...]:
         """Return the agents that the league seats, in the environment's order."""
@@ -214,8 +215,8 @@ class SelfPlay(GRPO):
     @override(GRPO)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
         """Drop groups without variance where rollouts are compared."""
-        if self.config.advantage_baseline == ROLE:
-            return episodes
+        if self.config.credit is None and self.config.advantage_baseline == ROLE:
+            return LLMAlgorithm.process_episodes(self, episodes)
         return super().process_episodes(episodes)
 
     @override(GRPO)

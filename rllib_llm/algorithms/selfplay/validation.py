@@ -146,7 +146,7 @@ def validate_credit(config: Any) -> None:
     require_float("role_decay", config.role_decay, 0.0, 0.999999)
     why = "opponents are no team. Leave it out."
     refuse_without_effect(config, ("team_share",), why)
-    if config.advantage_baseline != "role":
+    if config.credit is not None or config.advantage_baseline != "role":
         why = "it belongs to advantage_baseline='role'. Leave it out."
         refuse_without_effect(config, ("role_decay",), why)
         return

@@ -14,6 +14,8 @@ class GenerationSettings:
     """Defaults and fluent method of ``generation``."""
 
     def _set_generation_defaults(self) -> None:
+        self.action_head = "generate"
+        self.score_norm = "sum"
         self.generation_engine = "torch"
         self.engine_kwargs: dict[str, Any] = {}
         self.engine_num_gpus = 0.0
@@ -32,6 +34,8 @@ class GenerationSettings:
     def generation(
         self,
         *,
+        head: str = NotProvided,
+        score_norm: str = NotProvided,
         engine: str = NotProvided,
         engine_kwargs: dict[str, Any] = NotProvided,
         engine_num_gpus: float = NotProvided,
@@ -48,6 +52,11 @@ class GenerationSettings:
         """Choose how turns are sampled.
 
         Args:
+            head: "generate" samples text token by token; "score" chooses among the
+                actions that the environment lists, by their log-probabilities.
+            score_norm: The score of an action is the "sum" of its tokens'
+                log-probabilities (GLAM), divided by the number of its tokens with
+                "token" or of its words with "word" (TWOSOME).
             engine: "torch", the embedded engine; "vllm", vLLM in each EnvRunner;
                 "vllm_actor", one vLLM in an actor that all EnvRunners share.
             engine_kwargs: Arguments of vLLM's ``EngineArgs`` beside those that follow
@@ -72,6 +81,8 @@ class GenerationSettings:
         """
         assign(
             self,
+            action_head=head,
+            score_norm=score_norm,
             generation_engine=engine,
             engine_kwargs=engine_kwargs,
             engine_num_gpus=engine_num_gpus,

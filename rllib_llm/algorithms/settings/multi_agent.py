@@ -12,9 +12,24 @@ from typing_extensions import Self
 
 from rllib_llm.errors import ConfigError, did_you_mean
 
-SCRIPT = "script"
+SCRIPT, RL_MODULE = "script", "rl_module"
 # What may differ between policies; everything else is the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
+# What RLlib's PPO reads of an RLModule's own section "training".
+_OF_RL_MODULES = (
+    "lr",
+    "gamma",
+    "lambda_",
+    "clip_param",
+    "entropy_coeff",
+    "vf_loss_coeff",
+    "vf_clip_param",
+    "use_kl_loss",
+    "kl_coeff",
+    "kl_target",
+    "grad_clip",
+    "weight_decay",
+)
 _RUN_WIDE = {
     "generation": (
         "engine",
@@ -108,12 +123,15 @@ class MultiAgentSettings:
             policies: Names of the policies; or a mapping from them to what is special
                 about each: sections of settings (``language_model``, ``generation``,
                 ``training``), or ``script``, a function (or its
-                ``"package.module:name"``) that answers in the policy's place.
+                ``"package.module:name"``) that answers in the policy's place, or
+                ``rl_module``: an RLModule that is no language model (``module_class``
+                and ``model_config`` as of RLlib's RLModuleSpec, or one of these). The
+                latter may also stand in ``rl_module(rl_module_spec=...)``.
             policy_mapping_fn: RLlib's function of the agent and the episode (or its
                 ``"package.module:name"``), a table from agents to policies, or the
                 name of the one policy that acts for all.
             policies_to_train: Names, or RLlib's function; None trains all that are
-                language models.
+                language models or RLModules.
             kwargs: RLlib's other settings.
         """
         if isinstance(policies, Mapping):
@@ -144,20 +162,61 @@ class MultiAgentSettings:
     @property
     def llm_module_ids(self) -> tuple[str, ...]:
         """Those that are language models."""
-        return tuple(m for m in self.module_ids if self.script_of(m) is None)
+        others = self.classic_module_ids
+        return tuple(
+            m for m in self.module_ids if self.script_of(m) is None and m not in others
+        )
+
+    @property
+    def classic_module_ids(self) -> tuple[str, ...]:
+        """Those that are RLModules of RLlib's kind, reading numbers."""
+        return tuple(m for m in self.module_ids if self.rl_module_of(m) is not None)
+
+    @property
+    def sampled_module_ids(self) -> tuple[str, ...]:
+        """Those with weights: language models and classic RLModules."""
+        return (*self.llm_module_ids, *self.classic_module_ids)
 
     @property
     def trained_module_ids(self) -> tuple[str, ...]:
-        """Those that training may change."""
+        """Language models that training may change."""
+        return self._to_train(self.llm_module_ids)
+
+    @property
+    def trained_classic_ids(self) -> tuple[str, ...]:
+        """Classic RLModules that training may change."""
+        return self._to_train(self.classic_module_ids)
+
+    def _to_train(self, module_ids: tuple[str, ...]) -> tuple[str, ...]:
         wanted = self.policies_to_train
         if wanted is None or callable(wanted):
-            return self.llm_module_ids
-        return tuple(m for m in self.llm_module_ids if m in wanted)
+            return module_ids
+        return tuple(m for m in module_ids if m in wanted)
+
+    def rl_module_of(self, module_id: str) -> Any:
+        """Return the RLModuleSpec of a classic policy, None for other policies.
+
+        Raises:
+            ConfigError: If it is none, or contradicts other settings of the policy.
+        """
+        own = self.policy_settings.get(module_id, {})
+        specs = getattr(self._rl_module_spec, "rl_module_specs", {})
+        given = specs.get(module_id) if isinstance(specs, Mapping) else None
+        if RL_MODULE not in own and (given is None or _is_language_model(given)):
+            return None
+        from rllib_llm.algorithms.classic import as_spec
+
+        if SCRIPT in own or (RL_MODULE in own and given is not None):
+            raise ConfigError(
+                f"The policy {module_id!r} is an RLModule, and something else as well. "
+                "Give it one of rl_module and script, or an entry of rl_module_spec."
+            )
+        return as_spec(module_id, own.get(RL_MODULE, given))
 
     def script_of(self, module_id: str) -> Callable[[Any], str] | None:
         """Return the function that plays for a policy, None for a language model."""
         script = self.policy_settings.get(module_id, {}).get(SCRIPT)
-        return _imported("script", script) if isinstance(script, str) else script
+        return imported("script", script) if isinstance(script, str) else script
 
     def resolve_policies(self) -> None:
         """Turn each policy's sections into RLlib's overrides per module.
@@ -175,9 +234,10 @@ class MultiAgentSettings:
                 )
             own = self.copy(copy_frozen=False)
             before = dict(vars(own))
+            is_classic = self.rl_module_of(name) is not None
             for section, values in given.items():
-                if section != SCRIPT:
-                    _check_section(name, section, values)
+                if section not in (SCRIPT, RL_MODULE):
+                    _check_section(name, section, values, is_classic)
                     apply_section(own, section, values)
             changed = {k: v for k, v in vars(own).items() if v is not before.get(k)}
             changed.pop("_is_frozen", None)
@@ -188,12 +248,30 @@ class MultiAgentSettings:
         self._per_module_overrides.clear()
 
 
-def _check_section(policy: str, section: str, values: Any) -> None:
+def _is_language_model(spec: Any) -> bool:
+    """Say whether RLlib's specification is of a language model (None: by default)."""
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+
+    return spec.module_class is None or issubclass(spec.module_class, LLMRLModule)
+
+
+def _check_section(
+    policy: str, section: str, values: Any, is_classic: bool = False
+) -> None:
+    if is_classic:
+        for key in values or {}:
+            if section != "training" or key not in _OF_RL_MODULES:
+                raise ConfigError(
+                    f"multi_agent.policies.{policy}.{section}.{key} does not concern "
+                    f"an RLModule. Beside {RL_MODULE} it has training with "
+                    f"{', '.join(_OF_RL_MODULES)}."
+                )
     if section not in POLICY_SECTIONS:
         raise ConfigError(
             f"multi_agent.policies.{policy}.{section}: only "
-            f"{', '.join(POLICY_SECTIONS)} and {SCRIPT} can differ between policies. "
-            f"{did_you_mean(section, (*POLICY_SECTIONS, SCRIPT))}"
+            f"{', '.join(POLICY_SECTIONS)}, {SCRIPT} and {RL_MODULE} can differ "
+            "between policies. "
+            f"{did_you_mean(section, (*POLICY_SECTIONS, SCRIPT, RL_MODULE))}"
         )
     for key in values or {}:
         if key in _RUN_WIDE[section]:
@@ -205,13 +283,18 @@ def _check_section(policy: str, section: str, values: Any) -> None:
 
 def _as_mapping(given: Any) -> Any:
     if isinstance(given, str) and ":" in given:
-        return _imported("policy_mapping_fn", given)
+        return imported("policy_mapping_fn", given)
     if isinstance(given, str):
         return MappedPolicies({"*": given})
     return MappedPolicies(given) if isinstance(given, Mapping) else given
 
 
-def _imported(what: str, path: str) -> Any:
+def imported(what: str, path: str) -> Any:
+    """Return the object that ``"package.module:name"`` names.
+
+    Raises:
+        ConfigError: If there is none.
+    """
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from typing_extensions import Self
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.pieces.registry import Spec
 
 
 class RolloutSettings:
@@ -24,6 +27,10 @@ class RolloutSettings:
         self.stop_policies: dict[str, str] = {}
         self.row_per_turn = False
         self.weight_sync_dtype: str | None = None
+        self.rewards: Sequence[Spec] = ()
+        self.reward_transforms: Sequence[Spec] = ()
+        self.filters: Sequence[Spec] = ()
+        self.curriculum: Spec | None = None
 
     def rollouts(
         self,
@@ -40,6 +47,10 @@ class RolloutSettings:
         stop_policies: dict[str, str] = NotProvided,
         row_per_turn: bool = NotProvided,
         weight_sync_dtype: str | None = NotProvided,
+        rewards: Sequence[Spec] = NotProvided,
+        reward_transforms: Sequence[Spec] = NotProvided,
+        filters: Sequence[Spec] = NotProvided,
+        curriculum: Spec | None = NotProvided,
     ) -> Self:
         """Choose how many episodes are sampled, and their bounds.
 
@@ -62,6 +73,11 @@ class RolloutSettings:
             weight_sync_dtype: "bfloat16" halves what float32 weights cost on their way
                 to EnvRunners in other processes; sampling then differs a little from
                 learning (``sampler_gap_mean``). None sends them as they are.
+            rewards: Pieces whose weighted sum is added to what the environment pays
+                (docs/pieces.md), or functions of a trajectory.
+            reward_transforms: What is done to the sum, in order.
+            filters: What is dropped or masked before anything is learnt, in order.
+            curriculum: What changes tasks before they are played.
         """
         assign(
             self,
@@ -77,5 +93,9 @@ class RolloutSettings:
             stop_policies=stop_policies,
             row_per_turn=row_per_turn,
             weight_sync_dtype=weight_sync_dtype,
+            rewards=rewards,
+            reward_transforms=reward_transforms,
+            filters=filters,
+            curriculum=curriculum,
         )
         return self

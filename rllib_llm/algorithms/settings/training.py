@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.pieces.registry import Spec
+
+if TYPE_CHECKING:
+    from rllib_llm.pieces.token_pieces import TokenPieces
 
 
 class TrainingSettings:
@@ -33,6 +38,9 @@ class TrainingSettings:
         self.ref_kl_estimator = "k3"
         self.ref_kl_in = "loss"
         self.ref_kl_target: float | None = None
+        self.policy_loss: Spec | None = None
+        self.loss_terms: Sequence[Spec] = ()
+        self.token_transforms: Sequence[Spec] = ()
         self.team_share = 0.0
 
     def _llm_training(
@@ -58,6 +66,9 @@ class TrainingSettings:
         ref_kl_estimator: str = NotProvided,
         ref_kl_in: str = NotProvided,
         ref_kl_target: float | None = NotProvided,
+        policy_loss: Spec | None = NotProvided,
+        loss_terms: Sequence[Spec] = NotProvided,
+        token_transforms: Sequence[Spec] = NotProvided,
         team_share: float = NotProvided,
         minibatch_size: int | None = NotProvided,
         num_epochs: int = NotProvided,
@@ -86,6 +97,9 @@ class TrainingSettings:
             ref_kl_estimator=ref_kl_estimator,
             ref_kl_in=ref_kl_in,
             ref_kl_target=ref_kl_target,
+            policy_loss=policy_loss,
+            loss_terms=loss_terms,
+            token_transforms=token_transforms,
             team_share=team_share,
             minibatch_size=minibatch_size,
             num_epochs=num_epochs,
@@ -105,6 +119,16 @@ class TrainingSettings:
             and self.lm_dtype == "float32"
             and self.lm_autocast is None
         )
+
+    def build_token_pieces(self) -> TokenPieces:
+        """Return what one policy's loss is made of (docs/losses.md)."""
+        from rllib_llm.pieces.token_pieces import TokenPieces
+
+        return TokenPieces(self.policy_loss, self.loss_terms, self.token_transforms)
+
+    def pieces_need(self, what: str) -> bool:
+        """Whether a chosen piece asks for ``what``; see pieces.token_batch.NEEDS."""
+        return what in self.build_token_pieces().needs
 
     def resolved_tis(self) -> str | None:
         """Return the level of truncated importance sampling, None for none."""
@@ -137,5 +161,6 @@ class TrainingSettings:
         return (
             self.old_logps == "learner"
             and not (self.uses_reference and self.ref_kl_in == "reward")
+            and not self.pieces_need("scores")
             and not (by_sequence or self.resolved_tis() == "sequence")
         )

@@ -16,7 +16,10 @@ _PASS_TOKENS = 256
 
 
 def micro_batches(
-    batch: Mapping[str, Any], max_tokens: int | None
+    batch: Mapping[str, Any],
+    max_tokens: int | None,
+    *,
+    together: torch.Tensor | None = None,
 ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     """Yield row indices and the sub-batch, sorted by length, padding cut off.
 
@@ -24,6 +27,8 @@ def micro_batches(
         batch: Columns, tensors of [B, ...] or [B, T]; T may be longer than any row.
         max_tokens: Most token positions (rows x longest row) per micro-batch; a single
             longer row forms one alone. None means no limit.
+        together: Rows of equal numbers stay in one micro-batch, which may then be
+            larger; None: any row may go anywhere. [B]
 
     Yields:
         Indices into the batch [b], and columns cut to these rows and to their longest.
@@ -32,17 +37,28 @@ def micro_batches(
     length = attention.sum(dim=1)
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
         length = torch.maximum(length, batch[columns.BOOTSTRAP_COLUMN] + 1)
-    order = torch.argsort(length, stable=True)
+    unit = None
+    if together is not None:
+        _, which = torch.unique(together, return_inverse=True)
+        longest_of = torch.zeros_like(length).scatter_reduce(0, which, length, "amax")
+        length = longest_of[which]
+        order = torch.argsort(which, stable=True)
+        order = order[torch.argsort(length[order], stable=True)]
+        unit = which[order].cpu().numpy()
+    else:
+        order = torch.argsort(length, stable=True)
     lengths = length[order].cpu().numpy()
     width = attention.shape[1]
     start = 0
-    for end in cuts(lengths, max_tokens):
+    for end in cuts(lengths, max_tokens, unit):
         index, longest = order[start:end], int(lengths[end - 1])
         yield index, {k: _cut(v, index, width, longest) for k, v in batch.items()}
         start = end
 
 
-def cuts(lengths: np.ndarray, max_tokens: int | None) -> list[int]:
+def cuts(
+    lengths: np.ndarray, max_tokens: int | None, unit: np.ndarray | None = None
+) -> list[int]:
     """Return where to cut sorted rows so that padding and passes cost least.
 
     A pass over rows ``i`` to ``j`` costs ``(j - i) * lengths[j - 1]`` positions and as
@@ -51,18 +67,22 @@ def cuts(lengths: np.ndarray, max_tokens: int | None) -> list[int]:
 
     Args:
         lengths: Row lengths, ascending. [B]
-        max_tokens: Most positions of a pass of several rows; None means no limit.
+        max_tokens: Most positions of a pass of several units; None means no limit.
+        unit: Neighbours of equal numbers are not parted; None: every row is a unit. [B]
 
     Returns:
         The end of every part, ascending; the last one is B.
     """
     count = len(lengths)
+    unit = np.arange(count) if unit is None else unit
+    starts = np.flatnonzero(np.diff(unit, prepend=-1))  # of every unit
     best, begin = np.zeros(count + 1), np.zeros(count + 1, np.int64)
-    for end in range(1, count + 1):
+    best[1:] = np.inf
+    for start, end in zip(starts, np.append(starts[1:], count), strict=True):
         tokens = np.arange(end, 0, -1) * lengths[end - 1]  # of parts from 0, 1, ...
         total = best[:end] + tokens + _PASS_TOKENS
         if max_tokens is not None:
-            total[:-1][tokens[:-1] > max_tokens] = np.inf
+            total[:start][tokens[:start] > max_tokens] = np.inf
         begin[end] = np.argmin(total)
         best[end] = total[begin[end]]
     ends = [count]

@@ -30,6 +30,8 @@ class Row:
         bootstrap: Whether the value after the last token stands for what a cut
             episode would still have earned.
         speaks_next: Whether it does so for a prompt that was still to be answered.
+        choices: What stands behind the conversation: the actions not taken. None if
+            no turn was chosen from a list.
     """
 
     ids: np.ndarray
@@ -39,9 +41,33 @@ class Row:
     rewards: np.ndarray
     bootstrap: bool = False
     speaks_next: bool = False
+    choices: Choices | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def end(self) -> int:
+        """Where the conversation ends."""
+        return len(self) if self.choices is None else self.choices.end
+
+
+@dataclasses.dataclass(slots=True)
+class Choices:
+    """Which tokens of a row belong to which action that could have been taken.
+
+    Attributes:
+        starts: Column where the action taken in the token's turn starts, else -1. [T]
+        candidates: Number of the token's action in its turn, 0 is the one taken; -1
+            for what is no action. [T]
+        weights: Of the token's log-probability in the score of its action, else 0. [T]
+        end: Where the conversation ends; behind it stand the actions not taken.
+    """
+
+    starts: np.ndarray
+    candidates: np.ndarray
+    weights: np.ndarray
+    end: int
 
 
 class RowBuilder:
@@ -50,6 +76,8 @@ class RowBuilder:
     def __init__(self) -> None:
         """Begin with nothing."""
         self.parts: list[tuple[np.ndarray, ...]] = []
+        self.length = 0
+        self.choices: list[tuple[int, Turn]] = []
 
     def prompt(self, ids: Sequence[int]) -> None:
         """Append tokens that were read."""
@@ -57,25 +85,50 @@ class RowBuilder:
         zeros = np.zeros(len(ids), np.float32)
         no_turn = np.full(len(ids), -1, np.int32)
         self.parts.append((ids, no_turn, no_turn, zeros, zeros))
+        self.length += len(ids)
 
     def turn(self, index: int, turn: Turn, reward: float) -> None:
-        """Append the tokens of a turn, which earned ``reward``."""
+        """Append the tokens of a turn, which earned ``reward``.
+
+        A turn that was chosen as a whole is one step of the policy: its first token
+        stands for it.
+        """
         n = len(turn.action_ids)
+        index_of, step = np.full(n, index, np.int32), np.full(n, turn.env_t, np.int32)
         rewards = np.zeros(n, np.float32)
-        rewards[-1] = reward
-        self.parts.append(
-            (
-                np.asarray(turn.action_ids, np.int32),
-                np.full(n, index, np.int32),
-                np.full(n, turn.env_t, np.int32),
-                np.asarray(turn.action_logps, np.float32),
-                rewards,
-            )
-        )
+        if turn.choice is None:
+            rewards[-1] = reward
+        else:
+            rewards[0] = reward
+            index_of[1:] = step[1:] = -1
+            self.choices.append((self.length, turn))
+        ids = np.asarray(turn.action_ids, np.int32)
+        logps = np.asarray(turn.action_logps, np.float32)
+        self.parts.append((ids, index_of, step, logps, rewards))
+        self.length += n
 
     def build(self) -> Row:
         """Return the row."""
-        return Row(*(np.concatenate(c) for c in zip(*self.parts, strict=True)))
+        choices = self._finish_choices() if self.choices else None
+        columns_of_row = (np.concatenate(c) for c in zip(*self.parts, strict=True))
+        return Row(*columns_of_row, choices=choices)
+
+    def _finish_choices(self) -> Choices:
+        """Append what was not taken, and return which token is whose."""
+        end = self.length
+        starts, candidates = (np.full(end, -1, np.int32) for _ in range(2))
+        weights = np.zeros(end, np.float32)
+        behind = []
+        for start, turn in self.choices:
+            taken = slice(start, start + len(turn.action_ids))
+            starts[taken], candidates[taken] = start, 0
+            weights[taken] = turn.choice.weights[0]
+            for number, ids in enumerate(turn.choice.others, start=1):
+                self.prompt(ids)
+                weight = turn.choice.weights[number]
+                behind.append([np.full(len(ids), x) for x in (start, number, weight)])
+        found = zip((starts, candidates, weights), *behind, strict=True)
+        return Choices(*(np.concatenate(parts) for parts in found), end=end)
 
 
 def build_rows(
@@ -143,9 +196,10 @@ def pad_rows(
     Returns:
         ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``, ``turn_steps``,
         ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` and
-        ``speaks_next`` [B].
+        ``speaks_next`` [B]. Of rows with choices also ``choice_starts``,
+        ``candidates`` and ``score_weights`` [B, T].
     """
-    size = (len(rows), max(len(r) + r.bootstrap for r in rows))
+    size = (len(rows), max(max(len(r), r.end + r.bootstrap) for r in rows))
     out = {
         columns.INPUT_IDS: np.full(size, pad_id, np.int64),
         columns.ATTENTION_MASK: np.zeros(size, bool),
@@ -165,7 +219,24 @@ def pad_rows(
         out[columns.BEHAVIOUR_LOGP][i, :n] = row.logps
         out[columns.TOKEN_REWARDS][i, :n] = row.rewards
         if row.bootstrap:
-            out[columns.BOOTSTRAP_COLUMN][i] = n
+            out[columns.BOOTSTRAP_COLUMN][i] = row.end
     sampled = out[columns.TURN_IDS] >= 0
     out["loss_mask"] = sampled & np.asarray(trained, bool)[:, None]
+    if any(row.choices is not None for row in rows):
+        out |= _pad_choices(rows, size)
+    return out
+
+
+def _pad_choices(rows: Sequence[Row], size: tuple[int, int]) -> dict[str, np.ndarray]:
+    out = {
+        columns.CHOICE_STARTS: np.full(size, -1, np.int64),
+        columns.CANDIDATES: np.full(size, -1, np.int64),
+        columns.SCORE_WEIGHTS: np.zeros(size, np.float32),
+    }
+    for i, row in enumerate(rows):
+        if row.choices is not None:
+            n = len(row)
+            out[columns.CHOICE_STARTS][i, :n] = row.choices.starts
+            out[columns.CANDIDATES][i, :n] = row.choices.candidates
+            out[columns.SCORE_WEIGHTS][i, :n] = row.choices.weights
     return out

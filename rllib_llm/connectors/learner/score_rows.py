@@ -28,6 +28,7 @@ class ScoreRows(ConnectorV2):
         values: Policies that have a critic of their own.
         critic: A module that only estimates values, None for none.
         references: Policies whose reference log-probabilities are needed.
+        entropies: Policies whose entropies before the update are needed.
         max_tokens: Token positions per pass.
     """
 
@@ -39,6 +40,7 @@ class ScoreRows(ConnectorV2):
         values: Collection[str],
         critic: str | None = None,
         references: Collection[str],
+        entropies: Collection[str] = (),
         max_tokens: int | None,
     ):
         super().__init__()
@@ -47,6 +49,7 @@ class ScoreRows(ConnectorV2):
         self.values = frozenset(values)
         self.critic = critic
         self.references = frozenset(references)
+        self.entropies = frozenset(entropies)
         self.max_tokens = max_tokens
         self.defer_old_logps = False
 
@@ -91,19 +94,22 @@ class ScoreRows(ConnectorV2):
         has_reference = module_id in self.references
         behaviour = data[columns.BEHAVIOUR_LOGP]
         old = behaviour.clone()
-        values, reference = torch.zeros_like(old), torch.zeros_like(old)
+        values, reference, entropy = (torch.zeros_like(old) for _ in range(3))
+        has_entropy = module_id in self.entropies
         recompute = self.old_logps == "learner" and not self.defer_old_logps
         was_training = module.training
         module.eval()
-        if recompute or has_values or has_reference:
+        if recompute or has_values or has_reference or has_entropy:
             for index, part in micro_batches(data, self.max_tokens):
                 width = part[columns.INPUT_IDS].shape[1]
                 hidden = None
-                if recompute:
+                if recompute or has_entropy:
                     out = module._forward(part)
                     hidden = out[Columns.EMBEDDINGS]
-                    scores = out[Columns.ACTION_DIST_INPUTS][..., 0]
-                    old[index, :width] = scores
+                    scores = out[Columns.ACTION_DIST_INPUTS]
+                    entropy[index, :width] = scores[..., 1]
+                    if recompute:
+                        old[index, :width] = scores[..., 0]
                 if has_values:
                     found = module.compute_values(part, embeddings=hidden)
                     values[index, :width] = found.float()
@@ -117,6 +123,8 @@ class ScoreRows(ConnectorV2):
             data[columns.VALUES] = values
         if has_reference:
             data[columns.REF_LOGP] = reference
+        if has_entropy:
+            data[columns.TOKEN_ENTROPY] = entropy
 
 
 def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:

@@ -20,6 +20,11 @@ from rllib_llm.objectives.advantages import (
     whiten_with_moments,
 )
 from rllib_llm.objectives.kl import kl_penalty
+from rllib_llm.objectives.turn_gae import (
+    bilevel_gae,
+    length_adaptive_lambda,
+    turn_gae,
+)
 
 
 @dataclasses.dataclass
@@ -36,6 +41,10 @@ class GAESettings:
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
             the rewards; the learner keeps it current. None: no such penalty.
         ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.objectives.kl).
+        level: "token", "turn" or "bilevel" (rllib_llm.objectives.turn_gae).
+        lambda_critic: Lambda of the value targets; None: that of the advantages.
+        length_alpha: Of :func:`length_adaptive_lambda`; None: the lambdas above.
+        values_are_logits: Whether the critic gives logits of returns in [0, 1].
     """
 
     gamma: float
@@ -45,6 +54,10 @@ class GAESettings:
     whiten: bool = True
     ref_kl_coeff: float | None = None
     ref_kl_estimator: str = "k1"
+    level: str = "token"
+    lambda_critic: float | None = None
+    length_alpha: float | None = None
+    values_are_logits: bool = False
 
 
 class TokenGAE(ConnectorV2):
@@ -89,25 +102,35 @@ class TokenGAE(ConnectorV2):
         mask = data[Columns.LOSS_MASK].cpu().numpy()
         rewards = data[columns.TOKEN_REWARDS].double().cpu().numpy()
         rewards = rewards + token_penalties(data, settings)
+        if settings.values_are_logits:
+            data[columns.VALUES] = data[columns.VALUES].sigmoid()
         values = data[columns.VALUES].double().cpu().numpy()
         turns = data[columns.TURN_IDS].cpu().numpy()
         owners = data[columns.EPISODE_INDEX].cpu().numpy()
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
+        weights = np.zeros_like(values)
         for owner in np.unique(owners):
             rows = np.flatnonzero(owners == owner)
             trained = mask[rows]
             if not trained.any():
                 continue
             ends = np.diff(turns[rows][trained], append=-1) != 0  # last token of a turn
-            gae, target = token_gae(
+            gae, target = episode_gae(
                 rewards[rows][trained],
                 values[rows][trained],
-                gamma=np.where(ends, settings.gamma, settings.gamma_token),
-                lambda_=np.where(ends, settings.lambda_, settings.lambda_token),
+                ends,
+                settings,
                 bootstrap_value=_bootstrap_value(data, values, rows),
             )
             _scatter(advantages, rows, trained, gae)
             _scatter(targets, rows, trained, target)
+            # The values before its turns share the weight of an episode's tokens.
+            share = np.append(True, ends[:-1]) * (len(ends) / ends.sum())
+            _scatter(weights, rows, trained, share)
+        if settings.level == "turn":
+            data[columns.VALUE_WEIGHTS] = torch.as_tensor(
+                weights, dtype=torch.float32, device=device
+            )
         if settings.whiten:
             moments = all_reduce_sum(masked_moments(advantages, mask), device)
             advantages = whiten_with_moments(advantages, mask, tuple(moments))
@@ -116,6 +139,54 @@ class TokenGAE(ConnectorV2):
             (Columns.VALUE_TARGETS, targets),
         ):
             data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
+
+
+def episode_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    ends: np.ndarray,
+    settings: GAESettings,
+    *,
+    bootstrap_value: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return advantages and value targets of one episode's trained tokens.
+
+    Args:
+        rewards: Reward after each token. [N]
+        values: Critic's estimate before each token. [N]
+        ends: Whether a token is the last one of its turn. bool [N]
+        settings: Level, discounts and lambdas.
+        bootstrap_value: Value after the last token.
+    """
+    common = {
+        "lambda_critic": settings.lambda_critic,
+        "bootstrap_value": bootstrap_value,
+    }
+    between, inside = settings.lambda_, settings.lambda_token
+    if settings.level == "turn":
+        return turn_gae(
+            rewards, values, ends, gamma=settings.gamma, lambda_=between, **common
+        )
+    if settings.level == "bilevel":
+        return bilevel_gae(
+            rewards,
+            values,
+            ends,
+            gamma=settings.gamma,
+            lambda_=between,
+            gamma_token=settings.gamma_token,
+            lambda_token=inside,
+            **common,
+        )
+    if settings.length_alpha is not None:
+        between = inside = length_adaptive_lambda(len(ends), settings.length_alpha)
+    return token_gae(
+        rewards,
+        values,
+        gamma=np.where(ends, settings.gamma, settings.gamma_token),
+        lambda_=np.where(ends, between, inside),
+        **common,
+    )
 
 
 def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:

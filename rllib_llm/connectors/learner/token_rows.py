@@ -103,6 +103,7 @@ class TokenRows(ConnectorV2):
         owners: list[tuple[int, int, int]] = []
         trained: list[bool] = []
         credit: list[Any] = []
+        success: list[float] = []
         for index, (episode, joint) in enumerate(parts):
             data = episode_data(episode)
             new = _rows(episode, settings)
@@ -110,11 +111,18 @@ class TokenRows(ConnectorV2):
             owners += [(index, joint, data.agent_index)] * len(new)
             trained += [data.stop_policy is not StopPolicy.MASK] * len(new)
             credit += [data.advantage] * len(new)
+            solved = np.nan if data.success is None else float(data.success)
+            success += [solved] * len(new)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
         names = (columns.EPISODE_INDEX, columns.JOINT_INDEX, columns.AGENT_INDEX)
         for name, values in zip(names, zip(*owners, strict=True), strict=True):
             out[name] = np.asarray(values, np.int64)
+        out[columns.SUCCESS] = np.asarray(success, np.float32)
         mask = out[Columns.LOSS_MASK]
+        for row, (part, _, _) in enumerate(owners):
+            left_out = episode_data(parts[part][0]).masked_turns
+            if left_out:
+                mask[row] &= ~np.isin(out[columns.TURN_IDS][row], list(left_out))
         out[Columns.ADVANTAGES] = _spread(credit, out[columns.TURN_IDS], mask)
         out[columns.LOSS_WEIGHTS] = np.asarray(
             token_weights(

@@ -173,9 +173,12 @@ class OpenSpielGame(TextGame):
         earned = [after - paid for after, paid in zip(self._paid, before, strict=True)]
         return dict(zip(self.possible_agents, earned, strict=True))
 
+    def _admissible(self, agent: str) -> list[str]:
+        return self.teller.legal_words(self.state, self._player(agent))
+
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
         """Say any legal word."""
-        words = self.teller.legal_words(self.state, self._player(agent))
+        words = self._admissible(agent)
         return words[int(rng.integers(len(words)))]
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.spaces import Dict
 from pettingzoo import AECEnv
 
+from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.spaces import UnicodeText
@@ -120,6 +121,10 @@ class TextGame(AECEnv):
         """Return what ``agent`` reads after an invalid answer."""
         return f"No legal move. {self._prompt(agent)}"
 
+    def _admissible(self, agent: str) -> list[str] | None:
+        """Return all legal answers of ``agent``, whose turn it is; None if unknown."""
+        return None
+
     def _opening(self, agent: str) -> str:
         """Return what ``observe`` gives before the agent's first turn."""
         return "Wait for your turn."
@@ -153,6 +158,7 @@ class TextGame(AECEnv):
         self._texts = {agent: self._opening(agent) for agent in self.agents}
         self.agent_selection = self._next_agent()
         self._texts[self.agent_selection] = self._prompt(self.agent_selection)
+        self._list_actions(self.agent_selection)
 
     def observe(self, agent: str) -> dict[str, str]:
         """Return the agent's current text."""
@@ -169,7 +175,8 @@ class TextGame(AECEnv):
     def step(self, action: str | None) -> None:
         """Play one answer of the agent whose turn it is.
 
-        ``infos`` of that agent then hold ``invalid_action``; at the end of the game
+        ``infos`` of that agent then hold ``invalid_action``, those of the next one
+        ``admissible_actions``, where the adapter knows them; at the end of the game
         those of all agents hold ``success``, ``metrics`` and ``stop_reason``.
         """
         if not self.agents:
@@ -199,6 +206,7 @@ class TextGame(AECEnv):
             self.agent_selection = upcoming
             make = self._hint if invalid else self._prompt
             self._texts[upcoming] = make(upcoming)
+            self._list_actions(upcoming)
             if self._is_cut():
                 self._end(StopReason.MAX_TURNS)
 
@@ -227,6 +235,11 @@ class TextGame(AECEnv):
         raise NotImplementedError(f"{type(self).__name__} has no random policy.")
 
     # Helpers ---------------------------------------------------------------------
+
+    def _list_actions(self, agent: str) -> None:
+        actions = self._admissible(agent)
+        if actions is not None:
+            self.infos[agent] = {**self.infos[agent], ADMISSIBLE: actions}
 
     def _grant(self, rewards: dict[str, float]) -> None:
         for agent, reward in rewards.items():

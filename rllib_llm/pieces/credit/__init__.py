@@ -4,6 +4,32 @@ A credit piece takes a :class:`~rllib_llm.pieces.TurnTable` and returns advantag
 several are summed with their weights. Importing this registers those of the package.
 """
 
-from rllib_llm.pieces.credit import group, role
+from rllib_llm.pieces.credit import (
+    anchor,
+    broadcast,
+    difficulty,
+    group,
+    hierarchical,
+    history,
+    magrpo,
+    maxrl,
+    per_player,
+    role,
+    to_go,
+    turn,
+)
 
-__all__ = ["group", "role"]
+__all__ = [
+    "anchor",
+    "broadcast",
+    "difficulty",
+    "group",
+    "hierarchical",
+    "history",
+    "magrpo",
+    "maxrl",
+    "per_player",
+    "role",
+    "to_go",
+    "turn",
+]

@@ -33,20 +33,30 @@ class Credit:
         Raises:
             ConfigError: If a piece returns another shape, or what is not finite.
         """
-        total = np.zeros(len(table.owner))
-        for chosen in self.estimators:
-            total += chosen.weight * _checked(chosen, chosen.call(table), table)
+        total = self._estimate(table)
         for chosen in self.transforms:
             total = _checked(chosen, chosen.call(table, total), table)
         return total
 
-    def try_out(self) -> None:
+    def credited_tasks(self, table: TurnTable) -> np.ndarray:
+        """Return which tasks have a turn with credit; nothing is remembered of it."""
+        found = copy.deepcopy(self)._estimate(table)
+        return np.unique(table.task[table.owner[np.abs(found) > 1e-9]])
+
+    def compares_rollouts(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
+        """Whether a rollout without others of its task gets no credit at all."""
+        return not len(self.credited_tasks(example_table(agents, rollouts=1)))
+
+    def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
         """Give credit to a few made-up turns, so that bad settings show up early.
+
+        Args:
+            agents: Who plays the environment.
 
         Raises:
             ConfigError: With what a piece says about its settings.
         """
-        table, trial = example_table(), copy.deepcopy(self)
+        table, trial = example_table(agents), copy.deepcopy(self)
         try:
             trial.advantages(table)
         except (TypeError, ValueError) as error:
@@ -54,6 +64,13 @@ class Credit:
                 raise
             names = [c.piece.name for c in (*self.estimators, *self.transforms)]
             raise ConfigError(f"credit {', '.join(names)}: {error}") from error
+
+    def _estimate(self, table: TurnTable) -> np.ndarray:
+        """Return the weighted sum, before transforms. [M]"""
+        total = np.zeros(len(table.owner))
+        for chosen in self.estimators:
+            total += chosen.weight * _checked(chosen, chosen.call(table), table)
+        return total
 
     def get_state(self) -> list[Any]:
         """Return what the pieces remember between iterations."""

@@ -11,6 +11,7 @@ from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.trajectories import TurnTable
 
 GROUP_BY = ("agent", "task", "turn")
+UNITS = ("trajectory", "turn")
 
 
 @piece("credit", "group", paper="Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2")
@@ -21,6 +22,7 @@ def group(
     scale: str = "group",
     by: str = "agent",
     discount: float = 1.0,
+    unit: str = "trajectory",
 ) -> np.ndarray:
     """Each return relative to those of the other rollouts of its task.
 
@@ -33,11 +35,14 @@ def group(
             together; "turn": what an agent earned from a turn on, with the same turn
             of the other rollouts (AT-GRPO).
         discount: Of what is earned in later turns, for "turn" (MAGRPO).
+        unit: What counts once in means and deviations. "turn": a trajectory counts as
+            often as it has turns (the code of Dr. MAS, Flow-GRPO and verl's GiGPO).
 
     Returns:
         Advantages. [M]
     """
     check_choice("by", by, GROUP_BY)
+    check_choice("unit", unit, UNITS)
     if not 0.0 <= discount <= 1.0:
         raise ValueError(f"discount={discount} must be in [0, 1].")
     if by != "turn" and discount != 1.0:
@@ -46,4 +51,13 @@ def group(
             "Set by='turn', or leave it out."
         )
     values, keys, of_turn = compared(table, by, discount)
+    if unit == "turn":
+        if by == "turn" or baseline == "leave_one_out":
+            raise ValueError(
+                f"unit='turn' with by={by!r}, baseline={baseline!r}: turns are "
+                "compared already, or the others would be turns of the same rollout. "
+                "Leave unit out."
+            )
+        values, keys = values[of_turn], keys[of_turn]
+        of_turn = np.arange(len(of_turn))
     return group_advantages(values, keys, baseline=baseline, scale=scale)[of_turn]

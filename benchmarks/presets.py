@@ -1,0 +1,105 @@
+"""Presets of the literature against plain GRPO and PPO, on the same tasks.
+
+Run:  python benchmarks/presets.py [NAME ...] --seeds 0 1 2
+      python benchmarks/presets.py --table
+
+FrozenLake in text, the tiny model, the warm start of frozen_lake_grpo, as many episodes
+per iteration in all; held-out success every four iterations, sampled as in training.
+Results lie in benchmarks/results/presets/; the table is that of docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from learning_curves import interval, point
+
+from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.recipes import load_recipe
+
+RESULTS = Path(__file__).parent / "results" / "presets"
+ITERATIONS, EVERY, HELD_OUT = 12, 4, 256
+GRPO = (
+    "frozen_lake_grpo",
+    "dr_grpo",
+    "rloo",
+    "lite_ppo",
+    "reinforce_pp",
+    "maxrl",
+    "gigpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+)
+PPO = ("frozen_lake_ppo", "turn_ppo", "bilevel_ppo", "vapo")
+
+
+def run(name: str, seed: int) -> dict[str, Any]:
+    """Train one preset and look at it now and then."""
+    recipe = load_recipe(name, [f"seed={seed}"])
+    config = recipe.build_config()
+    config.evaluation(
+        evaluation_interval=None, evaluation_duration=HELD_OUT, evaluation_config={}
+    )
+    algo = config.build_algo()
+    curve, tokens = [point(algo, algo.env_runner, 0, HELD_OUT)], 0
+    for iteration in range(1, ITERATIONS + 1):
+        result = algo.train()
+        tokens += int(result["env_runners"]["num_completion_tokens"])
+        if iteration % EVERY == 0:
+            curve.append(point(algo, algo.env_runner, iteration, HELD_OUT))
+            curve[-1]["tokens"] = tokens
+    algo.stop()
+    return {"preset": name, "seed": seed, "curve": curve}
+
+
+def print_table(names: tuple[str, ...]) -> None:
+    """Print mean and 95 % interval over seeds."""
+    at = range(0, ITERATIONS + 1, EVERY)
+    heads = " | ".join(f"after {i}" for i in at)
+    print(f"| preset | seeds | {heads} | sampled tokens |\n|{'---|' * (3 + len(at))}")
+    for name in names:
+        files = sorted(RESULTS.glob(f"{name}_[0-9].json"))
+        curves = [json.loads(f.read_text())["curve"] for f in files]
+        if not curves:
+            continue
+        cells = [name, str(len(curves))]
+        cells += [interval([c[i]["success"] for c in curves]) for i in range(len(at))]
+        cells += [f"{np.mean([c[-1]['tokens'] for c in curves]):,.0f}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+def main() -> None:
+    """Run, or print what was run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        for names in (GRPO, PPO):
+            print_table(names)
+            print()
+        return
+    quiet_loggers()
+    torch.set_num_threads(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for name in args.names or (*GRPO, *PPO):
+            found = run(name, seed)
+            (RESULTS / f"{name}_{seed}.json").write_text(json.dumps(found, indent=1))
+            told = [p["success"] for p in found["curve"]]
+            print(name, seed, told, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How Learners of language models train classic RLModules beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+
+from rllib_llm.distributed import all_reduce_sum
+
+RLLIB_MEANS = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, "mean_kl_loss")
+
+
+class ClassicLearnerMixin:
+    """RLlib's own loss of PPO for modules that read numbers.
+
+    Their rows are time steps; a minibatch of episodes is one pass. RLlib's loss is a
+    mean over the time steps of this Learner; times their share of those of all
+    Learners, the sum over Learners is the mean over all.
+    """
+
+    def _backward_classic(
+        self, module_id: str, data: Any
+    ) -> tuple[Any, torch.Tensor, float]:
+        """Accumulate the gradient of one module.
+
+        Returns:
+            The forward pass, the loss, and the number of time steps over all Learners.
+        """
+        steps = 0.0 if data is None else float(data[Columns.LOSS_MASK].sum())
+        total = all_reduce_sum([steps], self._device)[0]
+        if not steps:
+            return None, torch.zeros((), device=self._device), total
+        fwd_out = self.module[module_id].unwrapped().forward_train(data)
+        loss = PPOTorchLearner.compute_loss_for_module(
+            self,
+            module_id=module_id,
+            config=self.config.get_config_for_module(module_id),
+            batch=data,
+            fwd_out=fwd_out,
+        )
+        for key in RLLIB_MEANS:
+            value = torch.as_tensor(self.metrics.peek((module_id, key)))
+            self._add_stat(module_id, key, value, steps)
+        loss = loss * (steps / total)
+        loss.backward()
+        return fwd_out, loss.detach(), total

@@ -1,0 +1,107 @@
+"""PPO's loss where it is not RLlib's: chosen pieces, another critic loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+
+from rllib_llm import columns
+from rllib_llm.algorithms.token_stats import add_token_stats
+from rllib_llm.objectives.critic_losses import critic_loss
+from rllib_llm.objectives.kl import kl_penalty
+from rllib_llm.objectives.losses import value_loss, weighted_loss
+from rllib_llm.pieces.losses import ppo_clip
+
+
+def token_ppo_loss(
+    learner: Any,
+    module_id: str,
+    config: Any,
+    batch: dict[str, Any],
+    fwd_out: dict[str, torch.Tensor],
+    denominator: float,
+) -> torch.Tensor:
+    """Return policy loss, entropy, reference KL, terms and critic loss, summed up.
+
+    With ``ppo_clip`` and RLlib's critic loss it is RLlib's loss.
+
+    Args:
+        learner: A learner with :class:`LLMLearnerMixin`.
+        module_id: Whose loss it is.
+        config: That policy's config.
+        batch: The micro-batch.
+        fwd_out: What the module says of it.
+        denominator: The minibatch's normaliser.
+    """
+    mask = batch[Columns.LOSS_MASK]
+    trained = int(mask.sum())
+    scores = fwd_out[Columns.ACTION_DIST_INPUTS]
+    logp, entropy = scores[..., 0], scores[..., 1].masked_fill(~mask, 0.0)
+    tokens = learner.token_batch(module_id, batch, scores)
+    pieces, clip = learner._token_pieces[module_id], config.clip_param
+    if pieces.loss is None:
+        loss, clipped = ppo_clip(tokens, low=min(1.0, clip), high=clip)
+    else:
+        loss, clipped = pieces.policy_loss(tokens)
+    for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
+        learner._add_stat(module_id, key, value.sum() / trained, trained)
+    schedule = learner.entropy_coeff_schedulers_per_module[module_id]
+    loss = loss - schedule.get_current_value() * entropy
+    if pieces.terms:
+        loss = loss + learner._add_terms(module_id, tokens, trained)
+    if columns.REF_LOGP in batch:
+        kl = kl_penalty(logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator)
+        learner._add_stat(module_id, "ref_kl", kl.sum() / trained, trained)
+        if config.ref_kl_in == "loss":
+            loss = loss + learner._ref_kl_coeffs[module_id] * kl
+    add_token_stats(
+        learner, module_id, logp, batch, clip_low=clip, clip_high=clip, clipped=clipped
+    )
+    weights = batch[columns.LOSS_WEIGHTS]
+    total = weighted_loss(loss, weights, denominator)
+    if config.use_critic:
+        errors = _value_errors(learner, module_id, config, batch, fwd_out)
+        weights = weights * batch.get(columns.VALUE_WEIGHTS, 1.0)
+        total = total + config.vf_loss_coeff * weighted_loss(
+            errors, weights, denominator
+        )
+    return total
+
+
+def _value_errors(
+    learner: Any,
+    module_id: str,
+    config: Any,
+    batch: dict[str, Any],
+    fwd_out: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    """Return the critic's loss of each token, or of each turn's first token. [B, T]"""
+    module = learner.module[module_id].unwrapped()
+    values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+    targets, mask = batch[Columns.VALUE_TARGETS], batch[Columns.LOSS_MASK]
+    if columns.VALUE_WEIGHTS in batch:
+        mask = batch[columns.VALUE_WEIGHTS] > 0
+    if config.value_loss == "squared" and config.vf_clip_range is None:
+        cap = config.vf_clip_param
+        cap = None if cap is None or math.isinf(cap) else cap
+        errors = value_loss(values, targets, mask, clip=cap)
+    else:
+        errors = critic_loss(
+            values,
+            targets,
+            mask,
+            kind=config.value_loss,
+            huber_delta=config.value_huber_delta,
+            clip_range=config.vf_clip_range,
+            old_values=batch[columns.VALUES],
+        )
+    predicted = values.sigmoid() if config.value_loss == "bce" else values
+    square = (predicted - targets).square().masked_fill(~mask, 0.0)
+    count = int(mask.sum())
+    for key, value in ((VF_LOSS_KEY, errors), ("vf_loss_unclipped", square)):
+        learner._add_stat(module_id, key, value.sum() / max(1, count), count)
+    return errors

@@ -1,0 +1,182 @@
+"""A policy over the actions that the environment admits (GLAM, TWOSOME).
+
+The score of action ``a`` with the tokens ``a_1 .. a_n`` in the context ``c`` is
+``s(a) = w(a) * sum_i log p(a_i | c, a_1 .. a_{i-1})``, and the policy is
+``softmax(s / temperature)`` over the admissible actions: ``w = 1`` in GLAM (Carta et
+al. 2023, arXiv:2302.02662, section 3.2), one over the number of tokens or of words in
+TWOSOME (Tan et al. 2024, arXiv:2401.14151, equations 4 to 6).
+
+A row holds a conversation and, behind it, the actions that were not taken in its turns
+(:class:`rllib_llm.connectors.learner.rows.Choices`). Each of them sees the conversation
+before its turn and itself, at the positions it would have had there, so one forward
+pass computes what one pass per action would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+from torch import Tensor
+
+from rllib_llm import columns
+from rllib_llm.errors import ModelError
+
+NORMS = ("sum", "token", "word")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ATTENTION = ("sdpa", "eager")
+
+
+def score_weight(norm: str, num_tokens: int, text: str) -> float:
+    """Return what the log-probabilities of an action's tokens are multiplied by.
+
+    Args:
+        norm: One of ``NORMS``.
+        num_tokens: How many tokens the action has, its end of turn included.
+        text: The action; at least one word.
+    """
+    count = {"sum": 1, "token": num_tokens, "word": len(text.split())}[norm]
+    return 1.0 / count
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceTokens:
+    """The tokens of all actions in the trained turns of a batch. Each is int64 [N].
+
+    Attributes:
+        rows: Row of the token.
+        columns: Column of the token.
+        before: Column of the token that it is predicted from.
+        starts: Column where the action taken in its turn starts.
+        turns: Number of its turn among those of the batch, by row and column.
+        candidates: Number of its action in that turn; 0 is the one taken.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    before: Tensor
+    starts: Tensor
+    turns: Tensor
+    candidates: Tensor
+
+    @classmethod
+    def find(cls, batch: Mapping[str, Any]) -> ChoiceTokens:
+        """Return those of a batch with ``choice_starts``, ``candidates`` [B, T]."""
+        starts, candidates = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES]
+        trained = batch[Columns.LOSS_MASK].gather(1, starts.clamp(min=0))
+        rows, cols = (trained & (candidates >= 0)).nonzero(as_tuple=True)
+        start = starts[rows, cols]
+        is_first = _is_first(batch)[rows, cols]
+        turns = torch.unique(rows * starts.shape[1] + start, return_inverse=True)[1]
+        before = torch.where(is_first, start, cols) - 1
+        return cls(rows, cols, before, start, turns, candidates[rows, cols])
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """Return row and column of the first token of the actions taken. 2 x [M]"""
+        is_it = self.columns == self.starts
+        return self.rows[is_it], self.columns[is_it]
+
+    def action_logps(
+        self, logps: Tensor, weights: Tensor, temperature: float
+    ) -> Tensor:
+        """Return the log-probability of every action of every turn. [M, K]
+
+        Args:
+            logps: Log-probabilities of the tokens, at temperature 1. [N]
+            weights: Their weights in the scores of their actions. [N]
+            temperature: Scores are divided by it.
+
+        Returns:
+            Column 0 is of the action taken; ``-inf`` where a turn has fewer actions.
+        """
+        if not len(logps):  # e.g. where all turns of a batch are masked
+            return logps.new_zeros(0, 1)
+        size = [int(x.max()) + 1 for x in (self.turns, self.candidates)]
+        where = (self.turns, self.candidates)
+        scores = logps.new_zeros(size).index_put(where, weights * logps, True)
+        exists = torch.zeros(size, dtype=torch.bool, device=logps.device)
+        exists[where] = True
+        scores = (scores / temperature).masked_fill(~exists, -torch.inf)
+        return torch.log_softmax(scores, dim=-1)
+
+
+def entropy_of(logps: Tensor) -> Tensor:
+    """Return the entropies of :meth:`ChoiceTokens.action_logps`. [M, K] -> [M]"""
+    return -(logps.exp() * logps.masked_fill(logps == -torch.inf, 0.0)).sum(-1)
+
+
+def attention_inputs(
+    config: Any, batch: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the keyword arguments that let each action see its own context only.
+
+    Args:
+        config: The language model's own (text) config.
+        batch: Rows; without choices there is nothing to add.
+        dtype: Of the model's parameters.
+
+    Returns:
+        ``attention_mask``, additive, [B, 1, T, T] (by type of layer, if there are
+        several), and ``position_ids`` [B, T].
+
+    Raises:
+        ModelError: If the model's layers cannot take such a mask.
+    """
+    if columns.CANDIDATES not in batch:
+        return {}
+    kinds = _layer_types(config)
+    starts, is_aside = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES] > 0
+    column = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
+    # Where the token's own action begins: behind the conversation, if not taken.
+    begin = torch.where(_is_first(batch) & is_aside, column, 0).cummax(1).values
+    positions = torch.where(is_aside, starts + column - begin, column)
+    positions = positions.masked_fill(~batch[columns.ATTENTION_MASK], 0)
+    query, key = (column[:, :, None], column[:, None, :])
+    told_until = torch.where(is_aside, starts, column + 1)[:, :, None]
+    told = ~is_aside[:, None, :] & (key < told_until)
+    own = is_aside[:, :, None] & (key >= begin[:, :, None]) & (key <= query)
+    visible = {"full_attention": told | own}
+    window = getattr(config, "sliding_window", None)
+    if "sliding_attention" in kinds:
+        near = positions[:, None, :] > positions[:, :, None] - window
+        visible["sliding_attention"] = visible["full_attention"] & near
+    masks = {k: _additive(seen, dtype) for k, seen in visible.items() if k in kinds}
+    several = bool(getattr(config, "layer_types", None)) and "sliding_attention" in kinds
+    mask = masks if several else next(iter(masks.values()))
+    return {"attention_mask": mask, "position_ids": positions}
+
+
+def _is_first(batch: Mapping[str, Any]) -> Tensor:
+    """Return whether a token is the first of its action. bool [B, T]"""
+    of_action = torch.stack([batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES]])
+    changes = torch.diff(of_action, dim=2, prepend=of_action[..., :1] * 0 - 2) != 0
+    return changes.any(0) & (batch[columns.CANDIDATES] >= 0)
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    zero = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zero, torch.finfo(dtype).min)[:, None]
+
+
+def _layer_types(config: Any) -> set[str]:
+    """Return which kinds of attention a model's layers have."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds:
+        has_window = getattr(config, "sliding_window", None) is not None
+        kinds = {"sliding_attention" if has_window else "full_attention"}
+    kind = f"head='score': models of type {config.model_type!r}"
+    if not kinds <= _LAYER_TYPES:
+        raise ModelError(
+            f"{kind} have layers of {', '.join(sorted(kinds - _LAYER_TYPES))}, which "
+            "cannot show each action its own context. Use head='generate'."
+        )
+    if config._attn_implementation not in _ATTENTION:
+        raise ModelError(
+            f"{kind} run with the attention {config._attn_implementation!r}, which "
+            "takes no masks of our own. Set language_model.model_kwargs to "
+            "{attn_implementation: sdpa}."
+        )
+    return kinds

@@ -1,0 +1,158 @@
+"""The shipped recipes of credit pieces train, and each does what its paper is about.
+
+That they load and dry-run is tested with all others in tests/cli/test_cli_light.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_llm.objectives import group_advantages, joint_keys
+from rllib_llm.pieces import TurnTable, choose
+from rllib_llm.pieces.credit.anchor import anchors
+from rllib_llm.recipes import load_recipe
+
+SMALL = (
+    "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
+    "env_runners.num_envs_per_env_runner=32",
+    "rollouts.episodes_per_iteration=32",
+    "warm_start={demonstrations: 200, lr: 1e-2}",
+    "training.minibatch_size=16",
+)
+# So that something is credited in groups of a model that has learnt next to nothing.
+KEPT = (
+    "evaluation.evaluation_interval=null",
+    "training.drop_zero_variance_groups=false",
+)
+LAKE = (*KEPT, "env_config.size=3")
+
+
+def by_seat(table):
+    return joint_keys(table.task, table.agent)[table.owner]
+
+
+def centred(table):
+    """Returns less the mean of the agent's rollouts of the task. [M]"""
+    keys = joint_keys(table.task, table.agent)
+    means = np.bincount(keys, table.returns) / np.bincount(keys)
+    return (table.returns - means[keys])[table.owner]
+
+
+def sums_to_nothing(values, keys):
+    assert np.abs(np.bincount(keys, values)).max() < 1e-4
+
+
+# What each is about ------------------------------------------------------------------
+
+
+def gigpo(table, credit):
+    keys = anchors(table)
+    alone = np.bincount(keys)[keys] == 1
+    by_place = choose("credit", "anchor").call(table)
+    assert alone.any() and not by_place[alone].any() and by_place[~alone].any()
+    np.testing.assert_allclose(credit, centred(table) + by_place, atol=1e-5)
+
+
+def mt_grpo(table, credit):
+    """What the first turn gets more than the second is its own reward's standing."""
+    first, second = table.turn == 0, table.turn == 1
+    went_on = np.isin(table.owner[first], table.owner[second])
+    early = group_advantages(table.rewards[first], table.task, scale="group")
+    own = credit[first][went_on] - credit[second]
+    np.testing.assert_allclose(own, early[went_on], atol=1e-5)
+    assert np.abs(own).max() > 0.1
+
+
+def reinforce_pp(table, credit):
+    tokens = np.repeat(credit, table.turn_tokens)
+    assert abs(tokens.mean()) < 1e-4 and abs(tokens.std(ddof=1) - 1) < 1e-3
+
+
+def rloo(table, credit):
+    np.testing.assert_allclose(credit, centred(table) * 8 / 7, atol=1e-5)
+
+
+def dr_grpo(table, credit):
+    np.testing.assert_allclose(credit, centred(table), atol=1e-5)
+
+
+def lite_ppo(table, credit):
+    spread = table.returns.std(ddof=1) + 1e-6
+    np.testing.assert_allclose(credit, centred(table) / spread, atol=1e-5)
+
+
+def maxrl(table, credit):
+    sums_to_nothing(credit[table.turn == 0], table.task)
+    solvable = np.isin(table.task, table.task[table.returns > 0])
+    failed = solvable & (table.returns == 0)
+    assert failed.any()
+    np.testing.assert_allclose(credit[failed[table.owner]], -1.0, atol=1e-5)
+
+
+def magrpo(table, credit):
+    rounds = joint_keys(table.episode[table.owner], table.turn)
+    means = np.bincount(rounds, credit) / np.bincount(rounds)
+    np.testing.assert_allclose(credit, means[rounds], atol=1e-5)
+
+
+def at_grpo(table, credit):
+    owner = table.owner
+    groups = joint_keys(table.task[owner], table.turn, table.agent[owner])
+    sums_to_nothing(credit, groups)
+    assert len(np.unique(groups)) > len(np.unique(by_seat(table)))
+
+
+def dr_mas(table, credit):
+    sums_to_nothing(credit, by_seat(table))
+    spread = [credit[by_seat(table) == k].std(ddof=1) for k in set(by_seat(table))]
+    assert all(s < 1e-9 or abs(s - 1) < 1e-3 for s in spread) and max(spread) > 0.9
+
+
+def marshal(table, credit):
+    sums_to_nothing(credit, table.agent[table.owner])
+    assert abs(credit.std(ddof=1) - 1) < 1e-3
+
+
+CASES = {
+    "gigpo": (gigpo, LAKE),
+    "mt_grpo": (mt_grpo, KEPT),
+    "reinforce_pp": (reinforce_pp, LAKE),
+    "reinforce_pp_baseline": (reinforce_pp, LAKE),
+    "rloo": (rloo, LAKE),
+    "loop": (rloo, LAKE),
+    "dr_grpo": (dr_grpo, LAKE),
+    "lite_ppo": (lite_ppo, LAKE),
+    "maxrl": (maxrl, LAKE),
+    "magrpo": (magrpo, KEPT),
+    "at_grpo": (at_grpo, KEPT),
+    "dr_mas": (dr_mas, KEPT),
+    "marshal": (marshal, ("league.exploitability_interval=0",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", CASES)
+def test_two_iterations_give_the_credit_of_the_paper(ray_session, monkeypatch, name):
+    check, more = CASES[name]
+    algo = load_recipe(name, (*SMALL, *more)).config.build_algo()
+    give, credited = algo._give_credit, []
+
+    def give_and_keep(episodes):
+        give(episodes)
+        found = algo._trajectories(episodes)
+        per_turn = [np.broadcast_to(data.advantage, len(one)) for data, one in found]
+        credited.append((TurnTable([one for _, one in found]), per_turn))
+
+    monkeypatch.setattr(algo, "_give_credit", give_and_keep)
+    results = [algo.train() for _ in range(2)]
+    algo.stop()
+    assert len(credited) == 2
+    table = TurnTable([t for made, _ in credited for t in made.trajectories])
+    assert len(table) >= 64 and np.abs(np.concatenate(credited[0][1])).max() > 0
+    for made, per_turn in credited:
+        check(made, np.concatenate(per_turn))
+    for learnt in results[-1]["learners"].values():
+        if isinstance(learnt, dict) and "grad_norm" in learnt:
+            assert np.isfinite(learnt["grad_norm"])
