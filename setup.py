@@ -28,6 +28,7 @@ setup(
     package_dir={"rllib_llm.tuned_examples": "tuned_examples"},
     package_data={
         "rllib_llm": ["py.typed"],
+        "rllib_llm.recipes": ["systems.yaml"],
         "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
     },
     include_package_data=False,

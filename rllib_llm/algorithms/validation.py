@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+from rllib_llm.algorithms.action_head import validate_action_heads
 from rllib_llm.algorithms.classic import validate_classic
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.policies import validate_policies
@@ -15,6 +16,7 @@ from rllib_llm.env_runner.agents import agents_of, as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.action_head import NORMS
 from rllib_llm.modules.loading import DTYPES, check_keys, find_model, lora_settings
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS, TIS_LEVELS
@@ -25,6 +27,8 @@ CHOICES = {
     "lm_value_head": ("mlp", "linear"),
     "lm_value_model": ("shared", "own"),
     "history": ("append", "rerender"),
+    "action_head": ("generate", "score"),
+    "score_norm": NORMS,
     "generation_engine": ("torch", "vllm", "vllm_actor"),
     "engine_forward": ("auto", "plain"),
     "old_logps": ("learner", "engine"),
@@ -96,6 +100,7 @@ def validate(config: Any) -> None:
     _validate_warm_start(config)
     _validate_env_runner(config)
     _validate_weight_sync(config)
+    validate_action_heads(config)
     validate_engine(config)
     validate_policies(config)
     validate_classic(config)

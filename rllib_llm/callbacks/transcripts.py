@@ -161,7 +161,8 @@ def _last_words(episode: Any) -> str:
 
 
 def _turn_record(part: Any, index: int, turn: Any, max_chars: int) -> dict[str, Any]:
-    logps = np.asarray(turn.action_logps, np.float64)
+    whole = turn.choice is not None  # its log-probability stands on the first token
+    logps = np.asarray(turn.action_logps[: 1 if whole else None], np.float64)
     return {
         "turn": turn.env_t,
         "agent": part.agent_id,

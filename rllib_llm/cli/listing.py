@@ -60,6 +60,14 @@ def _pieces() -> Iterator[tuple[str, str]]:
         yield f"{piece.kind} {piece.name}", f"[{settings_of(piece)}] {about}"
 
 
+def _systems() -> Iterator[tuple[str, str]]:
+    from rllib_llm.recipes.systems import load_systems, state_of
+
+    for system in load_systems().rows:
+        names = f" [{', '.join(system.yaml)}]" if system.yaml else ""
+        yield f"{system.id} {system.system}", f"{state_of(system)}{names}"
+
+
 def _describe(path: Path) -> str:
     recipe = read(path)
     return " ".join(str(recipe.get("description", "")).split())
@@ -70,4 +78,5 @@ _KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "envs": _envs,
     "examples": _examples,
     "pieces": _pieces,
+    "systems": _systems,
 }

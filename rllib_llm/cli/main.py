@@ -163,10 +163,13 @@ def export(
 @app.command("list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, envs or examples; all if missing.")
+        str | None,
+        typer.Argument(
+            help="algorithms, envs, examples, pieces or systems; all if missing."
+        ),
     ] = None,
 ) -> None:
-    """List algorithms, environments and shipped recipes."""
+    """List algorithms, environments, shipped recipes, pieces and systems."""
     from rllib_llm.cli import listing
 
     listing.show(kind)

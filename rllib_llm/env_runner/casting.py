@@ -17,6 +17,7 @@ from rllib_llm.env_runner.plays import SinglePlay
 from rllib_llm.env_runner.scripts import Script
 from rllib_llm.env_runner.slots import Voice
 from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.errors import ConfigError
 from rllib_llm.types import Task
 
 
@@ -85,19 +86,28 @@ def choosers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionChooser
     Args:
         config: The run's config.
         modules: The LLMRLModules, by ModuleID.
+
+    Raises:
+        ConfigError: If evaluation asks for a part of the vocabulary.
     """
-    own = {m: config.get_config_for_module(m) for m in modules}
-    return {
-        module_id: ActionChooser(
-            modules[module_id],
+    found = {}
+    for module_id, module in modules.items():
+        own = config.get_config_for_module(module_id)
+        if own.action_head != "score":
+            continue
+        if own.top_p != 1.0 or own.top_k != 0:  # possible in evaluation_config
+            raise ConfigError(
+                f"top_p={own.top_p}, top_k={own.top_k} cut the vocabulary, but "
+                "head='score' chooses among whole actions. Leave them out."
+            )
+        found[module_id] = ActionChooser(
+            module,
             module_id,
-            c.chat_renderer(),
-            c.score_norm,
+            own.chat_renderer(),
+            own.score_norm,
             config.micro_batch_tokens,
         )
-        for module_id, c in own.items()
-        if c.action_head == "score"
-    }
+    return found
 
 
 def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:

@@ -38,7 +38,7 @@ def admissible_actions(info: Mapping[str, Any], where: str) -> list[str]:
     if len(set(found)) < len(found):
         twice = next(a for i, a in enumerate(found) if a in found[:i])
         raise EnvContractError(
-            f"{where} lists {twice!r} twice in info[{ADMISSIBLE!r}], which would double "
-            "its chance. List every action once."
+            f"{where} lists {twice!r} twice in info[{ADMISSIBLE!r}], which would "
+            "double its chance. List every action once."
         )
     return list(found)

@@ -3,8 +3,8 @@
 The score of action ``a`` with the tokens ``a_1 .. a_n`` in the context ``c`` is
 ``s(a) = w(a) * sum_i log p(a_i | c, a_1 .. a_{i-1})``, and the policy is
 ``softmax(s / temperature)`` over the admissible actions: ``w = 1`` in GLAM (Carta et
-al. 2023, arXiv:2302.02662, section 3.2), one over the number of tokens or of words in
-TWOSOME (Tan et al. 2024, arXiv:2401.14151, equations 4 to 6).
+al. 2023, arXiv:2302.02662), one over the number of tokens or of words in TWOSOME (Tan
+et al. 2024, arXiv:2401.14151). The last token of an action is its end of turn.
 
 A row holds a conversation and, behind it, the actions that were not taken in its turns
 (:class:`rllib_llm.connectors.learner.rows.Choices`). Each of them sees the conversation
@@ -144,8 +144,8 @@ def attention_inputs(
         near = positions[:, None, :] > positions[:, :, None] - window
         visible["sliding_attention"] = visible["full_attention"] & near
     masks = {k: _additive(seen, dtype) for k, seen in visible.items() if k in kinds}
-    several = bool(getattr(config, "layer_types", None)) and "sliding_attention" in kinds
-    mask = masks if several else next(iter(masks.values()))
+    by_type = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    mask = masks if by_type else next(iter(masks.values()))
     return {"attention_mask": mask, "position_ids": positions}
 
 

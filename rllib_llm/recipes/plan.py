@@ -98,7 +98,9 @@ def make_plan(
     config.resolved_model = prepare_language_model(config, on_progress)
     checked = preflight(config)
     turns = _max_turns(config)
-    budget = min(turns * config.max_new_tokens, checked.context_tokens)
+    budget = checked.context_tokens
+    if _samples_tokens(config):
+        budget = min(turns * config.max_new_tokens, budget)
     if config.max_tokens_per_episode:
         budget = min(budget, config.max_tokens_per_episode)
     minibatch = config.minibatch_size or config.episodes_per_iteration
@@ -122,6 +124,10 @@ def make_plan(
     )
 
 
+def _samples_tokens(config: Any) -> bool:
+    return config.action_head == "generate"
+
+
 def _max_turns(config: Any) -> int:
     env = config.make_text_env()
     turns = env.unwrapped.max_turns
@@ -140,7 +146,7 @@ def _count(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
         weights=_bytes(policy) * copies + _bytes(critic),
         gradients=_bytes(trained),
         optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
-        kv_cache=_kv_bytes(config, lm, context_tokens),
+        kv_cache=_kv_bytes(config, lm, context_tokens) * _samples_tokens(config),
     )
     count = sum(p.numel() for p in (*policy, *critic))
     return count, sum(p.numel() for p in trained), memory

@@ -51,6 +51,24 @@ def test_expert_succeeds_in_both_splits(name):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_admissible_actions_are_read_and_hold_what_experts_say(name):
+    env = make_env(name)
+    for seed in range(20):
+        info, rng = env.reset(seed=seed)[1], np.random.default_rng(seed)
+        ended = False
+        while not ended and "admissible_actions" in info:
+            listed = info["admissible_actions"]
+            assert len(set(listed)) == len(listed) > 1
+            assert all(env.parse(action) is not None for action in listed)
+            said = env.expert_action(rng)
+            assert said in listed
+            _, _, terminated, truncated, info = env.step(said)
+            ended = terminated or truncated
+        listable = name not in ("countdown-v0", "search_facts-v0")
+        assert ended == listable
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_golden_transcripts(name):
     """Prompts and rewards are part of an environment's version.
 

@@ -131,3 +131,18 @@ def test_names_need_a_version_and_are_unique():
         register_text_env("echo")
     with pytest.raises(ConfigError, match="taken"):
         register_text_env("guess_number-v0")(Echo)
+
+
+def test_admissible_actions_stand_in_info_until_the_end():
+    class Choices(Echo):
+        def admissible_actions(self):
+            return ["win", f"wait {self.turn}"]
+
+    plain = Echo()
+    assert plain.reset(seed=0)[1] == {}
+    assert "admissible_actions" not in plain.step("a")[4]
+    env = Choices()
+    listed = [env.reset(seed=0)[1]["admissible_actions"]]
+    listed.append(env.step("wait 0")[4]["admissible_actions"])
+    assert listed == [["win", "wait 0"], ["win", "wait 1"]]
+    assert "admissible_actions" not in env.step("win")[4]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_llm.errors import ConfigError, RLlibLLMError
-from rllib_llm.pieces import TurnTable, choose
+from rllib_llm.pieces import PIECES, TurnTable, choose
 from rllib_llm.pieces.filters.apply import Filters
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.rewards.combine import Rewards
@@ -136,7 +136,10 @@ def test_the_effect_may_be_chosen():
     assert verdicts[2].is_dropped and not verdicts[2].is_masked
 
 
-def test_single_turns_may_be_left_out_where_nothing_is_chained():
+def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
+    kept = {name: PIECES["filter"].get(name) for name in PIECES["filter"].names()}
+    monkeypatch.setattr(PIECES["filter"], "_items", kept)
+
     @piece("filter", "last-turn-only-in-this-test", effect="turns")
     def last(table):
         return table.turn == 1

@@ -158,6 +158,13 @@ class MARFTConfig(LLMPPOConfig):
                 f"loss_agg_mode={self.loss_agg_mode!r}: MARFT averages over messages "
                 "or tokens. Use 'token-mean'."
             )
+        for module_id in self.llm_module_ids:
+            if self.get_config_for_module(module_id).action_head == "score":
+                raise ConfigError(
+                    "head='score' takes one step per turn, but MARFT's chain of credit "
+                    "is made of sampled messages. Use LLMPPO or GRPO, or "
+                    "head='generate'."
+                )
         if self.level == "token":
             return
         for module_id in self.trained_module_ids:

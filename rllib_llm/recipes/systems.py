@@ -1,0 +1,323 @@
+"""Systems of the literature, and what each is made of here: docs/systems.md.
+
+``systems.yaml`` says it, row by row; what a shipped recipe is made of is read from the
+recipe itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.envs.text_env import TEXT_ENVS
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.pieces.registry import KINDS, PIECES
+from rllib_llm.recipes import yaml_io
+from rllib_llm.recipes.names import recipes_folder, shipped_recipes
+from rllib_llm.recipes.overrides import apply_overrides
+
+# What a row must give beside its id and name, and what it may.
+STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "works": (frozenset({"yaml"}), frozenset()),
+    "by config": (frozenset({"yaml", "change"}), frozenset()),
+    "part two": (frozenset({"lacks"}), frozenset({"yaml", "pieces", "env"})),
+    "not feasible here": (frozenset({"why"}), frozenset()),
+}
+_ANYWHERE = {"id", "system", "state", "paper", "note"}
+
+_SECTIONS = {
+    "rewards": ("rollouts", "reward"),
+    "reward_transforms": ("rollouts", "reward_transform"),
+    "filters": ("rollouts", "filter"),
+    "curriculum": ("rollouts", "curriculum"),
+    "credit": ("training", "credit"),
+    "credit_transforms": ("training", "credit_transform"),
+    "policy_loss": ("training", "policy_loss"),
+    "loss_terms": ("training", "loss_term"),
+    "token_transforms": ("training", "token_transform"),
+}
+_DEFAULTS = {
+    "GRPO": {"credit": "group", "policy_loss": "ppo_clip"},
+    "SelfPlay": {"credit": "role", "policy_loss": "ppo_clip"},
+    "LLMPPO": {"policy_loss": "ppo_clip"},
+}
+# Settings that make a method what it is, without being pieces.
+_SETTINGS = {
+    "rollouts": ("row_per_turn", "max_turns"),
+    "multi_agent": ("policies_to_train",),
+    "training": (
+        "level",
+        "critic",
+        "action_head",
+        "gae_level",
+        "lambda_critic",
+        "lambda_length_alpha",
+        "critic_warmup_iters",
+        "dynamic_sampling_rounds",
+        "ref_kl_coeff",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A row.
+
+    Attributes:
+        id: A letter for the group, and a number.
+        system: Its name.
+        state: One of ``STATES``.
+        paper: arXiv id, "" if none is known.
+        yaml: Shipped recipes of it; with "part two" those that run a part of it.
+        change: Overrides of the one recipe in ``yaml``, as the command line takes them.
+        pieces: What there is of it beside recipes, as ``"kind name"``.
+        env: Where what there is could run.
+        lacks: What it still needs, of ``missing``.
+        why: It is not feasible here.
+        note: In what it differs from the paper's.
+    """
+
+    id: str
+    system: str
+    state: str
+    paper: str = ""
+    yaml: tuple[str, ...] = ()
+    change: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+    env: str = ""
+    lacks: tuple[str, ...] = ()
+    why: str = ""
+    note: str = ""
+
+    @property
+    def group(self) -> str:
+        """The letter."""
+        return self.id[0]
+
+    def recipes(self) -> list[dict[str, Any]]:
+        """Return what its recipes say, overrides applied."""
+        return [apply_overrides(_read_recipe(name), self.change) for name in self.yaml]
+
+    def all_pieces(self) -> list[str]:
+        """Return the pieces as ``"kind name"``, in the order of ``KINDS``."""
+        found = {*self.pieces, *(p for r in self.recipes() for p in pieces_of(r))}
+        return sorted(found, key=lambda p: (KINDS.index(p.split()[0]), p))
+
+    def envs(self) -> list[str]:
+        """Return the environments."""
+        found = dict.fromkeys(recipe["env"] for recipe in self.recipes())
+        return [*found] or [self.env] * bool(self.env)
+
+
+@dataclasses.dataclass(frozen=True)
+class Systems:
+    """All of them.
+
+    Attributes:
+        rows: The systems.
+        groups: Titles by letter.
+        missing: What part two brings, by the names that rows use.
+        examples: Shipped recipes that belong to no row, or not to one alone.
+    """
+
+    rows: tuple[System, ...]
+    groups: dict[str, str]
+    missing: dict[str, str]
+    examples: tuple[str, ...]
+
+
+@functools.cache
+def load_systems() -> Systems:
+    """Return the systems of the package, every name in them checked.
+
+    Raises:
+        ConfigError: Naming the row and what is wrong with it.
+    """
+    return read_systems(yaml_io.read(Path(__file__).with_name("systems.yaml")))
+
+
+def read_systems(data: Mapping[str, Any]) -> Systems:
+    """Return the systems that parsed YAML describes; see :func:`load_systems`."""
+    groups, missing = data["groups"], data["missing"]
+    systems: dict[str, System] = {}
+    for row in data["systems"]:
+        system = _read_row(row, missing)
+        if system.id in systems or system.group not in groups:
+            raise ConfigError(
+                f"{system.id}: ids are a letter of {', '.join(groups)} and a number, "
+                "and stand once."
+            )
+        systems[system.id] = system
+    _check_names("examples", data["examples"], shipped_recipes())
+    _check_pieces_missing(missing, systems.values())
+    return Systems(tuple(systems.values()), groups, missing, tuple(data["examples"]))
+
+
+@functools.cache
+def _read_recipe(name: str) -> dict[str, Any]:
+    return yaml_io.read(shipped_recipes()[name])
+
+
+def pieces_of(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the pieces that a recipe names or its algorithm has, as ``"kind name"``."""
+    defaults = _DEFAULTS.get(recipe["algo"], {})
+    for setting, (section, kind) in _SECTIONS.items():
+        given = recipe.get(section, {}).get(setting, defaults.get(setting))
+        for name in _names(given):
+            yield f"{kind} {name}"
+
+
+def settings_of(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that matter beside pieces, as ``"name: value"``."""
+    for section, names in _SETTINGS.items():
+        for name in names:
+            if value := recipe.get(section, {}).get(name):
+                text = value if isinstance(value, str) else json.dumps(value)
+                yield f"{name}: {text}"
+
+
+def _names(specs: Any) -> Iterator[str]:
+    """Yield names of pieces, those inside of ``gate`` and ``tiers`` too."""
+    for spec in specs if isinstance(specs, list) else [specs]:
+        if isinstance(spec, str):
+            yield spec
+        elif isinstance(spec, Mapping):
+            yield spec["name"]
+            yield from _names(_inside(spec))
+
+
+def _inside(spec: Mapping[str, Any]) -> list[Any]:
+    if spec["name"] == "tiers":
+        return [spec.get("of", "evidence")]
+    levels = spec["levels"] if spec["name"] == "gate" else []
+    return [level[key] for level in levels for key in ("when", "pay")]
+
+
+def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> System:
+    where = str(row.get("id", row))
+    if row.get("state") not in STATES:
+        raise ConfigError(f"{where}: {did_you_mean(str(row.get('state')), STATES)}")
+    needed, allowed = STATES[row["state"]]
+    for key in needed - set(row):
+        raise ConfigError(f"{where}: state {row['state']!r} needs {key!r}.")
+    for key in set(row) - needed - allowed - _ANYWHERE:
+        raise ConfigError(f"{where}: {key!r} has no place with {row['state']!r}.")
+    system = System(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    )
+    if system.change and len(system.yaml) != 1:
+        raise ConfigError(
+            f"{where}: 'change' belongs to one recipe, not {system.yaml}."
+        )
+    _check_names(where, system.yaml, shipped_recipes())
+    _check_names(where, system.lacks, missing)
+    _check_names(where, [system.env] * bool(system.env), TEXT_ENVS)
+    for name in system.all_pieces():
+        kind, _, name = name.partition(" ")
+        _check_names(where, [kind], PIECES)
+        _check_names(where, [name], PIECES[kind])
+    return system
+
+
+def _check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown {name!r}. {did_you_mean(name, known)}")
+
+
+def _check_pieces_missing(
+    missing: Mapping[str, str], systems: Iterable[System]
+) -> None:
+    lacked = {name for system in systems for name in system.lacks}
+    for name in set(missing) - lacked:
+        raise ConfigError(f"missing: no row lacks {name!r}. Take it away.")
+    for name in missing:
+        for kind in KINDS:
+            if name.replace(" ", "_") in PIECES[kind]:
+                raise ConfigError(
+                    f"missing: {name!r} is a {kind} now. Mend the rows that lack it."
+                )
+
+
+# For people --------------------------------------------------------------------------
+
+
+def markdown() -> str:
+    """Return what docs/systems.md has below its ``<!-- systems -->``."""
+    systems = load_systems()
+    parts = [_counts(systems)]
+    for letter, title in systems.groups.items():
+        rows = [_row(s) for s in systems.rows if s.group == letter]
+        head = "| | system | paper | made of | preset | environment | state |"
+        parts += [f"## {title}", "\n".join([head, "|---" * 7 + "|", *rows])]
+    parts += ["## What is missing", _missing(systems)]
+    parts += ["## Other examples", _examples(systems)]
+    return "\n\n".join(parts) + "\n"
+
+
+def state_of(system: System) -> str:
+    """Return state and reasons, e.g. ``"part two: branching. What is there: ..."``."""
+    lines = " ".join(f"`{line}`" for line in system.change)
+    reason = lines or system.why or ", ".join(system.lacks)
+    state = f"{system.state}: {reason}" if reason else system.state
+    return (
+        f"{state}. {system.note[0].upper()}{system.note[1:]}" if system.note else state
+    )
+
+
+def _counts(systems: Systems) -> str:
+    states = [s.state for s in systems.rows]
+    counted = ", ".join(f"{states.count(s)} {s}" for s in STATES)
+    return f"{len(states)} systems: {counted}."
+
+
+def _row(system: System) -> str:
+    arxiv = f"[{system.paper}](https://arxiv.org/abs/{system.paper})"
+    cells = [
+        system.id,
+        system.system,
+        arxiv if system.paper else "-",
+        _made_of(system),
+        ", ".join(_link(name) for name in system.yaml) or "-",
+        ", ".join(system.envs()) or "-",
+        state_of(system),
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _made_of(system: System) -> str:
+    parts = list(dict.fromkeys(recipe["algo"] for recipe in system.recipes()))
+    by_kind: dict[str, list[str]] = {}
+    for piece in system.all_pieces():
+        kind, _, name = piece.partition(" ")
+        by_kind.setdefault(kind, []).append(f"`{name}`")
+    parts += [f"{kind} {', '.join(names)}" for kind, names in by_kind.items()]
+    settings = (s for recipe in system.recipes() for s in settings_of(recipe))
+    parts += [f"`{setting}`" for setting in dict.fromkeys(settings)]
+    return "; ".join(parts) or "-"
+
+
+def _missing(systems: Systems) -> str:
+    rows = ["| name | what | rows |", "|---|---|---|"]
+    for name, what in systems.missing.items():
+        lacking = ", ".join(s.id for s in systems.rows if name in s.lacks)
+        rows.append(f"| {name} | {what} | {lacking} |")
+    return "\n".join(rows)
+
+
+def _examples(systems: Systems) -> str:
+    rows = ["| preset | what |", "|---|---|"]
+    for name in systems.examples:
+        about = " ".join(_read_recipe(name)["description"].split())
+        rows.append(f"| {_link(name)} | {about} |")
+    return "\n".join(rows)
+
+
+def _link(name: str) -> str:
+    path = shipped_recipes()[name].relative_to(recipes_folder())
+    return f"[{name}](../tuned_examples/{path.as_posix()})"

@@ -1,0 +1,62 @@
+"""Lists of admissible actions: what is accepted, and where games put them."""
+
+from __future__ import annotations
+
+import pytest
+from multi_toys import Scripted, Together
+
+from rllib_llm.env_runner.agents import as_playable
+from rllib_llm.envs import make_env
+from rllib_llm.envs.admissible import ADMISSIBLE, admissible_actions
+from rllib_llm.errors import EnvContractError
+
+
+def test_a_good_list_comes_back():
+    assert admissible_actions({ADMISSIBLE: ("a", "b")}, "env") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (None, "env gave info.'admissible_actions'. = None.*docs/extending.md"),
+        ([], "at least one after every reset and step"),
+        (["a", 1], "env lists 1 .*non-blank string"),
+        (["a", "\n"], "non-blank"),
+        (["a", "b", "a"], "lists 'a' twice"),
+    ],
+)
+def test_other_lists_are_refused(listed, message):
+    with pytest.raises(EnvContractError, match=message):
+        admissible_actions({} if listed is None else {ADMISSIBLE: listed}, "env")
+
+
+@pytest.mark.parametrize("game", [Scripted, Together])
+def test_games_list_for_those_whose_turn_it_is(game):
+    class Listing(game):
+        plan = ()
+
+        def admissible_actions(self, agent):
+            return None if agent == "cid_0" else [f"{agent} {self.turn}", "pass"]
+
+    env = as_playable(Listing())
+    told = env.reset(seed=0)
+    for _ in range(3):
+        for agent in told.observations:
+            listed = told.infos[agent].get(ADMISSIBLE)
+            if agent == "cid_0":
+                assert listed is None
+            else:
+                assert listed[1] == "pass" and listed[0].startswith(agent)
+        told = env.step(dict.fromkeys(told.observations, "pass"))
+
+
+def test_open_spiel_lists_what_is_legal():
+    pytest.importorskip("pyspiel")
+    env = as_playable(make_env("open_spiel/tic_tac_toe-v0"))
+    told, left = env.reset(seed=0), 9
+    while told.observations:
+        (agent,) = told.observations
+        listed = told.infos[agent][ADMISSIBLE]
+        assert len(listed) == left
+        told, left = env.step({agent: listed[-1]}), left - 1
+    assert told.is_over

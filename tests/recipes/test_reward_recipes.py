@@ -1,0 +1,236 @@
+"""The shipped recipes of rewards, filters and curricula train, each by its mechanism.
+
+That they load and dry-run is tested with all others in tests/cli/test_cli_light.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm.connectors.trajectories import trajectories
+from rllib_llm.pieces.rewards.efficiency import tool_efficiency
+from rllib_llm.pieces.rewards.texts import final_answer, word_f1
+from rllib_llm.pieces.rewards.tools import num_calls
+from rllib_llm.pieces.trajectories import Trajectory
+from rllib_llm.recipes import load_recipe
+from rllib_llm.types import Task
+
+SMALL = (
+    "language_model.tiny={hidden_size: 64, intermediate_size: 128}",
+    "env_runners.num_envs_per_env_runner=32",
+    "rollouts.episodes_per_iteration=32",
+    "training.minibatch_size=16",
+    "evaluation.evaluation_interval=null",
+)
+GRPO = (*SMALL, "training.drop_zero_variance_groups=false")
+SEARCH = ("warm_start={demonstrations: 300, lr: 3e-3, mistake_rate: 0.3}",)
+LAKE = ("warm_start={demonstrations: 200, lr: 1e-2}", "env_config.size=3")
+
+
+def f1_of(t):
+    given = final_answer(t, "<answer>(.*?)</answer>") or ""
+    return max(word_f1(given, gold) for gold in t.said("gold_answers"))
+
+
+def right(t):
+    return float(f1_of(t) == 1.0)
+
+
+def is_form(t):
+    return not any(t.invalid) and "</answer>" in t.completions[-1]
+
+
+def returns(found):
+    return np.array([t.earned for t in found])
+
+
+# What each is about: of what was played, what is left to learn from, and the result --
+
+
+def search_r1(played, left, result):
+    np.testing.assert_allclose(returns(played), [right(t) for t in played])
+    assert result["reward_parts"]["environment"] == 0.0
+
+
+def r1_searcher(played, left, result):
+    for t in played:
+        worked = any(i["tool"] and not i["tool_error"] for i in t.infos)
+        assert t.earned == pytest.approx(0.5 * worked + 0.5 * is_form(t))
+
+
+def research(played, left, result):
+    for t in played:
+        form = 0.1 * is_form(t)
+        assert t.earned == pytest.approx(is_form(t) * f1_of(t) or form)
+
+
+def stepsearch(played, left, result):
+    searches = [
+        (r, i)
+        for t in played
+        for r, i in zip(t.rewards[:-1], t.infos[:-1], strict=True)
+    ]
+    assert all(-0.6 <= r <= 0.6 for r, _ in searches)
+    needed = [r for r, i in searches if set(i["documents"]) & set(i["gold_documents"])]
+    assert not needed or max(needed) > 0.1
+    assert all(r == 0 for r, i in searches if not i["documents"])
+
+
+def otc(played, left, result):
+    for t in (t for t in played if t.is_solved):
+        same = [u for u in played if u.task.group_id == t.task.group_id and u.is_solved]
+        fewest = min(map(num_calls, same))
+        assert t.earned == pytest.approx(tool_efficiency(num_calls(t), fewest))
+
+
+def atom_searcher(played, left, result):
+    """In the second iteration weights are 0.525 and 0.475."""
+    judged = sum(t.earned - 0.525 * f1_of(t) for t in played) / len(played)
+    assert result["reward_parts"]["rubric"] == pytest.approx(judged)
+
+
+def ppr_renorm(played, left, result):
+    for t in played:
+        for r, info in zip(t.rewards[:-1], t.infos[:-1], strict=True):
+            assert r in ((-0.5, 0.5) if info["tool"] else (0.0,))
+        assert t.rewards[-1] <= 0.5
+
+
+def grpo_roc(played, left, result):
+    assert len(left) == len(played) // 2
+    assert result["filtered_frac"]["roc"] == pytest.approx(0.5)
+
+
+def rorecomp(played, left, result):
+    kept = {(t.task.group_id, t.task.rollout) for t in left}
+    for group in {t.task.group_id for t in played}:
+        for solved in (True, False):
+            of = [
+                t for t in played if t.task.group_id == group and t.is_solved is solved
+            ]
+            for t in of:
+                if (group, t.task.rollout) not in kept:
+                    beyond = [sum(u.num_tokens) - sum(t.num_tokens) for u in of]
+                    better = min(beyond) if solved else -max(beyond)
+                    assert better <= 0
+
+
+def scaling_inter_rl(played, left, result):
+    assert max(len(t) for t in played) <= 6
+
+
+def starpo(played, left, result):
+    for t in played:
+        unpaid = t.earned + 0.1 * sum(t.invalid)
+        assert unpaid == pytest.approx(float(bool(t.success)))
+
+
+def starpo_s(played, left, result):
+    spread = {
+        g: returns([t for t in played if t.task.group_id == g]).std()
+        for g in {t.task.group_id for t in played}
+    }
+    kept = {t.task.group_id for t in left}
+    assert len(kept) == 1
+    assert spread[next(iter(kept))] == pytest.approx(max(spread.values()))
+
+
+def demystifying(played, left, result):
+    for t in played:
+        over = np.clip((sum(t.num_tokens) - 50) / 30, 0, 1)
+        assert t.earned == pytest.approx(
+            right(t) * ("</answer>" in t.completions[-1]) - over
+        )
+
+
+PPO = (*SMALL, *SEARCH)
+CASES = {
+    "search_r1": (search_r1, PPO),
+    "r1_searcher": (r1_searcher, (*GRPO, *SEARCH)),
+    "research": (research, (*GRPO, *SEARCH)),
+    "stepsearch": (stepsearch, PPO),
+    "otc": (otc, (*GRPO, *SEARCH)),
+    "atom_searcher": (atom_searcher, (*GRPO, *SEARCH)),
+    "ppr_renorm": (ppr_renorm, PPO),
+    "grpo_roc": (grpo_roc, (*GRPO, *SEARCH)),
+    "rorecomp": (rorecomp, (*GRPO, *SEARCH)),
+    "scaling_inter_rl": (scaling_inter_rl, (*GRPO, *LAKE)),
+    "starpo": (starpo, (*GRPO, *LAKE)),
+    "starpo_s": (starpo_s, (*GRPO, *LAKE)),
+    "demystifying": (demystifying, (*GRPO, *SEARCH)),
+}
+
+
+def scripted(env, tasks=4, rollouts=8):
+    """Groups played by an expert who sometimes errs, or says nothing of use."""
+    found = []
+    for task, rollout in np.ndindex(tasks, rollouts):
+        rng = np.random.default_rng([task, rollout])
+        t = Trajectory(
+            Task(task, rollout, seed=task),
+            *(len(found), 0, "agent", "policy"),
+            *([], [], [], [], [], []),
+            success=False,
+        )
+        told, _ = env.reset(seed=task)
+        done = False
+        while not done:
+            how = rng.choice(3, p=[0.75, 0.15, 0.1])
+            said = (env.expert_action, env.random_action, lambda _: "well")[how](rng)
+            t.observations.append(told)
+            told, reward, ended, cut, info = env.step(said)
+            done = ended or cut
+            t.completions.append(said)
+            t.rewards.append(reward)
+            t.steps.append(len(t.steps))
+            t.num_tokens.append(len(said.split()) + int(rng.integers(40)))
+            t.invalid.append(info["invalid_action"])
+            t.infos.append(info)
+        t.success = info["success"]
+        found.append(t)
+    return found
+
+
+ON_SEARCH = [name for name, (_, settings) in CASES.items() if SEARCH[0] in settings]
+
+
+@pytest.mark.parametrize("name", ON_SEARCH)
+def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
+    """As below, on rollouts of which enough are right, wrong, and without form."""
+    config = load_recipe(name).config
+    played = scripted(config.make_text_env())
+    assert 6 < sum(map(right, played)) < 30 and sum(map(is_form, played)) < 30
+    assert len(set(map(num_calls, played))) > 2
+    pieces = DriverPieces(config)
+    parts = pieces.rewards(played, iteration=1)
+    verdicts, shares = pieces.filters(played)
+    left = [t for t, v in zip(played, verdicts, strict=True) if not v.is_dropped]
+    paid = {part: p.sum() / len(played) for part, p in parts.items()}
+    assert returns(played).std() > 0.05
+    CASES[name][0](played, left, {"reward_parts": paid, "filtered_frac": shares})
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", CASES)
+def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, name):
+    check, settings = CASES[name]
+    algo = load_recipe(name, settings).config.build_algo()
+    select, seen = algo._driver_pieces.select, []
+
+    def select_and_keep(episodes):
+        played = [t for _, t in trajectories(episodes)]
+        left, shares = select(episodes)
+        seen.append((played, [t for _, t in trajectories(left)]))
+        return left, shares
+
+    monkeypatch.setattr(algo._driver_pieces, "select", select_and_keep)
+    results = [algo.train() for _ in range(2)]
+    algo.stop()
+    assert len(seen) == 2 and len(seen[-1][0]) == 32
+    check(*seen[-1], results[-1])
+    for learnt in results[-1]["learners"].values():
+        if isinstance(learnt, dict) and "grad_norm" in learnt:
+            assert np.isfinite(learnt["grad_norm"])

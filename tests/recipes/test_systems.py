@@ -1,0 +1,142 @@
+"""docs/systems.md says of systems what is registered, shipped and valid, and no more."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rllib_llm.cli.main import app
+from rllib_llm.errors import ConfigError
+from rllib_llm.pieces import PIECES
+from rllib_llm.recipes import load_recipe, shipped_recipes, systems
+from rllib_llm.recipes.systems import (
+    STATES,
+    load_systems,
+    markdown,
+    pieces_of,
+    read_systems,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
+DATA = yaml.safe_load(Path(systems.__file__).with_name("systems.yaml").read_text())
+ROWS = load_systems().rows
+BY_CONFIG = [row for row in ROWS if row.state == "by config"]
+NUMBERS = {"A": 37, "B": 25, "C": 10, "E": 22, "F": 23, "I": 8}
+
+
+def test_every_system_stands_once():
+    expected = [f"{group}{i + 1}" for group, n in NUMBERS.items() for i in range(n)]
+    assert [row.id for row in ROWS] == expected and len(expected) == 125
+    assert len({row.system for row in ROWS}) == 125
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_every_piece_is_registered_and_every_recipe_shipped(row):
+    for piece in row.all_pieces():
+        kind, _, name = piece.partition(" ")
+        assert name in PIECES[kind]
+    assert set(row.yaml) <= set(shipped_recipes())
+    if row.state in ("works", "by config"):
+        assert row.yaml and not row.lacks and row.envs()
+    assert (row.state == "part two") == bool(row.lacks)
+
+
+def test_every_shipped_recipe_is_named():
+    named = {name for row in ROWS if row.state != "by config" for name in row.yaml}
+    examples = load_systems().examples
+    assert named | set(examples) == set(shipped_recipes())
+    assert not named & set(examples), "it belongs to a system; take it off 'examples'"
+
+
+@pytest.mark.parametrize("row", BY_CONFIG, ids=lambda row: row.id)
+def test_lines_by_config_are_valid(row):
+    load_recipe(row.yaml[0], row.change).validate()
+
+
+def test_pieces_are_read_from_recipes_with_defaults_and_inside_of_gates():
+    gate = {"name": "gate", "levels": [{"when": "well_formed", "pay": ["f1"]}]}
+    recipe = {"algo": "GRPO", "rollouts": {"rewards": [gate, {"name": "tiers"}]}}
+    assert list(pieces_of(recipe)) == [
+        "reward gate",
+        "reward well_formed",
+        "reward f1",
+        "reward tiers",
+        "reward evidence",
+        "credit group",
+        "policy_loss ppo_clip",
+    ]
+    recipe = {"algo": "LLMPPO", "training": {"policy_loss": {"name": "cispo"}}}
+    assert list(pieces_of(recipe)) == ["policy_loss cispo"]
+
+
+def test_the_page_is_what_is_generated():
+    page = PAGE.read_text(encoding="utf-8").partition("<!-- systems -->\n")[2]
+    assert page.strip() == markdown().strip(), (
+        "docs/systems.md is out of date. Replace what follows its '<!-- systems -->' "
+        'by: python -c "from rllib_llm.recipes.systems import markdown; '
+        'print(markdown())"'
+    )
+
+
+def test_list_shows_all_with_their_states():
+    shown = CliRunner().invoke(app, ["list", "systems"])
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()[1:]
+    assert len(lines) == 125
+    for line, row in zip(lines, ROWS):
+        assert f" {row.id} {row.system} " in line and row.state in line
+        assert all(name in line for name in row.yaml)
+
+
+WORKS = {"id": "A1", "system": "X", "state": "works", "yaml": ["gigpo"]}
+LACKS = {"id": "A1", "system": "X", "state": "part two", "lacks": ["branching"]}
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({**WORKS, "state": "work"}, "Did you mean 'works'"),
+        ({**WORKS, "yaml": ["gigp"]}, "Did you mean 'gigpo'"),
+        ({**WORKS, "lacks": ["branching"]}, "'lacks' has no place with 'works'"),
+        ({**LACKS, "lacks": ["brunching"]}, "Did you mean 'branching'"),
+        ({**LACKS, "pieces": ["credit grup"]}, "Did you mean 'group'"),
+        ({**LACKS, "pieces": ["credits group"]}, "Did you mean 'credit'"),
+        ({**LACKS, "env": "sokobn-v0"}, "Did you mean 'sokoban-v0'"),
+        ({"id": "A1", "system": "X", "state": "works"}, "needs 'yaml'"),
+        ({**WORKS, "id": "Z1"}, "Z1: ids are a letter"),
+        (
+            {
+                **WORKS,
+                "state": "by config",
+                "yaml": ["gigpo", "loop"],
+                "change": ["a=1"],
+            },
+            "belongs to one recipe",
+        ),
+    ],
+)
+def test_faults_are_named(row, message):
+    with pytest.raises(ConfigError, match=message):
+        read_systems({**DATA, "systems": [row]})
+
+
+def test_names_of_what_is_missing_must_be_missing():
+    data = copy.deepcopy(DATA)
+    data["systems"][0] = {**LACKS, "lacks": ["positive only"]}
+    data["missing"]["positive only"] = "a credit transform that is there"
+    with pytest.raises(ConfigError, match="is a credit_transform now"):
+        read_systems(data)
+    data = copy.deepcopy(DATA)
+    data["missing"]["telepathy"] = "nobody lacks it"
+    with pytest.raises(ConfigError, match="no row lacks 'telepathy'"):
+        read_systems(data)
+
+
+def test_states_add_up():
+    counts = {state: [r.state for r in ROWS].count(state) for state in STATES}
+    assert sum(counts.values()) == 125
+    assert ", ".join(f"{n} {state}" for state, n in counts.items()) in markdown()
