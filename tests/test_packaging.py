@@ -50,7 +50,7 @@ def test_the_wheel_carries_all_modules_recipes_and_the_licence(wheel):
     expected = {str(p.relative_to(ROOT)) for p in (ROOT / "rllib_llm").rglob("*.py")}
     recipes = (ROOT / "tuned_examples").rglob("*.yaml")
     expected |= {f"rllib_llm/{p.relative_to(ROOT)}" for p in recipes}
-    expected.add("rllib_llm/py.typed")
+    expected |= {"rllib_llm/py.typed", "rllib_llm/recipes/systems.yaml"}
     names = set(names_in(wheel))
     assert expected <= names
     assert any(name.endswith("LICENSE") for name in names)

@@ -47,12 +47,12 @@ _DEFAULTS = {
 }
 # Settings that make a method what it is, without being pieces.
 _SETTINGS = {
+    "generation": ("head", "score_norm"),
     "rollouts": ("row_per_turn", "max_turns"),
     "multi_agent": ("policies_to_train",),
     "training": (
         "level",
         "critic",
-        "action_head",
         "gae_level",
         "lambda_critic",
         "lambda_length_alpha",
@@ -188,6 +188,8 @@ def _names(specs: Any) -> Iterator[str]:
         elif isinstance(spec, Mapping):
             yield spec["name"]
             yield from _names(_inside(spec))
+        elif isinstance(spec, list):
+            yield from _names(spec)
 
 
 def _inside(spec: Mapping[str, Any]) -> list[Any]:
@@ -216,8 +218,8 @@ def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> System:
     _check_names(where, system.yaml, shipped_recipes())
     _check_names(where, system.lacks, missing)
     _check_names(where, [system.env] * bool(system.env), TEXT_ENVS)
-    for name in system.all_pieces():
-        kind, _, name = name.partition(" ")
+    for found in system.pieces:
+        kind, _, name = found.partition(" ")
         _check_names(where, [kind], PIECES)
         _check_names(where, [name], PIECES[kind])
     return system

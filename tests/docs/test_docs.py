@@ -221,10 +221,11 @@ def test_every_algorithm_has_a_page_with_its_settings(name):
                 assert f"`{key}`" in page, key
 
 
-def test_every_tuned_example_stands_in_the_readme():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for path in (ROOT / "tuned_examples").rglob("*.yaml"):
-        assert f"({path.relative_to(ROOT).as_posix()})" in readme, path.name
+def test_every_tuned_example_stands_in_their_readme():
+    folder = ROOT / "tuned_examples"
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    for path in folder.rglob("*.yaml"):
+        assert f"({path.relative_to(folder).as_posix()})" in readme, path.name
 
 
 def test_every_field_of_a_recipe_is_explained():
