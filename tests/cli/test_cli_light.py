@@ -85,17 +85,7 @@ def test_as_test_needs_an_expectation(call, tmp_path):
     assert status == 1 and "'expect'" in err
 
 
-# One of each algorithm; all are validated in tests/recipes.
-FIRST = ("frozen_lake_ppo", "frozen_lake_grpo", "duo_action", "kuhn_poker")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
-        for name in shipped_recipes()
-    ],
-)
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_dry_runs(call, name):
     status, out, err = call("train", name, "--dry-run")
     assert status == 0, err
