@@ -3,8 +3,8 @@
 What ``floor.py`` does for rows of equal length, with the lengths that this package has
 just sampled: in every turn the rows that are still playing, longest answers first, so
 that those that stop leave the batch without a copy. Rows that are computed together
-are given their mean length: no padding, no masks, no rows out of step. Nothing that
-plays these episodes turn by turn can do with less.
+are given their mean length: no padding, no masks, no rows out of step. Playing turn by
+turn takes no less; overlapping the turns of different episodes might.
 """
 
 from __future__ import annotations

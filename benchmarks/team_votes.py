@@ -21,8 +21,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
+from teams import spread, success
 
 from rllib_llm import GRPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
@@ -99,11 +99,10 @@ def _agents(algo: Any) -> list[str]:
 def look(algo: Any, line_up: dict[str, str], when: str) -> dict[str, float]:
     """Return success on held-out tasks and the tokens that an episode takes."""
     episodes = play_line_up(algo, line_up, HELD_OUT)
-    solved = np.mean([bool(episode_data(e).success) for e in episodes])
     spoken = sum(
         episode_data(part).num_sampled for e in episodes for part in agent_episodes(e)
     )
-    return {when: float(solved), f"tokens_{when}": spoken / len(episodes)}
+    return {when: success(episodes), f"tokens_{when}": spoken / len(episodes)}
 
 
 def print_table() -> None:
@@ -124,12 +123,6 @@ def print_table() -> None:
         for key in ("tokens", "tokens_after"):
             cells.append(f"{statistics.mean(r[key] for r in runs):,.0f}")
         print(f"| {' | '.join(cells)} |")
-
-
-def spread(values: list[float]) -> str:
-    """Return mean and range."""
-    mean = statistics.mean(values)
-    return f"{mean:.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:

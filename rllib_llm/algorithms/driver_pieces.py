@@ -86,6 +86,9 @@ class DriverPieces:
             What each part paid, a mean over trajectories, by name; nothing where the
             environment alone pays.
         """
+        observe = getattr(getattr(self.curriculum, "call", None), "observe", None)
+        if observe is None and not self.rewards.changes_anything:
+            return {}
         found = trajectories(episodes)
         paid: dict[str, float] = {}
         if self.rewards.changes_anything and found:
@@ -93,8 +96,8 @@ class DriverPieces:
             parts = self.rewards([t for _, t in found], iteration)
             paid = {name: float(p.sum()) / len(found) for name, p in parts.items()}
             _write_rewards(episodes, found, before)
-        if hasattr(getattr(self.curriculum, "call", None), "observe"):
-            self.curriculum.call.observe(TurnTable([t for _, t in found]))
+        if observe is not None:
+            observe(TurnTable([t for _, t in found]))
         return paid
 
     def select(self, episodes: Sequence[Any]) -> tuple[list[Any], dict[str, float]]:
@@ -116,14 +119,20 @@ class DriverPieces:
                 left.add(trajectory.episode)
         return [e for i, e in enumerate(episodes) if i in left], shares
 
-    def get_state(self) -> Any:
-        """Return what the curriculum remembers."""
-        return None if self.curriculum is None else self.curriculum.get_state()
+    @property
+    def _chosen(self) -> list[Chosen]:
+        curriculum = [] if self.curriculum is None else [self.curriculum]
+        rewards = (*self.rewards.parts, *self.rewards.transforms)
+        return [*curriculum, *rewards, *self.filters.chosen]
 
-    def set_state(self, state: Any) -> None:
+    def get_state(self) -> list[Any]:
+        """Return what the pieces remember."""
+        return [chosen.get_state() for chosen in self._chosen]
+
+    def set_state(self, state: Sequence[Any]) -> None:
         """Bring back :meth:`get_state`'s answer."""
-        if self.curriculum is not None:
-            self.curriculum.set_state(state)
+        for chosen, remembered in zip(self._chosen, state, strict=True):
+            chosen.set_state(remembered)
 
 
 def _check_task(curriculum: Chosen, task: Task, iteration: int = 0) -> Task:

@@ -129,10 +129,23 @@ class LLMAlgorithm(PPO):
         return self.process_episodes(self.sample_groups(groups))
 
     def sample_groups(self, num_groups: int) -> list[Any]:
-        """Play the next ``num_groups`` groups, spread over the EnvRunners by group.
+        """Play the next ``num_groups`` groups and give their rewards.
 
         Returns:
             Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
+        """
+        episodes = self.play_groups(num_groups)
+        if self.config.team_share:
+            share_rewards(episodes, self.config.team_share)
+        for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
+            self.metrics.log_value(("reward_parts", name), paid, window=1)
+        return episodes
+
+    def play_groups(self, num_groups: int) -> list[Any]:
+        """Play the next ``num_groups`` groups, spread over the EnvRunners by group.
+
+        Returns:
+            Finished episodes, paid by the environment alone.
         """
         if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             return self._sample_with_stock_runners(num_groups)
@@ -155,10 +168,6 @@ class LLMAlgorithm(PPO):
                 logger.warning("%s EnvRunners died; %s episodes lost.", dead, lost)
                 self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-        if self.config.team_share:
-            share_rewards(episodes, self.config.team_share)
-        for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
-            self.metrics.log_value(("reward_parts", name), paid, window=1)
         return episodes
 
     def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
@@ -256,7 +265,8 @@ class LLMAlgorithm(PPO):
         super().set_state(state)
         if _TASKS_KEY in state:
             self._task_source.set_state(state[_TASKS_KEY])
-            self._driver_pieces.set_state(state.get(_PIECES_KEY))
+        if _PIECES_KEY in state:
+            self._driver_pieces.set_state(state[_PIECES_KEY])
 
     @override(PPO)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:

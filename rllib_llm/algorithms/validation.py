@@ -221,6 +221,10 @@ def _validate_env_runner(config: Any) -> None:
             f"{config.env_runner_cls.__name__} cannot give rollouts one seed. Leave "
             "env_runner_cls out."
         )
+    if stock:
+        why = f"{config.env_runner_cls.__name__} plays no tasks. Use LLMEnvRunner."
+        pieces = ("rewards", "reward_transforms", "filters", "curriculum")
+        refuse_without_effect(config, pieces, why)
 
 
 def _validate_weight_sync(config: Any) -> None:

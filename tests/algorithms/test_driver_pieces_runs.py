@@ -8,6 +8,7 @@ from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.pieces.trajectories import example_table
 from rllib_llm.types import StopPolicy, TurnResult
 
 
@@ -50,6 +51,26 @@ def config(**rollouts):
 
 def wording(trajectory):
     return [-worth(text) for text in trajectory.completions]
+
+
+class Asked:
+    """Pays how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, trajectory):
+        """Pay."""
+        self.asked += 1
+        return float(self.asked)
+
+    def get_state(self):
+        """Return the count."""
+        return self.asked
+
+    def set_state(self, state):
+        """Bring it back."""
+        self.asked = state
 
 
 def odd_rollouts(table):
@@ -118,3 +139,11 @@ def test_teams_are_paid_in_the_ledger_too():
             paid = sum(r for _, agent, r in ledger if agent == part.agent_id)
             assert paid == pytest.approx(part.get_return())
             assert part.get_return() < 1.0
+
+
+def test_rewards_that_remember_are_in_the_state():
+    first, second = (DriverPieces(config(rewards=[Asked, "format"])) for _ in range(2))
+    first.rewards(example_table().trajectories)
+    second.set_state(first.get_state())
+    assert second.rewards.parts[1].call.asked == 8
+    assert DriverPieces(config()).pay([], 0) == {}

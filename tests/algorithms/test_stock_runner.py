@@ -43,3 +43,9 @@ def test_stock_runner_refuses_groups():
     config.env_runners(env_runner_cls=SingleAgentEnvRunner)
     with pytest.raises(ConfigError, match="group_size=8 needs LLMEnvRunner"):
         config.validate()
+
+
+def test_stock_runner_refuses_pieces_that_nobody_would_call():
+    for pieces in ({"rewards": ["format"]}, {"filters": ["valid"]}):
+        with pytest.raises(ConfigError, match="plays no tasks. Use LLMEnvRunner"):
+            stock_config().rollouts(**pieces).validate()

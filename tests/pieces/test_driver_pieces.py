@@ -94,6 +94,12 @@ def test_a_failing_reward_is_an_error_and_never_zero():
     with pytest.raises(RLlibLLMError, match="'broken' failed on seed 0.*no judge"):
         Rewards([broken])(trajectories())
 
+    def unread(trajectory):
+        return int("seven")
+
+    with pytest.raises(RLlibLLMError, match="'unread' failed on seed 0.*seven"):
+        Rewards([unread])(trajectories())
+
 
 @pytest.mark.parametrize(
     ("parts", "transforms", "message"),

@@ -284,3 +284,17 @@ def test_batch_scale_divides_by_the_spread(build, monkeypatch):
     algo.train()
     parts = [part for episode in seen[0] for part in agent_episodes(episode)]
     assert np.std([episode_data(p).advantage for p in parts]) == pytest.approx(1, 1e-3)
+
+
+def bribe(trajectory):
+    return 100.0
+
+
+def test_rewards_of_our_own_are_no_results_of_games(build, monkeypatch):
+    algo = build(kuhn().rollouts(rewards=[bribe]))
+    seen, told = played(algo, monkeypatch), []
+    monkeypatch.setattr(algo.matchmaker, "record", told.extend)
+    algo.train()
+    assert told and all(abs(x) <= 2 for result in told for x in result.returns)
+    parts = [part for episode in seen[0] for part in agent_episodes(episode)]
+    assert all(part.get_return() >= 98 for part in parts)

@@ -191,10 +191,10 @@ class SelfPlay(GRPO):
             )
 
     @override(LLMAlgorithm)
-    def sample_groups(self, num_groups: int) -> list[Any]:
+    def play_groups(self, num_groups: int) -> list[Any]:
         """Play games and record them in the order of their tasks."""
         # Whichever EnvRunner played them: ratings and baselines depend on the order.
-        episodes = sorted(super().sample_groups(num_groups), key=_number)
+        episodes = sorted(super().play_groups(num_groups), key=_number)
         results = [self._result(e) for e in episodes if e.is_terminated]
         self.matchmaker.record(results)
         if results:

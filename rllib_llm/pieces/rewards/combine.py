@@ -97,11 +97,12 @@ class Rewards:
                 trial(example_table(agents).trajectories)
             except MissingInfo:
                 continue  # only the environment knows what it says
-            except (TypeError, ValueError) as error:
-                if isinstance(error, ConfigError):
-                    raise
+            except ConfigError:
+                raise
+            except (RLlibLLMError, TypeError, ValueError) as error:
                 name = (transforms or parts)[0].piece.name
-                raise ConfigError(f"reward {name!r}: {error}") from error
+                cause = error.__cause__ or error
+                raise ConfigError(f"reward {name!r}: {cause}") from error
 
     async def _all(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         gate = asyncio.Semaphore(_AT_ONCE)
@@ -112,9 +113,9 @@ class Rewards:
                 if inspect.isawaitable(paid):
                     async with gate:
                         paid = await paid
-            except (TypeError, ValueError):
+            except ConfigError:
                 raise
-            except Exception as error:
+            except Exception as error:  # a user's function may raise anything
                 raise RLlibLLMError(
                     f"reward {part.piece.name!r} failed on seed "
                     f"{trajectory.task.seed}: {type(error).__name__}: {error}"
