@@ -1,0 +1,100 @@
+"""Tantivy's BM25, for corpora on which our own would be slow (extra ``search``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.retrieval.bm25 import words
+
+_HEAP = 1_000_000_000  # bytes, at most; below them there is one segment
+
+
+class TantivyIndex:
+    """Ranks documents as :class:`~rllib_llm.retrieval.bm25.BM25` does, by tantivy.
+
+    Words and queries are split alike, but k1 is 1.2 and lengths of documents are
+    rounded, so close scores may come in another order. Ties go to the document that
+    stands first.
+
+    Args:
+        documents: Texts, at least one with a word in it.
+        folder: Where :meth:`write` put the index of these documents. None: it is
+            built in memory.
+
+    Raises:
+        ConfigError: If there is nothing to search.
+        MissingExtraError: Without tantivy.
+    """
+
+    def __init__(self, documents: Sequence[str], folder: Path | None = None):
+        self._tantivy = _import()
+        self.documents = list(documents)
+        if folder is None:
+            index = self._tantivy.Index(_schema(self._tantivy))
+            _fill(self._tantivy, index, self.documents)
+        else:
+            index = self._tantivy.Index.open(str(folder))
+        self._schema = index.schema
+        self._searcher = index.searcher()
+
+    @staticmethod
+    def write(documents: Sequence[str], folder: Path) -> None:
+        """Write the index of ``documents`` into an existing, empty folder."""
+        tantivy = _import()
+        index = tantivy.Index(_schema(tantivy), path=str(folder))
+        _fill(tantivy, index, documents)
+
+    def search(self, query: str, results: int) -> list[str]:
+        """Return the best documents that share a word with the query, best first.
+
+        Args:
+            query: Any text, without a syntax; a word that stands twice counts twice.
+            results: How many, at most.
+        """
+        parts = [
+            (
+                self._tantivy.Occur.Should,
+                self._tantivy.Query.term_query(self._schema, "text", word, "freq"),
+            )
+            for word in words(query)
+        ]
+        if not parts:
+            return []
+        asked = self._tantivy.Query.boolean_query(parts)
+        hits = self._searcher.search(asked, results, count=False).hits
+        numbers = self._searcher.fast_field_values("number", [at for _, at in hits])
+        # Hits of one score stand in the order in which they were added.
+        return [self.documents[i] for i in numbers]
+
+
+def _import() -> Any:
+    try:
+        import tantivy
+    except ImportError:
+        raise MissingExtraError.for_extra("tantivy", "search") from None
+    return tantivy
+
+
+def _schema(tantivy: Any) -> Any:
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("text", tokenizer_name="whitespace", index_option="freq")
+    builder.add_integer_field("number", fast=True)
+    return builder.build()
+
+
+def _fill(tantivy: Any, index: Any, documents: Sequence[str]) -> None:
+    split = [words(text) for text in documents]
+    if not any(split):
+        raise ConfigError(
+            f"There is no word in the {len(split)} documents given; a search needs at "
+            "least one document with a word in it."
+        )
+    writer = index.writer(heap_size=_HEAP, num_threads=1)
+    for number, said in enumerate(split):
+        writer.add_document(tantivy.Document(text=" ".join(said), number=number))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()

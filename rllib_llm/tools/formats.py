@@ -1,0 +1,302 @@
+"""What calls of tools look like in a completion, and how results are written.
+
+Pure text: no tool is run here. A format reads calls, describes tools to a model whose
+chat template cannot, and writes results into a user message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.tools.tool import RESERVED
+
+Schemas = Sequence[dict[str, Any]]
+"""JSON schemas of tools, as :attr:`rllib_llm.tools.Tool.schema`."""
+
+_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_TAG = re.compile(r"<([A-Za-z_]\w*)>")
+_PYTHON_TAG = "<|python_tag|>"
+_SCALARS = ("string", "integer", "number", "boolean")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call as the model wrote it.
+
+    Attributes:
+        name: Of the tool; "" where none can be read.
+        arguments: By name.
+        problem: Why it cannot be run; None if it can.
+    """
+
+    name: str
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A way to write calls.
+
+    Attributes:
+        find: Reads all calls of a completion; it gets the schemas by name.
+        describe: Tells a model what tools there are, and how to call them.
+        write: Returns the text of a call.
+        results: Joins the texts of a turn's results into a user message.
+    """
+
+    find: Callable[[str, dict[str, Any]], list[Call]]
+    describe: Callable[[Schemas], str]
+    write: Callable[[str, dict[str, Any]], str]
+    results: Callable[[Sequence[str]], str]
+
+
+def find_calls(completion: str, schemas: Schemas, tool_format: str) -> list[Call]:
+    """Return the calls in a completion, in order; also those that cannot be read.
+
+    ``"auto"`` reads what it finds: ``<tool_call>``, JSON with ``parameters``, or tags
+    of the tools there are.
+    """
+    by_name = {s["function"]["name"]: s["function"]["parameters"] for s in schemas}
+    if tool_format != "auto":
+        return FORMATS[tool_format].find(completion, by_name)
+    if "<tool_call>" in completion:
+        return _find_hermes(completion, by_name)
+    return _find_llama3(completion, by_name) or [
+        call for call in _find_tags(completion, by_name) if call.name in by_name
+    ]
+
+
+def text_format(schemas: Schemas, tool_format: str = "auto") -> ToolFormat:
+    """Return the format of calls where the chat template knows no tools.
+
+    ``"auto"`` means tags, and ``"hermes"`` if an argument is a list or an object.
+    """
+    if tool_format == "auto":
+        parameters = [s["function"]["parameters"] for s in schemas]
+        flat = all(
+            p.get("type") in _SCALARS
+            for parameter in parameters
+            for p in parameter.get("properties", {}).values()
+        )
+        tool_format = "tags" if flat else "hermes"
+    return FORMATS[tool_format]
+
+
+def check_format(tool_format: Any) -> str:
+    """Return the name of a format, or ``"auto"``.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    known = ("auto", *FORMATS)
+    if tool_format not in known:
+        raise ConfigError(
+            f"Unknown tool_format {tool_format!r}. "
+            + did_you_mean(str(tool_format), known)
+        )
+    return tool_format
+
+
+def _load(text: str) -> Any:
+    """Return JSON that can be written and encoded again.
+
+    Raises:
+        ValueError: Otherwise.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _json_call(value: Any, keys: tuple[str, ...]) -> Call:
+    """Read ``{"name": ..., <one of keys>: {...}}``."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return Call("", {}, "a call needs a JSON object with a name")
+    key = next((k for k in keys if k in value), keys[0])
+    arguments = value.get(key, {})
+    if not isinstance(arguments, dict):
+        return Call(value["name"], {}, f"{key} must be a JSON object")
+    extra = sorted(set(value) - {"name", "type", key})
+    problem = f"{extra[0]!r} belongs into {key}" if extra else None
+    return Call(value["name"], arguments, problem)
+
+
+# hermes -------------------------------------------------------------------------------
+
+
+def _find_hermes(completion: str, schemas: dict[str, Any]) -> list[Call]:
+    calls = []
+    for text, end in _HERMES.findall(completion):
+        if not end:
+            calls.append(Call("", {}, "there is no </tool_call>"))
+            continue
+        try:
+            calls.append(_json_call(_load(text), ("arguments",)))
+        except ValueError as error:
+            calls.append(Call("", {}, f"the call is not valid JSON: {error}"))
+    return calls
+
+
+def _describe_hermes(schemas: Schemas) -> str:
+    lines = [json.dumps(s["function"], ensure_ascii=False) for s in schemas]
+    return (
+        "You can call these tools, given as JSON schemas:\n"
+        + "\n".join(lines)
+        + '\nTo call one, write <tool_call>{"name": its name, "arguments": {argument: '
+        "value}}</tool_call>; you then read its result."
+    )
+
+
+def _write_hermes(name: str, arguments: dict[str, Any]) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _hermes_results(texts: Sequence[str]) -> str:
+    return "\n".join(f"<tool_response>\n{t}\n</tool_response>" for t in texts)
+
+
+# llama3 -------------------------------------------------------------------------------
+
+
+def _find_llama3(completion: str, schemas: dict[str, Any]) -> list[Call]:
+    """Read JSON objects with a name; an answer in JSON has none."""
+    _, tag, text = completion.rpartition(_PYTHON_TAG)
+    text = text.strip()
+    if not tag and not text.startswith("{"):
+        return []
+    calls = []
+    try:
+        for value in _objects(text):
+            if tag or (isinstance(value, dict) and "name" in value):
+                calls.append(_json_call(value, ("parameters", "arguments")))
+    except ValueError as error:
+        if tag or '"name"' in text:
+            calls.append(Call("", {}, f"the call is not valid JSON: {error}"))
+    return calls
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text, which ``;`` or white space divides.
+
+    Raises:
+        ValueError: Where something else stands.
+    """
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    text = text.lstrip()
+    while text:
+        try:
+            _, end = decoder.raw_decode(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        yield _load(text[:end])
+        text = text[end:].lstrip("; \t\r\n")
+
+
+def _describe_llama3(schemas: Schemas) -> str:
+    lines = [json.dumps(s["function"], ensure_ascii=False) for s in schemas]
+    return (
+        "You can call these tools, given as JSON schemas:\n"
+        + "\n".join(lines)
+        + '\nTo call one, write nothing but {"name": its name, "parameters": '
+        "{argument: value}}; you then read its result."
+    )
+
+
+def _write_llama3(name: str, arguments: dict[str, Any]) -> str:
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+
+
+# tags ---------------------------------------------------------------------------------
+
+
+def _find_tags(completion: str, schemas: dict[str, Any]) -> list[Call]:
+    """Read ``<name>text</name>``; what stands in an answer is no call."""
+    calls, start, unclosed = [], 0, set()
+    while match := _TAG.search(completion, start):
+        name, start = match[1], match.end()
+        if name in unclosed:
+            continue
+        end = completion.find(f"</{name}>", start)
+        if end < 0:
+            unclosed.add(name)  # so that a long text is searched once
+            if name in schemas:
+                calls.append(Call(name, {}, f"there is no </{name}>"))
+            continue
+        text, start = completion[match.end() : end], end + len(name) + 3
+        if name in schemas:
+            calls.append(Call(name, _split(text, schemas[name])))
+        elif name not in RESERVED:
+            calls.append(Call(name))
+    return calls
+
+
+def _split(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name: in order, divided by commas, the last as it stands."""
+    properties = parameters.get("properties", {})
+    text = text.strip()
+    if not text:
+        return {}
+    if not properties:
+        return {"text": text}  # one too many
+    values = text.split(",", len(properties) - 1)
+    return {
+        name: _convert(value.strip(), properties[name].get("type"))
+        for name, value in zip(properties, values, strict=False)
+    }
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Return a value of the type that is wanted, or the text, which is then refused."""
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        value = {"integer": int, "number": float}.get(kind, str)(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str) or math.isfinite(value) else text
+
+
+def _describe_tags(schemas: Schemas) -> str:
+    lines = []
+    for schema in schemas:
+        function = schema["function"]
+        names = ", ".join(function["parameters"].get("properties", {}))
+        said = function["description"].split("\n")[0]
+        lines.append(f"{_tags(function['name'], names)} {said}")
+    return "Tools:\n" + "\n".join(lines)
+
+
+def _write_tags(name: str, arguments: dict[str, Any]) -> str:
+    return _tags(name, ", ".join(_plain(value) for value in arguments.values()))
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _tags(name: str, text: str) -> str:
+    return f"<{name}>{text}</{name}>"
+
+
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": ToolFormat(
+        _find_hermes, _describe_hermes, _write_hermes, _hermes_results
+    ),
+    "llama3": ToolFormat(_find_llama3, _describe_llama3, _write_llama3, "\n".join),
+    "tags": ToolFormat(_find_tags, _describe_tags, _write_tags, "\n".join),
+}

@@ -1,0 +1,136 @@
+"""Tools in processes of their own, which can be killed.
+
+A process is started when it is needed and kept for the next call; one that is killed
+or dies is replaced. Calls and results are lines of JSON (``child.py``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rllib_llm.tools.tool import ToolTimeout, ToolUnavailable
+
+_START_S = 60.0  # for Python to start and import the tool's module
+
+
+class ProcessError(Exception):
+    """What a tool raised in its process, or how the process died."""
+
+
+class _Child:
+    """A running process."""
+
+    def __init__(self) -> None:
+        # The tool's module is where the parent found it.
+        paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rllib_llm.tools.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        self._late = False
+
+    def ask(self, line: bytes) -> None:
+        """Send a call."""
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ToolUnavailable(f"Its process is gone: {error}") from error
+
+    def hear(self, timeout_s: float | None) -> bytes:
+        """Return a line; b"" if the process died, or was killed because it was late."""
+        timer = None
+        if timeout_s is not None:
+            timer = threading.Timer(timeout_s, self._kill_late)
+            timer.start()
+        try:
+            return self._process.stdout.readline()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    @property
+    def was_late(self) -> bool:
+        """Whether it was killed because a line came too late."""
+        return self._late
+
+    def _kill_late(self) -> None:
+        self._late = True
+        self.kill()
+
+    def kill(self) -> int:
+        """End it and what it started; return its exit status."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (AttributeError, ProcessLookupError, PermissionError):
+            self._process.kill()  # no process groups here, or gone already
+        return self._process.wait()
+
+
+_idle: list[_Child] = []
+_lock = threading.Lock()
+
+
+def call(
+    function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float | None
+) -> str:
+    """Run a function of an importable module in another process.
+
+    Args:
+        function: Plain, at the top of its module.
+        arguments: JSON values.
+        timeout_s: Seconds until the process is killed; starting it does not count.
+
+    Returns:
+        The result as text.
+
+    Raises:
+        ToolTimeout: If it took longer.
+        ToolUnavailable: If no process could be started, or the tool raised it.
+        ProcessError: What it raised, or that its process died.
+    """
+    with _lock:
+        child = _idle.pop() if _idle else _Child()
+    names = {"module": function.__module__, "name": function.__qualname__}
+    request = json.dumps({**names, "arguments": arguments})
+    try:
+        child.ask(request.encode() + b"\n")
+        line = child.hear(_START_S)
+        if not line:
+            raise ToolUnavailable(f"Its process ended with status {child.kill()}.")
+        if "ready" in json.loads(line):  # else the module cannot be imported
+            line = child.hear(timeout_s)
+        if child.was_late:
+            raise ToolTimeout
+        if not line:
+            raise ProcessError(f"its process died with status {child.kill()}")
+    except BaseException:
+        child.kill()
+        raise
+    with _lock:
+        _idle.append(child)
+    reply = json.loads(line)
+    if reply.get("unavailable"):
+        raise ToolUnavailable(reply["error"])
+    if "error" in reply:
+        raise ProcessError(reply["error"])
+    return reply["text"]
+
+
+@atexit.register
+def close() -> None:
+    """End all idle processes."""
+    with _lock:
+        while _idle:
+            _idle.pop().kill()

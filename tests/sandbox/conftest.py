@@ -1,0 +1,119 @@
+"""A scene to attack, watched from outside."""
+
+import contextlib
+import os
+import socket
+import sysconfig
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hostile import Scene
+
+from rllib_llm.sandbox import Sandbox, probe
+from rllib_llm.sandbox.sandbox import _runner
+
+CANARY = "sing-4f1c0b"
+
+
+@pytest.fixture(scope="session")
+def sandbox():
+    """A sandbox with short limits."""
+    if "fork_server" not in probe()["backends"]:
+        pytest.skip(f"no fork server here: {probe()['missing']}")
+    with Sandbox(timeout_s=5.0) as made:
+        yield made
+
+
+class Witness:
+    """Sees from outside whether anything got out.
+
+    Args:
+        scene: What is attacked.
+        heard: Whatever came over the scene's sockets.
+    """
+
+    def __init__(self, scene, heard):
+        self.scene, self.heard = scene, heard
+        self.starts = _runner("fork_server").starts
+
+    def children(self):
+        """Return the processes below the server, and those of nobody."""
+        found = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError):
+                with open(f"/proc/{pid}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+                if parent == self.scene.server:
+                    found.add(int(pid))
+        return found
+
+    def check(self):
+        """Fail if anything got out, or the server is not the one it was."""
+        scene = self.scene
+        with open(scene.canary) as file:
+            assert file.read() == CANARY
+        assert os.stat(scene.canary).st_mode & 0o777 == 0o666
+        assert sorted(os.listdir(scene.folder)) == ["canary", "link", "socket"]
+        assert not os.path.exists("/dev/shm/trace")
+        assert not os.path.exists("/dev/shm/sandbox")
+        assert not os.path.exists("/tmp/sandbox_link")
+        assert self.heard == []
+        assert self.children() == set()
+        assert _runner("fork_server").pid == scene.server
+        assert _runner("fork_server").starts == self.starts
+        assert os.getpgid(scene.server) == scene.server  # alive
+
+
+@pytest.fixture(scope="session")
+def witness(sandbox):
+    """Set up canaries and listeners, and watch them."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield _witness(sandbox, Path(folder))
+
+
+def _witness(sandbox, folder):
+    folder.chmod(0o777)  # nothing but the sandbox shall keep programs out
+    (folder / "canary").write_text(CANARY)
+    (folder / "canary").chmod(0o666)
+    (folder / "link").symlink_to(folder / "canary")
+    heard = []
+    tcp, udp, unix, abstract = _listeners(folder)
+    for listener in (tcp, unix, abstract):
+        _watch(listener.accept, heard)
+    _watch(lambda: udp.recv(9), heard)
+    os.chmod(folder / "socket", 0o777)
+    sandbox.run("1")
+    scene = Scene(
+        canary=str(folder / "canary"),
+        link=str(folder / "link"),
+        folder=str(folder),
+        port=tcp.getsockname()[1],
+        socket=str(folder / "socket"),
+        abstract=abstract.getsockname()[1:].decode(),
+        server=_runner("fork_server").pid,
+        trainer=os.getpid(),
+        packages=sysconfig.get_paths()["purelib"],
+    )
+    return Witness(scene, heard)
+
+
+def _listeners(folder):
+    tcp, udp = socket.socket(), socket.socket(type=socket.SOCK_DGRAM)
+    tcp.bind(("127.0.0.1", 0))
+    udp.bind(tcp.getsockname())
+    unix, abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
+    unix.bind(str(folder / "socket"))
+    abstract.bind(f"\0sandbox-{os.getpid()}")
+    for listener in (tcp, unix, abstract):
+        listener.listen()
+    return tcp, udp, unix, abstract
+
+
+def _watch(wait, heard):
+    def listen():
+        while True:
+            heard.append(wait())
+
+    threading.Thread(target=listen, daemon=True).start()

@@ -1,0 +1,6 @@
+"""Lets processes of tools import the toys."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
