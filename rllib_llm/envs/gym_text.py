@@ -52,6 +52,9 @@ class GymTextEnv(TextEnv):
     """
 
     has_success = False
+    _KEPT = TextEnv._KEPT | {
+        *("_render_text", "_parse_text", "_names", "_order", "_pattern", "format_hint")
+    }
 
     def __init__(
         self,

@@ -18,6 +18,21 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return matches[0] if matches else None
 
 
+def last_tagged(pattern: re.Pattern[str], text: str) -> tuple[str, str] | None:
+    """Return the name and the content of the last tag in a text.
+
+    Args:
+        pattern: Its first group is the name, its second the content.
+        text: What a model said.
+
+    Returns:
+        Both, the content stripped; None if there is no tag, or nothing in it.
+    """
+    match = last_match(pattern, text)
+    content = match.group(2).strip() if match else ""
+    return (match.group(1), content) if content else None
+
+
 def require_int(name: str, value: object, low: int, high: int) -> int:
     """Return ``value`` if it is an integer in [low, high].
 

@@ -8,13 +8,80 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.envs import facts
-from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
-from rllib_llm.types import TurnResult
+from rllib_llm.envs.parsing import require_int
+from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.tool_or_answer import ToolOrAnswer
+
+
+class SearchGame(ToolOrAnswer):
+    """Search, then answer; the base of games with these two actions.
+
+    A subclass sets ``chain``, the facts that the question needs, and calls
+    :meth:`begin` in ``start``.
+    """
+
+    format_hint = "Use <search>words</search> or <answer>name</answer>."
+    chain: list[facts.Fact]
+    tagged = re.compile(r"<(search|answer)>([^<]*)</\1>")
+
+    def begin(self) -> None:
+        """Forget what was searched for."""
+        self._seen: list[str] = []
+
+    def find(self, query: str) -> list[str]:
+        """Return the documents that a search shows."""
+        raise NotImplementedError
+
+    def gold_answers(self) -> list[str]:
+        """Return the right answers."""
+        return [self.chain[-1].value]
+
+    def any_fact(self, rng: np.random.Generator) -> facts.Fact:
+        """Return any fact of the game's."""
+        raise NotImplementedError
+
+    def use(self, text: str) -> str:
+        """Show documents."""
+        found = self.find(text)
+        self._seen += found
+        self.used = {
+            "tool": "search",
+            "query": text,
+            "documents": found,
+            "tool_error": not found,
+        }
+        return "\n".join(found) or "Nothing found."
+
+    def more_info(self) -> dict[str, Any]:
+        """Return what was needed, and what the search did in this turn."""
+        return {
+            "gold_answers": self.gold_answers(),
+            "gold_documents": [fact.text for fact in self.chain],
+            "gold_queries": [fact.query for fact in self.chain],
+            "tool": None,
+            "query": None,
+            "documents": [],
+            "tool_error": False,
+            **self.used,
+        }
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Search for the first fact that has not been seen, else answer."""
+        for fact in self.chain:
+            if fact.text not in self._seen:
+                return f"<search>{fact.query}</search>"
+        return f"<answer>{self.gold_answers()[0]}</answer>"
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Search for any fact, or answer with any value of a fact."""
+        fact = self.any_fact(rng)
+        if rng.random() < 0.5:
+            return f"<search>{fact.query}</search>"
+        return f"<answer>{fact.value}</answer>"
 
 
 @register_text_env("search_facts-v0")
-class SearchFacts(TextEnv):
+class SearchFacts(SearchGame):
     """Search for facts, then answer. Return 1 if the answer is right.
 
     Questions go over one fact or two; the second is about what the first one names.
@@ -23,8 +90,6 @@ class SearchFacts(TextEnv):
     """
 
     max_turns = 4
-    format_hint = "Use <search>words</search> or <answer>name</answer>."
-    _pattern = re.compile(r"<(search|answer)>([^<]*)</\1>")
 
     def start(
         self, rng: np.random.Generator, hops: int = 1, results: int = 2, world: int = 0
@@ -41,61 +106,21 @@ class SearchFacts(TextEnv):
         self.results = require_int("results", results, 1, 10)
         self.world = facts.world(require_int("world", world, 0, 2**31 - 1))
         self.chain = self._draw(rng, hops)
-        self._last: dict[str, Any] = {}
-        self._seen: list[str] = []
-        return f"What is the {self._asked()}?"
+        self.begin()
+        return facts.question(self.chain)
 
-    def parse(self, completion: str) -> tuple[str, str] | None:
-        """Read the last search or answer; an empty one is none."""
-        self._last = {}
-        match = last_match(self._pattern, completion)
-        if match is None or not match.group(2).strip():
-            return None
-        return match.group(1), match.group(2).strip()
+    def find(self, query: str) -> list[str]:
+        """Return the documents that share most with the query."""
+        return self.world.index.search(query, self.results)
 
-    def reply(self, action: tuple[str, str]) -> TurnResult:
-        """Show documents, or judge the answer."""
-        kind, text = action
-        if kind == "answer":
-            is_right = text.strip(" .").lower() == self.chain[-1].value.lower()
-            said = "Correct!" if is_right else "That is wrong."
-            return TurnResult(said, float(is_right), terminated=True, success=is_right)
-        found = self.world.index.search(text, self.results)
-        self._seen += found
-        self._last = {
-            "tool": "search",
-            "query": text,
-            "documents": found,
-            "tool_error": not found,
-        }
-        return TurnResult("\n".join(found) or "Nothing found.", success=False)
+    def judge(self, answer: str) -> tuple[float, bool]:
+        """Compare without case."""
+        is_right = answer.strip(" .").lower() == self.chain[-1].value.lower()
+        return float(is_right), is_right
 
-    def more_info(self) -> dict[str, Any]:
-        """Return what was needed, and what the search did in this turn."""
-        return {
-            "gold_answers": [self.chain[-1].value],
-            "gold_documents": [fact.text for fact in self.chain],
-            "gold_queries": [fact.query for fact in self.chain],
-            "tool": None,
-            "query": None,
-            "documents": [],
-            "tool_error": False,
-            **self._last,
-        }
-
-    def expert_action(self, rng: np.random.Generator) -> str:
-        """Search for the first fact that has not been seen, else answer."""
-        for fact in self.chain:
-            if fact.text not in self._seen:
-                return f"<search>{fact.query}</search>"
-        return f"<answer>{self.chain[-1].value}</answer>"
-
-    def random_action(self, rng: np.random.Generator) -> str:
-        """Search for any fact, or answer with any value of a fact."""
-        fact = list(self.world.facts.values())[int(rng.integers(len(self.world.facts)))]
-        if rng.random() < 0.5:
-            return f"<search>{fact.query}</search>"
-        return f"<answer>{fact.value}</answer>"
+    def any_fact(self, rng: np.random.Generator) -> facts.Fact:
+        """Return any fact of the world."""
+        return list(self.world.facts.values())[int(rng.integers(len(self.world.facts)))]
 
     def _draw(self, rng: np.random.Generator, hops: int) -> list[facts.Fact]:
         """Draw chains until all entities asked about belong to the split."""
@@ -105,8 +130,3 @@ class SearchFacts(TextEnv):
             chain = chains[int(rng.integers(len(chains)))] if chains else []
             if chain and all(in_split(f.entity, self.split) for f in chain):
                 return chain
-
-    def _asked(self) -> str:
-        """Return e.g. "river of the home of Kelam"."""
-        relations = " of the ".join(f.relation for f in reversed(self.chain))
-        return f"{relations} of {self.chain[0].entity}"

@@ -1,12 +1,25 @@
 """Imports every shipped environment, so that its decorator registers it."""
 
 from rllib_llm.envs import (  # noqa: F401
+    blackjack,
+    cliff_walking,
+    code_functions,
     countdown,
     frozen_lake,
     guess_number,
+    hangman,
+    household,
+    long_document,
+    mastermind,
     probes,
+    python_tool,
     search_facts,
+    search_qa,
+    service_desk,
     sokoban,
+    sql_agent,
+    taxi,
+    wordle,
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)
     open_spiel_text,

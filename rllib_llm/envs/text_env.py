@@ -9,6 +9,8 @@ starts and checks possible.
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -50,6 +52,10 @@ class TextEnv(EnvOptions, gym.Env):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    # Attributes that an instance keeps from episode to episode.
+    _KEPT: ClassVar[frozenset[str]] = frozenset(
+        {*EnvOptions._BASE_OPTIONS, "_options", "observation_space", "action_space"}
+    )
 
     def __init__(self, env_config: dict[str, Any] | None = None):
         self._read_config(env_config)
@@ -170,7 +176,50 @@ class TextEnv(EnvOptions, gym.Env):
             info,
         )
 
+    def snapshot(self) -> bytes:
+        """Return a copy of the episode's state, random generator included.
+
+        It is a pickle, for this process and its workers; options and spaces are not in
+        it. An episode that is restored twice goes on in the same way twice.
+
+        Raises:
+            EnvContractError: If part of the state cannot be copied.
+        """
+        buffer = io.BytesIO()
+        state = (type(self).__qualname__, self._state())
+        try:
+            _StatePickler(buffer, pickle.HIGHEST_PROTOCOL).dump(state)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise EnvContractError(
+                f"The state of {type(self).__name__} cannot be copied: {error}. Keep "
+                "it in attributes that pickle."
+            ) from error
+        return buffer.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go back to a :meth:`snapshot`, as often as needed, also of a like instance.
+
+        Args:
+            state: What :meth:`snapshot` returned here, or in another instance of the
+                same class with the same options.
+
+        Raises:
+            EnvContractError: If the snapshot is of another class.
+        """
+        of, attributes = pickle.loads(state)
+        if of != type(self).__qualname__:
+            raise EnvContractError(
+                f"A snapshot of {of} cannot be restored in {type(self).__name__}. "
+                f"Restore it in an instance of {of}."
+            )
+        for name in self._state():
+            delattr(self, name)
+        self.__dict__.update(attributes)
+
     # Helpers --------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in self._KEPT}
 
     def _admissible_info(self) -> dict[str, Any]:
         actions = self.admissible_actions()
@@ -200,6 +249,19 @@ class TextEnv(EnvOptions, gym.Env):
                 f"{type(self).__name__}.reply() gave the reward {result.reward!r} in "
                 f"turn {self.turn}; rewards must be finite numbers."
             )
+
+
+class _StatePickler(pickle.Pickler):
+    """Refuses objects that would come back as new ones, without their state."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        # EzPickle of Gymnasium and PettingZoo keeps nothing but constructor arguments.
+        if hasattr(obj, "_ezpickle_args"):
+            raise EnvContractError(
+                f"{type(obj).__name__} pickles by EzPickle, which forgets the state of "
+                "an episode, so that no snapshot can be taken."
+            )
+        return NotImplemented
 
 
 def in_split(key: str, split: str, test_fraction: float = 0.2) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ class Team(MultiAgentTextEnv):
     def _most_named(self) -> str:
         """Return the first text of those whose action most agents named."""
         meant = {a: self.task.parse(text) for a, text in self.said.items()}
-        keys = {a: repr(action) for a, action in meant.items() if action is not None}
+        keys = {a: _key(action) for a, action in meant.items() if action is not None}
         counts = Counter(keys.values())
         if not counts:
             return self.said[self.order[-1]]
@@ -135,3 +136,8 @@ def _task_class(name: str) -> type[TextEnv]:
 
 def _make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:
     return _task_class(name)(dict(config or {}))
+
+
+def _key(action: Any) -> str:
+    """Return the same text for equal actions."""
+    return ast.dump(action) if isinstance(action, ast.AST) else repr(action)

@@ -1,5 +1,6 @@
 """Teams on tasks of one agent: who reads whom, who answers, who is paid."""
 
+import numpy as np
 import pytest
 
 from rllib_llm.envs import JointEnv, make_env
@@ -73,6 +74,16 @@ def test_most_votes_decide_and_invalid_ones_do_not_count():
         for agent, text in zip(TRIO, said, strict=True):
             step = env.step({agent: text.format(w=word, x=wrong)})
         assert (sum(r for _, r in step.rewards) > 0) is earns
+
+
+def test_equal_expressions_are_equal_votes():
+    config = {"task": "countdown-v0", "agents": TRIO, "topology": {}, "decide": "vote"}
+    env = JointEnv(make_env("team-v0", config))
+    env.reset(seed=0)
+    right = env.unwrapped.task.expert_action(np.random.default_rng(0))
+    for agent, text in zip(TRIO, ("answer: 1 + 1", right, f" {right}"), strict=True):
+        step = env.step({agent: text})
+    assert sum(r for _, r in step.rewards) > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,5 @@
+"""Questions that a short program answers."""
+
+from rllib_llm.envs.python_tool.env import PythonTool
+
+__all__ = ["PythonTool"]

@@ -1,0 +1,145 @@
+"""The desk's orders, and the tools that read and change them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+# Status in which the policy allows a change, and the rule as the policy says it.
+ALLOWED = {
+    "cancel": "pending",
+    "refund": "delivered",
+    "move": "pending",
+    "exchange": "delivered",
+}
+RULES = {
+    "cancel": "Cancel only pending orders.",
+    "refund": "Refund only delivered orders, and say the price.",
+    "move": "Move only pending orders; ask for the address.",
+    "exchange": "Exchange only delivered orders; ask for the colour.",
+    "confirm": "Ask for a yes before any change.",
+}
+STATUSES = ("pending", "shipped", "delivered")
+
+Orders = dict[int, dict[str, Any]]
+
+
+class Desk:
+    """Orders, and what may be done with them. Public methods are tools.
+
+    A tool does what it is told where that is possible; whether the policy allows it is
+    noted in ``violations``.
+
+    Args:
+        orders: By number: ``name``, ``item``, ``colour``, ``price``, ``status``,
+            ``address``.
+        needs_yes: Whether a change must have been confirmed.
+
+    Attributes:
+        found: Names of the customers that were looked up.
+        confirmed: Numbers of orders to whose change the customer said yes.
+        violations: Rules that were broken, in order.
+    """
+
+    def __init__(self, orders: Orders, needs_yes: bool):
+        self._orders = orders
+        self.needs_yes = needs_yes
+        self.found: set[str] = set()
+        self.confirmed: set[int] = set()
+        self.violations: list[str] = []
+
+    def find_user(self, name: str) -> str:
+        """List a customer's orders.
+
+        Args:
+            name: First and last name.
+        """
+        named = {
+            n: o
+            for n, o in self._orders.items()
+            if o["name"].casefold() == name.strip().casefold()
+        }
+        if not named:
+            raise LookupError("no such customer")
+        self.found |= {order["name"] for order in named.values()}
+        return "\n".join(f"{n} {o['colour']} {o['item']}" for n, o in named.items())
+
+    def get_order(self, order: int) -> str:
+        """Show an order's status and price.
+
+        Args:
+            order: Its number.
+        """
+        found = self._get(order)
+        what = f"{found['colour']} {found['item']}"
+        return f"{order} {what}: {found['status']}, price {found['price']}"
+
+    def cancel(self, order: int) -> str:
+        """Cancel an order.
+
+        Args:
+            order: Its number.
+        """
+        self._change("cancel", order, status="cancelled")
+        return f"Order {order} is cancelled."
+
+    def refund(self, order: int) -> str:
+        """Refund an order.
+
+        Args:
+            order: Its number.
+        """
+        self._change("refund", order, status="refunded")
+        return f"Order {order} is refunded."
+
+    def move(self, order: int, address: str) -> str:
+        """Send an order to another address.
+
+        Args:
+            order: Its number.
+            address: Number and street.
+        """
+        self._change("move", order, address=address.strip())
+        return f"Order {order} is moved."
+
+    def exchange(self, order: int, colour: str) -> str:
+        """Exchange an order for another colour.
+
+        Args:
+            order: Its number.
+            colour: The new one.
+        """
+        self._change("exchange", order, colour=colour.strip())
+        return f"Order {order} is exchanged."
+
+    def _get(self, order: int) -> dict[str, Any]:
+        if order not in self._orders:
+            raise LookupError(f"no order {order}")
+        return self._orders[order]
+
+    def _change(self, kind: str, number: int, **fields: str) -> None:
+        order = self._get(number)
+        if order["status"] not in STATUSES:
+            raise ValueError(f"order {number} is {order['status']}")
+        if order["name"] not in self.found:
+            self.violations.append("the customer was not looked up")
+        if order["status"] != ALLOWED[kind]:
+            self.violations.append(RULES[kind])
+        if self.needs_yes and number not in self.confirmed:
+            self.violations.append(RULES["confirm"])
+        order.update(fields)
+
+
+def changed(orders: Orders, number: int, **fields: str) -> Orders:
+    """Return a copy of the orders in which one differs."""
+    copied = copy.deepcopy(orders)
+    copied[number].update(fields)
+    return copied
+
+
+def state_hash(orders: Orders) -> str:
+    """Return what is equal for equal orders."""
+    text = json.dumps(sorted(orders.items()), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
