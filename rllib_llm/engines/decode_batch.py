@@ -14,6 +14,8 @@ from rllib_llm.engines.requests import Request
 from rllib_llm.engines.sampling import BatchSampler
 from rllib_llm.types import FinishReason
 
+_LOOK_AHEAD = 16  # steps; a batch often changes after fewer
+
 
 class DecodeBatch:
     """Requests in the order of their rows.
@@ -41,6 +43,9 @@ class DecodeBatch:
         self._stop_ids = frozenset().union(*(r.stop_ids for r in requests))
         self._has_strings = any(r.params.stop_strings for r in requests)
         self._steps_left = min((r.num_left for r in requests), default=0)
+        self._uniforms = np.zeros((0, len(requests)))  # of the steps to come [n, B]
+        self._next = 0  # which of them is the next
+        self._fed: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -52,11 +57,12 @@ class DecodeBatch:
         Returns:
             These tokens, int64 [B, 1], and the tokens cached before them, int64 [B].
         """
-        token_ids = np.array([[s.history[-1]] for s in self._sessions])
-        starts = np.array([s.cached for s in self._sessions])
+        if self._fed is None:
+            last = np.array([s.history[-1] for s in self._sessions])
+            self._fed = last, np.array([s.cached for s in self._sessions])
         for session in self._sessions:
             session.cached += 1
-        return token_ids, starts
+        return self._fed[0][:, None], self._fed[1]
 
     def draw(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Sample the next token of each request.
@@ -67,8 +73,19 @@ class DecodeBatch:
         Returns:
             Tokens, int64 [B], and their log-probabilities, float32 [B].
         """
-        uniforms = [r.uniforms[len(r.logps)] for r in self.requests]
-        return self._sampler(logits, uniforms)
+        if self._next == len(self._uniforms):
+            self._look_ahead()
+        tokens, logps = self._sampler(logits, self._uniforms[self._next])
+        self._next += 1
+        if self._fed is not None:
+            self._fed = tokens, self._fed[1] + 1
+        return tokens, logps
+
+    def _look_ahead(self) -> None:
+        """Line up the uniform numbers of the next steps."""
+        count = max(1, min(self._steps_left, _LOOK_AHEAD))
+        rows = [r.uniforms[r.num_sampled :][:count] for r in self.requests]
+        self._uniforms, self._next = np.stack(rows, axis=1), 0
 
     def accept(
         self, tokens: list[int], logps: list[float], tokenizer: object

@@ -119,8 +119,8 @@ class FusedForward:
             last = torch.arange(batch, device=last.device) * width + last
         who = adapters if adapters is None else adapters.repeat_interleave(width)  # [N]
         for index, layer in enumerate(self._layers):
-            query, keys, values = self._project(layer, x, cos, sin, who)
-            cache.write(keys, values, index)
+            query, new = self._project(layer, x, cos, sin, who)
+            cache.write(new, index)
             if last is not None and index == len(self._layers) - 1:
                 x, query, masks, who = x[last], query[last], last_masks, adapters
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
@@ -131,8 +131,11 @@ class FusedForward:
 
     def _project(
         self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, who: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries, rotated keys, and values. [N, heads, head_dim]"""
+    ) -> tuple[Tensor, Tensor]:
+        """Return rotated queries, and rotated keys with values.
+
+        They are [N, heads, head_dim] and [N, 2, kv_heads, head_dim].
+        """
         dim, rotated = self._head_dim, self._rotated
         qkv = layer.qkv(_norm(x, layer.input_norm), who).view(len(x), -1, dim)
         part = qkv[:, :rotated]
@@ -141,10 +144,11 @@ class FusedForward:
             part = functional.rms_norm(part, (dim,), None, eps) * layer.norm_weight
         turned = part.roll(dim // 2, -1)
         if x.dtype in PRECISE:
-            part = torch.addcmul(part * cos, turned, sin)
+            torch.addcmul(part * cos, turned, sin, out=qkv[:, :rotated])
         else:
-            part = part * cos + turned * sin
-        return part[:, : self._heads], part[:, self._heads :], qkv[:, rotated:]
+            qkv[:, :rotated] = part * cos + turned * sin
+        heads = self._heads
+        return qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, rotated - heads))
 
     def _attend(
         self,
@@ -193,7 +197,7 @@ class FusedForward:
             signed = torch.cat((-low, high), dim=-1)
             self._table = torch.cat((cos, signed)).transpose(0, 1)[:, :, None]
             self._table = self._table.contiguous()  # [P, 2, 1, head_dim]
-        return self._table[positions].unbind(1)
+        return self._table.index_select(0, positions).unbind(1)
 
 
 def _norm(x: Tensor, norm: nn.Module) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rllib_llm.engines.attention import ATTENTION_NAME
+from rllib_llm.engines.attention import ATTENTION_NAME, attends_by_products
 from rllib_llm.engines.fused_forward import FusedForward, Masks
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
 from rllib_llm.engines.slot_cache import SlotCache
@@ -199,7 +199,10 @@ class ModelRunner:
         # Padding repeats the last position: it stays within learned positions.
         places = starts[:, None] + np.minimum(np.arange(width), last[:, None])
         ids, positions = self._to_device(np.stack((token_ids, places)))  # [B, T] each
-        masks = None if is_causal else self._mask(positions, visible)
+        masks = None
+        if not is_causal:
+            seen = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
+            masks = self._mask(positions, visible, seen)
         if self._fused is None:
             picks = self._to_device(last) if width > 1 else None
             return self._run_modules(cache, ids, positions, masks, picks)
@@ -234,9 +237,24 @@ class ModelRunner:
             return logits[torch.arange(len(last), device=logits.device), last]
         return logits[:, 0]
 
-    def _mask(self, positions: Tensor, visible: int) -> Tensor | dict[str, Tensor]:
-        """Build the additive mask(s) of the new tokens. [B, 1, T, K] each."""
-        columns = torch.arange(visible, device=self.device)
+    @property
+    def _masks_tails(self) -> bool:
+        """Whether a mask may begin behind the columns that all rows see."""
+        if self._fused is None or self._window is not None:
+            return False
+        return attends_by_products(self._dtype, self.device)
+
+    def _mask(self, positions: Tensor, visible: int, first: int = 0) -> Masks:
+        """Build the additive mask(s) of the new tokens. [B, 1, T, K - first] each.
+
+        Args:
+            positions: Of the new tokens. [B, T]
+            visible: Columns that attention reads (K).
+            first: The first that the mask speaks of; every row sees those before.
+        """
+        if first == visible:
+            return None
+        columns = torch.arange(first, visible, device=self.device)
         queries = positions[:, None, :, None]
         full = columns <= queries
         if self._window is None:

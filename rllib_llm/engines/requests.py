@@ -127,7 +127,7 @@ class Request:
         self.prompt_length = len(session.history)
         self.is_counted = False
         self._limit = min(params.max_new_tokens, room)
-        self.uniforms = draw_uniforms(params.seed, self._limit).tolist()
+        self.uniforms = draw_uniforms(params.seed, self._limit)  # [limit]
         self.stop_ids = frozenset(params.stop_token_ids)
         self.logps: list[float] = []
         self._version = 0

@@ -76,13 +76,13 @@ class BatchSampler:
         return logps
 
     def __call__(
-        self, logits: Tensor, uniforms: Sequence[float]
+        self, logits: Tensor, uniforms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sample one token per row.
 
         Args:
             logits: Next-token logits. [B, V]
-            uniforms: One number in [0, 1) per row; unused by greedy rows. [B]
+            uniforms: One number in [0, 1) per row; unused by greedy rows. float64 [B]
 
         Returns:
             Tokens, int64 [B], and their log-probabilities under the distribution of
@@ -101,15 +101,15 @@ class BatchSampler:
         return both[0].astype(np.int64), both[1].astype(np.float32)
 
 
-def _invert_cdf(logps: Tensor, uniforms: Sequence[float]) -> Tensor:
+def _invert_cdf(logps: Tensor, uniforms: np.ndarray) -> Tensor:
     """Return the first token whose cumulative probability exceeds the uniform. [B]."""
     # float64: in float32 the sum over a large vocabulary loses its rare tokens.
     cdf = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
     total = cdf[:, -1]
     # The largest float64 below 1 could round up to the total, which lies behind the
     # last token of positive probability; this one cannot.
-    below_one = torch.tensor(uniforms, dtype=torch.float64, device=cdf.device)
-    target = total * below_one.clamp_(max=1.0 - 2.0**-52)
+    below_one = np.minimum(uniforms, 1.0 - 2.0**-52)
+    target = total * torch.from_numpy(below_one).to(cdf.device)
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     # A row of NaN runs past the end; its log-probability will tell.
     return tokens.clamp_(max=logps.shape[1] - 1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _VIEW_BLOCK = 8  # attention is slower at lengths that are no multiple of this
-_GROW_BLOCK = 128  # columns are allocated in multiples of this
+_GROW_BLOCK = 32  # columns are allocated in multiples of this: gaps cost reading time
 
 
 def round_up(value: int, block: int) -> int:
@@ -31,10 +31,10 @@ def row_length(max_length: int) -> int:
 class SlotCache:
     """Keys and values of many conversations, each in a row of its own.
 
-    Per layer two tensors [rows, kv_heads, columns, head_dim]. Heads come first because
-    attention then reads contiguous memory, which makes decoding about twice as fast on
-    CPUs. Rows and columns grow on demand. What lies behind a row's length is stale but
-    finite, and hidden by the attention mask.
+    Per layer one tensor [2, rows, kv_heads, columns, head_dim]: keys, then values.
+    Heads come before columns because attention then reads contiguous memory, which
+    makes decoding about twice as fast on CPUs. Rows and columns grow on demand. What
+    lies behind a row's length is stale but finite, and hidden by the attention mask.
 
     Args:
         max_rows: Most rows ever needed.
@@ -49,8 +49,7 @@ class SlotCache:
         self._device = device
         self._rows = 0
         self._columns = 0
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
+        self._stores: dict[int, Tensor] = {}
         self._first_row = 0
         self._batch = 0
         self.visible = 0
@@ -60,8 +59,7 @@ class SlotCache:
     @property
     def num_bytes(self) -> int:
         """Memory held now, in bytes."""
-        tensors = [*self._keys.values(), *self._values.values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.numel() * t.element_size() for t in self._stores.values())
 
     @property
     def bytes_per_token(self) -> int:
@@ -70,8 +68,7 @@ class SlotCache:
 
     def clear(self) -> None:
         """Free all tensors."""
-        self._keys.clear()
-        self._values.clear()
+        self._stores.clear()
         self._rows = self._columns = 0
 
     def prepare(
@@ -133,28 +130,25 @@ class SlotCache:
         Returns:
             All keys and all values of these rows. [B, kv_heads, K, head_dim]
         """
-        flat_keys, flat_values = (
-            new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
-            for new in (keys, values)
-        )
-        self.write(flat_keys, flat_values, layer_idx)
+        both = torch.stack((keys, values), 2).permute(0, 3, 2, 1, 4)
+        self.write(both.reshape(-1, *both.shape[2:]), layer_idx)
         return self.read(layer_idx)
 
-    def write(self, keys: Tensor, values: Tensor, layer: int) -> None:
+    def write(self, new: Tensor, layer: int) -> None:
         """Store the new keys and values of one layer.
 
         Args:
-            keys: New keys, padding included. [B * T, kv_heads, head_dim]
-            values: New values. [B * T, kv_heads, head_dim]
+            new: Keys and values, padding included. [B * T, 2, kv_heads, head_dim]
             layer: Which layer.
         """
-        for stores, new in ((self._keys, keys), (self._values, values)):
-            if layer not in stores:
-                heads, dim = new.shape[1:]
-                stores[layer] = new.new_zeros(self._rows, heads, self._columns, dim)
-            if self._source is not None:
-                new = new[self._source]
-            stores[layer].transpose(1, 2).index_put_(self._target, new)
+        if layer not in self._stores:
+            _, _, heads, dim = new.shape
+            size = (2, self._rows, heads, self._columns, dim)
+            self._stores[layer] = new.new_zeros(size)
+        if self._source is not None:
+            new = new[self._source]
+        store = self._stores[layer].permute(1, 3, 0, 2, 4)
+        store.index_put_(self._target, new)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all keys and values of the rows taking part.
@@ -162,10 +156,7 @@ class SlotCache:
         Each is a view [B, kv_heads, K, head_dim].
         """
         rows = slice(self._first_row, self._first_row + self._batch)
-        return (
-            self._keys[layer][rows, :, : self.visible],
-            self._values[layer][rows, :, : self.visible],
-        )
+        return self._stores[layer][:, rows, :, : self.visible].unbind()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions are always passed explicitly."""
@@ -180,14 +171,14 @@ class SlotCache:
             targets: Rows to write, as many.
             length: Columns that matter.
         """
-        if not self._keys:
+        if not self._stores:
             return
         self._reserve(max(targets) + 1, length)
         read = torch.tensor(sources, device=self._device)
         write = torch.tensor(targets, device=self._device)
-        for store in (*self._keys.values(), *self._values.values()):
-            part = store[:, :, :length]
-            part[write] = part[read]
+        for store in self._stores.values():
+            part = store[..., :length, :]
+            part[:, write] = part[:, read]
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
         """Copy the beginning of one row to others.
@@ -199,9 +190,10 @@ class SlotCache:
         """
         self._reserve(max(targets) + 1, length)
         write = torch.tensor(targets, device=self._device)
-        for store in (*self._keys.values(), *self._values.values()):
+        for store in self._stores.values():
+            part = store[..., :length, :]
             # A copy: where the prefix fills whole rows, torch sees that both overlap.
-            store[:, :, :length][write] = store[source, :, :length].clone()
+            part[:, write] = part[:, source, None].clone()
 
     def _reserve(self, rows: int, columns: int) -> None:
         """Grow to at least this size, geometrically so that copies stay rare."""
@@ -210,16 +202,15 @@ class SlotCache:
         if rows > self._rows:
             rows = min(max(rows, 2 * self._rows), self._max_rows)
         if columns > self._columns:
-            columns = round_up(max(columns, self._columns * 3 // 2), _GROW_BLOCK)
+            columns = round_up(max(columns, self._columns * 5 // 4), _GROW_BLOCK)
             columns = min(columns, self._max_columns)
         old_rows, old_columns = self._rows, self._columns
         self._rows, self._columns = max(rows, old_rows), max(columns, old_columns)
-        for stores in (self._keys, self._values):
-            for layer, old in stores.items():
-                heads, dim = old.shape[1], old.shape[3]
-                new = old.new_zeros(self._rows, heads, self._columns, dim)
-                new[:old_rows, :, :old_columns] = old
-                stores[layer] = new
+        for layer, old in self._stores.items():
+            _, _, heads, _, dim = old.shape
+            new = old.new_zeros(2, self._rows, heads, self._columns, dim)
+            new[:, :old_rows, :, :old_columns] = old
+            self._stores[layer] = new
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -137,7 +137,7 @@ def test_a_prefix_that_fills_whole_rows_is_copied():
     cache = SlotCache(3, 8, torch.device("cpu"))
     cache.prepare(0, np.array([0]), np.array([8]))
     new = torch.arange(8.0).view(8, 1, 1).expand(8, 2, 4)
-    cache.write(new, -new, layer=0)
+    cache.write(torch.stack((new, -new), 1), layer=0)
     cache.copy_prefix(0, [1, 2], 8)
     cache.prepare(0, np.array([7, 7, 7]), np.array([1, 1, 1]))
     keys, values = cache.read(0)
