@@ -18,7 +18,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    license_files=["LICENSE"],
+    license_files=["LICENSE", "NOTICE"],
     python_requires=">=3.10",
     # The links algorithms/ and envs/ at the top level are for readers only.
     packages=[
@@ -27,7 +27,7 @@ setup(
     ],
     package_dir={"rllib_llm.tuned_examples": "tuned_examples"},
     package_data={
-        "rllib_llm": ["py.typed"],
+        "rllib_llm": ["py.typed", "envs/data/*.json"],
         "rllib_llm.recipes": ["systems.yaml"],
         "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
     },
@@ -43,6 +43,7 @@ setup(
         "gymnasium",
         "pettingzoo>=1.27,<2",
         "filelock",
+        "jsonschema>=4.18",
         "pyyaml",
         "rich",
         "typer>=0.15",
@@ -53,8 +54,12 @@ setup(
         "vllm": ["vllm>=0.31,<0.33"],
         "lora": LORA,
         "games": [*GAMES, "textarena>=0.7.4,<0.8"],
+        "sandbox": ["pydantic-monty>=1.4,<2"],
+        "search": ["tantivy>=0.27,<0.28"],
+        "math": ["math-verify>=0.9,<0.10"],
         "classic": ["pettingzoo[classic]>=1.27,<2"],
         "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES],
+        "mcp": ["mcp>=1.30,<3"],
         "docs": ["matplotlib"],
     },
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},

@@ -4,7 +4,9 @@ Run:  python benchmarks/presets.py [NAME ...] --seeds 0 1 2
       python benchmarks/presets.py --table
 
 FrozenLake in text, the tiny model, the warm start of frozen_lake_grpo, as many episodes
-per iteration in all; held-out success every four iterations, sampled as in training.
+per iteration in all of a table; held-out success every four iterations, sampled as in
+training. The difference is that of the means over "after 4" to the end, against the
+first row, seed by seed.
 Results lie in benchmarks/results/presets/; the table is that of docs/performance.md.
 """
 
@@ -66,7 +68,9 @@ def print_table(names: tuple[str, ...]) -> None:
     """Print mean and 95 % interval over seeds."""
     at = range(0, ITERATIONS + 1, EVERY)
     heads = " | ".join(f"after {i}" for i in at)
-    print(f"| preset | seeds | {heads} | sampled tokens |\n|{'---|' * (3 + len(at))}")
+    print(f"| preset | seeds | {heads} | paired difference | sampled tokens |")
+    print(f"|{'---|' * (4 + len(at))}")
+    plain = _means(names[0])
     for name in names:
         files = sorted(RESULTS.glob(f"{name}_[0-9].json"))
         curves = [json.loads(f.read_text())["curve"] for f in files]
@@ -74,8 +78,20 @@ def print_table(names: tuple[str, ...]) -> None:
             continue
         cells = [name, str(len(curves))]
         cells += [interval([c[i]["success"] for c in curves]) for i in range(len(at))]
+        own = _means(name)
+        gains = [own[seed] - plain[seed] for seed in own]
+        cells.append("-" if name == names[0] else interval(gains))
         cells += [f"{np.mean([c[-1]['tokens'] for c in curves]):,.0f}"]
         print(f"| {' | '.join(cells)} |")
+
+
+def _means(name: str) -> dict[str, float]:
+    """Return each seed's success, the mean of all points but the first."""
+    found = {}
+    for path in sorted(RESULTS.glob(f"{name}_[0-9].json")):
+        record = json.loads(path.read_text())
+        found[record["seed"]] = np.mean([p["success"] for p in record["curve"][1:]])
+    return found
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ Table:   python benchmarks/selfplay.py --table
 Writes:  benchmarks/results/selfplay/<variant>_<seed>.json, one per run. Exploitability
          is that of the policy as it samples (temperature 1), by OpenSpiel, exact;
          0.458 for the uniform policy, 0 in a Nash equilibrium. Tic-tac-toe has too many
-         histories for it (549,946); there it is the mean return against random play.
+         histories for it (549,946); there it is the mean return against random play,
+         and exploitability where the policy reads the board only (0.960 if uniform).
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ VARIANTS = {
     "pool_free": [FREE],
     "mirror_free": [FREE, "league.opponents=mirror"],
 }
+BOARD = "language_model.history=latest"
 TIC_TAC_TOE = {
     "tic_tac_toe": [],
     "tic_tac_toe_mirror": ["league.opponents=mirror"],
+    "tic_tac_toe_board": [BOARD],
+    "tic_tac_toe_board_mirror": [BOARD, "league.opponents=mirror"],
 }
 # Two-sided 95 % quantile of Student's t for two degrees of freedom.
 T95 = 4.303
@@ -88,7 +92,7 @@ def run(variant: str, seed: int, every: int) -> dict[str, Any]:
 
 
 def run_tic_tac_toe(variant: str, seed: int, every: int) -> dict[str, Any]:
-    """Train with one seed and return the curve of returns against random play."""
+    """Train with one seed; return returns against random play, and exploitability."""
     overrides = [f"seed={seed}", "evaluation.evaluation_duration=400"]
     recipe = load_recipe("tic_tac_toe", [*overrides, *TIC_TAC_TOE[variant]])
     algo = recipe.build_config().build_algo()
@@ -106,7 +110,9 @@ def run_tic_tac_toe(variant: str, seed: int, every: int) -> dict[str, Any]:
 def against_random(algo: Any, iteration: int) -> dict[str, Any]:
     """Play held-out games against random legal moves, both seats in turn."""
     found = algo.evaluate()["env_runners"]["module_episode_return_mean"]
-    return {"iteration": iteration, "return": float(found["default_policy"])}
+    given = {"iteration": iteration, "return": float(found["default_policy"])}
+    is_by_board = algo.config.history == "latest"
+    return given | (point(algo, iteration) if is_by_board else {})
 
 
 def point(algo: Any, iteration: int) -> dict[str, Any]:
@@ -140,15 +146,18 @@ def print_table() -> None:
         ]
         if curves:
             print(f"| {' | '.join(cells)} |")
-    print("\n| variant | seeds | return before | after | each seed |")
-    print("|---|---|---|---|---|")
+    print("\n| variant | seeds | measure | before | after | each seed |")
+    print("|---|---|---|---|---|---|")
     for variant in TIC_TAC_TOE:
         paths = sorted(RESULTS.glob(f"{variant}_[0-9].json"))
         curves = [json.loads(path.read_text())["curve"] for path in paths]
-        last = [curve[-1]["return"] for curve in curves]
-        cells = [variant, str(len(curves))]
-        cells += [interval([c[0]["return"] for c in curves]), interval(last)]
-        print(f"| {' | '.join(cells)} | {', '.join(f'{v:.2f}' for v in last)} |")
+        for measure in ("return", "exploitability"):
+            if not curves or measure not in curves[0][0]:
+                continue
+            last = [curve[-1][measure] for curve in curves]
+            cells = [variant, str(len(curves)), measure]
+            cells += [interval([c[0][measure] for c in curves]), interval(last)]
+            print(f"| {' | '.join(cells)} | {', '.join(f'{v:.2f}' for v in last)} |")
 
 
 def at(curve: list[dict[str, Any]], iteration: int) -> dict[str, Any]:

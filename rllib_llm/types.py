@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 Message = dict[str, str]
-"""A chat message: ``{"role": "system"|"user"|"assistant", "content": text}``."""
+"""A chat message: ``{"role": "system"|"user"|"assistant"|"tool", "content": text}``."""
 
 
 class FinishReason(str, enum.Enum):

@@ -17,6 +17,7 @@ from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.episode_data import agent_episodes
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.replay import Replay
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.spaces import UnicodeText
@@ -270,6 +271,7 @@ def give_group_credit(config, episodes):
     algo = GRPO.__new__(GRPO)
     algo.config = config
     algo._credit = credit_of_policies(config)
+    algo._replay = Replay(config.make_text_env)
     algo._give_credit(episodes)
 
 

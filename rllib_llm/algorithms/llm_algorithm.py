@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm.algorithms.handing_over import handed_over_model, take_over
 from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
@@ -89,6 +90,9 @@ class LLMAlgorithm(PPO):
         self._driver_pieces = DriverPieces(config)
         super().setup(config)
         self._share_weights()
+        # A checkpoint being restored has all that was handed over, and more.
+        if self.config.handed_over and offered_model_folder() is None:
+            take_over(self, Path(self.config.handed_over))
 
     # One iteration -------------------------------------------------------------------
 
@@ -169,6 +173,19 @@ class LLMAlgorithm(PPO):
                 self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
         return episodes
+
+    def play_apart(self, tasks: list[Task], *, explore: bool) -> list[Any]:
+        """Play tasks that are not this iteration's; runners forget their metrics."""
+        runners = self.env_runner_group.healthy_env_runner_ids()
+        if not runners:
+            episodes = self.env_runner.sample(tasks=tasks, explore=explore)
+            self.env_runner.get_metrics()
+            return episodes
+        calls = [_SampleTasks(p, explore) for p in _deal(tasks, len(runners))]
+        answers = self.env_runner_group.foreach_env_runner(
+            calls, local_env_runner=False, remote_worker_ids=runners
+        )
+        return [e for part, _ in answers for e in part]
 
     def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
         """Compatibility mode: RLlib's own sampler, without tasks and groups."""
@@ -308,11 +325,12 @@ class LLMAlgorithm(PPO):
 class _SampleTasks:
     """A picklable call: sample these tasks, return episodes and metrics."""
 
-    def __init__(self, tasks: list[Task]):
-        self.tasks = tasks
+    def __init__(self, tasks: list[Task], explore: bool | None = None):
+        self.tasks, self.explore = tasks, explore
 
     def __call__(self, runner: Any) -> tuple[list[Any], Any]:
-        return runner.sample(tasks=self.tasks), runner.get_metrics()
+        episodes = runner.sample(tasks=self.tasks, explore=self.explore)
+        return episodes, runner.get_metrics()
 
 
 def _sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
@@ -346,7 +364,7 @@ def _with_models(config: Any) -> Any:
         if _is_ready(own.resolved_model):
             continue
         config = config.copy(copy_frozen=False)
-        model = _locate_model(own, module_id)
+        model = handed_over_model(own, module_id) or _locate_model(own, module_id)
         if module_id in config.algorithm_config_overrides_per_module:
             config.algorithm_config_overrides_per_module[module_id] |= {
                 "resolved_model": model

@@ -44,6 +44,9 @@ class LLMConfigMixin(
     (``rollout_fragment_length``, ``train_batch_size``) it is derived.
     """
 
+    # Imitation alone may train what was read: SFT has a setting of this name.
+    observation_weight = 0.0
+
     def _set_llm_defaults(self) -> None:
         # fmt: off
         # __sphinx_doc_begin__
@@ -74,6 +77,8 @@ class LLMConfigMixin(
         # fmt: on
         # Where the prepared model lies; written when the algorithm is built.
         self.resolved_model: str | None = None
+        # The checkpoint whose policies a later stage of a staged run begins with.
+        self.handed_over: str | None = None
 
     # What RLlib asks for -------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
+from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.preparation import model_context_length
@@ -49,11 +50,13 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
         alone = agents_of(env) is None
         first = {DEFAULT_AGENT_ID: told[0]} if alone else texts_of(env, told)
         for agent, observation in first.items():
-            messages = [{"role": "user", "content": observation}]
-            system = config.system_prompt or roles.get(agent)
-            if system:
-                messages.insert(0, {"role": "system", "content": system})
-            longest = max(longest, len(renderer.first(messages)))
+            messages, tools = opening(
+                observation,
+                told[1] if alone else {},
+                system=config.system_prompt or roles.get(agent),
+                renderer=renderer,
+            )
+            longest = max(longest, len(renderer.first(messages, tools)))
     env.close()
     context = config.resolved_context_tokens()
     if longest + 1 > context:

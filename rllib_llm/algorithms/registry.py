@@ -79,6 +79,16 @@ ALGORITHMS.register(
         summary="Games against itself and frozen snapshots, credit by seat",
     ),
 )
+ALGORITHMS.register(
+    "SFT",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.sft.sft",
+        config_name="SFTConfig",
+        algo_name="SFT",
+        paper="Ouyang et al. 2022, arXiv:2203.02155",
+        summary="Imitation of scripted experts, before RL or in its place",
+    ),
+)
 
 
 def register_algorithm(

@@ -26,7 +26,7 @@ CHOICES = {
     "lm_dtype": tuple(DTYPES),
     "lm_value_head": ("mlp", "linear"),
     "lm_value_model": ("shared", "own"),
-    "history": ("append", "rerender"),
+    "history": ("append", "rerender", "latest"),
     "action_head": ("generate", "score"),
     "score_norm": NORMS,
     "generation_engine": ("torch", "vllm", "vllm_actor"),
@@ -342,11 +342,10 @@ def _validate_stop_policies(config: Any) -> None:
 
 
 def _validate_warm_start(config: Any) -> None:
-    if not 0.0 <= config.warm_start_mistake_rate <= 1.0:
-        raise ConfigError(
-            f"warm_start.mistake_rate={config.warm_start_mistake_rate} must be in "
-            "[0, 1]."
-        )
+    for name in ("mistake_rate", "observation_weight"):
+        value = getattr(config, f"warm_start_{name}")
+        if not 0.0 <= value <= 1.0:
+            raise ConfigError(f"warm_start.{name}={value} must be in [0, 1].")
 
 
 def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:

@@ -5,17 +5,28 @@ from __future__ import annotations
 import typer
 
 from rllib_llm.cli.progress import preparing
-from rllib_llm.recipes import Recipe, spaces
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.recipes import Recipe, StagedRecipe, spaces
 from rllib_llm.recipes.plan import Memory, Plan, make_plan
 
 
-def show_plan(recipe: Recipe) -> None:
+def show_plan(recipe: Recipe | StagedRecipe) -> None:
     """Print what ``recipe`` would do; search spaces count at their first values."""
-    config = recipe.build_config(spaces.first_of)
-    with preparing() as on_progress:
-        plan = make_plan(config, on_progress)
-    for name, value in (*_headline(recipe, config), *_lines(plan)):
-        typer.echo(f"{name:<14} {value}")
+    model = None
+    for index, stage in enumerate(recipe.stages):
+        config = stage.build_config(spaces.first_of)
+        headline = _headline(stage, config)
+        if model is not None:  # tokenizer and sizes are those of the first stage's
+            config.language_model(model=model, tiny={})
+        if isinstance(recipe, StagedRecipe):
+            typer.echo(f"stage {recipe.folders[index]}")
+        with preparing() as on_progress:
+            plan = make_plan(config, on_progress)
+            if model is None and len(recipe.stages) > 1:
+                bare = config.copy(copy_frozen=False).warm_start(demonstrations=0)
+                model = prepare_language_model(bare, on_progress)
+        for name, value in (*headline, *_lines(plan)):
+            typer.echo(f"{name:<14} {value}")
     typer.echo("Dry run: nothing was trained. All checks passed.")
 
 

@@ -12,13 +12,11 @@ from rllib_llm.cli.failures import describe
 from rllib_llm.cli.progress import preparing
 from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import Recipe, load_recipe, spaces
+from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.expectations import Verdict, judge
 from rllib_llm.recipes.runs import find_run, run_folder
 
 INTERRUPTED = 130
-# Settings that decide which model is prepared.
-_MODEL_FIELDS = ("language_model", "warm_start", "env_config", "seed", "debugging")
 
 
 def train(
@@ -44,7 +42,7 @@ def train(
     else:
         recipe, run = _resumed(name, overrides, resume, storage)
     recipe.validate()
-    if as_test and not recipe.expect:
+    if as_test and not any(stage.expect for stage in recipe.stages):
         raise ConfigError(
             f"--as-test: {recipe.name} has no 'expect' to hold it against."
         )
@@ -53,7 +51,10 @@ def train(
 
         show_plan(recipe)
         return 0
-    with ray_session(cpus=_cpus(recipe), verbose=verbose):
+    cpus = max(_cpus(stage) for stage in recipe.stages)
+    with ray_session(cpus=cpus, verbose=verbose):
+        if isinstance(recipe, StagedRecipe):
+            return _fit_stages(recipe, run, storage, as_test=as_test)
         results = _fit(recipe, run, storage)
         return 0 if results is None else _verdict(recipe, results, as_test=as_test)
 
@@ -67,7 +68,7 @@ def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _resumed(
     name: str | None, overrides: list[str], resume: str, storage: Path | None
-) -> tuple[Recipe, Path]:
+) -> tuple[Recipe | StagedRecipe, Path]:
     from rllib_llm.recipes.resuming import recipe_of_run
     from rllib_llm.recipes.tuning import default_storage
 
@@ -107,23 +108,46 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
     ).fit()
 
 
-def _with_model(recipe: Recipe) -> Any:
+def _with_model(recipe: Recipe | StagedRecipe) -> Any:
     """Prepare the model here, where progress shows, unless trials differ in it."""
-    from rllib_llm.algorithms.preflight import preflight
-    from rllib_llm.modules.preparation import prepare_language_model
+    from rllib_llm.recipes.staging import prepare, prepare_stages
 
-    config = recipe.build_config()
-    searched = {f: recipe.resolved.get(f) for f in _MODEL_FIELDS}
-    if spaces.has_space(searched):
-        return config  # every trial prepares its own, once per machine
-    bare = recipe.build_config(spaces.first_of)
-    bare.warm_start(demonstrations=0)
+    call = prepare_stages if isinstance(recipe, StagedRecipe) else prepare
     with preparing() as on_progress:
-        # Prompts are held against the context before the long part begins.
-        bare.resolved_model = prepare_language_model(bare, on_progress)
-        preflight(bare)
-        config.resolved_model = prepare_language_model(config, on_progress)
-    return config
+        return call(recipe, on_progress)
+
+
+def _fit_stages(
+    recipe: StagedRecipe, run: Path | None, storage: Path | None, *, as_test: bool
+) -> int:
+    """Train the stages; return the exit status of the whole."""
+    from rllib_llm.recipes.resuming import stored_values
+    from rllib_llm.recipes.staging import next_stage, run_stages
+
+    finished = next_stage(recipe, run) if run else 0
+    if run and finished == len(recipe.stages):
+        typer.echo(
+            f"Nothing to do: {run.name} has finished all stages. To go on: rllib-llm "
+            f"train --resume {run} "
+            f"stages.{recipe.stage_names[-1]}.stop.training_iteration=N"
+        )
+    statuses: list[int] = []
+
+    def judge_stage(index: int, results: Any) -> bool:
+        state = "finished before" if index < finished else "ended"
+        typer.echo(f"stage {recipe.folders[index]} {state}")
+        stage = recipe.stages[index]
+        if results is not None:
+            statuses.append(_verdict(stage, results, as_test=as_test))
+        else:
+            values = stored_values(run / recipe.folders[index])
+            statuses.append(_judge(stage, values) if as_test else 0)
+        return statuses[-1] == 0
+
+    run_stages(
+        recipe, storage, resume=run, prepare_model=_with_model, on_stage=judge_stage
+    )
+    return statuses[-1]
 
 
 def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
@@ -141,11 +165,14 @@ def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
         return INTERRUPTED
     if not as_test:
         return 0
-    verdicts = judge(
-        recipe.expect, {Path(r.path).name: _last_values(r) for r in results}
-    )
+    return _judge(recipe, {Path(r.path).name: _last_values(r) for r in results})
+
+
+def _judge(recipe: Recipe, values: dict[str, dict[str, Any]]) -> int:
+    """Hold last values, by trial, against ``expect``; a stage may have none."""
+    verdicts = judge(recipe.expect, values)
     _print_verdicts(verdicts)
-    return 0 if verdicts and all(v.ok for v in verdicts) else 1
+    return 0 if (verdicts or not recipe.expect) and all(v.ok for v in verdicts) else 1
 
 
 def _last_values(result: Any) -> dict[str, Any]:
@@ -157,6 +184,8 @@ def _last_values(result: Any) -> dict[str, Any]:
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
+    if not verdicts:
+        return
     rows = [("trial", "metric", "expected", "value", "verdict")]
     for v in verdicts:
         bounds = ", ".join(f"{k} {b:g}" for k, b in sorted(v.bounds.items()))

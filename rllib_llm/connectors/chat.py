@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+from rllib_llm.connectors.tool_prompts import template_tool_format
 from rllib_llm.errors import TemplateError
 from rllib_llm.types import Message
 
@@ -53,7 +56,8 @@ class ChatRenderer:
         history: ``"append"`` (each turn adds a delta; what was sampled stays as it
             was) or ``"rerender"`` (the template renders the whole conversation every
             turn; where it rewrites earlier turns, e.g. strips thinking, a new row
-            starts and the engine prefills again).
+            starts and the engine prefills again) or ``"latest"`` (each turn shows the
+            system message and the newest observation only, in a row of its own).
         template_kwargs: Given to the template, e.g. ``{"enable_thinking": False}``.
 
     Attributes:
@@ -98,8 +102,17 @@ class ChatRenderer:
         # Rollouts of a group share their first prompt, and often later ones.
         self._first_ids = functools.lru_cache(_CACHED_TEXTS)(self._encode)
         self._delta_ids = functools.lru_cache(_CACHED_TEXTS)(
-            lambda observation: self._encode(self._after_reply(observation))
+            lambda *news: self._encode(self._after_reply([dict(m) for m in news]))
         )
+
+    @functools.cached_property
+    def tool_format(self) -> str | None:
+        """How the template writes calls of tools: "hermes", "llama3".
+
+        None if it writes them otherwise, or cannot list tools, or cannot show results
+        in the role ``tool`` without changing what stands before them.
+        """
+        return template_tool_format(self._render)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the caches out: they cannot be pickled."""
@@ -110,20 +123,32 @@ class ChatRenderer:
         vars(self).update(state)
         self._add_caches()
 
-    def first(self, messages: list[Message]) -> list[int]:
-        """Return the ids of a conversation's opening, ready for the first turn."""
-        return list(self._first_ids(self._render(self._fold_system(messages))))
+    def first(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the ids of a conversation's opening, ready for the first turn.
 
-    def delta(self, observation: str, *, last_sampled_id: int | None) -> list[int]:
+        Args:
+            messages: The opening.
+            tools: JSON schemas of the tools that the template shall present.
+        """
+        text = self._render(self._fold_system(messages), tools=tools)
+        return list(self._first_ids(text))
+
+    def delta(
+        self, observation: str | list[Message], *, last_sampled_id: int | None
+    ) -> list[int]:
         """Return what to append after a sampled turn to show the next observation.
 
         Args:
-            observation: Text of the next user message.
+            observation: Text of the next user message, or messages (results of tools).
             last_sampled_id: Last id of the sampled turn. If it is not the end of turn
                 (the turn was cut at ``max_new_tokens``), the end of turn is supplied
                 here, as a prompt token that is not trained.
         """
-        ids = self._delta_ids(observation)
+        if isinstance(observation, str):
+            observation = [{"role": "user", "content": observation}]
+        ids = self._delta_ids(*(tuple(m.items()) for m in observation))
         # Cut ids, not text: what follows a special token may be encoded differently
         # without it (some tokens swallow the white space after them).
         if last_sampled_id == self.end_of_turn_id:
@@ -131,7 +156,12 @@ class ChatRenderer:
         return list(ids)
 
     def next(
-        self, messages: list[Message], ids_so_far: list[int], *, last_sampled_id: int
+        self,
+        messages: list[Message],
+        ids_so_far: list[int],
+        *,
+        last_sampled_id: int,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> Prompt:
         """Return the prompt of a later turn.
 
@@ -139,11 +169,15 @@ class ChatRenderer:
             messages: The conversation, ending in the observation to show.
             ids_so_far: Everything the engine has seen and sampled.
             last_sampled_id: Last id of the previous sampled turn.
+            tools: As in the first prompt.
         """
         if self.history == "append":
-            ids = self.delta(messages[-1]["content"], last_sampled_id=last_sampled_id)
+            ids = self.delta(_newest(messages), last_sampled_id=last_sampled_id)
             return Prompt(ids, extends=True)
-        text = self._render(self._fold_system(messages))
+        if self.history == "latest":
+            system = [m for m in messages[:1] if m["role"] == "system"]
+            return Prompt(self.first([*system, *_newest(messages)], tools), False)
+        text = self._render(self._fold_system(messages), tools=tools)
         ids = self._encode(text)
         if ids[: len(ids_so_far)] == ids_so_far:
             return Prompt(ids[len(ids_so_far) :], extends=True)
@@ -168,14 +202,23 @@ class ChatRenderer:
 
     # Template ----------------------------------------------------------------------
 
-    def _render(self, messages: list[Message], *, prompt: bool = True) -> str:
+    def _render(
+        self,
+        messages: list[Message],
+        *,
+        prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
         """Return the template's text, with marks where users wrote control tokens."""
+        extra = dict(self.template_kwargs)
+        if tools:
+            extra["tools"] = self._mark_tools(tools)
         try:
             return self.tokenizer.apply_chat_template(
                 [self._mark(m) for m in messages],
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **self.template_kwargs,
+                **extra,
             )
         except Exception as error:  # jinja raises whatever the template raises
             raise TemplateError(
@@ -211,12 +254,20 @@ class ChatRenderer:
     def _mark(self, message: Message) -> Message:
         """Put marks for the control tokens that an observation spells out."""
         content = message["content"].replace("\ufdd0", "\ufffd")  # no forged marks
-        if message["role"] == "user":
-            names = [name for name, _ in self._controls]
-            content = self._control_pattern.sub(
-                lambda match: f"\ufdd0{names.index(match[0])}\ufdd1", content
-            )
+        if message["role"] in ("user", "tool"):
+            content = self._mark_controls(content)
         return {**message, "content": content}
+
+    def _mark_controls(self, text: str) -> str:
+        names = [name for name, _ in self._controls]
+        return self._control_pattern.sub(
+            lambda match: f"\ufdd0{names.index(match[0])}\ufdd1", text
+        )
+
+    def _mark_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Do the same in descriptions of tools, which may come from elsewhere."""
+        text = json.dumps(list(tools), ensure_ascii=False).replace("\ufdd0", "\ufffd")
+        return json.loads(self._mark_controls(text))
 
     def _spell_out(self, mark: re.Match[str]) -> str:
         return self._controls[int(mark[1])][0]
@@ -249,15 +300,15 @@ class ChatRenderer:
 
     # Probes of the template ----------------------------------------------------------
 
-    def _after_reply(self, observation: str) -> str:
-        return self._dialogue(_ASSISTANT, observation).split(_ASSISTANT, 1)[1]
+    def _after_reply(self, news: list[Message]) -> str:
+        return self._dialogue(_ASSISTANT, news).split(_ASSISTANT, 1)[1]
 
-    def _dialogue(self, reply: str, observation: str = _USER_2) -> str:
+    def _dialogue(self, reply: str, news: list[Message] | None = None) -> str:
         return self._render(
             [
                 {"role": "user", "content": _USER},
                 {"role": "assistant", "content": reply},
-                {"role": "user", "content": observation},
+                *(news or [{"role": "user", "content": _USER_2}]),
             ]
         )
 
@@ -284,7 +335,7 @@ class ChatRenderer:
 
     def _find_rewriting(self) -> str | None:
         """Say how the template changes a turn once another one follows it."""
-        tail = self._after_reply(_USER_2)
+        tail = self._after_reply([{"role": "user", "content": _USER_2}])
         for reply in (_ASSISTANT, _THOUGHT + _ASSISTANT):
             appended = self._opening() + reply + tail
             rendered = self._dialogue(reply)
@@ -329,3 +380,9 @@ class ChatRenderer:
         system, user, *rest = messages
         folded = {**user, "content": f"{system['content']}\n\n{user['content']}"}
         return [folded, *rest]
+
+
+def _newest(messages: list[Message]) -> list[Message]:
+    """Return what came after the last reply."""
+    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    return messages[replies[-1] + 1 :] if replies else messages

@@ -11,6 +11,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer, Prompt
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.connectors.tool_prompts import later, opening
 
 PROMPTS = "prompts"
 STOP_TOKEN_IDS = "stop_token_ids"
@@ -100,17 +101,22 @@ class RenderChat(ConnectorV2):
     def _prompt(self, data: EpisodeData, episode: Any) -> Prompt | None:
         module_id = episode.module_id or DEFAULT_MODULE_ID
         renderer = self.renderers.get(module_id)
-        message = {"role": "user", "content": str(episode.get_observations(-1))}
+        text, info = str(episode.get_observations(-1)), episode.get_infos(-1) or {}
         if data.messages:
-            data.messages.append(message)
+            data.messages += later(text, info, data.tools)
             if renderer is None:
                 return None
-            return renderer.next(data.messages, data.ids, last_sampled_id=data.ids[-1])
+            return renderer.next(
+                data.messages,
+                data.ids,
+                last_sampled_id=data.ids[-1],
+                tools=data.tools,
+            )
         agent_id = episode.agent_id or DEFAULT_AGENT_ID
         system = self.system_prompts.get(module_id) or self.role_prompts.get(agent_id)
-        if system:
-            data.messages.append({"role": "system", "content": system})
-        data.messages.append(message)
+        data.messages, data.tools = opening(
+            text, info, system=system, renderer=renderer
+        )
         if renderer is None:
             return None
-        return Prompt(renderer.first(data.messages), extends=True)
+        return Prompt(renderer.first(data.messages, data.tools), extends=True)

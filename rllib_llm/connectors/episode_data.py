@@ -23,6 +23,7 @@ class EpisodeData:
         task: Which instance and group this is.
         agent_index: Number of the agent in its environment's declared order.
         messages: The conversation as text, for people and environments.
+        tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens, as the engine saw and sampled them.
         prompt: Tokens to append before the next turn (None while none is due).
         is_over: Whether the episode has ended.
@@ -35,12 +36,15 @@ class EpisodeData:
         success: Whether the task was solved, where that is defined.
         metrics: The environment's own numbers.
         masked_turns: Turns that are not learnt from, by their number.
+        greedy_return: Written by the driver: what its agent earned in the greedy
+            rollout of the task, where one was played.
         advantage: Written by the driver: credit per turn, or one for the episode.
     """
 
     task: Task | None = None
     agent_index: int = 0
     messages: list[Message] = dataclasses.field(default_factory=list)
+    tools: Sequence[dict[str, Any]] | None = None
     ids: list[int] = dataclasses.field(default_factory=list)
     prompt: Prompt | None = None
     is_over: bool = False
@@ -53,6 +57,7 @@ class EpisodeData:
     success: bool | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     masked_turns: frozenset[int] = frozenset()
+    greedy_return: float | None = None
     advantage: float | Sequence[float] | None = None
     seconds: float = 0.0
 

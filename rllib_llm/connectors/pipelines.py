@@ -96,6 +96,7 @@ def _row_settings(config: Any) -> RowSettings:
         loss_agg_constant=config.resolved_loss_agg_constant(),
         row_per_turn=config.row_per_turn,
         has_critic=config.use_critic,
+        observation_weight=config.observation_weight,
     )
 
 

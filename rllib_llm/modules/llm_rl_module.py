@@ -400,6 +400,11 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             self._share_base()  # on the new device
         return self
 
+    def refresh_reference(self) -> None:
+        """Make the frozen reference what the policy is now (not under LoRA)."""
+        for lm in self._reference:
+            lm.load_state_dict(self.lm.state_dict())
+
     def share_parameters_with(self, other: LLMRLModule) -> None:
         """Use the tensors of ``other`` from now on, so that syncing costs nothing."""
         theirs = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())

@@ -128,6 +128,7 @@ def _warm_start_key(config: Any) -> Any:
         "epochs": config.warm_start_epochs,
         "lr": config.warm_start_lr,
         "minibatch_size": config.warm_start_minibatch_size,
+        "observation_weight": config.warm_start_observation_weight,
         "dtype": config.lm_dtype,
         "history": config.history,
         "chat_template_kwargs": config.chat_template_kwargs,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
@@ -23,6 +24,8 @@ class Demonstration:
         rewards: One per turn.
         success: Whether the task was solved, where that is defined.
         agent_id: Whose conversation it is; None where there is one agent.
+        infos: What the environment said beside each observation; none if it has no
+            tools to speak of.
     """
 
     observations: list[str]
@@ -30,6 +33,11 @@ class Demonstration:
     rewards: list[float]
     success: bool | None
     agent_id: str | None = None
+    infos: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def info(self, number: int) -> dict[str, Any]:
+        """Return what was said beside an observation."""
+        return self.infos[number] if self.infos else {}
 
 
 def demonstrate_together(
@@ -85,8 +93,8 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
     """
     # Not default_rng(seed): that is the environment's own stream.
     rng = np.random.default_rng([seed, 1])
-    observation, _ = env.reset(seed=seed, options={"split": "train"})
-    demo = Demonstration([observation], [], [], None)
+    observation, info = env.reset(seed=seed, options={"split": "train"})
+    demo = Demonstration([observation], [], [], None, infos=[info])
     done = False
     try:
         while not done:
@@ -98,6 +106,7 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
             observation, reward, terminated, truncated, info = env.step(completion)
             demo.completions.append(completion)
             demo.observations.append(observation)
+            demo.infos.append(info)
             demo.rewards.append(reward)
             done = terminated or truncated
             demo.success = info.get("success")
@@ -119,18 +128,25 @@ def demonstrations(
     Returns:
         One demonstration per episode; of a JointEnv one per episode and agent.
     """
+    seeds = [stable_seed(seed, "demonstration", i) for i in range(count)]
+    return demonstrations_of(env, seeds, mistake_rate, on_progress)
+
+
+def demonstrations_of(
+    env: Any,
+    seeds: Sequence[int],
+    mistake_rate: float,
+    on_progress: Callable[[float], None] | None = None,
+) -> list[Demonstration]:
+    """Play the training instances of these seeds; see :func:`demonstrations`."""
     played = []
-    for i in range(count):
-        settings = {
-            "seed": stable_seed(seed, "demonstration", i),
-            "mistake_rate": mistake_rate,
-        }
+    for i, seed in enumerate(seeds):
         if agents_of(env) is None:
-            played.append(demonstrate(env, **settings))
+            played.append(demonstrate(env, seed=seed, mistake_rate=mistake_rate))
         else:
-            played += demonstrate_together(env, **settings)
+            played += demonstrate_together(env, seed=seed, mistake_rate=mistake_rate)
         if on_progress is not None:
-            on_progress((i + 1) / count)
+            on_progress((i + 1) / len(seeds))
     return played
 
 
@@ -143,6 +159,11 @@ def transcript_texts(env: Any, *, seed: int, count: int = 300) -> list[str]:
     try:
         for demo in demonstrations(env, count, seed=seed, mistake_rate=0.5):
             texts += demo.observations + demo.completions
+            if demo.info(0).get("tools"):  # the tiny template cannot present them
+                said, _ = opening(
+                    demo.observations[0], demo.info(0), system=None, renderer=None
+                )
+                texts.append(said[0]["content"])
     except ConfigError:
         for i in range(count):
             told = env.reset(seed=stable_seed(seed, "text", i))

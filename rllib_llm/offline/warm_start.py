@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,14 @@ from rllib_llm import columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.offline.demonstrations import Demonstration, demonstrations
+from rllib_llm.offline.demonstrations import (
+    Demonstration,
+    demonstrations,
+    demonstrations_of,
+)
 from rllib_llm.types import FinishReason, Turn
 
 Progress = Callable[[str, float], None]
@@ -43,15 +48,7 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
     roles = role_prompts(env)
     env.close()
     learner = _learner(config, model, len(demos))
-    renderer = learner.config.chat_renderer()
-    episodes = [
-        demonstration_episode(
-            demo,
-            renderer,
-            config.system_prompt or roles.get(demo.agent_id or DEFAULT_AGENT_ID),
-        )
-        for demo in demos
-    ]
+    episodes = _as_episodes(demos, learner.config.chat_renderer(), config, roles)
     size = config.warm_start_minibatch_size
     order = _epochs(len(episodes), config.warm_start_epochs, size, seed)
     for step, chosen in enumerate(order):
@@ -62,6 +59,39 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         )
         on_progress("warm start", (step + 1) / len(order))
     learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
+
+
+def demonstrated_episodes(
+    config: Any, seeds: Sequence[int], mistake_rate: float
+) -> list[SingleAgentEpisode]:
+    """Return what the expert does on training instances, one episode per agent.
+
+    Args:
+        config: An algorithm's config, its model prepared.
+        seeds: Of the instances.
+        mistake_rate: Share of random turns.
+    """
+    env = config.make_text_env()
+    demos = demonstrations_of(env, seeds, mistake_rate)
+    roles = role_prompts(env)
+    env.close()
+    return _as_episodes(demos, config.chat_renderer(), config, roles)
+
+
+def _as_episodes(
+    demos: Sequence[Demonstration],
+    renderer: ChatRenderer,
+    config: Any,
+    roles: Mapping[str, str],
+) -> list[SingleAgentEpisode]:
+    return [
+        demonstration_episode(
+            demo,
+            renderer,
+            config.system_prompt or roles.get(demo.agent_id or DEFAULT_AGENT_ID),
+        )
+        for demo in demos
+    ]
 
 
 def _learner(config: Any, model: str, num_demos: int) -> Any:
@@ -86,6 +116,7 @@ def _learner(config: Any, model: str, num_demos: int) -> Any:
             lr=[[0, lr], [steps, 0.1 * lr]],
             micro_batch_tokens=config.micro_batch_tokens,
             grad_clip=1.0,
+            observation_weight=config.warm_start_observation_weight,
         )
         .debugging(seed=config.seed)
         .learners(num_gpus_per_learner=config.num_gpus_per_learner)
@@ -116,16 +147,21 @@ def demonstration_episode(
     episode = SingleAgentEpisode(observation_space=space, action_space=space)
     episode.add_env_reset(observation=demo.observations[0], infos={})
     data = episode_data(episode)
-    if system_prompt:
-        data.messages.append({"role": "system", "content": system_prompt})
     last = len(demo.completions) - 1
     for i, completion in enumerate(demo.completions):
-        data.messages.append({"role": "user", "content": demo.observations[i]})
+        told = demo.observations[i], demo.info(i)
         if i == 0:
-            prompt, extends = renderer.first(data.messages), True
+            data.messages, data.tools = opening(
+                *told, system=system_prompt, renderer=renderer
+            )
+            prompt, extends = renderer.first(data.messages, data.tools), True
         else:
+            data.messages += later(*told, data.tools)
             rendered = renderer.next(
-                data.messages, data.ids, last_sampled_id=data.ids[-1]
+                data.messages,
+                data.ids,
+                last_sampled_id=data.ids[-1],
+                tools=data.tools,
             )
             prompt, extends = rendered.ids, rendered.extends
         action = renderer.encode_reply(completion)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from rllib_llm.types import StopReason, Task
 
 class MissingInfo(ConfigError):
     """The environment does not say what a piece needs to know."""
+
+
+class MissingGreedyReturn(ConfigError):
+    """No greedy rollout was played of a task that is compared with one."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +41,8 @@ class Trajectory:
         success: Whether the task was solved, None where that is not defined.
         stop_reason: Why the episode ended.
         is_trained: Whether it may be learnt from; else it counts in statistics only.
+        greedy_return: What its agent earned in the greedy rollout of the task; None
+            where none was played.
     """
 
     task: Task
@@ -55,6 +61,7 @@ class Trajectory:
     success: bool | None = None
     stop_reason: StopReason | None = None
     is_trained: bool = True
+    greedy_return: float | None = None
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -106,9 +113,13 @@ class TurnTable:
 
     Args:
         trajectories: The turns of one follow those of the one before.
+        replay: See the attribute.
 
     Attributes:
         trajectories: As given. [N]
+        replay: What each agent would have earned if these trajectories of one task,
+            one of each agent, had met, by AgentID: a game played again with their
+            texts; None where no game can be played again.
         task: Group of each. int64 [N]
         episode: Episode of each. int64 [N]
         agent: Agent of each. int64 [N]
@@ -123,8 +134,12 @@ class TurnTable:
         invalid: Whether no action was found in it. bool [M]
     """
 
-    def __init__(self, trajectories: Sequence[Trajectory]):
-        self.trajectories = list(trajectories)
+    def __init__(
+        self,
+        trajectories: Sequence[Trajectory],
+        replay: Callable[[Sequence[Trajectory]], dict[str, float]] | None = None,
+    ):
+        self.trajectories, self.replay = list(trajectories), replay
         every = self.trajectories
         sizes = np.array([len(t) for t in every], np.int64)
         self.task = _ints(t.task.group_id for t in every)
@@ -183,6 +198,21 @@ class TurnTable:
             found[i] = later
         return found
 
+    @property
+    def greedy_returns(self) -> np.ndarray:
+        """What each one's agent earned in the greedy rollout of its task. [N]
+
+        Raises:
+            MissingGreedyReturn: If there was none.
+        """
+        found = [t.greedy_return for t in self.trajectories]
+        if None in found:
+            raise MissingGreedyReturn(
+                "baseline='greedy' compares with a greedy rollout of the same task, "
+                "which GRPO plays. Use another baseline elsewhere."
+            )
+        return np.array(found, np.float64)
+
     def split(self, per_turn: np.ndarray) -> list[np.ndarray]:
         """Return each trajectory's part of a column. [M] -> N arrays of [H]"""
         return np.split(np.asarray(per_turn), self._ends[:-1]) if len(self) else []
@@ -219,7 +249,7 @@ def example_table(
                 agent_id=name,
                 module_id=f"policy_{agent}",
                 observations=["Well?", "And now?"],
-                completions=["So.", "Thus."],
+                completions=["So.", f"Thus {rollout}."],
                 rewards=[0.0, (task + rollout * (agent + 1)) / most],
                 steps=[0, 1],
                 num_tokens=[2, 3],
@@ -227,11 +257,13 @@ def example_table(
                 infos=[dict(_EXAMPLE_INFO), dict(_EXAMPLE_INFO)],
                 success=bool(rollout),
                 stop_reason=StopReason.TERMINATED,
+                greedy_return=0.25,
             )
             for task in range(2)
             for rollout in range(rollouts)
             for agent, name in enumerate(agents)
-        ]
+        ],
+        replay=lambda players: {p.agent_id: p.earned for p in players},
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,15 @@ from rllib_llm.recipes.classic import from_classic, is_classic
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.names import find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
+from rllib_llm.recipes.runs import stage_folder
 from rllib_llm.recipes.sections import SECTIONS, apply_section, suggestion
+from rllib_llm.recipes.stages import (
+    STAGES,
+    override_stages,
+    recipes_of_stages,
+    stages_as_list,
+    stages_by_name,
+)
 
 if TYPE_CHECKING:
     from ray import tune
@@ -30,6 +39,7 @@ FIELDS = (
     "stop",
     "expect",
     "tune",
+    STAGES,
 )
 # Written into a run's recipe.yaml for the record; of no effect when read back.
 VERSIONS = "versions"
@@ -72,6 +82,11 @@ class Recipe:
     def description(self) -> str:
         """What the recipe says about itself."""
         return self.resolved.get("description", "")
+
+    @property
+    def stages(self) -> list[Recipe]:
+        """This alone, as :attr:`StagedRecipe.stages` has several."""
+        return [self]
 
     @property
     def has_search(self) -> bool:
@@ -125,7 +140,69 @@ class Recipe:
         return make_tuner(self, storage_path, **kwargs)
 
 
-def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+@dataclasses.dataclass
+class StagedRecipe:
+    """Several recipes, one after another; each begins with what the last one learnt.
+
+    Attributes:
+        name: Names the run folder.
+        stages: A recipe each, in their order.
+        stage_names: What each is called.
+        resolved: The whole after overrides, loadable again.
+    """
+
+    name: str
+    stages: list[Recipe]
+    stage_names: list[str]
+    resolved: dict[str, Any]
+
+    @property
+    def description(self) -> str:
+        """What the recipe says about itself."""
+        return self.resolved.get("description", "")
+
+    @property
+    def folders(self) -> list[str]:
+        """Names of the stages' folders inside the run folder, e.g. ``1_sft``."""
+        return [stage_folder(i, name) for i, name in enumerate(self.stage_names)]
+
+    def validate(self) -> None:
+        """Check every stage as :meth:`Recipe.validate` does, and what is handed over.
+
+        Raises:
+            ConfigError: Naming the stage, the value, the rule, and the remedy.
+        """
+        from rllib_llm.algorithms.handing_over import check_handover
+
+        earlier = None
+        for name, stage in zip(self.stage_names, self.stages, strict=True):
+            with _named(f"stage {name!r}"):
+                stage.validate()
+                config = stage.build_config()
+                config.validate()
+                if earlier is not None:
+                    check_handover(earlier, config)
+            earlier = config
+
+    def run(self, storage_path: str | Path | None = None, **kwargs: Any) -> list[Any]:
+        """Run the stages; see :func:`rllib_llm.recipes.staging.run_stages`."""
+        from rllib_llm.recipes.staging import run_stages
+
+        return run_stages(self, storage_path, **kwargs)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say in a ConfigError where it lies."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def load_recipe(
+    name_or_path: str | Path, overrides: Iterable[str] = ()
+) -> Recipe | StagedRecipe:
     """Load a shipped recipe by name, or any recipe by path.
 
     Args:
@@ -143,21 +220,49 @@ def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Reci
         >>> results = recipe.tuner().fit()
     """
     path = find_recipe(name_or_path)
-    try:
+    with _named(path.name):
         return recipe_from_dict(yaml_io.read(path), path.stem, overrides)
-    except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from error
 
 
 def recipe_from_dict(
     data: Any, name: str = "recipe", overrides: Iterable[str] = ()
-) -> Recipe:
+) -> Recipe | StagedRecipe:
     """Return the recipe that ``data`` (parsed YAML) describes."""
     if not isinstance(data, dict):
         raise ConfigError(f"A recipe is a mapping, not {type(data).__name__}.")
     if is_classic(data):
         data = from_classic(data)
-    data = apply_overrides({k: v for k, v in data.items() if k != VERSIONS}, overrides)
+    data = {k: v for k, v in data.items() if k != VERSIONS}
+    if data.get(STAGES) is not None:
+        return _staged(data, name, overrides)
+    return _single(apply_overrides(data, overrides), name)
+
+
+def _staged(data: dict[str, Any], name: str, overrides: Iterable[str]) -> StagedRecipe:
+    data = override_stages(stages_by_name(data), overrides)
+    _check_names(data)
+    data.setdefault("name", name)
+    stages = []
+    for stage, merged in recipes_of_stages(data, str(data["name"])).items():
+        with _named(f"stage {stage!r}"):
+            recipe = _single(merged, stage)
+            _refuse_search(recipe)
+            stages.append(recipe)
+    listed = stages_as_list(data)
+    resolved = {k: listed[k] for k in FIELDS if listed.get(k) is not None}
+    return StagedRecipe(str(data["name"]), stages, list(data[STAGES]), resolved)
+
+
+def _refuse_search(recipe: Recipe) -> None:
+    if recipe.has_search or recipe.tune["num_samples"] != 1:
+        raise ConfigError(
+            "a stage is one trial: it is not clear which of several would be handed "
+            "over. Take search spaces and tune.num_samples away, search in a recipe of "
+            "this stage alone, and put the values found here."
+        )
+
+
+def _single(data: dict[str, Any], name: str) -> Recipe:
     _check_fields(data)
     resolved = {k: data[k] for k in FIELDS if data.get(k) is not None}
     resolved.setdefault("name", name)
@@ -176,13 +281,17 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def _check_fields(data: dict[str, Any]) -> None:
+def _check_names(data: dict[str, Any]) -> None:
     for key in data:
         if key not in FIELDS:
             raise ConfigError(
                 f"Unknown field {key!r}. {suggestion(str(key), FIELDS)}"
                 f"Fields of a recipe: {', '.join(FIELDS)}."
             )
+
+
+def _check_fields(data: dict[str, Any]) -> None:
+    _check_names(data)
     for key, example in (("algo", "LLMPPO"), ("env", "frozen_lake-v0")):
         if not isinstance(data.get(key), str):
             raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")

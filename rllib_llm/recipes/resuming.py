@@ -22,8 +22,19 @@ from ray.tune.utils.util import flatten_dict
 from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.errors import CheckpointError, ConfigError
-from rllib_llm.recipes.recipe import VERSIONS, Recipe, recipe_from_dict
-from rllib_llm.recipes.runs import differing_keys, newest_checkpoint, stored_recipe
+from rllib_llm.recipes.recipe import (
+    VERSIONS,
+    Recipe,
+    StagedRecipe,
+    recipe_from_dict,
+)
+from rllib_llm.recipes.runs import (
+    differing_keys,
+    locate_checkpoint,
+    newest_checkpoint,
+    stored_recipe,
+)
+from rllib_llm.recipes.stages import STAGES, stages_by_name
 from rllib_llm.recipes.stopping import RecipeStopper
 
 _STATE_FILES = "experiment_state-*.json"
@@ -32,9 +43,14 @@ _STATE_FILES = "experiment_state-*.json"
 _FORGOTTEN = ("_stopper", "_should_stop_experiment", "_has_errored")
 
 
+_MAY_CHANGE = ("stop", "name", "description")
+
+
 def recipe_of_run(
-    run: Path, given: Recipe | None = None, overrides: list[str] | None = None
-) -> Recipe:
+    run: Path,
+    given: Recipe | StagedRecipe | None = None,
+    overrides: list[str] | None = None,
+) -> Recipe | StagedRecipe:
     """Return the recipe to continue ``run`` with.
 
     Args:
@@ -48,11 +64,8 @@ def recipe_of_run(
     stored = {k: v for k, v in stored_recipe(run).items() if k != VERSIONS}
     if given is None:
         given = recipe_from_dict(stored, overrides=overrides or [])
-    differing = [
-        k
-        for k in differing_keys(stored, given.resolved)
-        if k.partition(".")[0] not in ("stop", "name", "description")
-    ]
+    keys = differing_keys(_by_name(stored), _by_name(given.resolved))
+    differing = [k for k in keys if _field(k) not in _MAY_CHANGE]
     if differing:
         raise ConfigError(
             f"{run.name} was started with another recipe; it differs in "
@@ -60,6 +73,37 @@ def recipe_of_run(
             "change): drop the changes, or start a new run."
         )
     return given
+
+
+def _by_name(resolved: dict[str, Any]) -> dict[str, Any]:
+    return stages_by_name(resolved) if STAGES in resolved else resolved
+
+
+def _field(key: str) -> str:
+    """Return the field of a dotted key, of whichever stage."""
+    parts = key.split(".")
+    return parts[2] if parts[0] == STAGES and len(parts) > 2 else parts[0]
+
+
+def has_reached_stop(run: Path, recipe: Recipe) -> bool:
+    """Whether the newest checkpoint of a run of one trial is that of its end."""
+    try:
+        checkpoint = locate_checkpoint(run).checkpoint
+    except CheckpointError:  # none yet
+        return False
+    last = flatten_dict(_metrics_of(checkpoint), delimiter="/")
+    return RecipeStopper(recipe.stop).is_reached(last)
+
+
+def stored_values(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the last reported value of every result of a run, by trial folder."""
+    found: dict[str, dict[str, Any]] = {}
+    for log in sorted(run.glob("trial_*/result.json")):
+        values = found.setdefault(log.parent.name, {})
+        for line in log.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # a kill cut it off
+                values |= flatten_dict(json.loads(line), delimiter="/")
+    return found
 
 
 def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:

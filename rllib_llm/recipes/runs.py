@@ -57,14 +57,14 @@ def find_run(given: str | Path, storage: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Return the run folder that ``path`` is, or lies in.
+    """Return the run folder that ``path`` is, or lies in; of stages the whole run's.
 
     Raises:
         CheckpointError: If none of its parents holds a ``recipe.yaml``.
     """
     for folder in (path, *path.parents[:2]):
         if (folder / RECIPE_FILE).is_file():
-            return folder
+            return folder.parent if _stage_folders(folder.parent) else folder
     raise CheckpointError(
         f"{path} belongs to no run: neither it nor its parents hold a {RECIPE_FILE}. "
         "Give a folder that 'rllib-llm train' wrote."
@@ -74,16 +74,16 @@ def run_folder(path: Path) -> Path:
 def locate_checkpoint(path: Path) -> RunPaths:
     """Return the newest complete checkpoint in a run, trial or checkpoint folder.
 
+    Of a staged run it is that of the last stage that has one.
+
     Raises:
         CheckpointError: If there is none.
     """
     checkpoint: Path | None = path
     if not (path / _CHECKPOINT_FILE).is_file():
-        checkpoint = max(
-            (c for c in path.rglob("checkpoint_*") if is_complete(c)),
-            key=lambda c: (c.stat().st_mtime, c.name),
-            default=None,
-        )
+        stages = reversed(_stage_folders(path))
+        found = (_newest_below(folder) for folder in [*stages, path])
+        checkpoint = next((c for c in found if c is not None), None)
     elif not is_complete(path):
         raise CheckpointError(
             f"The checkpoint {path} is incomplete; writing it was interrupted. Use an "
@@ -101,6 +101,26 @@ def locate_checkpoint(path: Path) -> RunPaths:
     )
 
 
+def _stage_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's stages in their order; none if it has no stages."""
+    recipe = stored_recipe(run) if (run / RECIPE_FILE).is_file() else {}
+    names = [stage["name"] for stage in recipe.get("stages", ())]
+    return [run / stage_folder(i, name) for i, name in enumerate(names)]
+
+
+def stage_folder(index: int, name: str) -> str:
+    """Return the name of a stage's folder, e.g. ``1_sft`` of the first."""
+    return f"{index + 1}_{name}"
+
+
+def _newest_below(path: Path) -> Path | None:
+    return max(
+        (c for c in path.rglob("checkpoint_*") if is_complete(c)),
+        key=lambda c: (c.stat().st_mtime, c.name),
+        default=None,
+    )
+
+
 def newest_checkpoint(trial: Path) -> Path | None:
     """Return the trial's complete checkpoint with the highest number, if any."""
     return max(
@@ -115,6 +135,13 @@ def is_complete(checkpoint: Path) -> bool:
 
     Tune copies checkpoints file by file, so a killed run may leave half of one.
     """
+    try:
+        return _is_whole(checkpoint)
+    except FileNotFoundError:  # a run that goes on deletes its old ones
+        return False
+
+
+def _is_whole(checkpoint: Path) -> bool:
     if not (checkpoint / _CHECKPOINT_FILE).is_file():
         return False
     modules = [p for p in (checkpoint / _MODULES).glob("*") if p.is_dir()]

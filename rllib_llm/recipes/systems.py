@@ -19,6 +19,12 @@ from rllib_llm.pieces.registry import KINDS, PIECES
 from rllib_llm.recipes import yaml_io
 from rllib_llm.recipes.names import recipes_folder, shipped_recipes
 from rllib_llm.recipes.overrides import apply_overrides
+from rllib_llm.recipes.stages import (
+    STAGES,
+    override_stages,
+    recipes_of_stages,
+    stages_by_name,
+)
 
 # What a row must give beside its id and name, and what it may.
 STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -99,8 +105,9 @@ class System:
         return self.id[0]
 
     def recipes(self) -> list[dict[str, Any]]:
-        """Return what its recipes say, overrides applied."""
-        return [apply_overrides(_read_recipe(name), self.change) for name in self.yaml]
+        """Return what its recipes say, overrides applied; each stage is one."""
+        read = (_read_recipe(name) for name in self.yaml)
+        return [stage for recipe in read for stage in _stages(recipe, self.change)]
 
     def all_pieces(self) -> list[str]:
         """Return the pieces as ``"kind name"``, in the order of ``KINDS``."""
@@ -160,6 +167,13 @@ def read_systems(data: Mapping[str, Any]) -> Systems:
 @functools.cache
 def _read_recipe(name: str) -> dict[str, Any]:
     return yaml_io.read(shipped_recipes()[name])
+
+
+def _stages(recipe: dict[str, Any], change: Iterable[str]) -> list[dict[str, Any]]:
+    if STAGES not in recipe:
+        return [apply_overrides(recipe, change)]
+    named = override_stages(stages_by_name(recipe), change)
+    return list(recipes_of_stages(named, "").values())
 
 
 def pieces_of(recipe: Mapping[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.version import __version__
 
 if TYPE_CHECKING:
-    from rllib_llm.recipes.recipe import Recipe
+    from rllib_llm.recipes.recipe import Recipe, StagedRecipe
 
 
 def default_storage() -> Path:
@@ -90,7 +90,7 @@ def run_callbacks(recipe: Recipe, config: Any) -> list[Any]:
     )
 
 
-def write_recipe(recipe: Recipe, run: Path) -> None:
+def write_recipe(recipe: Recipe | StagedRecipe, run: Path) -> None:
     """Write the resolved recipe and the versions in use into a run folder."""
     run.mkdir(parents=True, exist_ok=True)
     text = yaml_io.dump({**recipe.resolved, VERSIONS: versions()})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rllib_llm.selfplay.exploitability import ActionProbs
+from rllib_llm.selfplay.queries import ActionProbs
 from rllib_llm.types import Message
 
 WordLogProbs = Callable[

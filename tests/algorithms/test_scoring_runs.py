@@ -159,6 +159,7 @@ def test_a_run_goes_on_from_its_checkpoint(ray_session, tmp_path):
     again.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("kind", "settings", "env"),

@@ -93,6 +93,7 @@ def test_markdown_keeps_fences_and_gaps(record):
     assert "ended by length" in text
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_tune_run_keeps_transcripts_beside_its_results(
     ray_session, config, tmp_path, capsys

@@ -117,6 +117,14 @@ def test_outcome_is_any_number_of_the_environment():
 # Tools and retrieval -----------------------------------------------------------------
 
 
+def test_tools_are_charged_what_they_cost():
+    infos = [{"tool_cost": 0.5}, {"tool_cost": 0.0}, {}]
+    of = trajectory(rewards=[0.0] * 3, infos=infos)
+    assert paid("tool_cost", of) == [-0.5, 0.0, 0.0]
+    with pytest.raises(MissingInfo, match="tool_cost"):
+        paid("tool_cost", trajectory(rewards=[0.0], infos=[{}]))
+
+
 def test_tool_calls_are_paid_up_to_a_cap():
     of = searcher([[NOISE]] * 4, errors=[False, True, False, False])
     assert paid("tool_use", of, per_call=0.5) == [0.5, 0.0, 0.5, 0.5, 0.0]

@@ -96,6 +96,12 @@ def magrpo(table, credit):
     np.testing.assert_allclose(credit, means[rounds], atol=1e-5)
 
 
+def magrpo_cross(table, credit):
+    sums_to_nothing(credit, by_seat(table))
+    teams = credit.reshape(-1, 3)  # who voted for another word is credited otherwise
+    assert np.ptp(teams, axis=1).max() > 0.01
+
+
 def at_grpo(table, credit):
     owner = table.owner
     groups = joint_keys(table.task[owner], table.turn, table.agent[owner])
@@ -125,6 +131,7 @@ CASES = {
     "lite_ppo": (lite_ppo, LAKE),
     "maxrl": (maxrl, LAKE),
     "magrpo": (magrpo, KEPT),
+    "magrpo_cross": (magrpo_cross, KEPT),
     "at_grpo": (at_grpo, KEPT),
     "dr_mas": (dr_mas, KEPT),
     "marshal": (marshal, ("league.exploitability_interval=0",)),

@@ -60,6 +60,11 @@ def r1_searcher(played, left, result):
         assert t.earned == pytest.approx(0.5 * worked + 0.5 * is_form(t))
 
 
+def r1_searcher_answer(played, left, result):
+    for t in played:
+        assert t.earned == pytest.approx(f1_of(t) - 2.0 * (not is_form(t)))
+
+
 def research(played, left, result):
     for t in played:
         form = 0.1 * is_form(t)
@@ -149,6 +154,7 @@ PPO = (*SMALL, *SEARCH)
 CASES = {
     "search_r1": (search_r1, PPO),
     "r1_searcher": (r1_searcher, (*GRPO, *SEARCH)),
+    "r1_searcher/answer": (r1_searcher_answer, (*GRPO, *SEARCH)),
     "research": (research, (*GRPO, *SEARCH)),
     "stepsearch": (stepsearch, PPO),
     "otc": (otc, (*GRPO, *SEARCH)),
@@ -161,6 +167,15 @@ CASES = {
     "starpo_s": (starpo_s, (*GRPO, *LAKE)),
     "demystifying": (demystifying, (*GRPO, *SEARCH)),
 }
+
+
+def config_of(name, settings=()):
+    """Return the config of a recipe, or of one of its stages after a slash."""
+    name, _, stage = name.partition("/")
+    recipe = load_recipe(name, settings)
+    if not stage:
+        return recipe.stages[0].config
+    return recipe.stages[recipe.stage_names.index(stage)].config
 
 
 def scripted(env, tasks=4, rollouts=8):
@@ -199,7 +214,7 @@ ON_SEARCH = [name for name, (_, settings) in CASES.items() if SEARCH[0] in setti
 @pytest.mark.parametrize("name", ON_SEARCH)
 def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
     """As below, on rollouts of which enough are right, wrong, and without form."""
-    config = load_recipe(name).config
+    config = config_of(name)
     played = scripted(config.make_text_env())
     assert 6 < sum(map(right, played)) < 30 and sum(map(is_form, played)) < 30
     assert len(set(map(num_calls, played))) > 2
@@ -217,7 +232,7 @@ def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
 @pytest.mark.parametrize("name", CASES)
 def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, name):
     check, settings = CASES[name]
-    algo = load_recipe(name, settings).config.build_algo()
+    algo = config_of(name, settings).build_algo()
     select, seen = algo._driver_pieces.select, []
 
     def select_and_keep(episodes):

@@ -35,6 +35,7 @@ RECIPE = {
 }
 
 
+@pytest.mark.slow
 def test_each_of_several_checkpoints_restores(tmp_path):
     """ray-project/ray#34778: only the first restore of a run used to work."""
     algo, paths, noted = kuhn().build_algo(), [], []

@@ -176,6 +176,7 @@ def test_lora_snapshots_are_adapters_only(build):
     assert same(frozen, start) and not same(live, start)
 
 
+@pytest.mark.slow
 def test_remote_runners_play_the_opponents_that_learners_hold(build, tmp_path):
     """ray-project/ray#35393 and #34778, with EnvRunners in other processes."""
     config = kuhn().env_runners(num_env_runners=1)

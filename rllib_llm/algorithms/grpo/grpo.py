@@ -11,6 +11,8 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
 from typing_extensions import Self
 
+from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
+from rllib_llm.algorithms.grpo.replays import try_replays
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
@@ -18,6 +20,7 @@ from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.trajectories import trajectories
 from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.objectives.advantages import BASELINES, SCALES
 from rllib_llm.pieces import Spec, Trajectory, TurnTable
@@ -217,6 +220,13 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         return any(credit.compares_rollouts(agents) for credit in every)
 
     @property
+    def needs_greedy(self) -> bool:
+        """Whether credit compares with a greedy rollout of each task."""
+        agents = self._agents()
+        every = credit_of_policies(self).values()
+        return any(credit.needs_greedy(agents) for credit in every)
+
+    @property
     def uses_pieces(self) -> bool:
         """Whether any policy's credit is put together from pieces."""
         own = (self.get_config_for_module(m) for m in self.trained_module_ids)
@@ -233,6 +243,16 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         agents = self._agents()
         for credit in credit_of_policies(self).values():
             credit.try_out(agents)
+            if credit.replays_games(agents):
+                self._try_replays(credit)
+        if self.needs_greedy:
+            self._validate_greedy()
+
+    def _validate_greedy(self) -> None:
+        validate_greedy(self)
+
+    def _try_replays(self, credit: Credit) -> None:
+        try_replays(self, credit)
 
     def _refuse_dropping(self) -> None:
         agents = self._agents()
@@ -264,6 +284,8 @@ class GRPO(LLMAlgorithm):
     def setup(self, config: GRPOConfig) -> None:
         self._credit = credit_of_policies(config)
         self._uses_pieces = config.uses_pieces
+        self._needs_greedy = config.needs_greedy
+        self._replay = Replay(config.make_text_env, config.max_turns)
         super().setup(config)
 
     @override(LLMAlgorithm)
@@ -283,6 +305,12 @@ class GRPO(LLMAlgorithm):
         return episodes
 
     @override(LLMAlgorithm)
+    def sample_groups(self, num_groups: int) -> list[Any]:
+        """Play groups, and each task once more where credit needs its greedy return."""
+        episodes = super().sample_groups(num_groups)
+        return with_greedy_returns(self, episodes) if self._needs_greedy else episodes
+
+    @override(LLMAlgorithm)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
         """Drop tasks whose rollouts all earned the same, if so configured."""
         episodes = super().process_episodes(episodes)
@@ -297,24 +325,29 @@ class GRPO(LLMAlgorithm):
         return [e for e in episodes if _task(e) in alive]
 
     def _tasks_with_credit(self, episodes: list[Any]) -> set[int]:
-        table = TurnTable([t for _, t in self._trajectories(episodes)])
+        found = self._trajectories(episodes)
+        table = TurnTable([t for _, t in found], self._replay)
         if not self._uses_pieces:
             by = self.config.advantage_group_by
             return set(table.task[has_variance(table, by=by)].tolist())
-        found = (credit.credited_tasks(table) for credit in self._credit.values())
-        return {task for tasks in found for task in tasks.tolist()}
+        alive = (credit.credited_tasks(table) for credit in self._credit.values())
+        return {task for tasks in alive for task in tasks.tolist()}
 
     def _give_credit(self, episodes: list[Any]) -> None:
         found = self._trajectories(episodes)
         if not found:
             return
-        table = TurnTable([trajectory for _, trajectory in found])
+        table = TurnTable([trajectory for _, trajectory in found], self._replay)
         for module_id in self._credit:
             advantages = table.split(self._credit[module_id].advantages(table))
             for (data, trajectory), advantage in zip(found, advantages, strict=True):
                 if trajectory.module_id == module_id:
                     is_flat = (advantage == advantage[0]).all()
                     data.advantage = float(advantage[0]) if is_flat else advantage
+        if self._replay.num_games:
+            self.metrics.log_value("replayed_games", self._replay.num_games, window=1)
+            self.metrics.log_value("replay_s", self._replay.seconds, window=1)
+        self._replay.forget()
 
     def _trajectories(
         self, episodes: list[Any]

@@ -25,11 +25,12 @@ from rllib_llm.algorithms.settings import LeagueSettings, assign
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import ConfigError
 from rllib_llm.objectives.advantages import BASELINES
 from rllib_llm.pieces import Trajectory
 from rllib_llm.pieces.credit.combine import Credit
 from rllib_llm.selfplay import Exploitability, GameResult
-from rllib_llm.selfplay.exploitability import information_states, measure_exploitability
+from rllib_llm.selfplay.exploitability import measure_exploitability, refuse_too_large
 from rllib_llm.selfplay.matchmaker import Matchmaker
 from rllib_llm.selfplay.word_probs import word_probs
 
@@ -108,6 +109,19 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         }
         return Credit([role], self.credit_transforms)
 
+    @override(GRPOConfig)
+    def _validate_greedy(self) -> None:
+        raise ConfigError(
+            "baseline='greedy' compares with a rollout of the task alone, but here the "
+            "opponent counts, too. Use another baseline."
+        )
+
+    @override(GRPOConfig)
+    def _try_replays(self, credit: Credit) -> None:
+        raise ConfigError(
+            "joint='cross' credits a team, but opponents are none. Use joint='aligned'."
+        )
+
     @property
     @override(GRPOConfig)
     def compares_rollouts(self) -> bool:
@@ -168,7 +182,7 @@ class SelfPlay(GRPO):
     def setup(self, config: SelfPlayConfig) -> None:
         self.matchmaker = config.build_matchmaker()
         if config.league_exploitability_interval:
-            information_states(game_text(config))  # refuses games that are too large
+            refuse_too_large(game_text(config), remembers=config.history != "latest")
         super().setup(config)
         self._task_source.seat = lambda task: self.matchmaker.line_up(task.seed)
 
@@ -233,7 +247,8 @@ class SelfPlay(GRPO):
         """Return how far the policy, as it samples, is from a Nash equilibrium.
 
         It is asked what it would say in every decision of the game, given that it says
-        a legal word. For small games of OpenSpiel.
+        a legal word. For small games of OpenSpiel; under ``history="latest"`` also for
+        those of perfect information with few positions.
 
         Raises:
             ConfigError: If it is no game of OpenSpiel, too large, or has no information
@@ -244,7 +259,11 @@ class SelfPlay(GRPO):
             call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
             return self._on_learners(call, first_only=True)[0]
 
-        return measure_exploitability(game_text(self.config), word_probs(log_probs))
+        return measure_exploitability(
+            game_text(self.config),
+            word_probs(log_probs),
+            remembers=self.config.history != "latest",
+        )
 
     def _on_learners(self, call: Any, *, first_only: bool = False) -> list[Any]:
         chosen = [0] if first_only and not self.learner_group.is_local else None

@@ -69,7 +69,7 @@ class LanguageModelSettings:
             compile: Backend of torch.compile for the Learner's trunk, e.g. "inductor";
                 None (default) compiles nothing. Worth it for long runs on GPUs; on
                 CPUs compiling takes minutes.
-            history: "append" or "rerender" (see docs/design.md).
+            history: "append", "rerender" or "latest" (see docs/design.md).
             chat_template_kwargs: Given to the chat template, e.g.
                 ``{"enable_thinking": False}`` for Qwen3.
             system_prompt: First message of every conversation.

@@ -21,7 +21,7 @@ class TrainingSettings:
         self.critic_lr: float | None = None
         self.critic_warmup_iters = 0
         self.weight_decay = 0.0
-        self.micro_batch_tokens: int | None = 8192
+        self.micro_batch_tokens: int | None = 4096
         self.head_chunk_tokens: int | None = None
         self.matmul_precision = "auto"
         self.old_logps = "learner"

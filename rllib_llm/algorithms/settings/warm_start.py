@@ -17,6 +17,7 @@ class WarmStartSettings:
         self.warm_start_epochs = 2
         self.warm_start_lr = 1e-3
         self.warm_start_minibatch_size = 8
+        self.warm_start_observation_weight = 0.0
 
     def warm_start(
         self,
@@ -26,6 +27,7 @@ class WarmStartSettings:
         epochs: int = NotProvided,
         lr: float = NotProvided,
         minibatch_size: int = NotProvided,
+        observation_weight: float = NotProvided,
     ) -> Self:
         """Fine-tune on scripted demonstrations before RL, once, cached.
 
@@ -39,6 +41,9 @@ class WarmStartSettings:
             epochs: Passes over the demonstrations.
             lr: Learning rate, decayed linearly to a tenth.
             minibatch_size: Episodes per optimiser step.
+            observation_weight: Weight of tokens that are read, relative to those that
+                are said, in [0, 1]. With 0 they are not learnt; 0.1 to 0.2 teaches
+                small models sooner to copy what they read.
         """
         assign(
             self,
@@ -47,5 +52,6 @@ class WarmStartSettings:
             warm_start_epochs=epochs,
             warm_start_lr=lr,
             warm_start_minibatch_size=minibatch_size,
+            warm_start_observation_weight=observation_weight,
         )
         return self

@@ -29,6 +29,13 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         mask = batch[Columns.LOSS_MASK]
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         nll = negative_log_likelihood(logp, mask)
-        trained = int(mask.sum())
-        self._add_stat(module_id, "nll", nll.sum() / trained, trained)
+        said = batch[columns.TURN_IDS] >= 0
+        count = int((mask & said).sum())
+        self._add_stat(module_id, "nll", (nll * said).sum() / max(count, 1), count)
         return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])
+
+    @override(LLMLearnerMixin)
+    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+        """Count what was said; observations add to the loss, not to its normaliser."""
+        said = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)
+        return super()._count_units({**data, Columns.LOSS_MASK: said}, config)

@@ -31,6 +31,8 @@ class RowSettings:
         row_per_turn: One row per turn instead of merged rows.
         has_critic: Whether a cut episode's value counts; if not, its rows end with
             its last turn.
+        observation_weight: Of tokens that were read, relative to those that were said;
+            0 trains none of them, as everything but imitation must.
     """
 
     pad_id: int
@@ -38,6 +40,7 @@ class RowSettings:
     loss_agg_constant: float | None = None
     row_per_turn: bool = False
     has_critic: bool = True
+    observation_weight: float = 0.0
 
 
 class TokenRows(ConnectorV2):
@@ -133,7 +136,18 @@ class TokenRows(ConnectorV2):
             ),
             np.float32,
         )
+        if settings.observation_weight:
+            _weigh_observations(out, settings.observation_weight)
         return out
+
+
+def _weigh_observations(out: dict[str, np.ndarray], weight: float) -> None:
+    """Let a row's read tokens be learnt too, all but the first, which follows none."""
+    read = out[columns.ATTENTION_MASK] & (out[columns.TURN_IDS] < 0)
+    read[:, 0] = False
+    said = out[columns.LOSS_WEIGHTS].max(axis=1, keepdims=True)  # equal in a row
+    out[columns.LOSS_WEIGHTS] += read * np.float32(weight) * said
+    out[Columns.LOSS_MASK] = out[Columns.LOSS_MASK] | read
 
 
 def central_columns(

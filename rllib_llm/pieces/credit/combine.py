@@ -10,7 +10,12 @@ import numpy as np
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.pieces.registry import Chosen, Spec, choose_all
-from rllib_llm.pieces.trajectories import TurnTable, example_table
+from rllib_llm.pieces.trajectories import (
+    MissingGreedyReturn,
+    Trajectory,
+    TurnTable,
+    example_table,
+)
 
 
 class Credit:
@@ -46,6 +51,30 @@ class Credit:
     def compares_rollouts(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
         """Whether a rollout without others of its task gets no credit at all."""
         return not len(self.credited_tasks(example_table(agents, rollouts=1)))
+
+    def replays_games(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
+        """Whether a piece lets rollouts meet that did not (``TurnTable.replay``)."""
+        table, met = example_table(agents), False
+
+        def replay(players: Sequence[Trajectory]) -> dict[str, float]:
+            nonlocal met
+            met = True
+            return {player.agent_id: player.earned for player in players}
+
+        table.replay = replay
+        copy.deepcopy(self)._estimate(table)
+        return met
+
+    def needs_greedy(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
+        """Whether a piece compares with the greedy rollout of a task."""
+        table = example_table(agents)
+        for trajectory in table.trajectories:
+            trajectory.greedy_return = None
+        try:
+            copy.deepcopy(self)._estimate(table)
+        except MissingGreedyReturn:
+            return True
+        return False
 
     def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
         """Give credit to a few made-up turns, so that bad settings show up early.

@@ -28,8 +28,11 @@ def group(
 
     Args:
         table: Whole groups.
-        baseline: "mean", "leave_one_out" (RLOO) or "none".
-        scale: "group" (GRPO), "none" (Dr. GRPO) or "batch" (Lite PPO).
+        baseline: "mean", "leave_one_out" (RLOO), "none", or "greedy": the return of one
+            more rollout of the task that always takes the likeliest token and is not
+            learnt from (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1).
+        scale: "group" (GRPO), "none" (Dr. GRPO; needed for "greedy") or "batch" (Lite
+            PPO).
         by: What is compared. "agent": each agent's return with its own in the other
             rollouts (Dr. MAS; with one agent GRPO); "task": those of all agents
             together; "turn": what an agent earned from a turn on, with the same turn
@@ -50,6 +53,14 @@ def group(
             f"discount={discount} would have no effect: whole returns are compared. "
             "Set by='turn', or leave it out."
         )
+    if baseline == "greedy":
+        if (by, scale, unit) != ("agent", "none", "trajectory"):
+            raise ValueError(
+                f"baseline='greedy' with by={by!r}, scale={scale!r}, unit={unit!r}: "
+                "each return is compared with one other, which has neither deviation "
+                "nor turns. Set scale='none', and leave by and unit out."
+            )
+        return (table.returns - table.greedy_returns)[table.owner]
     values, keys, of_turn = compared(table, by, discount)
     if unit == "turn":
         if by == "turn" or baseline == "leave_one_out":

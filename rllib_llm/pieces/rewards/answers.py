@@ -9,14 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from rllib_llm.graders.texts import normalise, read_number, word_f1
 from rllib_llm.pieces.registry import piece
-from rllib_llm.pieces.rewards.texts import (
-    ANSWER,
-    final_answer,
-    gold_answers,
-    normalise,
-    word_f1,
-)
+from rllib_llm.pieces.rewards.texts import ANSWER, final_answer, gold_answers
 from rllib_llm.pieces.trajectories import MissingInfo, Trajectory
 
 
@@ -95,9 +90,9 @@ def accuracy(
     given, golds = final_answer(trajectory, answer), gold_answers(trajectory)
     close = any(
         math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-        for a in _numbers(given or "")
-        for gold in golds
-        for b in _numbers(gold)
+        for a in [read_number(given or "")]
+        for b in map(read_number, golds)
+        if a is not None and b is not None
     )
     return right if close else wrong
 
@@ -142,12 +137,3 @@ def _same(given: str, gold: str) -> float:
 
 def _covers(given: str, gold: str) -> float:
     return float(f" {normalise(gold)} " in f" {normalise(given)} ")
-
-
-def _numbers(text: str) -> list[float]:
-    """Return the number that a text is; thousands' commas, %, $ are left out."""
-    try:
-        found = float(text.strip().strip("$%").replace(",", ""))
-    except ValueError:
-        return []
-    return [found] if math.isfinite(found) else []

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
+from rllib_llm.graders.texts import normalise as normalise
+from rllib_llm.graders.texts import word_f1 as word_f1
 from rllib_llm.pieces.trajectories import Trajectory
 
 ANSWER = r"<answer>(.*?)</answer>"
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def normalise(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles and extra space.
-
-    As SQuAD compares answers (Rajpurkar et al. 2016, arXiv:1606.05250, sec. 6.1).
-    """
-    text = text.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
-
-
-def word_f1(given: str, wanted: str) -> float:
-    """Return the F1 of two texts' normalised words, in [0, 1]; empty texts: 0."""
-    a, b = normalise(given).split(), normalise(wanted).split()
-    common = sum((Counter(a) & Counter(b)).values())
-    return 2.0 * common / (len(a) + len(b)) if common else 0.0
 
 
 def final_answer(trajectory: Trajectory, answer: str) -> str | None:

@@ -52,6 +52,19 @@ def tool_use(
     return np.diff(sums, prepend=0.0).tolist()
 
 
+@piece("reward", "tool_cost")
+def tool_cost(trajectory: Trajectory) -> list[float]:
+    """Charge the costs of the tools called.
+
+    Args:
+        trajectory: What an agent did; ``info["tool_cost"]`` is what a turn cost.
+
+    Returns:
+        Reward of each turn, <= 0 where costs are >= 0. [H]
+    """
+    return [-float(cost) for cost in trajectory.each("tool_cost", 0.0)]
+
+
 def calls(
     trajectory: Trajectory, tools: Sequence[str] | None = None
 ) -> list[tuple[bool, bool]]:

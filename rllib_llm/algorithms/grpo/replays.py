@@ -1,0 +1,56 @@
+"""Whether games can be played again as the credit of a configuration needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.replay import Replay, random_plays
+from rllib_llm.errors import ConfigError
+from rllib_llm.pieces import TurnTable
+from rllib_llm.pieces.credit.combine import Credit
+from rllib_llm.pieces.credit.magrpo_cross import MOST_GAMES
+from rllib_llm.pieces.rewards.combine import Rewards
+
+
+def try_replays(config: Any, credit: Credit) -> None:
+    """Let rollouts of random play meet, so that a game that cannot shows up early.
+
+    Raises:
+        ConfigError: With what stands against it.
+    """
+    names = ", ".join(chosen.piece.name for chosen in credit.estimators)
+    if Rewards(config.rewards, config.reward_transforms).changes_anything:
+        raise ConfigError(
+            f"credit ({names}) plays games again and reads what the environment pays, "
+            "but rewards or reward_transforms change it. Leave them out, or use "
+            "joint='aligned'."
+        )
+    others = sorted(set(config.module_ids) - set(config.llm_module_ids))
+    if others:
+        raise ConfigError(
+            f"credit ({names}) plays games again with sampled texts, but no language "
+            f"model plays {', '.join(others)}. Use joint='aligned'."
+        )
+    env = config.make_text_env()
+    try:
+        agents = agents_of(env) or []
+        if len(agents) < 2:
+            raise ConfigError(
+                f"credit ({names}) lets what several agents said meet, but "
+                f"env={config.env!r} has one agent. Use joint='aligned'."
+            )
+        plays = random_plays(env)
+        acting = len({t.agent for t in plays})
+        if config.group_size**acting > MOST_GAMES:
+            raise ConfigError(
+                f"group_size={config.group_size} and {acting} agents make "
+                f"{config.group_size**acting} combinations of each task; at most "
+                f"{MOST_GAMES} games are played. Use a smaller group_size, or "
+                "joint='aligned'."
+            )
+        if plays:
+            replay = Replay(lambda: env, config.max_turns)
+            credit.credited_tasks(TurnTable(plays, replay))
+    finally:
+        env.close()

@@ -1,0 +1,77 @@
+"""Every preset trains two iterations somewhere; here those that no other test has."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preset_helpers import config_of
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
+from rllib_llm.recipes.systems import load_systems
+
+SMALL = (
+    "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
+    "env_runners.num_envs_per_env_runner=16",
+    "rollouts.episodes_per_iteration=16",
+    "training.minibatch_size=8",
+    "evaluation.evaluation_interval=null",
+)
+GROUPS = ("training.drop_zero_variance_groups=false",)
+LAKE = ("warm_start={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
+SEARCH = ("warm_start={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
+CASES = {
+    "frozen_lake_ppo": LAKE,
+    "frozen_lake_grpo": (*LAKE, *GROUPS),
+    "remax": LAKE,
+    "practitioners_guide": (*LAKE, *GROUPS),
+    "deepretrieval": SEARCH,
+    "glam": LAKE,
+    "twosome": LAKE,
+    "llm4teach": LAKE,
+}
+# Where the others are: modules with CASES by the names of presets.
+ELSEWHERE = {
+    "recipes": ("test_credit_recipes", "test_reward_recipes"),
+    "pieces": ("test_loss_recipes",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", CASES)
+def test_two_iterations_learn_something(ray_session, name):
+    recipe = load_recipe(name, (*SMALL, *CASES[name]))
+    algo = recipe.build_config(spaces.first_of).build_algo()
+    results = [algo.train() for _ in range(2)]
+    algo.stop()
+    for result in results:
+        learnt = result["learners"][DEFAULT_MODULE_ID]
+        assert np.isfinite(learnt["grad_norm"]) and learnt["grad_norm"] > 0
+        assert learnt["num_trained_tokens"] > 0
+        assert result["env_runners"]["num_episodes"] >= 16
+    if name == "llm4teach":
+        assert learnt["loss_term_distill"] > 0
+    if name == "deepretrieval":
+        # One turn each, a document found or not.
+        paid = result["env_runners"]["episode_return_mean"]
+        assert result["env_runners"]["turns_mean"] == 1 and -3.5 <= paid <= 5
+
+
+def test_every_preset_is_trained_by_a_test(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "pieces"))
+    trained = set(CASES)
+    for modules in ELSEWHERE.values():
+        for module in modules:
+            cases = importlib.import_module(module).CASES
+            trained |= {name.partition("/")[0] for name in cases}
+    rows = [row for row in load_systems().rows if row.state != "by config"]
+    pages = (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
+    methods = {page.stem for page in pages} & set(shipped_recipes())
+    methods |= {name for row in rows for name in row.yaml if row.group in "AEF"}
+    assert len(methods) > 30
+    assert methods <= trained, methods - trained
+    assert all(config_of(name) for name in CASES)
