@@ -88,6 +88,7 @@ def test_auto_is_exact(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_fast_linear_layers_have_the_gradient_of_linear(monkeypatch, bias, frozen):
+    bound = 1e-4 if matmul._medium_is_exact() else 2e-2  # bfloat16 products
     monkeypatch.setattr(matmul, "_medium_is_exact", lambda: True)
     layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(not frozen)
     fast = copy.deepcopy(layer)
@@ -103,7 +104,7 @@ def test_fast_linear_layers_have_the_gradient_of_linear(monkeypatch, bias, froze
             assert frozen
             assert ours is None
         else:
-            torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+            assert float((ours - expected).norm() / expected.norm()) <= bound
 
 
 def test_auto_follows_what_this_machine_computes(monkeypatch):
