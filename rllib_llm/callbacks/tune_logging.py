@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,10 @@ from rllib_llm.callbacks.transcripts import (
     read_result,
     without_transcripts,
 )
+from rllib_llm.results.transcripts import TRANSCRIPTS_FILE
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
-
-TRANSCRIPTS_FILE = "transcripts.jsonl"
 
 
 class TranscriptLogger(LoggerCallback):
@@ -103,34 +101,6 @@ def to_markdown(record: dict[str, Any]) -> str:
         lines += [f"model ({', '.join(notes)}):", _fenced(turn["completion"])]
     lines += ["environment:", _fenced(record["final_observation"])]
     return "\n\n".join(lines)
-
-
-def read_transcripts(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a ``transcripts.jsonl``.
-
-    Args:
-        path: The file, or a folder: then every such file below it, in sorted order.
-
-    Yields:
-        Records in the order they were written. A last line cut off by a crash is left
-        out. After a resume, iterations since the checkpoint may appear twice.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
-    path = Path(path).expanduser()
-    files = sorted(path.rglob(TRANSCRIPTS_FILE)) if path.is_dir() else [path]
-    if not files:
-        raise FileNotFoundError(f"There is no {TRANSCRIPTS_FILE} below {path}.")
-    for file in files:
-        yield from _read_file(file)
-
-
-def _read_file(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def _fenced(text: str) -> str:

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from rllib_llm.recipes.runs import RunPaths, find_run, locate_checkpoint
-from rllib_llm.recipes.tuning import default_storage
+from rllib_llm.recipes.runs import (
+    RunPaths,
+    default_storage,
+    find_run,
+    locate_checkpoint,
+)
 
 
 def locate(run: str, storage: Path | None) -> RunPaths:

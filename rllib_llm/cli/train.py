@@ -14,7 +14,7 @@ from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.expectations import Verdict, judge
-from rllib_llm.recipes.runs import find_run, run_folder
+from rllib_llm.recipes.runs import default_storage, find_run, run_folder
 
 INTERRUPTED = 130
 
@@ -70,7 +70,6 @@ def _resumed(
     name: str | None, overrides: list[str], resume: str, storage: Path | None
 ) -> tuple[Recipe | StagedRecipe, Path]:
     from rllib_llm.recipes.resuming import recipe_of_run
-    from rllib_llm.recipes.tuning import default_storage
 
     run = run_folder(find_run(resume, storage or default_storage()))
     given = load_recipe(name, overrides) if name is not None else None

@@ -132,7 +132,7 @@ class Recipe:
 
         Args:
             storage_path: Where the run folder goes; None: see
-                :func:`rllib_llm.recipes.tuning.default_storage`.
+                :func:`rllib_llm.recipes.runs.default_storage`.
             kwargs: See :func:`rllib_llm.recipes.tuning.make_tuner`.
         """
         from rllib_llm.recipes.tuning import make_tuner

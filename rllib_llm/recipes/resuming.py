@@ -36,6 +36,7 @@ from rllib_llm.recipes.runs import (
 )
 from rllib_llm.recipes.stages import STAGES, stages_by_name
 from rllib_llm.recipes.stopping import RecipeStopper
+from rllib_llm.results.reading import read_history
 
 _STATE_FILES = "experiment_state-*.json"
 # What Tune would bring back of the interrupted process: its stopping condition, which
@@ -100,9 +101,8 @@ def stored_values(run: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for log in sorted(run.glob("trial_*/result.json")):
         values = found.setdefault(log.parent.name, {})
-        for line in log.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # a kill cut it off
-                values |= flatten_dict(json.loads(line), delimiter="/")
+        for row in read_history(log):
+            values |= row
     return found
 
 

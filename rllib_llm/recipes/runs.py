@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ class RunPaths:
     checkpoint: Path
 
 
+def default_storage() -> Path:
+    """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
+    folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")
+    return Path(folder).expanduser()
+
+
 def find_run(given: str | Path, storage: Path) -> Path:
     """Return the folder that ``given`` names: a path, or a name in ``storage``.
 
@@ -64,7 +71,7 @@ def run_folder(path: Path) -> Path:
     """
     for folder in (path, *path.parents[:2]):
         if (folder / RECIPE_FILE).is_file():
-            return folder.parent if _stage_folders(folder.parent) else folder
+            return folder.parent if stage_folders(folder.parent) else folder
     raise CheckpointError(
         f"{path} belongs to no run: neither it nor its parents hold a {RECIPE_FILE}. "
         "Give a folder that 'rllib-llm train' wrote."
@@ -81,7 +88,7 @@ def locate_checkpoint(path: Path) -> RunPaths:
     """
     checkpoint: Path | None = path
     if not (path / _CHECKPOINT_FILE).is_file():
-        stages = reversed(_stage_folders(path))
+        stages = reversed(stage_folders(path))
         found = (_newest_below(folder) for folder in [*stages, path])
         checkpoint = next((c for c in found if c is not None), None)
     elif not is_complete(path):
@@ -101,7 +108,7 @@ def locate_checkpoint(path: Path) -> RunPaths:
     )
 
 
-def _stage_folders(run: Path) -> list[Path]:
+def stage_folders(run: Path) -> list[Path]:
     """Return the folders of a run's stages in their order; none if it has no stages."""
     recipe = stored_recipe(run) if (run / RECIPE_FILE).is_file() else {}
     names = [stage["name"] for stage in recipe.get("stages", ())]

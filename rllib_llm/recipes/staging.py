@@ -18,8 +18,13 @@ from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.recipes import spaces
 from rllib_llm.recipes.recipe import Recipe, StagedRecipe
 from rllib_llm.recipes.resuming import has_reached_stop, prepare_resume
-from rllib_llm.recipes.runs import RECIPE_FILE, locate_checkpoint, stored_recipe
-from rllib_llm.recipes.tuning import default_storage, make_tuner, write_recipe
+from rllib_llm.recipes.runs import (
+    RECIPE_FILE,
+    default_storage,
+    locate_checkpoint,
+    stored_recipe,
+)
+from rllib_llm.recipes.tuning import make_tuner, write_recipe
 
 logger = logging.getLogger("rllib_llm")
 
@@ -40,7 +45,7 @@ def run_stages(
 
     Args:
         recipe: What to run.
-        storage_path: Parent of the run folder; None: ``tuning.default_storage``.
+        storage_path: Parent of the run folder; None: ``runs.default_storage``.
         resume: A run folder to go on in; finished stages are not run again.
         prepare_model: Called in the place of :func:`prepare_stages`.
         on_stage: Called with a stage's index and its results; what follows is left out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import datetime
 from importlib import metadata
@@ -16,18 +15,12 @@ from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.recipes import yaml_io
 from rllib_llm.recipes.recipe import VERSIONS
-from rllib_llm.recipes.runs import RECIPE_FILE
+from rllib_llm.recipes.runs import RECIPE_FILE, default_storage
 from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.version import __version__
 
 if TYPE_CHECKING:
     from rllib_llm.recipes.recipe import Recipe, StagedRecipe
-
-
-def default_storage() -> Path:
-    """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
-    folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")
-    return Path(folder).expanduser()
 
 
 def make_tuner(

@@ -15,9 +15,9 @@ from rllib_llm.callbacks.transcripts import read_result, transcript_record
 from rllib_llm.callbacks.tune_logging import (
     TranscriptLogger,
     TranscriptTensorBoard,
-    read_transcripts,
     to_markdown,
 )
+from rllib_llm.results import read_transcripts
 
 
 @pytest.fixture
@@ -63,6 +63,8 @@ def test_logger_writes_and_strips(record, trial, tmp_path):
     with path.open("a") as file:
         file.write('{"cut off by a cra')
     assert len(list(read_transcripts(path))) == 2
+    logger.log_trial_result(4, trial, make_result(4, transcripts=[record]))
+    assert len(list(read_transcripts(path))) == 3
 
 
 def test_missing_transcripts_are_an_error(tmp_path):
