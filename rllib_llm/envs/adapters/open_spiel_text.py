@@ -10,7 +10,7 @@ import numpy as np
 from rllib_llm.envs.adapters.open_spiel_views import VIEWS, GenericView, View
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
-from rllib_llm.envs.parsing import require_choice
+from rllib_llm.envs.parsing import require_choice, require_int
 from rllib_llm.envs.text_env import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
@@ -95,7 +95,9 @@ class OpenSpielGame(TextGame):
 
     Args:
         env_config: ``game``, ``game_options`` (OpenSpiel's parameters), ``style``,
-            ``rules``, and the options of :class:`TextGame`. ``max_turns=None`` leaves
+            ``rules``, ``random_opening`` (up to so many random legal moves are made
+            before agents play, so that they meet positions that good play avoids; how
+            many is drawn anew for each game), and the options of :class:`TextGame`. ``max_turns=None`` leaves
             the length to the game. Rewards for invalid answers that are None are
             SPIRAL's in units of the game: 1.5 times its largest loss, and half its
             largest win where players compete for a constant sum; else 0 for the
@@ -111,6 +113,7 @@ class OpenSpielGame(TextGame):
         "game_options": {},
         "style": "full",
         "rules": None,
+        "random_opening": 0,
     }
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "name": "open_spiel"}
     _game = ""
@@ -121,6 +124,8 @@ class OpenSpielGame(TextGame):
         self.teller = GameText(
             name, options["game_options"], **{key: options[key] for key in keys}
         )
+        longest = self.teller.game.max_game_length()
+        require_int("random_opening", options["random_opening"], 0, longest)
         utility = self.teller.game.get_type().utility
         self.has_winner = utility != type(utility).IDENTICAL
         return [f"player_{i}" for i in range(self.teller.game.num_players())]
@@ -147,6 +152,7 @@ class OpenSpielGame(TextGame):
         self.state = _new_state(self.teller.game, rng)
         self._has_moved: set[str] = set()
         self._play_chance(rng)
+        self._play_opening(rng)
         self._paid = self.state.returns()
 
     def _next_agent(self) -> str | None:
@@ -202,6 +208,18 @@ class OpenSpielGame(TextGame):
 
     def _player(self, agent: str) -> int:
         return self.possible_agents.index(agent)
+
+    def _play_opening(self, rng: np.random.Generator) -> None:
+        """Make random moves, none that ends the game."""
+        most = self._options["random_opening"]
+        for _ in range(int(rng.integers(most + 1)) if most else 0):
+            moves = self.state.legal_actions()
+            state = self.state.child(moves[int(rng.integers(len(moves)))])
+            while state.is_chance_node():
+                state.apply_action(_draw(state.chance_outcomes(), rng))
+            if state.is_terminal():
+                return
+            self.state = state
 
     def _play_chance(self, rng: np.random.Generator) -> None:
         while self.state.is_chance_node():

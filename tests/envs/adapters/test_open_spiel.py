@@ -230,6 +230,34 @@ def test_kuhn_expert_never_folds_a_king_nor_calls_with_a_jack():
     assert answered > 20
 
 
+def test_an_opening_leaves_a_game_to_be_played():
+    env = make_env("open_spiel/tic_tac_toe-v0", {"random_opening": 9})
+    plain = make_env("open_spiel/tic_tac_toe-v0")
+    lengths, seats = set(), set()
+    for seed in range(60):
+        env.reset(seed=seed)
+        first = env.state.history()
+        env.reset(seed=seed)
+        assert env.state.history() == first  # the seed decides
+        assert not env.state.is_terminal()
+        lengths.add(len(first))
+        seats.add(env.agent_selection)
+        plain.reset(seed=seed)
+        assert plain.state.history() == []
+    assert lengths == set(range(9))
+    assert seats == {"player_0", "player_1"}
+
+
+def test_openings_meet_chance():
+    env = make_env("open_spiel/kuhn_poker-v0", {"random_opening": 1})
+    lengths = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        lengths.add(len(env.state.history()))
+        assert not env.state.is_chance_node()
+    assert lengths == {2, 3}  # two cards, and perhaps a move
+
+
 def test_experts_are_missing_where_none_is_known():
     env = make_env("open_spiel/liars_dice-v0")
     env.reset(seed=0)
@@ -247,6 +275,7 @@ def test_experts_are_missing_where_none_is_known():
         ),
         ({"game_options": {"decks": 2}}, "decks"),
         ({"style": "long"}, "style"),
+        ({"game": "tic_tac_toe", "random_opening": 10}, "from 0 to 9"),
         ({"gam": "go"}, "game"),
     ],
 )
