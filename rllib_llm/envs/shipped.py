@@ -19,6 +19,7 @@ from rllib_llm.envs import (  # noqa: F401
     sokoban,
     sql_agent,
     taxi,
+    webshop,
     wordle,
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)

@@ -30,6 +30,7 @@ SHIPPED = [
     "service_desk-v0",
     "sokoban-v0",
     "sql_agent-v0",
+    "webshop_text-v0",
     "wordle-v0",
 ]
 HELD_OUT = [
@@ -44,6 +45,7 @@ HELD_OUT = [
     "service_desk-v0",
     "sokoban-v0",
     "sql_agent-v0",
+    "webshop_text-v0",
 ]
 UNLISTED = [  # whose actions are too many to be listed
     "code-v0",
@@ -54,6 +56,7 @@ UNLISTED = [  # whose actions are too many to be listed
     "search_qa-v0",
     "service_desk-v0",
     "sql_agent-v0",
+    "webshop_text-v0",
     "wordle-v0",
 ]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -229,6 +232,14 @@ def test_class_and_fresh_instance_pickle(name):
         ("sql_agent-v0", {"level": 4}),
         ("sql_agent-v0", {"worlds": 0}),
         ("sql_agent-v0", {"rows": 0}),
+        ("webshop_text-v0", {"products": 19}),
+        ("webshop_text-v0", {"families": 11}),
+        ("webshop_text-v0", {"catalogue_seed": -1}),
+        ("webshop_text-v0", {"attributes": 4}),
+        ("webshop_text-v0", {"options": 3}),
+        ("webshop_text-v0", {"hidden": 3}),
+        ("webshop_text-v0", {"results": 0}),
+        ("webshop_text-v0", {"short": 1}),
         ("wordle-v0", {"length": 9}),
         ("wordle-v0", {"pool": 10_000}),
     ],

@@ -1,0 +1,5 @@
+"""Shopping in text: WebShop's pages, actions and reward on a made-up catalogue."""
+
+from rllib_llm.envs.webshop.env import WebShopText
+
+__all__ = ["WebShopText"]
