@@ -13,7 +13,7 @@ from rllib_llm.envs.webshop import goals
 from rllib_llm.envs.webshop.catalogue import catalogue
 from rllib_llm.envs.webshop.expert import advise
 from rllib_llm.envs.webshop.families import FAMILIES
-from rllib_llm.envs.webshop.reward import Score, score
+from rllib_llm.envs.webshop.reward import score
 from rllib_llm.envs.webshop.visit import Visit
 from rllib_llm.types import TurnResult
 
@@ -101,10 +101,6 @@ class WebShopText(TextEnv):
             return self._sold()
         return TurnResult(self._page(), success=False)
 
-    def purchase(self) -> Score:
-        """Return what buying now would be worth; a product must be open."""
-        return score(self.goal, self.visit.product, self.visit.chosen)
-
     def more_info(self) -> dict[str, Any]:
         """Return what was done in this turn, and whether the page allowed it."""
         return {"tool": None, "query": None, "tool_error": False, **self._tool}
@@ -132,7 +128,7 @@ class WebShopText(TextEnv):
         return page if self.short else f"Instruction: {self.instruction}\n{page}"
 
     def _sold(self) -> TurnResult:
-        worth = self.purchase()
+        worth = score(self.goal, self.visit.product, self.visit.chosen)
         metrics = {
             "r_type": worth.type,
             "attributes": float(worth.attributes),
