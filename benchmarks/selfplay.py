@@ -8,6 +8,7 @@ Writes:  benchmarks/results/selfplay/<variant>_<seed>.json, one per run. Exploit
          0.458 for the uniform policy, 0 in a Nash equilibrium. Tic-tac-toe has too many
          histories for it (549,946); there it is the mean return against random play,
          and exploitability where the policy reads the board only (0.960 if uniform).
+         The variants that begin with board_ are those of tic_tac_toe_exploiter.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ VARIANTS = {
     "pool_free": [FREE],
     "mirror_free": [FREE, "league.opponents=mirror"],
 }
-BOARD = "language_model.history=latest"
 TIC_TAC_TOE = {
     "tic_tac_toe": [],
     "tic_tac_toe_mirror": ["league.opponents=mirror"],
-    "tic_tac_toe_board": [BOARD],
-    "tic_tac_toe_board_mirror": [BOARD, "league.opponents=mirror"],
+    "board_exploiter": [],
+    "board_pool": ["league.exploiter_fraction=0"],
+    "board_mirror": ["league.exploiter_fraction=0", "league.opponents=mirror"],
 }
 # Two-sided 95 % quantile of Student's t for two degrees of freedom.
 T95 = 4.303
@@ -94,7 +95,9 @@ def run(variant: str, seed: int, every: int) -> dict[str, Any]:
 def run_tic_tac_toe(variant: str, seed: int, every: int) -> dict[str, Any]:
     """Train with one seed; return returns against random play, and exploitability."""
     overrides = [f"seed={seed}", "evaluation.evaluation_duration=400"]
-    recipe = load_recipe("tic_tac_toe", [*overrides, *TIC_TAC_TOE[variant]])
+    is_board = variant.startswith("board")
+    name = "tic_tac_toe_exploiter" if is_board else "tic_tac_toe"
+    recipe = load_recipe(name, [*overrides, *TIC_TAC_TOE[variant]])
     algo = recipe.build_config().build_algo()
     curve, cpu = [against_random(algo, 0)], time.process_time()
     for iteration in range(1, recipe.total_iterations + 1):

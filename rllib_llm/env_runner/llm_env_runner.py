@@ -87,6 +87,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.module: Any = None
         self._rollout: Rollout | None = None
         self._line_up: casting.LineUp | None = None
+        self._taught: dict[str, Script] = {}
         self.make_env()
         self.make_module()
 
@@ -236,6 +237,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._fire("on_sample_end", env_runner=self, samples=episodes)
         return episodes
 
+    def teach(self, module_id: str, script: Script) -> None:
+        """Let another function play a scripted policy from the next sample on."""
+        self._taught[module_id] = script
+
     @contextlib.contextmanager
     def line_up(
         self, policies: Mapping[str, str], scripts: Mapping[str, Script] | None = None
@@ -271,6 +276,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 module=self.module,
                 on_event=self._on_episode_event,
             )
+        for module_id, script in self._taught.items():
+            self._voices[module_id].script = script
         for module_id in self.engines:
             own = config.get_config_for_module(module_id)
             self._voices[module_id].sampling = own.sampling_params(explore=explore)

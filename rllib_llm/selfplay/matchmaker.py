@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from rllib_llm.selfplay.exploiter import EXPLOITER
 from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.payoffs import GameResult
 from rllib_llm.selfplay.ratings import Ratings
 
 LEARNER = "learner"
+_MEETS_EXPLOITER = 2  # keeps this draw apart from the league's
 
 
 class Matchmaker:
@@ -24,6 +28,8 @@ class Matchmaker:
         slots: The policies that hold opponents; none for games against itself only.
         seats: The agents that the league seats, in the environment's order.
         fixed: Policies of all other agents.
+        exploiter_fraction: Share of games in which the exploiter has all other seats.
+            They count in no win rate and no rating.
         league: Settings of :class:`League`.
 
     Raises:
@@ -37,10 +43,12 @@ class Matchmaker:
         slots: Sequence[str],
         seats: Sequence[str],
         fixed: Mapping[str, str],
+        exploiter_fraction: float = 0.0,
         **league: Any,
     ):
         self.policy, self.slots, self.seats = policy, tuple(slots), tuple(seats)
         self._fixed = dict(fixed)
+        self._exploiter_fraction = exploiter_fraction
         self.league = League(LEARNER, max_members=len(slots) or None, **league)
         self.ratings = Ratings()
         self._slot_of: dict[str, str] = {}
@@ -49,7 +57,11 @@ class Matchmaker:
     def line_up(self, task_seed: int) -> dict[str, str]:
         """Return the policy of every agent in the games of a task."""
         names = self.league.line_up(task_seed, self.seats)
-        places = {LEARNER: self.policy, **self._slot_of}
+        places = {LEARNER: self.policy, EXPLOITER: EXPLOITER, **self._slot_of}
+        rng = np.random.default_rng([self.league.seed, _MEETS_EXPLOITER, task_seed])
+        if rng.random() < self._exploiter_fraction:
+            own = self.seats[int(rng.integers(len(self.seats)))]
+            names = {a: LEARNER if a == own else EXPLOITER for a in self.seats}
         return {**self._fixed, **{agent: places[n] for agent, n in names.items()}}
 
     def result(
@@ -63,14 +75,14 @@ class Matchmaker:
             earned: Returns by agent; 0 where missing.
         """
         names = {slot: member for member, slot in self._slot_of.items()}
-        names[self.policy] = LEARNER
+        names |= {self.policy: LEARNER, EXPLOITER: EXPLOITER}
         players = tuple(names[line_up[agent]] for agent in self.seats)
         returns = tuple(float(earned.get(agent, 0.0)) for agent in self.seats)
         return GameResult(episode, players, returns)
 
     def record(self, results: Iterable[GameResult]) -> None:
         """Add finished games to win rates and ratings, in the order of episodes."""
-        games = list(results)
+        games = [game for game in results if EXPLOITER not in game.players]
         self.league.record(games)
         self.ratings.record(games)
 

@@ -120,19 +120,21 @@ def _look(
 def best_responses(
     places: dict[Key, Position],
     answers: dict[Query, list[float]],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each player's expected return, and that of its best response.
+) -> tuple[np.ndarray, np.ndarray, dict[Query, str]]:
+    """Return each player's expected return and best response.
 
-    Both by backward induction, all other players following the policy.
+    By backward induction, all other players following the policy.
 
     Args:
         places: Of :func:`positions`.
         answers: Probabilities of the legal actions, by decision.
 
     Returns:
-        At the start, both [players].
+        The return at the start, that of the best response, both [players]; what the
+        best responses say in every decision, the first word where several are as good.
     """
     values: dict[Key, np.ndarray] = {}
+    words: dict[Query, str] = {}
     best: dict[Key, np.ndarray] = {}
     for key, place in places.items():
         if not place.children:
@@ -143,6 +145,8 @@ def best_responses(
         values[key] = np.asarray(probs) @ [values[c] for c in place.children]
         best[key] = np.asarray(probs) @ after
         if place.query is not None:
-            best[key][place.player] = after[:, place.player].max()
+            choice = int(after[:, place.player].argmax())
+            best[key][place.player] = after[choice, place.player]
+            words[place.query] = place.query.words[choice]
     start = next(reversed(places))
-    return values[start], best[start]
+    return values[start], best[start], words

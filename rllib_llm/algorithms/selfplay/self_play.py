@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ from rllib_llm.pieces import Trajectory
 from rllib_llm.pieces.credit.combine import Credit
 from rllib_llm.selfplay import Exploitability, GameResult
 from rllib_llm.selfplay.exploitability import measure_exploitability, refuse_too_large
-from rllib_llm.selfplay.matchmaker import Matchmaker
+from rllib_llm.selfplay.exploiter import EXPLOITER, Responder, respond
+from rllib_llm.selfplay.matchmaker import LEARNER, Matchmaker
 from rllib_llm.selfplay.word_probs import word_probs
 
 ROLE = "role"
@@ -142,6 +144,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
             self.opponent_slots,
             self.league_seats(),
             self.fixed_policies,
+            exploiter_fraction=self.league_exploiter_fraction,
             **self.league_settings(),
         )
 
@@ -194,6 +197,8 @@ class SelfPlay(GRPO):
             slot = self.matchmaker.add_snapshot(self.iteration)
             self._on_learners(Freeze(DEFAULT_MODULE_ID, slot))
             self._sync_weights([slot])
+        if self.config.league_exploiter_fraction:
+            self._teach_exploiter()
         super().training_step()
         for key, value in self.matchmaker.metrics().items():
             self.metrics.log_value(("league", *key), value, window=1)
@@ -214,6 +219,11 @@ class SelfPlay(GRPO):
         if results:
             share = np.mean([len(set(r.players)) == 1 for r in results])
             self.metrics.log_value(("league", "mirror_frac"), float(share), window=1)
+        own = [_return_of(LEARNER, r) for r in results if EXPLOITER in r.players]
+        if own:
+            self.metrics.log_value(
+                ("league", "exploiter_return_mean"), float(np.mean(own)), window=1
+            )
         return episodes
 
     def _result(self, episode: Any) -> GameResult:
@@ -255,15 +265,22 @@ class SelfPlay(GRPO):
                 states.
         """
 
-        def log_probs(conversations: Any, words: Any) -> list[list[float]]:
-            call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
-            return self._on_learners(call, first_only=True)[0]
-
         return measure_exploitability(
             game_text(self.config),
-            word_probs(log_probs),
+            word_probs(self._word_log_probs),
             remembers=self.config.history != "latest",
         )
+
+    def _teach_exploiter(self) -> None:
+        """Tell all EnvRunners, restarted ones included, the best response of now."""
+        noise = self.config.league_exploiter_noise
+        text = game_text(self.config)
+        taught = respond(text, word_probs(self._word_log_probs), noise)
+        self.env_runner_group.foreach_env_runner(_Teach(taught))
+
+    def _word_log_probs(self, conversations: Any, words: Any) -> list[list[float]]:
+        call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
+        return self._on_learners(call, first_only=True)[0]
 
     def _on_learners(self, call: Any, *, first_only: bool = False) -> list[Any]:
         chosen = [0] if first_only and not self.learner_group.is_local else None
@@ -283,6 +300,20 @@ class SelfPlay(GRPO):
         super().set_state(state)
         if _LEAGUE_KEY in state:
             self.matchmaker.load_state(state[_LEAGUE_KEY])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Teach:
+    """A picklable call on an EnvRunner."""
+
+    script: Responder
+
+    def __call__(self, env_runner: Any) -> None:
+        env_runner.teach(EXPLOITER, self.script)
+
+
+def _return_of(name: str, result: GameResult) -> float:
+    return result.returns[result.players.index(name)]
 
 
 def _number(episode: Any) -> tuple[int, int]:

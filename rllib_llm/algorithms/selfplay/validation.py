@@ -16,7 +16,9 @@ from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.selfplay.exploiter import EXPLOITER, untaught
 from rllib_llm.selfplay.league import OPPONENTS, League
+from rllib_llm.selfplay.positions import is_by_position
 
 _POOL_SETTINGS = (
     "league_mirror_fraction",
@@ -50,12 +52,15 @@ def declare_slots(config: Any) -> None:
         )
     _check_trained(config)
     own = [m for m in config.policies if m not in config.declared_slots]
-    for name in set(own).intersection(config.opponent_slots):
+    require_float("exploiter_fraction", config.league_exploiter_fraction, 0.0, 0.99)
+    exploiters = (EXPLOITER,) if config.league_exploiter_fraction else ()
+    slots = (*config.opponent_slots, *exploiters)
+    names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *slots])
+    for name in set(own).intersection(slots):
         raise ConfigError(
-            f"The policy {name!r} has the name of one that holds a frozen opponent. "
-            "Give yours another name."
+            f"The policy {name!r} has the name of one that holds an opponent. Give "
+            "yours another name."
         )
-    names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *config.opponent_slots])
     opponent = config.league_evaluation_opponent
     if opponent is not None and opponent not in names:
         raise ConfigError(
@@ -64,7 +69,8 @@ def declare_slots(config: Any) -> None:
         )
     for slot in config.declared_slots:
         config.policy_settings.pop(slot, None)
-    config.declared_slots = config.opponent_slots
+    config.declared_slots = slots
+    config.policy_settings |= {name: {"script": untaught} for name in exploiters}
     if config.ref_kl_coeff:  # an opponent needs no reference policy
         off = {"training": {"ref_kl_coeff": 0.0, "ref_kl_target": None}}
         config.policy_settings |= dict.fromkeys(config.opponent_slots, off)
@@ -122,6 +128,7 @@ def validate_league(config: Any) -> None:
         why = "opponents='mirror' has no frozen ones. Choose others, or leave it out."
         refuse_without_effect(config, _POOL_SETTINGS, why)
     _validate_exploitability(config)
+    _validate_exploiter(config)
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
@@ -135,7 +142,7 @@ def _validate_use(config: Any) -> None:
     opponent = config.league_evaluation_opponent
     used = {*config.fixed_policies.values(), opponent, DEFAULT_MODULE_ID}
     for module_id in config.module_ids:
-        if module_id not in used and module_id not in config.opponent_slots:
+        if module_id not in used and module_id not in config.declared_slots:
             raise ConfigError(
                 f"The policy {module_id!r} never plays. Map an agent to it in "
                 "policy_mapping_fn, make it the evaluation_opponent, or leave it out."
@@ -168,6 +175,21 @@ def _validate_exploitability(config: Any) -> None:
     name = "exploitability_interval"
     if require_int(name, config.league_exploitability_interval, 0, 10**9):
         game_text(config)
+
+
+def _validate_exploiter(config: Any) -> None:
+    require_float("exploiter_noise", config.league_exploiter_noise, 0.0, 1.0)
+    if not config.league_exploiter_fraction:
+        why = "exploiter_fraction=0 has no exploiter. Set it, or leave this out."
+        refuse_without_effect(config, ("league_exploiter_noise",), why)
+        return
+    if config.history != "latest" or not is_by_position(game_text(config).game):
+        raise ConfigError(
+            f"exploiter_fraction={config.league_exploiter_fraction}: an exact best "
+            "response is computed position by position, which needs a game of perfect "
+            "information and language_model.history='latest'; this is "
+            f"{config.env!r} with history={config.history!r}. Set it to 0."
+        )
 
 
 def game_text(config: Any) -> GameText:

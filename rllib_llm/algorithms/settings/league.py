@@ -23,6 +23,8 @@ class LeagueSettings:
         self.league_decay = 0.99
         self.league_evaluation_opponent: str | None = None
         self.league_exploitability_interval = 0
+        self.league_exploiter_fraction = 0.0
+        self.league_exploiter_noise = 0.1
 
     def league(
         self,
@@ -36,6 +38,8 @@ class LeagueSettings:
         decay: float = NotProvided,
         evaluation_opponent: str | None = NotProvided,
         exploitability_interval: int = NotProvided,
+        exploiter_fraction: float = NotProvided,
+        exploiter_noise: float = NotProvided,
     ) -> Self:
         """Choose the opponents of self-play.
 
@@ -56,6 +60,10 @@ class LeagueSettings:
                 scripted one; None: the live policy.
             exploitability_interval: Measure exploitability every so many iterations
                 (small games of OpenSpiel); 0: never.
+            exploiter_fraction: Share of games against the exact best response to the
+                policy as it stands before the iteration (small games of perfect
+                information, ``history="latest"``); they count in no win rate.
+            exploiter_noise: Share of that opponent's turns that are random.
         """
         assign(
             self,
@@ -68,6 +76,8 @@ class LeagueSettings:
             league_decay=decay,
             league_evaluation_opponent=evaluation_opponent,
             league_exploitability_interval=exploitability_interval,
+            league_exploiter_fraction=exploiter_fraction,
+            league_exploiter_noise=exploiter_noise,
         )
         return self
 

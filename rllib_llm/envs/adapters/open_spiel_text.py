@@ -95,13 +95,13 @@ class OpenSpielGame(TextGame):
 
     Args:
         env_config: ``game``, ``game_options`` (OpenSpiel's parameters), ``style``,
-            ``rules``, ``random_opening`` (up to so many random legal moves are made
-            before agents play, so that they meet positions that good play avoids; how
-            many is drawn anew for each game), and the options of :class:`TextGame`. ``max_turns=None`` leaves
-            the length to the game. Rewards for invalid answers that are None are
-            SPIRAL's in units of the game: 1.5 times its largest loss, and half its
-            largest win where players compete for a constant sum; else 0 for the
-            others, and in a common cause what the offender gets.
+            ``rules``, ``random_opening`` (up to so many random legal moves, how many is
+            drawn anew each game, are made before agents play, so that they meet
+            positions that good play avoids), and the options of :class:`TextGame`.
+            ``max_turns=None`` leaves the length to the game. Rewards for invalid
+            answers that are None are SPIRAL's in units of the game: 1.5 times its
+            largest loss, and half its largest win where players compete for a constant
+            sum; else 0 for the others, and in a common cause what the offender gets.
     """
 
     _OPTIONS: ClassVar[dict[str, Any]] = {
