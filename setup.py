@@ -29,6 +29,7 @@ setup(
     package_data={
         "rllib_llm": ["py.typed", "envs/data/*.json"],
         "rllib_llm.recipes": ["systems.yaml"],
+        "rllib_llm.scaffolds": ["templates/*.txt"],
         "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
     },
     include_package_data=False,

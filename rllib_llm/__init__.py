@@ -22,6 +22,7 @@ _EXPORTS = {
     "SFTConfig": "rllib_llm.algorithms.sft.sft",
     "SelfPlay": "rllib_llm.algorithms.selfplay.self_play",
     "SelfPlayConfig": "rllib_llm.algorithms.selfplay.self_play",
+    "LLMPolicy": "rllib_llm.acting.policy",
     "TextEnv": "rllib_llm.envs",
     "ToolEnv": "rllib_llm.envs",
     "TurnResult": "rllib_llm.types",

@@ -22,6 +22,10 @@ class EnvContractError(RLlibLLMError):
     """An environment broke the contract of :class:`rllib_llm.envs.TextEnv`."""
 
 
+class EpisodeOverError(RLlibLLMError):
+    """A conversation cannot go on: a limit of the training run has ended it."""
+
+
 class TemplateError(RLlibLLMError, ValueError):
     """A tokenizer or chat template cannot be used for multi-turn training."""
 

@@ -58,7 +58,7 @@ class LLMAlgorithm(PPO):
         if env is not None:
             config.environment(env)
         config.validate()
-        config = _with_models(config)
+        config = with_models(config)
         config.engine_actor = new_actor_name()
         for module_id in config.llm_module_ids:
             preflight(config.get_config_for_module(module_id))
@@ -357,7 +357,7 @@ def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
     return dealt
 
 
-def _with_models(config: Any) -> Any:
+def with_models(config: Any) -> Any:
     """Return the config with every policy's model built or found."""
     for module_id in config.llm_module_ids:
         own = config.get_config_for_module(module_id)

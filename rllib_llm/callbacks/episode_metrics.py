@@ -40,14 +40,14 @@ SUCCESS_RATE = "success_rate"
 _STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
-def log_episodes(metrics: Any, episodes: list[Any], failures: list[str]) -> None:
+def log_episodes(metrics: Any, episodes: list[Any], num_failed: int) -> None:
     """Log everything known about finished episodes.
 
     Means are exact over the episodes (or turns) since the last report, over all
     EnvRunners and however many were played at a time, and not smoothed: with a fixed
     number of episodes per iteration each value stands for one iteration.
     """
-    metrics.log_value("num_episodes_failed", len(failures), reduce="sum")
+    metrics.log_value("num_episodes_failed", num_failed, reduce="sum")
     if not episodes:
         return
     values: dict[Any, list[float]] = defaultdict(list)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from rllib_llm.acting.checkpoints import local_config
 from rllib_llm.recipes.runs import (
     RunPaths,
     default_storage,
@@ -35,18 +33,5 @@ def load_algorithm(checkpoint: Path) -> Any:
     from rllib_llm.algorithms.registry import register_trainables
 
     register_trainables()
-    config = _stored_config(checkpoint)
-    config.env_runners(num_env_runners=0)
-    config.learners(num_learners=0)
-    config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
-    if not torch.cuda.is_available():
-        config.learners(num_gpus_per_learner=0)
+    config = local_config(checkpoint)
     return LLMAlgorithm.from_checkpoint(str(checkpoint), config=config)
-
-
-def _stored_config(checkpoint: Path) -> Any:
-    with (checkpoint / "class_and_ctor_args.pkl").open("rb") as file:
-        stored = pickle.load(file)
-    args, kwargs = stored["ctor_args_and_kwargs"]
-    config = kwargs["config"] if "config" in kwargs else args[0]
-    return stored["class"]._as_config(config)

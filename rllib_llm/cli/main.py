@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rllib_llm.cli import hands_on
+from rllib_llm.cli.options import Run, Storage, Verbose
 from rllib_llm.cli.session import configure_output
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.version import __version__
@@ -20,24 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show the output of Ray and all processes.")
-]
-Storage = Annotated[
-    Path | None,
-    typer.Option(
-        help="Parent of run folders. Default: $RLLIB_LLM_RESULTS, else "
-        "~/rllib_llm_results."
-    ),
-]
-Run = Annotated[
-    str,
-    typer.Argument(help="A run, trial or checkpoint folder, or a run's name."),
-]
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; our own errors end it with their message and status 1."""
+    if os.getcwd() not in sys.path:  # modules of one's own, as with python -m
+        sys.path.insert(0, os.getcwd())
     try:
         app(args=arguments)
     except RLlibLLMError as error:
@@ -109,36 +99,6 @@ def train(
 
 
 @app.command()
-def evaluate(
-    run: Run,
-    episodes: Annotated[
-        int, typer.Option(min=1, help="Held-out tasks, the same ones every time.")
-    ] = 200,
-    greedy: Annotated[
-        bool,
-        typer.Option(
-            "--greedy/--sampled", help="Most likely tokens, or as in training."
-        ),
-    ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    storage: Storage = None,
-    verbose: Verbose = False,
-) -> None:
-    """Evaluate a run's newest checkpoint on held-out tasks."""
-    configure_output(verbose=verbose)
-    from rllib_llm.cli import evaluate as command
-
-    command.evaluate(
-        run,
-        episodes=episodes,
-        greedy=greedy,
-        as_json=json,
-        storage=storage,
-        verbose=verbose,
-    )
-
-
-@app.command()
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
@@ -175,27 +135,4 @@ def list_(
     listing.show(kind)
 
 
-@app.command()
-def check(
-    env: Annotated[
-        str,
-        typer.Argument(help="Registered name, Gymnasium id, or package.module:Name."),
-    ],
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="env_config, e.g. size=5."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Check with this model's tokenizer and chat template too."),
-    ] = None,
-    max_context_tokens: Annotated[
-        int | None, typer.Option(help="With --model: the longest conversation.")
-    ] = None,
-) -> None:
-    """Play an environment and report what would break training."""
-    configure_output(verbose=False)
-    from rllib_llm.cli import check as command
-
-    ok = command.check(env, options or [], model, max_context_tokens)
-    raise typer.Exit(0 if ok else 1)
+hands_on.register(app)

@@ -113,7 +113,8 @@ class RenderChat(ConnectorV2):
                 tools=data.tools,
             )
         agent_id = episode.agent_id or DEFAULT_AGENT_ID
-        system = self.system_prompts.get(module_id) or self.role_prompts.get(agent_id)
+        system = data.system or self.system_prompts.get(module_id)
+        system = system or self.role_prompts.get(agent_id)
         data.messages, data.tools = opening(
             text, info, system=system, renderer=renderer
         )

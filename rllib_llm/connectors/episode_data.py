@@ -22,6 +22,7 @@ class EpisodeData:
     Attributes:
         task: Which instance and group this is.
         agent_index: Number of the agent in its environment's declared order.
+        system: System message in place of the settings' and the environment's.
         messages: The conversation as text, for people and environments.
         tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens, as the engine saw and sampled them.
@@ -43,6 +44,7 @@ class EpisodeData:
 
     task: Task | None = None
     agent_index: int = 0
+    system: str | None = None
     messages: list[Message] = dataclasses.field(default_factory=list)
     tools: Sequence[dict[str, Any]] | None = None
     ids: list[int] = dataclasses.field(default_factory=list)

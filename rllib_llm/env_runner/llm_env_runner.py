@@ -59,6 +59,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         engines: What samples their turns, by ModuleID.
         actors: What acts for classic RLModules, by ModuleID.
         choosers: What acts for policies over admissible actions, by ModuleID.
+        failures: Tasks that the last sampling left out, and why.
         has_all_weights: Whether the Learner's weights have arrived in full once; from
             then on those that training changes are enough.
     """
@@ -75,6 +76,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.num_envs = self.config.num_envs_per_env_runner
         self._weights_seq_no = 0
         self.has_all_weights = False
+        self.failures: list[tuple[Task, str]] = []
         self._tasks = self.config.build_task_source(
             offset=self.worker_index or 0, in_evaluation=self.config.in_evaluation
         )
@@ -182,6 +184,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         random_actions: bool = False,
         force_reset: bool = False,
         tasks: list[Task] | None = None,
+        max_failed_fraction: float | None = None,
         **kwargs: Any,
     ) -> list[Any]:
         """Play episodes to their end.
@@ -194,6 +197,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             random_actions: Not supported by language policies.
             force_reset: Accepted for RLlib; episodes always start afresh here.
             tasks: Play exactly these; overrides the two counts.
+            max_failed_fraction: With ``tasks``, in place of the config's.
 
         Returns:
             Finished episodes, in task order.
@@ -203,7 +207,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         explore = self.config.explore if explore is None else explore
         with self.metrics.log_time(SAMPLE_TIMER, reduce="sum"):
             if tasks is not None:
-                episodes = self._play(tasks, explore)
+                episodes = self._play(tasks, explore, max_failed_fraction)
             elif num_timesteps is not None:
                 episodes = self._play_steps(num_timesteps, explore)
             else:
@@ -229,11 +233,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             episodes += self._play(self._own_tasks(self.num_envs), explore)
         return episodes
 
-    def _play(self, tasks: list[Task], explore: bool) -> list[Any]:
+    def _play(
+        self,
+        tasks: list[Task],
+        explore: bool,
+        max_failed_fraction: float | None = None,
+    ) -> list[Any]:
         rollout = self._get_rollout(explore)
-        episodes = rollout.run(tasks, explore=explore)
+        episodes = rollout.run(
+            tasks, explore=explore, max_failed_fraction=max_failed_fraction
+        )
+        self.failures = rollout.failures
         self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
-        log_episodes(self.metrics, episodes, rollout.failures)
+        log_episodes(self.metrics, episodes, len(self.failures))
         self._fire("on_sample_end", env_runner=self, samples=episodes)
         return episodes
 

@@ -9,17 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.engines.base import Generation, SamplingParams
+from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.classic_seats import act_together
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.plays import Seat
 from rllib_llm.env_runner.scripts import scripted_turn
 from rllib_llm.env_runner.slots import Slot, Voice
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.turns import (
+    prompt_length,
+    request_turn,
+    sampled_turn,
+    turn_seed,
+)
 from rllib_llm.errors import EnvContractError
 from rllib_llm.types import StopPolicy, StopReason, Task, Turn
 
@@ -80,23 +84,37 @@ class Rollout:
         ]
         self._by_session: dict[Any, tuple[Slot, Seat]] = {}
         self._next_check = 0.0
-        self.failures: list[str] = []
+        self.failures: list[tuple[Task, str]] = []
 
     def close(self) -> None:
         """Close all environments."""
         for slot in self._slots:
             slot.worker.close()
 
-    def run(self, tasks: list[Task], *, explore: bool) -> list[Any]:
+    def run(
+        self,
+        tasks: list[Task],
+        *,
+        explore: bool,
+        max_failed_fraction: float | None = None,
+    ) -> list[Any]:
         """Play every task once and return the episodes in the order of ``tasks``.
 
         Tasks that keep failing are retried ``max_retries`` times, then left out and
-        counted in ``self.failures``.
+        named in ``self.failures`` with the last stop reason.
+
+        Args:
+            tasks: What to play.
+            explore: Sample, or take the most likely tokens.
+            max_failed_fraction: In place of the limits' own.
 
         Raises:
             EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
         """
         self.failures = []
+        if max_failed_fraction is None:
+            max_failed_fraction = self._limits.max_failed_fraction
+        self._max_failed_fraction = max_failed_fraction
         self._explore = explore
         self._todo: deque[tuple[int, Task, int]] = deque(
             (i, task, 0) for i, task in enumerate(tasks)
@@ -191,15 +209,13 @@ class Rollout:
             if voice.script is not None:
                 self._speak_script(slot, seat, voice)
                 continue
-            data = seat.data
-            prompt, history = data.prompt, len(data.ids)
-            length = len(prompt.ids) + (history if prompt.extends else 0)
+            length = prompt_length(seat)
             if length + voice.least_tokens(seat) > voice.max_context_tokens:
                 self._overflow(slot, seat, length, voice)
             elif voice.chooser is not None:
                 choosing.setdefault(seat.module_id, []).append((slot, seat))
             else:
-                self._submit(slot, seat, length, voice)
+                self._submit(slot, seat, voice)
         for module_id, waiting in choosing.items():
             self._choose(self._voices[module_id].chooser, waiting)
         for slot, seat, turn, action in act_together(
@@ -220,21 +236,13 @@ class Rollout:
             shared_data={},
         )
 
-    def _submit(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
-        data = seat.data
+    def _submit(self, slot: Slot, seat: Seat, voice: Voice) -> None:
         session = (slot.index, slot.generation, seat.index)
         if session not in self._by_session:
             voice.engine.open(session, **voice.open_settings)
             self._by_session[session] = (slot, seat)
-        budget = voice.turn_budget(length, slot.play.num_sampled)
-        seat.request_id = voice.engine.submit(
-            session,
-            data.prompt.ids,
-            SamplingParams(
-                max_new_tokens=budget, seed=self._seed(slot, seat), **voice.sampling
-            ),
-            extends=data.prompt.extends,
-        )
+        num_sampled, seed = slot.play.num_sampled, self._seed(slot, seat)
+        request_turn(voice, seat, session, num_sampled=num_sampled, seed=seed)
 
     def _choose(self, chooser: Any, waiting: Ready) -> None:
         """Let a policy choose among admissible actions, for all seats at once."""
@@ -249,8 +257,7 @@ class Rollout:
 
     @staticmethod
     def _seed(slot: Slot, seat: Seat) -> int:
-        task = slot.task
-        return stable_seed(task.seed, task.rollout, slot.attempt, *seat.seed_parts())
+        return turn_seed(slot.task, slot.attempt, seat)
 
     def _overflow(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
         if not seat.data.num_turns:
@@ -279,18 +286,7 @@ class Rollout:
             slot, seat = self._by_session.get(result.session_id, (None, None))
             if slot is None or seat.request_id != result.request_id:
                 continue
-            prompt = seat.data.prompt
-            seat.request_id = None
-            turn = Turn(
-                prompt_ids=np.asarray(prompt.ids, np.int32),
-                extends=prompt.extends,
-                action_ids=result.token_ids,
-                action_logps=result.logps,
-                finish=result.finish,
-                weights_seq_no=result.weights_version,
-                module_id=seat.module_id,
-                seconds=result.seconds,
-            )
+            turn = sampled_turn(result, seat)
             self._record(slot, seat, turn)
             spoken.append((slot, seat))
         self._speak(spoken)
@@ -376,13 +372,13 @@ class Rollout:
         if attempt <= self._limits.max_retries:
             self._todo.append((index, task, attempt))
             return
-        self.failures.append(reason)
-        allowed = self._limits.max_failed_fraction * self._num_tasks
+        self.failures.append((task, reason))
+        allowed = self._max_failed_fraction * self._num_tasks
         if len(self.failures) > allowed:
             raise EnvContractError(
                 f"{len(self.failures)} of {self._num_tasks} episodes failed even after "
                 f"{self._limits.max_retries} retries, more than max_failed_fraction="
-                f"{self._limits.max_failed_fraction} allows. Last reason: {reason}: "
+                f"{self._max_failed_fraction} allows. Last reason: {reason}: "
                 f"{why}"
             )
 

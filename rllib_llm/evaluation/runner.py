@@ -17,3 +17,29 @@ def local_runner(algo: Any) -> Any:
     weights = algo.learner_group.get_weights()
     runner.set_state({COMPONENT_RL_MODULE: weights})
     return runner
+
+
+def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -> Any:
+    """Return an EnvRunner that plays with the same weights in another environment.
+
+    Everything else stays as in training: prompts, sampling, limits, and who acts for
+    whom.
+
+    Args:
+        runner: An LLMEnvRunner.
+        env: What ``.environment(env)`` takes.
+        env_config: Its options. Where the environment is the run's own, those of
+            training hold for what is not named.
+    """
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    config = runner.config.copy(copy_frozen=False)
+    options = {**config.env_config} if env == config.env else {}
+    config.env_config = {}  # .environment() would merge them
+    config.environment(env, env_config={**options, **(env_config or {})})
+    config.in_evaluation = True  # rewards and credit of training are not asked for
+    config.validate()
+    other = LLMEnvRunner(config=config, worker_index=0)
+    actors = {m: actor.module for m, actor in runner.actors.items()}
+    other.share_weights_of({**runner.modules, **actors})
+    return other

@@ -12,14 +12,14 @@ from rllib_llm.recipes import yaml_io
 
 RECIPE_FILE = "recipe.yaml"
 _CHECKPOINT_FILE = "rllib_checkpoint.json"
-_MODULES = "learner_group/learner/rl_module"
+MODULES = "learner_group/learner/rl_module"
 # Written by RLlib for every algorithm of this package; without them a checkpoint was
 # cut short.
 _REQUIRED = (
     "class_and_ctor_args.pkl",
     "algorithm_state.pkl",
     "learner_group/learner/state.pkl",
-    f"{_MODULES}/class_and_ctor_args.pkl",
+    f"{MODULES}/class_and_ctor_args.pkl",
 )
 _OF_EACH_MODULE = ("class_and_ctor_args.pkl", "module_state.pkl")
 
@@ -151,7 +151,7 @@ def is_complete(checkpoint: Path) -> bool:
 def _is_whole(checkpoint: Path) -> bool:
     if not (checkpoint / _CHECKPOINT_FILE).is_file():
         return False
-    modules = [p for p in (checkpoint / _MODULES).glob("*") if p.is_dir()]
+    modules = [p for p in (checkpoint / MODULES).glob("*") if p.is_dir()]
     required = [checkpoint / name for name in _REQUIRED]
     required += [module / name for module in modules for name in _OF_EACH_MODULE]
     if not modules or not all(path.is_file() for path in required):

@@ -26,7 +26,7 @@ def loggers(config):
 def report(root, runners, parts):
     for runner, rounds in zip(runners, parts, strict=True):
         for episodes in rounds:
-            log_episodes(runner, episodes, failures=[])
+            log_episodes(runner, episodes, num_failed=0)
     root.aggregate([r.reduce() for r in runners], key="env_runners")
     return root.compile()["env_runners"]
 

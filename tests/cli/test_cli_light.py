@@ -12,7 +12,16 @@ from rllib_llm.errors import EnvContractError
 from rllib_llm.recipes import shipped_recipes
 from rllib_llm.version import __version__
 
-VERBS = ("train", "evaluate", "export", "list", "check")
+VERBS = (
+    "train",
+    "evaluate",
+    "play",
+    "init",
+    "export",
+    "list",
+    "check",
+    "doctor",
+)
 
 
 def test_help_names_every_verb(call):
@@ -60,6 +69,11 @@ def test_list_shows_all_kinds(call):
         (["train", "frozen_lake_ppo", "training.lrr=3"], "Did you mean 'lr'"),
         (["train", "--resume", "/no/such/run"], "does not exist"),
         (["evaluate", "/no/such/run"], "does not exist"),
+        (["evaluate", "x", "--greedy", "--both"], "exclude each other"),
+        (["evaluate", "x", "--greedy", "--samples", "2"], "same every time"),
+        (["evaluate", "x", "--env", ":size=4"], "names no environment"),
+        (["init", "enf", "mine"], "Did you mean 'env'"),
+        (["init", "env", "Mine"], "lower-case"),
         (["export", "/no/such/run", "/tmp/none"], "does not exist"),
         (["check", "frozen_lak-v0"], "Did you mean 'frozen_lake-v0'"),
         (["check", "frozen_lake-v0", "sise=4"], "Did you mean 'size'"),

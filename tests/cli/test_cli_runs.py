@@ -101,14 +101,63 @@ def test_evaluate_gives_an_interval_and_repeats(call, warm_started):
     args = ("evaluate", warm_started, "--episodes", 12, "--json")
     first, again = call(*args), call(*args)
     assert first[0] == 0
-    result = json.loads(first[1])
-    assert result["episodes"] == 12 and result["iteration"] == 2
-    assert result["success_low"] <= result["success_rate"] <= result["success_high"]
-    assert result == json.loads(again[1])
+    told = json.loads(first[1])
+    (result,) = told["evaluations"]
+    assert result["episodes"] == 12 and told["iteration"] == 2
+    success = result["success"]
+    assert success["low"] <= success["mean"] <= success["high"]
+    assert told == json.loads(again[1])
     status, out, _ = call(
         "evaluate", warm_started.name, "--storage", warm_started.parent
     )
     assert status == 0 and "95% interval" in out
+
+
+def test_evaluate_samples_elsewhere_and_writes_outcomes(call, warm_started, tmp_path):
+    file = tmp_path / "outcomes.json"
+    elsewhere = ("--env", "bandit_probe-v0", "--env", "copy_probe-v0:words=2")
+    how = ("--episodes", 5, "--samples", 3, "--both", "--out", file)
+    status, out, err = call("evaluate", warm_started, *elsewhere, *how)
+    assert status == 0 and out.count("pass@3") == 2, err
+    told = json.loads(file.read_text())["evaluations"]
+    assert [(e["env"], e["greedy"]) for e in told] == [
+        (env, greedy)
+        for env in ("bandit_probe-v0", "copy_probe-v0")
+        for greedy in (True, False)
+    ]
+    assert [len(e["outcomes"]) for e in told] == [5, 15, 5, 15]
+    assert told[3]["env_config"] == {"words": 2}
+    for evaluation in told:
+        returns = [o["episode_return"] for o in evaluation["outcomes"]]
+        assert np.mean(returns) == pytest.approx(evaluation["episode_return"]["mean"])
+
+
+def test_play_shows_what_evaluate_counts(call, warm_started, tmp_path):
+    file = tmp_path / "outcomes.json"
+    how = ("--episodes", 3, "--sampled", "--out", file)
+    assert call("evaluate", warm_started, *how)[0] == 0
+    (told,) = json.loads(file.read_text())["evaluations"]
+    args = ("play", "copy_probe-v0", warm_started, "--episodes", 3)
+    status, out, err = call(*args)
+    assert status == 0, err
+    shown = [line for line in out.splitlines() if ": return " in line]
+    for outcome, line in zip(told["outcomes"], shown, strict=True):
+        assert f": return {outcome['episode_return']:g}," in line
+
+
+def test_a_loaded_policy_needs_no_ray(warm_started):
+    code = (
+        "import ray, sys\n"
+        "from rllib_llm import LLMPolicy\n"
+        "policy = LLMPolicy.from_checkpoint(sys.argv[1])\n"
+        "first, again = (policy.chat('Say yes', seed=3) for _ in range(2))\n"
+        "assert first == again and isinstance(first, str)\n"
+        "assert not ray.is_initialized()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(warm_started)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_export_loads_with_the_auto_classes(call, warm_started, tmp_path):
@@ -195,7 +244,7 @@ def test_a_distributed_run_loads_in_one_process(call, storage):
     assert algo.env_runner_group.num_remote_workers() == 0
     assert algo.learner_group.is_local and algo.training_iteration == 2
     got = local_runner(algo).module.get_state()
-    module = checkpoint / runs._MODULES / DEFAULT_MODULE_ID
+    module = checkpoint / runs.MODULES / DEFAULT_MODULE_ID
     saved = pickle.loads((module / "module_state.pkl").read_bytes())
     for name, value in got.items():
         assert np.array_equal(value, saved[name]), name

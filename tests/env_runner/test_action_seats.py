@@ -7,7 +7,7 @@ import pytest
 from runner_helpers import TINY, make_runner
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.llm_algorithm import _with_models
+from rllib_llm.algorithms.llm_algorithm import with_models
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.envs.text_env import TextEnv
@@ -184,7 +184,7 @@ def two_policies(env, **generation):
         .generation(head="score")
     )
     config.validate()
-    return LLMEnvRunner(config=_with_models(config))
+    return LLMEnvRunner(config=with_models(config))
 
 
 @pytest.mark.parametrize("other", [{}, {"head": "generate", "max_new_tokens": 3}])

@@ -15,7 +15,7 @@ RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iterati
 
 def write_checkpoint(folder, modules=("default_policy",)):
     names = [f"{m}/{name}" for m in modules for name in runs._OF_EACH_MODULE]
-    for name in (*runs._REQUIRED, *(f"{runs._MODULES}/{n}" for n in names)):
+    for name in (*runs._REQUIRED, *(f"{runs.MODULES}/{n}" for n in names)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(pickle.dumps({"some": "state"}))
@@ -61,7 +61,7 @@ def test_half_written_checkpoints_are_passed_over(run):
 def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", ["alice", "bob", "critic"])
     assert runs.is_complete(folder)
-    (folder / runs._MODULES / "bob" / "module_state.pkl").unlink()
+    (folder / runs.MODULES / "bob" / "module_state.pkl").unlink()
     assert not runs.is_complete(folder)
 
 

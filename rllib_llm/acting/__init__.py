@@ -1,0 +1,1 @@
+"""Trained policies at work: conversations, and episodes step by step."""

@@ -1,0 +1,28 @@
+"""Environments on the command line: ``NAME[:key=value,...]``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes.overrides import apply_overrides
+
+_NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
+
+
+def parse_env(text: str) -> tuple[str, dict[str, Any]]:
+    """Read ``NAME[:key=value,...]``, where NAME may be ``package.module:Name``.
+
+    Raises:
+        ConfigError: If there is no name.
+    """
+    name, colon, options = text.rpartition(":")
+    if not colon or "=" not in options:
+        name, options = text, ""
+    if not name or "=" in name:
+        raise ConfigError(
+            f"{text!r} names no environment. Write NAME or NAME:key=value,..., e.g. "
+            "frozen_lake-v0:size=4."
+        )
+    return name, apply_overrides({}, _NEXT_OPTION.split(options) if options else [])

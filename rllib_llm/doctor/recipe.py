@@ -1,0 +1,271 @@
+"""A recipe tried out: template, prompts, memory, log-probabilities, one iteration."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.doctor.activations import activation_bytes
+from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
+from rllib_llm.doctor.gap import largest_gap
+from rllib_llm.doctor.machine import memory
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
+from rllib_llm.recipes.plan import Memory, make_plan
+
+_EPISODES = 8
+_FLOAT32_GAP = 1e-3  # nats; what the package's tests hold sampling to
+_LOW_PRECISION_GAP = 0.02  # mean; docs/troubleshooting.md
+
+
+def examine_recipe(
+    name: str, overrides: list[str], describe: Callable[[BaseException], str]
+) -> Iterator[Finding]:
+    """Try a recipe's first stage out, without its warm start. Ray must run.
+
+    Args:
+        name: A shipped recipe's name or a YAML file.
+        overrides: Dotted, as for ``rllib-llm train``.
+        describe: Says in words what an error was.
+
+    Yields:
+        Findings as they come; after a failure nothing more is tried.
+    """
+    steps = _Steps(name, overrides)
+    for title, step in (
+        ("recipe", steps.load),
+        ("chat template", steps.template),
+        ("prompts", steps.plan),
+        ("memory estimate", steps.memory),
+        ("sampling", steps.sample),
+        ("log-probabilities", steps.compare),
+        ("iteration", steps.iterate),
+    ):
+        try:
+            finding = step()
+        except Exception as error:  # whatever would end the run is what is looked for
+            ours = isinstance(error, RLlibLLMError)
+            found = str(error) if ours else describe(error)
+            remedy = "As it says." if ours else "Run with --verbose for more."
+            yield Finding(title, FAIL, found, remedy)
+            break
+        yield finding
+        if finding.status == FAIL:
+            break
+    steps.close()
+
+
+class _Steps:
+    """What is tried, in this order; each needs those before."""
+
+    def __init__(self, name: str, overrides: list[str]):
+        self._name, self._overrides = name, overrides
+        self._algo: Any = None
+        self._folder = tempfile.TemporaryDirectory(prefix="rllib_llm_doctor_")
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._algo is not None:
+            self._algo.stop()
+        self._folder.cleanup()
+
+    def load(self) -> Finding:
+        """Check every setting."""
+        recipe: Recipe | StagedRecipe = load_recipe(self._name, self._overrides)
+        recipe.validate()
+        stage = recipe.stages[0]
+        self._config = stage.build_config(spaces.first_of)
+        self._config.validate()
+        self._config.warm_start(demonstrations=0)
+        of = f", stage {stage.name}" if isinstance(recipe, StagedRecipe) else ""
+        found = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"
+        return Finding("recipe", OK, found)
+
+    def template(self) -> Finding:
+        """Let the renderer probe the chat templates of all policies."""
+        from rllib_llm.algorithms.llm_algorithm import with_models
+
+        self._config = with_models(self._config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            renderers = self._config.chat_renderers()
+        renderers = {m: r for m, r in renderers.items() if r is not None}
+        rewriting = [m for m, r in renderers.items() if r.rewrites]
+        if rewriting and self._config.history == "append":
+            return Finding(
+                "chat template",
+                WARN,
+                f"rewrites earlier turns of {', '.join(rewriting)}; under "
+                "history='append' the model keeps seeing what it sampled",
+                "Usual for RL. language_model.history=rerender follows the template.",
+            )
+        ends = {
+            r.tokenizer.convert_ids_to_tokens(r.end_of_turn_id)
+            for r in renderers.values()
+        }
+        roles = all(r.supports_system for r in renderers.values())
+        found = f"turns end with {', '.join(sorted(ends))}"
+        lacking = "; no system role, so the first message carries its text"
+        return Finding("chat template", OK, found + ("" if roles else lacking))
+
+    def plan(self) -> Finding:
+        """Fit first prompts into the context."""
+        self._plan = plan = make_plan(self._config)
+        answer = self._config.max_new_tokens
+        room = plan.context_tokens - plan.first_prompt_tokens
+        turns = room // max(1, answer)
+        found = (
+            f"first prompt {plan.first_prompt_tokens} tokens, context "
+            f"{plan.context_tokens}, at most {answer} per turn"
+        )
+        if turns < plan.max_turns and self._config.history != "latest":
+            return Finding(
+                "prompts",
+                WARN,
+                f"{found}: full after some {turns} of {plan.max_turns} turns if every "
+                "answer takes all it may",
+                "Raise generation.max_context_tokens, or lower max_new_tokens; "
+                "docs/metrics.md: stop/context_overflow.",
+            )
+        return Finding("prompts", OK, found)
+
+    def memory(self) -> Finding:
+        """Compare an estimate with what is there."""
+        needs = self._plan.memory
+        activations = self._activations()
+        total = needs.total + activations
+        on_gpu = torch.cuda.is_available() and self._config.num_gpus_per_learner
+        free = torch.cuda.mem_get_info()[0] if on_gpu else memory()[1]
+        where = "of the device" if on_gpu else "of the machine"
+        found = (
+            f"about {size(total)} by formula ({_parts(needs)}, activations "
+            f"{size(activations)}); {size(free)} {where} available"
+        )
+        if total > free:
+            return Finding(
+                "memory estimate",
+                WARN,
+                found,
+                "Lower training.micro_batch_tokens, generation.max_context_tokens or "
+                "env_runners.num_envs_per_env_runner, or use lora, bfloat16 or "
+                "gradient_checkpointing.",
+            )
+        return Finding("memory estimate", OK, found)
+
+    def sample(self) -> Finding:
+        """Play a few training episodes."""
+        config = _shrunk(self._config, self._folder.name)
+        self._algo = config.build_algo()
+        began = time.perf_counter()
+        groups = config.episodes_per_iteration // config.group_size
+        self._episodes = self._algo.play_apart(
+            config.build_task_source().next_groups(groups), explore=True
+        )
+        seconds = time.perf_counter() - began
+        tokens = sum(episode_data(e).num_sampled for e in self._episodes)
+        returns = [e.get_return() for e in self._episodes]
+        found = (
+            f"{len(self._episodes)} episodes, {tokens} tokens in {seconds:.1f} s, mean "
+            f"return {sum(returns) / len(returns):.3f} (without the warm start)"
+        )
+        return Finding("sampling", OK, found)
+
+    def compare(self) -> Finding:
+        """Hold the engine's log-probabilities against the Learner's."""
+        gaps = largest_gap(self._algo, self._episodes)
+        if not gaps:
+            return Finding("log-probabilities", OK, "no policy samples tokens")
+        parts, status = [], OK
+        for module_id, gap in gaps.items():
+            config = self._config.get_config_for_module(module_id)
+            exact = config.lm_dtype == "float32" and not config.lm_autocast
+            parts.append(
+                f"{module_id} mean {gap.mean:.1e}, largest {gap.largest:.1e} nats over "
+                f"{gap.tokens} tokens"
+            )
+            if exact and gap.largest > _FLOAT32_GAP:
+                status = FAIL
+            elif not exact and gap.mean > _LOW_PRECISION_GAP and status == OK:
+                status = WARN
+        remedy = None
+        if status != OK:
+            remedy = (
+                "Sampling and learning disagree about the same tokens: try dtype "
+                "float32 once; docs/troubleshooting.md, 'The sampler gap is large'."
+            )
+        return Finding("log-probabilities", status, "; ".join(parts), remedy)
+
+    def iterate(self) -> Finding:
+        """Train for one small iteration."""
+        began = time.perf_counter()
+        result = self._algo.train()
+        seconds = time.perf_counter() - began
+        found = f"{self._algo.config.episodes_per_iteration} episodes, {seconds:.1f} s"
+        if result.get("num_updates_skipped"):
+            return Finding(
+                "iteration",
+                WARN,
+                f"{found}, but nothing to learn from: all returns of a task were equal",
+                "Usual without the warm start; else make the task easier or let "
+                "rewards differ.",
+            )
+        norms = [
+            value["grad_norm"]
+            for value in result["learners"].values()
+            if isinstance(value, dict) and "grad_norm" in value
+        ]
+        if not all(map(math.isfinite, norms)):
+            return Finding(
+                "iteration",
+                FAIL,
+                f"{found}, gradient norms {norms}",
+                "Gradients are not finite: lower training.lr, look for extreme "
+                "rewards, use bfloat16 instead of float16.",
+            )
+        return Finding("iteration", OK, f"{found}, gradients finite")
+
+    def _activations(self) -> int:
+        from transformers import AutoConfig
+
+        config = self._config
+        model = AutoConfig.from_pretrained(config.resolved_model)
+        low = config.lm_autocast or config.lm_dtype != "float32"
+        everything = config.episodes_per_iteration * self._plan.context_tokens
+        return activation_bytes(
+            model.get_text_config(),
+            min(config.micro_batch_tokens or everything, everything),
+            element_size=2 if low else 4,
+            gradient_checkpointing=config.gradient_checkpointing,
+            head_chunk_tokens=config.head_chunk_tokens,
+        )
+
+
+def _shrunk(config: Any, folder: str) -> Any:
+    """Return the config of one process and a few episodes."""
+    config = config.copy(copy_frozen=False)
+    group = config.group_size
+    episodes = group * math.ceil(_EPISODES / group)
+    config.rollouts(episodes_per_iteration=episodes)
+    config.env_runners(
+        num_env_runners=0,
+        num_envs_per_env_runner=min(config.num_envs_per_env_runner, episodes),
+    )
+    config.learners(num_learners=0)
+    config.evaluation(evaluation_interval=None)
+    config.training(minibatch_size=None)
+    config.debugging(
+        logger_config={"type": "ray.tune.logger.NoopLogger", "logdir": folder}
+    )
+    return config
+
+
+def _parts(needs: Memory) -> str:
+    names = ("weights", "gradients", "optimizer", "kv_cache")
+    return ", ".join(f"{n.replace('_', ' ')} {size(getattr(needs, n))}" for n in names)

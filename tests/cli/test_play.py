@@ -1,0 +1,116 @@
+"""``rllib-llm play`` as it is typed, with the input of a pipe."""
+
+import io
+
+import pytest
+
+from rllib_llm.acting.match import choose_seats
+from rllib_llm.cli.env_options import parse_env
+from rllib_llm.errors import ConfigError
+
+
+@pytest.fixture
+def play(call, monkeypatch):
+    """Run the command with lines to type; return status and what is shown."""
+
+    def run(*arguments, typed=()):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{t}\n" for t in typed)))
+        status, out, err = call("play", *arguments)
+        return status, out + err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "text, name, options",
+    [
+        ("guess_number-v0", "guess_number-v0", {}),
+        ("guess_number-v0:upper=7", "guess_number-v0", {"upper": 7}),
+        ("a.b:Env", "a.b:Env", {}),
+        ("a.b:Env:x=1,y=[1, 2],z=a,b", "a.b:Env", {"x": 1, "y": [1, 2], "z": "a,b"}),
+    ],
+)
+def test_environments_with_options(text, name, options):
+    assert parse_env(text) == (name, options)
+
+
+@pytest.mark.parametrize("text", ["", ":upper=3", "upper=3"])
+def test_options_need_an_environment(text):
+    with pytest.raises(ConfigError, match="names no environment"):
+        parse_env(text)
+
+
+def test_a_person_plays_to_the_end(play):
+    status, out = play("guess_number-v0:upper=3", typed=["guess 2"] + ["/expert"] * 4)
+    assert status == 0
+    assert "Find a number from 1 to 3." in out and "reward +1" in out
+    assert "terminated after" in out and ", solved" in out
+    again = play("guess_number-v0:upper=3", typed=["guess 2"] + ["/expert"] * 4)[1]
+    assert out == again  # the task is the same every time
+    other = play("guess_number-v0:upper=3", "--task", "5", typed=["/quit"])[1]
+    assert "task 5" in other and "stopped after 0 turns" in other
+
+
+def test_the_end_of_the_input_is_a_wish_to_stop(play):
+    status, out = play("guess_number-v0", typed=["guess 3"])
+    assert status == 0 and "stopped after" in out
+
+
+def test_moves_are_taken_back(play):
+    env = "guess_number-v0:upper=31,max_turns=3"
+    status, out = play(env, typed=["/undo", "nonsense", "guess 1", "/undo", "/quit"])
+    assert status == 0 and "There is nothing to take back." in out
+    assert "stopped after 1 turns" in out  # two answers, one taken back
+    # What is taken back costs nothing: bisection still finds the number in time.
+    typed = ["x", "x", "/undo", "/undo"] + ["/expert"] * 3
+    out = play("guess_number-v0:upper=7,max_turns=3", typed=typed)[1]
+    assert ", solved" in out
+
+
+def test_commands_explain_themselves(play):
+    typed = ["/help", "/what", "/actions", "/random", "//x", "two\\", "lines", "/quit"]
+    out = play("guess_number-v0:upper=9", typed=typed)[1]
+    assert out.count("/undo     take back") == 2 and "no command '/what'" in out
+    assert "actions: guess 1, guess 2" in out and "[random] guess" in out
+    assert "stopped after 3 turns" in out
+
+
+def test_several_seats(play):
+    seats = ["--seat", "alice=expert", "--seat", "bob=person"]
+    status, out = play("secret_sum-v0", *seats, typed=["/expert"] * 9)
+    assert status == 0 and "alice_0 expert, bob_0 person" in out
+    assert "return" in out and "(alice_0" in out
+    everyone = play("secret_sum-v0", "--seat", "*=expert", "--episodes", "2")[1]
+    assert everyone.count("--- task") == 2 and everyone.count(", solved") == 2
+
+
+def test_undo_among_scripts(play):
+    seats = ["--seat", "alice=random", "--seat", "bob=person"]
+    typed = ["nonsense", "/undo"] + ["/expert"] * 9
+    status, out = play("secret_sum-v0", *seats, typed=typed)
+    assert status == 0 and ("solved" in out)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["frozen_lak-v0"], "Did you mean 'frozen_lake-v0'"),
+        (["frozen_lake-v0:sise=4"], "Did you mean 'size'"),
+        (["secret_sum-v0", "--seat", "alise=person"], "Did you mean 'alice'"),
+        (["secret_sum-v0", "--seat", "alice=persn"], "Did you mean 'person'"),
+        (["secret_sum-v0", "--seat", "alice=policy"], "Name a RUN"),
+        (["secret_sum-v0", "--seat", "alice"], "AGENT=PLAYER"),
+        (["secret_sum-v0", "/no/such/run"], "does not exist"),
+    ],
+)
+def test_mistakes_end_with_status_1_and_a_remedy(play, arguments, message):
+    status, out = play(*arguments)
+    assert status == 1 and message in out and "Traceback" not in out
+
+
+def test_seats_without_a_wish():
+    assert choose_seats(["x", "y", "z"], {}, None) == {
+        "x": "person",
+        "y": "random",
+        "z": "random",
+    }
