@@ -46,8 +46,8 @@ def test_policies_play_as_they_are_evaluated(team, alone, greedy):
             assert match.game.turn == outcome.turns
 
 
-@pytest.mark.parametrize("env", [Pair, PairTogether])
-def test_a_move_taken_back_never_happened(env):
+@pytest.mark.parametrize("env, steps", [(Pair, 2), (PairTogether, 1)])
+def test_a_move_taken_back_never_happened(env, steps):
     policy = LLMPolicy(Run(team_config(env), learner=False).runner)
     (task,) = policy.held_out_tasks(1)
     seats = choose_seats(policy.agents, {"ben": "person"}, policy)
@@ -61,17 +61,17 @@ def test_a_move_taken_back_never_happened(env):
             return next(rest)
 
         match = Match(policy.make_env, task, seats, ask=ask, policy=policy)
-        steps = 0
+        count = 0
         while not match.is_over:
             match.step()
-            steps += 1
-            if steps == undo_after:
+            count += 1
+            if count == undo_after:
                 assert match.undo()
         moves = [[(m.agent, m.player, m.action) for m in s] for s in match.moves]
         return moves, finish(match)
 
     straight = play(["yes", "no", "well"])
-    assert play(["oops", "yes", "no", "well"], undo_after=2) == straight
+    assert play(["oops", "yes", "no", "well"], undo_after=steps) == straight
     assert {player for step in straight[0] for _, player, _ in step} == {"a", "person"}
 
 
