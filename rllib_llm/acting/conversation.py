@@ -229,7 +229,7 @@ class Conversation:
         self._refuse_if_over()
         play = self._play
         if isinstance(play, SinglePlay):
-            agent = self._agent(*observations)
+            agent = self._agent(next(iter(observations), None))
             told: Any = (observations[agent], dict(infos.get(agent) or {}))
             if self._begun:  # what was earned is not the policies' business
                 told = (told[0], 0.0, False, False, told[1])

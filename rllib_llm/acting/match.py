@@ -166,8 +166,7 @@ class Match:
             own = {a: s for a, s in self.seats.items() if s not in _WITHOUT_RUN}
             named = {a: s for a, s in own.items() if s != POLICY}
             self._talk = self._policy.conversation(
-                seed=self._task.seed,
-                sample=self._task.rollout,
+                self._task,
                 greedy=self._greedy,
                 policies=self._usual(own) | named if named else None,
             )
@@ -177,6 +176,8 @@ class Match:
         """Return who acts for these agents in training."""
         from rllib_llm.algorithms.policies import mapped_policies
 
+        if self._task.line_up:  # self-play: each task says who plays whom
+            return {agent: self._task.line_up[agent] for agent in seats}
         return mapped_policies(self._policy.config, list(seats))
 
     def _scripted(self, agent: str) -> Any:

@@ -110,9 +110,9 @@ class LLMPolicy:
 
     def conversation(
         self,
+        task: Task | None = None,
         *,
         seed: int | None = None,
-        sample: int = 0,
         greedy: bool = False,
         policies: Mapping[str, str] | None = None,
         system: str | None = None,
@@ -120,18 +120,27 @@ class LLMPolicy:
         """Begin an episode.
 
         Args:
-            seed: Seeds the turns. With that of a task it goes as ``evaluate`` plays
-                it; None takes a new one every time.
-            sample: Number of the sample of that task.
+            task: What is played, e.g. one of :meth:`held_out_tasks`: the episode then
+                goes as evaluation plays it.
+            seed: Seeds the turns where there is no task; None takes a new one every
+                time.
             greedy: Take the most likely tokens, or sample as in training.
             policies: Who acts for whom, by AgentID, where it is not as in training.
             system: System message in place of the settings' and the environment's.
 
         Raises:
-            ConfigError: If one of ``policies`` does not exist.
+            ConfigError: If one of ``policies`` does not exist, or a task has a seed.
         """
-        if seed is None:
-            seed = int(np.random.default_rng().integers(2**31))
+        if task is not None and seed is not None:
+            raise ConfigError(
+                f"seed={seed} would have no effect: the task has its own, {task.seed}. "
+                "Leave one of them out."
+            )
+        if task is None:
+            if seed is None:
+                seed = int(np.random.default_rng().integers(2**31))
+            (first,) = self.held_out_tasks(1)  # where tasks say who plays whom
+            task = Task(group_id=0, rollout=0, seed=seed, line_up=first.line_up)
         if policies is None and self._policy is not None:
             policies = {"*": self._policy}
         for name in (policies or {}).values():
@@ -141,7 +150,7 @@ class LLMPolicy:
                 )
         return Conversation(
             self.runner,
-            Task(group_id=0, rollout=sample, seed=seed),
+            task,
             greedy=greedy,
             line_up=LineUp(dict(policies)) if policies else None,
             system=system,

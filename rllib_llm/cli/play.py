@@ -68,7 +68,11 @@ def play(
     policy = None if run is None else _load(run, storage).in_env(name, options)
     make_env = policy.make_env if policy else functools.partial(_make, name, options)
     table = _Table(make_env, policy, _parse_seats(seats), greedy)
-    tasks = TaskSource(seed=0, split="test").fixed(episodes, first=task)
+    tasks = (
+        policy.held_out_tasks(task + episodes)[task:]
+        if policy
+        else TaskSource(seed=0, split="test").fixed(episodes, first=task)
+    )
     try:
         for number, each in enumerate(tasks, start=task):
             each = dataclasses.replace(each, rollout=sample)

@@ -11,7 +11,7 @@ from team_helpers import (
     team_config,
 )
 
-from rllib_llm import LLMPolicy
+from rllib_llm import LLMPolicy, SelfPlayConfig
 from rllib_llm.acting.conversation import Conversation
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.envs import TextEnv
@@ -26,7 +26,7 @@ def by_hand(policy, tasks, *, greedy):
     """What a user writes: one agent."""
     env, returns = policy.make_env(), []
     for task in tasks:
-        talk = policy.conversation(seed=task.seed, greedy=greedy)
+        talk = policy.conversation(task, greedy=greedy)
         observation, info = env.reset(seed=task.seed, options=task.options)
         returns.append(0.0)
         over = False
@@ -46,7 +46,7 @@ def by_hands(policy, tasks, *, greedy):
     """The like for several agents."""
     env, returns = policy.make_env(), []
     for task in tasks:
-        with policy.conversation(seed=task.seed, greedy=greedy) as talk:
+        with policy.conversation(task, greedy=greedy) as talk:
             told = env.reset(seed=task.seed, options=task.options)
             returns.append(dict.fromkeys(policy.agents, 0.0))
             while not told.is_over:
@@ -97,6 +97,7 @@ TEAMS = {
     "in turn": {},
     "at once": {"env": PairTogether},
     "adapters": {"language_model": {"lora": LORA}},
+    "self-play": {"config_class": SelfPlayConfig, "policies": None},
     "one budget": {"rollouts": {"max_tokens_per_episode": 14}},
 }
 
@@ -188,6 +189,7 @@ def greedy_text(policy, ids):
         (lambda p: p.chat([{"role": "tool", "content": "x"}]), "must alternate"),
         (lambda p: p.chat("x", agent="bob"), "no agent 'bob'"),
         (lambda p: p.conversation(policies={"*": "b"}), "no policy 'b'"),
+        (lambda p: p.conversation(p.held_out_tasks(1)[0], seed=1), "no effect"),
         (lambda p: LLMPolicy(p.runner, "main"), "no policy 'main'"),
     ],
 )
