@@ -16,6 +16,11 @@ from rllib_llm.types import StopReason, Task
 _MOVES = {"expert": "expert_action", "random": "random_action"}
 
 
+def players_of(env: Any) -> list[str]:
+    """Return all agents in declared order; a single one is RLlib's default agent."""
+    return agents_of(env) or [DEFAULT_AGENT_ID]
+
+
 class Game:
     """An environment of Gymnasium or PettingZoo, played alike.
 
@@ -40,9 +45,8 @@ class Game:
 
     def __init__(self, env: Any, task: Task):
         self.env, self.task = as_playable(env), task
-        agents = agents_of(self.env)
-        self.is_single = agents is None
-        self.agents = [DEFAULT_AGENT_ID] if agents is None else agents
+        self.is_single = agents_of(self.env) is None
+        self.agents = players_of(self.env)
         self.turn, self.is_over = 0, False
         self.returns = dict.fromkeys(self.agents, 0.0)
         self.last_words: str | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rllib_llm.acting.game import Game
+from rllib_llm.acting.game import Game, players_of
 from rllib_llm.acting.match import PERSON, Match, Move, choose_seats
 from rllib_llm.acting.policy import LLMPolicy
 from rllib_llm.cli.env_options import parse_env
@@ -126,9 +126,9 @@ class _Table:
 
     def play(self, number: int, task: Any) -> bool:
         """Play one task; return whether to go on."""
-        agents = Game(env := self._make_env(), task).agents
+        env = self._make_env()
+        seats = choose_seats(players_of(env), self._given, self._policy)
         env.close()
-        seats = choose_seats(agents, self._given, self._policy)
         match = Match(
             self._make_env,
             task,

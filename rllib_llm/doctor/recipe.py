@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -68,13 +68,12 @@ class _Steps:
     def __init__(self, name: str, overrides: list[str]):
         self._name, self._overrides = name, overrides
         self._algo: Any = None
-        self._folder = tempfile.TemporaryDirectory(prefix="rllib_llm_doctor_")
 
     def close(self) -> None:
         """Leave nothing behind."""
         if self._algo is not None:
             self._algo.stop()
-        self._folder.cleanup()
+            shutil.rmtree(self._algo.logdir)
 
     def load(self) -> Finding:
         """Check every setting."""
@@ -161,7 +160,7 @@ class _Steps:
 
     def sample(self) -> Finding:
         """Play a few training episodes."""
-        config = _shrunk(self._config, self._folder.name)
+        config = _shrunk(self._config)
         self._algo = config.build_algo()
         began = time.perf_counter()
         groups = config.episodes_per_iteration // config.group_size
@@ -247,7 +246,7 @@ class _Steps:
         )
 
 
-def _shrunk(config: Any, folder: str) -> Any:
+def _shrunk(config: Any) -> Any:
     """Return the config of one process and a few episodes."""
     config = config.copy(copy_frozen=False)
     group = config.group_size
@@ -260,9 +259,6 @@ def _shrunk(config: Any, folder: str) -> Any:
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None)
     config.training(minibatch_size=None)
-    config.debugging(
-        logger_config={"type": "ray.tune.logger.NoopLogger", "logdir": folder}
-    )
     return config
 
 
