@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.errors import ConfigError
 
 
 def local_runner(algo: Any) -> Any:
@@ -30,6 +33,9 @@ def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -
         env: What ``.environment(env)`` takes.
         env_config: Its options. Where the environment is the run's own, those of
             training hold for what is not named.
+
+    Raises:
+        ConfigError: If the environment has a single agent, but a team was trained.
     """
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
@@ -39,7 +45,19 @@ def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -
     config.environment(env, env_config={**options, **(env_config or {})})
     config.in_evaluation = True  # rewards and credit of training are not asked for
     config.validate()
+    if _has_single_agent(config) and DEFAULT_MODULE_ID not in config.module_ids:
+        raise ConfigError(
+            f"{config.env!r} has a single agent, but the run trained "
+            f"{', '.join(config.module_ids)} for a team. Choose one of several agents."
+        )
     other = LLMEnvRunner(config=config, worker_index=0)
     actors = {m: actor.module for m, actor in runner.actors.items()}
     other.share_weights_of({**runner.modules, **actors})
     return other
+
+
+def _has_single_agent(config: Any) -> bool:
+    env = config.make_text_env()
+    agents = agents_of(env)
+    env.close()
+    return agents is None

@@ -9,12 +9,13 @@ from team_helpers import (
     Run,
     single_config,
     team_config,
+    worth,
 )
 
 from rllib_llm import LLMPolicy, SelfPlayConfig
 from rllib_llm.acting.conversation import Conversation
 from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.envs import TextEnv
+from rllib_llm.envs import TextEnv, ToolEnv
 from rllib_llm.errors import ConfigError, EpisodeOverError
 from rllib_llm.evaluation.outcomes import play_tasks
 from rllib_llm.types import StopReason, TurnResult
@@ -80,7 +81,36 @@ class Thinker(Alone):
         return TurnResult("And now? " * self.turn, reward=len(action) / 7)
 
 
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The one.
+        b: The other.
+    """
+    return a + b
+
+
+class Caller(ToolEnv):
+    """Calls a tool twice, whatever is said, and then takes it for the answer."""
+
+    tools = (add,)
+    max_turns = 4
+
+    def start(self, rng):
+        return f"Number {int(rng.integers(100))}."
+
+    def parse(self, completion):
+        if self.turn < 3:
+            return super().parse(self.write_call("add", a=len(completion), b=self.turn))
+        return f"It is {completion}"
+
+    def judge(self, answer):
+        return worth(answer)
+
+
 SINGLE = {
+    "tools": {"env": Caller},
     "append": {},
     "rerender": {"language_model": {"history": "rerender"}},
     "latest": {"language_model": {"history": "latest"}},
@@ -225,6 +255,38 @@ def test_who_acts_for_whom():
     )
 
 
+class Greeter(Alone):
+    """Has an option."""
+
+    def start(self, rng, greeting: str = "Number"):
+        return f"{greeting} {int(rng.integers(100))}."
+
+
+def test_the_same_weights_in_another_environment():
+    config = single_config(env=Greeter, env_config={"greeting": "Nummer"})
+    policy = LLMPolicy(Run(config, learner=False).runner)
+    for env, given, options, first in (
+        (Greeter, {"max_turns": 2}, {"greeting": "Nummer", "max_turns": 2}, "Nummer"),
+        (Alone, {"max_turns": 2}, {"max_turns": 2}, "Number"),
+    ):
+        other = policy.in_env(env, given)
+        assert other.config.env_config == options
+        assert policy.config.env_config == {"greeting": "Nummer"}
+        assert other.make_env().reset(seed=0)[0].startswith(first)
+        theirs = dict(other.runner.module.lm.named_parameters())
+        for name, parameter in policy.runner.module.lm.named_parameters():
+            assert theirs[name].data_ptr() == parameter.data_ptr()
+        observation = "Number 3."
+        said = [p.chat(observation, seed=2) for p in (policy, other)]
+        assert said[0] == said[1]
+
+
+def test_a_team_cannot_play_alone():
+    policy = LLMPolicy(Run(team_config(), learner=False).runner)
+    with pytest.raises(ConfigError, match="has a single agent, but the run trained a"):
+        policy.in_env(Alone)
+
+
 def test_a_full_context_says_so():
     settings = {"env": Thinker, "generation": {"max_context_tokens": 120}}
     policy = LLMPolicy(Run(single_config(**settings), learner=False).runner)
@@ -265,10 +327,9 @@ def test_choices_among_admissible_actions(greedy):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("kind", ["single", "team"])
+@pytest.mark.parametrize("kind", ["single", "team", "adapters"])
 def test_a_checkpoint_acts_as_it_evaluates(kind, greedy, ray_session, tmp_path):
-    sections = {"rollouts": {"episodes_per_iteration": 4, "group_size": 1}}
-    config = single_config(**sections) if kind == "single" else team_config(**sections)
+    config = single_config() if kind == "single" else team_config(**TEAMS.get(kind, {}))
     algo = config.build_algo()
     algo.train()
     algo.save_to_path(tmp_path / "checkpoint_000000")

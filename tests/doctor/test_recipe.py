@@ -44,6 +44,7 @@ def test_a_sound_recipe(tmp_path):
     assert "8 episodes" in found["sampling"].found
 
 
+@pytest.mark.slow
 def test_equal_returns_are_a_warning(tmp_path):
     changes = {
         "algo": "GRPO",
@@ -74,6 +75,7 @@ def test_mistakes_end_the_examination(tmp_path, override, at, message):
     assert last.name == at and last.status == FAIL and message in last.found
 
 
+@pytest.mark.slow
 def test_short_contexts_are_a_warning(tmp_path):
     found = examine(
         tmp_path, "generation.max_context_tokens=70", "generation.max_new_tokens=40"
@@ -105,6 +107,7 @@ def test_other_weights_are_seen(tmp_path, monkeypatch):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_disagreeing_engine_fails_the_examination(tmp_path, monkeypatch):
     gap = doctor.largest_gap
 
