@@ -143,3 +143,35 @@ def set_only_checkpoint(trial: Any, checkpoint: Path, metrics: dict[str, Any]) -
     trial.storage.current_checkpoint_index = int(checkpoint.name.rpartition("_")[2])
     trial.invalidate_json_state()
     trial.run_metadata.invalidate_cache()
+
+
+def ray_kv_put(key: str, value: str) -> None:
+    """Write into the key-value store of Ray's control service."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(key, value, overwrite=True)
+
+
+def ray_kv_get(key: str) -> str | None:
+    """Read from it; None if there is no such key."""
+    from ray.experimental import internal_kv
+
+    value = internal_kv._internal_kv_get(key)
+    return None if value is None else value.decode()
+
+
+def ray_kv_keys(prefix: str) -> list[str]:
+    """Return its keys that begin with ``prefix``; none where Ray does not run."""
+    from ray.experimental import internal_kv
+
+    if not internal_kv._internal_kv_initialized():
+        return []
+    return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+
+def ray_kv_delete(prefix: str) -> None:
+    """Delete its keys that begin with ``prefix``; nothing where Ray does not run."""
+    from ray.experimental import internal_kv
+
+    if internal_kv._internal_kv_initialized():
+        internal_kv._internal_kv_del(prefix, del_by_prefix=True)

@@ -21,6 +21,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm import columns
 from rllib_llm.algorithms.classic_learner import ClassicLearnerMixin
 from rllib_llm.algorithms.learner_stats import LearnerStats
+from rllib_llm.algorithms.lr_scale import ScaledLearningRates
 from rllib_llm.algorithms.matmul import precision_in_force, speed_up_linear_layers
 from rllib_llm.algorithms.norms import speed_up_norms
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
@@ -41,7 +42,9 @@ POLICY_OPTIMIZER = "policy"
 CRITIC_OPTIMIZER = "critic"
 
 
-class LLMLearnerMixin(TokenPiecesMixin, ClassicLearnerMixin, LearnerStats):
+class LLMLearnerMixin(
+    TokenPiecesMixin, ClassicLearnerMixin, ScaledLearningRates, LearnerStats
+):
     """Exactly-once epochs, token-budget micro-batches, one global normaliser.
 
     Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
@@ -140,6 +143,7 @@ class LLMLearnerMixin(TokenPiecesMixin, ClassicLearnerMixin, LearnerStats):
             for module_id, module_batch in batch.policy_batches.items()
             if self.should_module_be_updated(module_id, batch)
         }
+        self._log_lag(training_data.episodes or ())
         self._is_first_pass = True
         recorded = self.config.old_logps == "engine"
         self._gap_in_first_pass = deferred or recorded
@@ -377,6 +381,7 @@ class LLMLearnerMixin(TokenPiecesMixin, ClassicLearnerMixin, LearnerStats):
         state["llm"] = {
             "ref_kl_coeffs": dict(self._ref_kl_coeffs),
             "nan_steps": self._nan_steps,
+            "lr_scales": (dict(self.lr_scales), self._min_lr),
             "timesteps": dict(self._last_timesteps),
             "kl_coeffs": {
                 mid: float(self.curr_kl_coeffs_per_module[mid])
@@ -395,6 +400,8 @@ class LLMLearnerMixin(TokenPiecesMixin, ClassicLearnerMixin, LearnerStats):
         self._ref_kl_coeffs.update(ours["ref_kl_coeffs"])
         self._publish_ref_kl()
         self._nan_steps = ours["nan_steps"]
+        scales, self._min_lr = ours.get("lr_scales", ({}, 0.0))
+        self.set_lr_scales(scales)
         for mid, value in ours["kl_coeffs"].items():
             self.curr_kl_coeffs_per_module[mid].data.fill_(value)
         self._restore_schedules(ours["timesteps"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.policy.sample_batch import MultiAgentBatch
@@ -17,6 +19,8 @@ from rllib_llm.algorithms.token_stats import (
     add_gap,
     explained_variance,
 )
+from rllib_llm.callbacks.histograms import Histogram, log_histograms
+from rllib_llm.connectors.episode_data import agent_episodes
 
 
 class LearnerStats:
@@ -34,6 +38,7 @@ class LearnerStats:
     def _reset_stats(self) -> None:
         self._stats: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(float))
         self._maxima: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._spreads: dict[str, dict[str, Histogram]] = defaultdict(dict)
 
     @property
     def measures_gap(self) -> bool:
@@ -51,6 +56,14 @@ class LearnerStats:
     def _max_stat(self, module_id: str, key: str, value: Any) -> None:
         """Keep the largest value of one update."""
         self._maxima[module_id, key].append(value)
+
+    def _spread(self, module_id: str, name: str, values: torch.Tensor) -> None:
+        """Add values of a micro-batch to a histogram of the update."""
+        histogram = Histogram.of(values.detach().float().cpu().numpy())
+        if histogram is not None:
+            known = self._spreads[module_id].get(name)
+            spread = histogram if known is None else known + histogram
+            self._spreads[module_id][name] = spread
 
     def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
         """Count the positions of a micro-batch that hold no token."""
@@ -76,11 +89,25 @@ class LearnerStats:
         for key, values in self._maxima.items():
             largest = max(map(float, values))
             self.metrics.log_value(key, largest, reduce="max", window=1)
+        for module_id, spreads in self._spreads.items():
+            log_histograms(self.metrics, spreads, module_id)
         self._reset_stats()
         for module_id in self.module.keys():
             self.metrics.log_value(
                 (module_id, "nan_steps_skipped"), self._nan_steps, window=1
             )
+
+    def _log_lag(self, episodes: Sequence[Any]) -> None:
+        """Log how many updates old the weights are that sampled each turn."""
+        lags: dict[str, list[int]] = defaultdict(list)
+        for part in (p for e in episodes for p in agent_episodes(e)):
+            module_id = part.module_id or DEFAULT_MODULE_ID
+            for turn in part.get_extra_model_outputs(columns.TURN):
+                # RLlib has counted this update already.
+                lags[module_id].append(self._weights_seq_no - 1 - turn.weights_seq_no)
+        for module_id, values in lags.items():
+            lag = sum(values) / len(values)
+            self.metrics.log_value((module_id, "weights_lag_mean"), lag, window=1)
 
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():
@@ -95,6 +122,7 @@ class LearnerStats:
             if not trained:
                 continue
             advantages = d[Columns.ADVANTAGES][mask]
+            self._spread(module_id, "advantages", advantages)
             for key, value in (
                 ("trained_token_frac", trained / int(attention.sum())),
                 ("advantage_abs_mean", float(advantages.abs().mean())),

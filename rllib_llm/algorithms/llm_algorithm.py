@@ -23,6 +23,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+from rllib_llm.alarms.algorithm import GuardedAlgorithm
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.handing_over import handed_over_model, take_over
 from rllib_llm.algorithms.preflight import preflight
@@ -30,9 +31,13 @@ from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
 from rllib_llm.algorithms.weight_sync import send_weights
+from rllib_llm.callbacks.episode_metrics import returns_std
+from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.live.algorithm import SAMPLING, SYNCING, UPDATING, LiveAlgorithm
+from rllib_llm.live.board import new_topic
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
 from rllib_llm.modules.preparation import prepare_language_model
@@ -45,7 +50,7 @@ _PIECES_KEY = "llm_driver_pieces"
 _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
-class LLMAlgorithm(PPO):
+class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
     """Sample exact episodes, give credit on the driver, update, sync.
 
     Subclasses say what happens to the sampled groups in :meth:`process_episodes`.
@@ -60,6 +65,7 @@ class LLMAlgorithm(PPO):
         config.validate()
         config = with_models(config)
         config.engine_actor = new_actor_name()
+        config.live_topic = new_topic()
         for module_id in config.llm_module_ids:
             preflight(config.get_config_for_module(module_id))
         super().__init__(config, **kwargs)
@@ -98,7 +104,10 @@ class LLMAlgorithm(PPO):
 
     @override(PPO)
     def training_step(self) -> None:
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+        with (
+            self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)),
+            self.phase(SAMPLING, episodes=self.config.episodes_per_iteration),
+        ):
             episodes = self.collect()
         learners = max(1, self.config.num_learners or 0)
         if len(episodes) < learners:
@@ -108,6 +117,7 @@ class LLMAlgorithm(PPO):
             return
         with (
             self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
+            self.phase(UPDATING),
             self._engines_asleep(),
         ):
             results = self.learner_group.update(
@@ -124,7 +134,10 @@ class LLMAlgorithm(PPO):
                 minibatch_size=self.config.minibatch_size,
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+        with (
+            self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)),
+            self.phase(SYNCING),
+        ):
             self._sync_weights()
 
     def collect(self) -> list[Any]:
@@ -143,6 +156,8 @@ class LLMAlgorithm(PPO):
             share_rewards(episodes, self.config.team_share)
         for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
             self.metrics.log_value(("reward_parts", name), paid, window=1)
+        spread = returns_std(episodes, self.config.group_size)
+        self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
         return episodes
 
     def play_groups(self, num_groups: int) -> list[Any]:
@@ -274,25 +289,37 @@ class LLMAlgorithm(PPO):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state[_TASKS_KEY] = self._task_source.get_state()
-        state[_PIECES_KEY] = self._driver_pieces.get_state()
-        return state
+        return {**state, **self.memories()}
 
     @override(PPO)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         if _TASKS_KEY in state:
             self._task_source.set_state(state[_TASKS_KEY])
+        self.recall(state)
+
+    @override(GuardedAlgorithm)
+    def memories(self) -> dict[str, Any]:
+        return {_PIECES_KEY: self._driver_pieces.get_state()}
+
+    @override(GuardedAlgorithm)
+    def recall(self, state: dict[str, Any]) -> None:
         if _PIECES_KEY in state:
             self._driver_pieces.set_state(state[_PIECES_KEY])
 
     @override(PPO)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restore, and bring EnvRunners back to weights older than those they have.
-
-        They take RLlib's own sync for a late message then, and would go on with what
-        frozen policies have become meanwhile.
-        """
+        """Restore, and bring EnvRunners back to weights older than those they have."""
         super().restore_from_path(path, *args, **kwargs)
+        self.sync_everyone()
+
+    @override(GuardedAlgorithm)
+    def sync_everyone(self) -> None:
+        """Bring all EnvRunners to the Learner's weights, frozen policies included.
+
+        After going back they take RLlib's own sync for a late message, and would go on
+        with what frozen policies have become meanwhile.
+        """
         everyone = self.config.sampled_module_ids
         if issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             self._sync_weights(everyone)

@@ -16,6 +16,7 @@ from rllib_llm.algorithms import validation
 from rllib_llm.algorithms.classic import classic_specs
 from rllib_llm.algorithms.policies import validate_trained
 from rllib_llm.algorithms.settings import (
+    AlarmSettings,
     GenerationSettings,
     LanguageModelSettings,
     MultiAgentSettings,
@@ -35,6 +36,7 @@ class LLMConfigMixin(
     MultiAgentSettings,
     WarmStartSettings,
     TrainingSettings,
+    AlarmSettings,
 ):
     """Adds language-model settings to an RLlib AlgorithmConfig.
 
@@ -56,6 +58,7 @@ class LLMConfigMixin(
         self._set_multi_agent_defaults()
         self._set_warm_start_defaults()
         self._set_training_defaults()
+        self._set_alarm_defaults()
         # RLlib's defaults that do not suit language agents.
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 64
@@ -79,6 +82,8 @@ class LLMConfigMixin(
         self.resolved_model: str | None = None
         # The checkpoint whose policies a later stage of a staged run begins with.
         self.handed_over: str | None = None
+        # Where processes of the trial leave notes for a watcher; written likewise.
+        self.live_topic: str | None = None
 
     # What RLlib asks for -------------------------------------------------------------
 
@@ -94,6 +99,7 @@ class LLMConfigMixin(
         validate_trained(self)
         super().validate()
         self.resolve_policies()
+        self.validate_alarms()
         if not self.in_evaluation:
             validation.validate(self)
 

@@ -42,6 +42,7 @@ def add_token_stats(
     log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
     ratio = log_ratio.exp()
     advantages = batch[Columns.ADVANTAGES][mask]
+    learner._spread(module_id, "log_ratios", log_ratio)
     if clipped is None:
         clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | (
             (advantages < 0) & (ratio < 1.0 - clip_low)
@@ -88,6 +89,7 @@ def add_gap(
     """
     mask = batch[Columns.LOSS_MASK]
     gap = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
+    learner._spread(module_id, "sampler_gaps", gap)
     learner._add_stat(module_id, "sampler_gap_mean", gap.mean(), len(gap))
     learner._max_stat(module_id, "sampler_gap_max", gap.max())
 

@@ -5,6 +5,7 @@ Importing this package loads neither torch nor ray; env runners import its modul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rllib_llm.callbacks import keys
@@ -35,26 +36,43 @@ def run_callbacks(
     *,
     total_iterations: int | None = None,
     expect: dict[str, float] | None = None,
+    hyperparameters: dict[str, Any] | None = None,
+    tensorboard: bool = True,
+    loggers: Sequence[Any] = (),
 ) -> list[Any]:
-    """Return the Tune callbacks of a run: progress line, TensorBoard, transcripts.
+    """Return the Tune callbacks of a run: progress, TensorBoard, transcripts, others.
 
     Pass them as ``tune.RunConfig(callbacks=..., verbose=0)``; ``verbose=0`` silences
-    Tune's own tables. Their order matters: the last one takes the transcripts out of
-    the result before Tune's JSON and CSV loggers, which come after them, see it.
+    Tune's own tables. Their order matters: TranscriptLogger takes transcripts and
+    histograms out of the result before ``loggers``, and Tune's JSON and CSV loggers,
+    which come after them, see it.
 
     Args:
         recipe_name: Shown in the first line.
         algo_config: The config of the run; only read.
         total_iterations: Where training stops, for the time left; None hides it.
         expect: Thresholds by result key, marked when reached.
+        hyperparameters: Settings for TensorBoard's HParams tab, by dotted names.
+        tensorboard: Whether to write for TensorBoard.
+        loggers: More loggers; they see numbers only.
     """
     from rllib_llm.callbacks.progress import ProgressLine
-    from rllib_llm.callbacks.tune_logging import TranscriptLogger, TranscriptTensorBoard
+    from rllib_llm.callbacks.tune_logging import (
+        NoTensorBoard,
+        TranscriptLogger,
+        TranscriptTensorBoard,
+    )
 
     return [
-        ProgressLine(_title(recipe_name, algo_config), total_iterations, expect),
-        TranscriptTensorBoard(),
+        ProgressLine(
+            _title(recipe_name, algo_config),
+            total_iterations,
+            expect,
+            tensorboard=tensorboard,
+        ),
+        TranscriptTensorBoard(hyperparameters) if tensorboard else NoTensorBoard(),
         TranscriptLogger(),
+        *loggers,
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import (
     EPISODE_DURATION_SEC_MEAN,
@@ -25,6 +26,8 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_llm import columns
+from rllib_llm.callbacks.histograms import log_histograms
+from rllib_llm.callbacks.repetition import repetition
 from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.connectors.episode_data import (
     agent_episodes,
@@ -37,6 +40,12 @@ from rllib_llm.types import FinishReason, StopReason
 COMPLETION_TOKENS = "num_completion_tokens"
 COMPLETION_TOKENS_LIFETIME = "num_completion_tokens_lifetime"
 SUCCESS_RATE = "success_rate"
+# Of which values histograms are kept, and what they are called.
+_DISTRIBUTIONS = {
+    EPISODE_RETURN_MEAN: "returns",
+    "turns_mean": "turns",
+    "tokens_per_turn_mean": "tokens_per_turn",
+}
 _STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
@@ -58,6 +67,7 @@ def log_episodes(metrics: Any, episodes: list[Any], num_failed: int) -> None:
             values[key] += per_turn
     for key, each in values.items():
         metrics.log_value(key, each, reduce=EPISODE_MEAN)
+    log_histograms(metrics, {n: values[key] for key, n in _DISTRIBUTIONS.items()})
     for key, value, reduce in (
         (EPISODE_RETURN_MIN, min(values[EPISODE_RETURN_MEAN]), "min"),
         (EPISODE_RETURN_MAX, max(values[EPISODE_RETURN_MEAN]), "max"),
@@ -124,17 +134,38 @@ def _episode_values(episode: Any) -> dict[Any, float]:
 
 def _turn_values(episode: Any) -> dict[str, list[float]]:
     """Return what is averaged over turns: long episodes count by their turns."""
-    turns = [
-        turn
-        for part in agent_episodes(episode)
-        for turn in part.get_extra_model_outputs(columns.TURN)
-    ]
+    parts = [p.get_extra_model_outputs(columns.TURN) for p in agent_episodes(episode)]
+    turns = [turn for part in parts for turn in part]
+    repeated: dict[str, list[float]] = defaultdict(list)
+    for part in parts:
+        for key, per_turn in repetition(part).items():
+            repeated[key] += per_turn
     return {
+        **repeated,
         "tokens_per_turn_mean": [len(t.action_ids) for t in turns],
         "cut_turn_frac": [float(t.finish is FinishReason.LENGTH) for t in turns],
         "prefix_break_frac": [float(not t.extends) for t in turns],
         "invalid_action_frac": [float(t.invalid) for t in turns],
     }
+
+
+def returns_std(episodes: list[Any], group_size: int) -> list[float]:
+    """Return the standard deviation of returns, a value per group.
+
+    Groups of one have no spread; there it is that of all episodes together.
+    """
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for episode in episodes:
+        task = episode_data(episode).task
+        group = task.group_id if task is not None and group_size > 1 else None
+        groups[group].append(float(episode.get_return()))
+    return [float(np.std(returns)) for returns in groups.values()]
+
+
+def log_waits(metrics: Any, num_stalls: int, longest_s: float) -> None:
+    """Log how often and how long no turn finished."""
+    metrics.log_value("num_stalls", num_stalls, reduce="sum")
+    metrics.log_value("longest_wait_s", longest_s, reduce="max")
 
 
 def log_engine(metrics: Any, engine: GenerationEngine) -> None:

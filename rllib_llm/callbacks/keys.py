@@ -11,6 +11,7 @@ TURNS = "env_runners/turns_mean"
 TOKENS_PER_TURN = "env_runners/tokens_per_turn_mean"
 INVALID = "env_runners/invalid_action_frac"
 TOKENS = "env_runners/num_completion_tokens"
+FLAT_GROUPS = "zero_variance_group_frac"
 SAMPLING_SECONDS = "timers/env_runner_sampling_timer"
 EVAL_RETURN = "evaluation/env_runners/episode_return_mean"
 EVAL_SUCCESS = "evaluation/env_runners/success_rate"
@@ -26,6 +27,7 @@ KL = "approx_kl_k3"
 CLIP = "clip_frac"
 ENTROPY = "entropy"
 SAMPLER_GAP = "sampler_gap_mean"
+WEIGHTS_LAG = "weights_lag_mean"
 
 ITERATION = "training_iteration"
 SECONDS = "time_this_iter_s"
@@ -48,10 +50,20 @@ def lookup(result: dict[str, Any], key: str) -> float | None:
     return None if number != number else number
 
 
+def truncated(result: dict[str, Any]) -> float | None:
+    """Return the share of episodes that ran out of tokens."""
+    known = [s for s in (lookup(result, key) for key in TRUNCATED) if s is not None]
+    return sum(known) if known else None
+
+
+def modules(result: dict[str, Any]) -> list[str]:
+    """Return the modules that a result has learner statistics of."""
+    return [m for m in result.get("learners", {}) if m != _ALL_MODULES]
+
+
 def lookup_learner(result: dict[str, Any], key: str) -> float | None:
     """Return ``learners/<module>/<key>``, averaged over the modules that have it."""
-    modules = [m for m in result.get("learners", {}) if m != _ALL_MODULES]
-    values = [lookup(result, f"learners/{m}/{key}") for m in modules]
+    values = [lookup(result, f"learners/{m}/{key}") for m in modules(result)]
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else None
 

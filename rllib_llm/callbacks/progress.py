@@ -19,6 +19,8 @@ from rllib_llm.callbacks.tune_logging import TRANSCRIPTS_FILE
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
+    from rllib_llm.callbacks.panel import LivePanel
+
 Cell = Callable[[dict[str, Any]], str]
 
 HEADER_EVERY = 20
@@ -39,9 +41,7 @@ def _learner(key: str, form: str) -> Cell:
 
 
 def _truncated(result: dict[str, Any]) -> str:
-    shares = [lookup(result, key) for key in keys.TRUNCATED]
-    known = [s for s in shares if s is not None]
-    return _number(sum(known) if known else None, ".0%")
+    return _number(keys.truncated(result), ".0%")
 
 
 def _tokens_per_second(result: dict[str, Any]) -> str:
@@ -88,8 +88,9 @@ def duration(seconds: float | None) -> str:
 class ProgressLine(Callback):
     """Prints one line per iteration and trial; the terminal needs no special powers.
 
-    Lines are plain ASCII. On a terminal the header is bold and what was reached is
-    green, unless ``NO_COLOR`` is set.
+    Lines are plain ASCII. On a terminal the header is bold, what was reached is green
+    and alarms are red, unless ``NO_COLOR`` is set; below the lines a panel shows what
+    every trial is doing (docs/live.md).
 
     Args:
         title: What is run, e.g. ``"GRPO guess_number-v0"``; shown first.
@@ -97,6 +98,7 @@ class ProgressLine(Callback):
         expect: Thresholds by result key, e.g.
             ``{"env_runners/episode_return_mean": 0.9}``; reached when every value is
             at least its threshold.
+        tensorboard: Whether there is something to look at with it.
     """
 
     def __init__(
@@ -104,12 +106,16 @@ class ProgressLine(Callback):
         title: str = "",
         total_iterations: int | None = None,
         expect: dict[str, float] | None = None,
+        tensorboard: bool = True,
     ):
         self.title = title
         self.total_iterations = total_iterations
         self.expect = dict(expect or {})
+        self.tensorboard = tensorboard
         self.reached: dict[str, int] = {}  # trial id -> iteration
+        self.stopped_by: dict[str, str] = {}  # trial id -> alarm
         self._several = False
+        self._panel: LivePanel | None = None
         self._lines = 0
         self._seconds: dict[str, deque[float]] = {}
 
@@ -120,6 +126,15 @@ class ProgressLine(Callback):
         """Learn how many trials there will be."""
         total = info.get("total_num_samples") or info.get("num_samples") or 1
         self._several = total != 1  # -1 means without end
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            from rllib_llm.callbacks.panel import LivePanel
+
+            self._panel = LivePanel(self.total_iterations)
+            self._panel.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles callbacks; what is drawn belongs to this process."""
+        return {**self.__dict__, "_panel": None}
 
     @override(Callback)
     def on_trial_start(
@@ -130,11 +145,14 @@ class ProgressLine(Callback):
             folder = trial.storage.experiment_fs_path
             self._print(f"{self.title}   run: {folder}", "bold")
             live = shlex.quote(str(trial.local_experiment_path))
-            self._print(f"watch: tensorboard --logdir {live}")
+            if self.tensorboard:
+                self._print(f"watch: tensorboard --logdir {live}")
             self.title = ""
         if self._several:
             settings = ", ".join(f"{k}={v}" for k, v in trial.evaluated_params.items())
             self._print(f"{trial.trial_id} starts: {settings or 'no search settings'}")
+        if self._panel is not None:
+            self._panel.begin(trial.trial_id)
 
     @override(Callback)
     def on_trial_result(
@@ -154,29 +172,52 @@ class ProgressLine(Callback):
         reached = self._check_expected(trial.trial_id, result)
         line = prefix + self.line(trial.trial_id, result) + reached
         self._print(line, "green" if reached else None)
+        for message in result.get("alarms", {}).get("messages", "").splitlines():
+            self._print(f"{prefix}{message}", "red")
+        if self._panel is not None:
+            left = self._seconds_left(trial.trial_id, result)
+            self._panel.update(trial.trial_id, result, left)
+
+    @override(Callback)
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Say which alarm ended a trial."""
+        self._leave(trial)
+        stopped_by = (trial.last_result or {}).get("alarms", {}).get("stopped_by")
+        if stopped_by:
+            self.stopped_by[trial.trial_id] = stopped_by
 
     @override(Callback)
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """Point at the error file."""
+        self._leave(trial)
         self._print(f"{trial} failed; the error is in {trial.error_file}", "red")
 
     @override(Callback)
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         """Say where results, curves and checkpoints are, and how to go on."""
+        if self._panel is not None:
+            self._panel.stop()
+            self._panel = None
         if not trials:
             return
         for trial in trials:
             name = f"{trial.trial_id} " if len(trials) > 1 else ""
             checkpoint = trial.checkpoint.path if trial.checkpoint else "none"
+            if trial.trial_id in self.stopped_by:
+                why = self.stopped_by[trial.trial_id]
+                self._print(f"{name}stopped by:  alarm {why}", "red")
             if self.expect:
                 self._print(f"{name}expect:      {self._verdict(trial.trial_id)}")
             self._print(f"{name}transcripts: {trial.path}/{TRANSCRIPTS_FILE}")
             self._print(f"{name}checkpoint:  {checkpoint}")
         run = shlex.quote(trials[0].storage.experiment_fs_path)
         self._print(f"run folder:  {run}")
-        self._print(f"curves:      tensorboard --logdir {run}")
+        if self.tensorboard:
+            self._print(f"curves:      tensorboard --logdir {run}")
         self._print(f"resume:      {RESUME_COMMAND} {run}")
 
     # Text ----------------------------------------------------------------------------
@@ -191,19 +232,26 @@ class ProgressLine(Callback):
     def line(self, trial_id: str, result: dict[str, Any]) -> str:
         """Return the line of one result."""
         cells = [cell(result).rjust(width) for _, width, cell in COLUMNS]
+        seconds = lookup(result, keys.SECONDS)
+        if seconds is not None:
+            recent = self._seconds.setdefault(trial_id, deque(maxlen=_RECENT))
+            recent.append(seconds)
         if self.total_iterations:
-            cells.append(self._left(trial_id, result).rjust(_LEFT_WIDTH))
+            left = duration(self._seconds_left(trial_id, result))
+            cells.append(left.rjust(_LEFT_WIDTH))
         return " ".join(cells) + _evaluation(result)
 
-    def _left(self, trial_id: str, result: dict[str, Any]) -> str:
-        seconds = lookup(result, keys.SECONDS)
+    def _seconds_left(self, trial_id: str, result: dict[str, Any]) -> float | None:
+        recent = self._seconds.get(trial_id)
         iteration = lookup(result, keys.ITERATION)
-        if seconds is None or iteration is None:
-            return "-"
-        recent = self._seconds.setdefault(trial_id, deque(maxlen=_RECENT))
-        recent.append(seconds)
+        if not recent or iteration is None or not self.total_iterations:
+            return None
         todo = max(0.0, self.total_iterations - iteration)
-        return duration(todo * sum(recent) / len(recent))
+        return todo * sum(recent) / len(recent)
+
+    def _leave(self, trial: Trial) -> None:
+        if self._panel is not None:
+            self._panel.end(trial.trial_id)
 
     def _check_expected(self, trial_id: str, result: dict[str, Any]) -> str:
         """Return the marker if all thresholds are met for the first time."""
@@ -229,6 +277,11 @@ class ProgressLine(Callback):
     def _print(self, text: str, style: str | None = None) -> None:
         # Looked up at every line: notebooks and test runners exchange sys.stdout.
         stream = sys.stdout
+        if self._panel is not None:
+            from rich.text import Text
+
+            self._panel.print(Text(text, style=style or ""))
+            return
         if style and stream.isatty() and not os.environ.get("NO_COLOR"):
             from rich.console import Console
             from rich.text import Text

@@ -8,9 +8,20 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray.rllib.utils.annotations import override
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
+from ray.tune.utils.util import flatten_dict
+from tensorboardX.summary import hparams
 
+from rllib_llm.callbacks import keys
+from rllib_llm.callbacks.histograms import (
+    LIMITS,
+    Histogram,
+    pop_histograms,
+    read_histograms,
+    without_histograms,
+)
 from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.transcripts import (
     pop_transcripts,
@@ -22,13 +33,24 @@ from rllib_llm.results.transcripts import TRANSCRIPTS_FILE
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
+_SIMPLE = (bool, int, float, str)
+# What the HParams tab shows beside the settings.
+_HPARAM_METRICS = (
+    keys.RETURN,
+    keys.SUCCESS,
+    keys.EVAL_RETURN,
+    keys.EVAL_SUCCESS,
+    ITERATION,
+)
+
 
 class TranscriptLogger(LoggerCallback):
     """Writes each trial's transcripts to ``transcripts.jsonl`` in its folder.
 
-    Also takes them out of the result, so that result.json, progress.csv and Tune's own
-    state stay small. Tune hands one result to all callbacks in turn, its own loggers
-    last: put this one after everything that reads transcripts.
+    Also takes them and histograms out of the result, so that result.json, progress.csv,
+    Tune's own state and other loggers get numbers only. Tune hands one result to all
+    callbacks in turn, its own loggers last: put this one after everything that reads
+    transcripts or histograms.
     """
 
     _SAVED_FILE_TEMPLATES = [TRANSCRIPTS_FILE]
@@ -45,6 +67,7 @@ class TranscriptLogger(LoggerCallback):
     ) -> None:
         """Append this iteration's records."""
         records = pop_transcripts(result)
+        pop_histograms(result)
         if not records:
             return
         # Opened anew each time: callbacks must stay picklable, and readers see it all.
@@ -55,17 +78,26 @@ class TranscriptLogger(LoggerCallback):
 
 
 class TranscriptTensorBoard(TBXLoggerCallback):
-    """Tune's TensorBoard logger, with transcripts in the Text tab.
+    """Tune's TensorBoard logger, with transcripts, histograms and hyperparameters.
 
     A user-supplied TBXLoggerCallback replaces Tune's own, so scalars are written once.
+
+    Args:
+        hyperparameters: Settings of the run by their dotted names, for the HParams tab
+            beside what a search varies.
     """
+
+    def __init__(self, hyperparameters: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._hyperparameters = dict(hyperparameters or {})
 
     @override(TBXLoggerCallback)
     def log_trial_result(
         self, iteration: int, trial: Trial, result: dict[str, Any]
     ) -> None:
-        """Write scalars as ever, then one text per split and kind of pick."""
-        super().log_trial_result(iteration, trial, without_transcripts(result))
+        """Write scalars as ever, then histograms, and a text per split and pick."""
+        bare = without_histograms(without_transcripts(result))
+        super().log_trial_result(iteration, trial, bare)
         texts: dict[str, list[str]] = defaultdict(list)
         for record in read_result(result):
             tag = f"transcripts/{record['split']}/{record['picked']}"
@@ -73,8 +105,63 @@ class TranscriptTensorBoard(TBXLoggerCallback):
         writer = self._trial_writer[trial]
         for tag, parts in texts.items():
             writer.add_text(tag, "\n\n---\n\n".join(parts), result[ITERATION])
-        if texts:
+        histograms = read_histograms(result)
+        for tag, histogram in histograms.items():
+            _add_histogram(writer, tag, histogram, result[ITERATION])
+        if texts or histograms:
             writer.flush()
+
+    @override(TBXLoggerCallback)
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """Write hyperparameters, also those of a run that searches for none."""
+        # RLlib's own asks for what a search varies, and then calls the method below.
+        if trial in self._trial_writer and not trial.evaluated_params:
+            self._try_log_hparams(trial, self._trial_result[trial])
+        super().log_trial_end(trial, failed)
+
+    @override(TBXLoggerCallback)
+    def _try_log_hparams(self, trial: Trial, result: dict[str, Any]) -> None:
+        searched = flatten_dict(trial.evaluated_params, delimiter="/")
+        settings = {**self._hyperparameters, **searched}
+        settings = {k: v for k, v in settings.items() if isinstance(v, _SIMPLE)}
+        shown = [f"ray/tune/{key}" for key in _HPARAM_METRICS]
+        metrics = {key: float(result[key]) for key in shown if key in result}
+        if settings and metrics:
+            writer = self._trial_writer[trial].file_writer
+            for summary in hparams(settings, metrics):
+                writer.add_summary(summary)
+
+
+class NoTensorBoard(TBXLoggerCallback):
+    """Takes the place of Tune's TensorBoard logger, and writes nothing."""
+
+    @override(TBXLoggerCallback)
+    def log_trial_start(self, trial: Trial) -> None:
+        """Open no file."""
+
+    @override(TBXLoggerCallback)
+    def log_trial_result(
+        self, iteration: int, trial: Trial, result: dict[str, Any]
+    ) -> None:
+        """Write nothing."""
+
+
+def _add_histogram(writer: Any, tag: str, histogram: Histogram, step: int) -> None:
+    filled = np.flatnonzero(histogram.counts)
+    # An empty bucket on each side, else TensorBoard draws from minus infinity.
+    chosen = range(max(0, filled[0] - 1), min(len(LIMITS), filled[-1] + 2))
+    limits = [min(float(LIMITS[i]), np.finfo(np.float64).max) for i in chosen]
+    writer.add_histogram_raw(
+        tag,
+        min=histogram.low,
+        max=histogram.high,
+        num=int(histogram.counts.sum()),
+        sum=histogram.total,
+        sum_squares=histogram.squares,
+        bucket_limits=limits,
+        bucket_counts=[int(histogram.counts[i]) for i in chosen],
+        global_step=step,
+    )
 
 
 def to_markdown(record: dict[str, Any]) -> str:

@@ -13,11 +13,13 @@ from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.classic_seats import ClassicActor, Encoder
 from rllib_llm.env_runner.joint_play import JointPlay
 from rllib_llm.env_runner.limits import RolloutLimits
+from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.plays import SinglePlay
 from rllib_llm.env_runner.scripts import Script
 from rllib_llm.env_runner.slots import Voice
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError
+from rllib_llm.live.board import Publisher
 from rllib_llm.types import Task
 
 
@@ -124,6 +126,16 @@ def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:
     spaces = classic_spaces(config)
     encoders = {m: Encoder(reads) for m, (reads, _) in spaces.items()}
     return lambda task: JointPlay(task, agents, mapping, names, encoders)
+
+
+def monitor(config: Any, worker_index: int) -> RolloutMonitor:
+    """Return what watches the rollouts of an EnvRunner."""
+    stalled = config.chosen_alarms().get("stalled")
+    kind = "eval" if config.in_evaluation else "train"
+    return RolloutMonitor(
+        stalled.thresholds["after_s"] if stalled is not None else None,
+        Publisher(config.live_topic, f"{kind}_{worker_index}"),
+    )
 
 
 def limits(config: Any) -> RolloutLimits:

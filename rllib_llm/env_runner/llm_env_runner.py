@@ -28,7 +28,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import StateDict
 
-from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes
+from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes, log_waits
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import casting
 from rllib_llm.env_runner.classic_seats import ClassicActor, share_tensors
@@ -86,6 +86,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._module_to_env = self.config.build_module_to_env_connector(
             spaces=self.get_spaces()
         )
+        self._monitor = casting.monitor(self.config, self.worker_index or 0)
         self.module: Any = None
         self._rollout: Rollout | None = None
         self._line_up: casting.LineUp | None = None
@@ -216,6 +217,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 )
         for engine in {id(e): e for e in self.engines.values()}.values():
             log_engine(self.metrics, engine)
+        log_waits(self.metrics, *self._monitor.take_stats())
         return episodes
 
     def _own_tasks(self, num_episodes: int) -> list[Task]:
@@ -287,6 +289,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 limits=casting.limits(config),
                 module=self.module,
                 on_event=self._on_episode_event,
+                monitor=self._monitor,
             )
         for module_id, script in self._taught.items():
             self._voices[module_id].script = script

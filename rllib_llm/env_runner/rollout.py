@@ -15,6 +15,7 @@ from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.classic_seats import act_together
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.limits import RolloutLimits, exceeds
+from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.plays import Seat
 from rllib_llm.env_runner.scripts import scripted_turn
 from rllib_llm.env_runner.slots import Slot, Voice
@@ -52,6 +53,7 @@ class Rollout:
         limits: Bounds of an episode.
         module: The RLModule, handed to connectors.
         on_event: Called as ``on_event(name, episode)`` for RLlib's callbacks.
+        monitor: Says how far sampling is, and what it waits for.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Rollout:
         limits: RolloutLimits,
         module: Any,
         on_event: Callable[[str, Any], None],
+        monitor: RolloutMonitor | None = None,
     ):
         self._make_env = make_env
         self._make_play = make_play
@@ -78,17 +81,20 @@ class Rollout:
         self._limits = limits
         self._module = module
         self._on_event = on_event
+        self._monitor = monitor or RolloutMonitor()
         self._replies: queue.SimpleQueue[EnvReply] = queue.SimpleQueue()
-        self._slots = [
+        self.slots = [
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
         ]
+        self._done: dict[int, Any] = {}
+        self.num_tasks = 0
         self._by_session: dict[Any, tuple[Slot, Seat]] = {}
         self._next_check = 0.0
         self.failures: list[tuple[Task, str]] = []
 
     def close(self) -> None:
         """Close all environments."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.worker.close()
 
     def run(
@@ -120,25 +126,36 @@ class Rollout:
             (i, task, 0) for i, task in enumerate(tasks)
         )
         self._order: dict[int, int] = {}
-        self._done: dict[int, Any] = {}
-        self._num_tasks = len(tasks)
+        self._done = {}
+        self.num_tasks = len(tasks)
         try:
-            while self._todo or any(s.waiting_for for s in self._slots):
-                self._fill_slots()
-                self._prompt_ready(self._collect_replies())
-                for engine in self._engines:
-                    if engine.num_unfinished:
-                        self._deliver(engine.step())
-                self._check_time_limits()
+            with self._monitor.watching(self):
+                while self._todo or any(s.waiting_for for s in self.slots):
+                    self._fill_slots()
+                    self._prompt_ready(self._collect_replies())
+                    for engine in self._engines:
+                        if engine.num_unfinished:
+                            self._deliver(engine.step())
+                    self._check_time_limits()
         except BaseException:
             self._give_up()
             raise
         return [self._done[i] for i in sorted(self._done)]
 
+    @property
+    def num_done(self) -> int:
+        """Episodes finished since :meth:`run` began."""
+        return len(self._done)
+
+    @property
+    def num_unfinished_turns(self) -> int:
+        """Turns that engines are asked for."""
+        return sum(engine.num_unfinished for engine in self._engines)
+
     # Starting episodes ---------------------------------------------------------------
 
     def _fill_slots(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             if not self._todo:
                 return
             if slot.waiting_for is None:
@@ -164,7 +181,7 @@ class Rollout:
         """Take what environments have answered; wait only if the engines are idle."""
         ready: Ready = []
         block = not any(e.num_unfinished for e in self._engines) and any(
-            s.waiting_for in ("reset", "step") for s in self._slots
+            s.waiting_for in ("reset", "step") for s in self.slots
         )
         while True:
             try:
@@ -173,7 +190,7 @@ class Rollout:
                 return ready
             block = False
             index, generation = reply.token
-            slot = self._slots[index]
+            slot = self.slots[index]
             if slot.generation == generation:
                 self._on_reply(slot, reply, ready)
 
@@ -305,8 +322,8 @@ class Rollout:
         for (slot, seat), text in zip(spoken, batch[Columns.ACTIONS], strict=True):
             self._hear(slot, seat, text)
 
-    @staticmethod
-    def _record(slot: Slot, seat: Seat, turn: Turn) -> None:
+    def _record(self, slot: Slot, seat: Seat, turn: Turn) -> None:
+        self._monitor.turn_finished()
         turn.env_t = slot.play.env_t
         seat.turn = turn
         seat.data.record(turn)
@@ -373,10 +390,10 @@ class Rollout:
             self._todo.append((index, task, attempt))
             return
         self.failures.append((task, reason))
-        allowed = self._max_failed_fraction * self._num_tasks
+        allowed = self._max_failed_fraction * self.num_tasks
         if len(self.failures) > allowed:
             raise EnvContractError(
-                f"{len(self.failures)} of {self._num_tasks} episodes failed even after "
+                f"{len(self.failures)} of {self.num_tasks} episodes failed even after "
                 f"{self._limits.max_retries} retries, more than max_failed_fraction="
                 f"{self._max_failed_fraction} allows. Last reason: {reason}: "
                 f"{why}"
@@ -398,7 +415,7 @@ class Rollout:
 
     def _give_up(self) -> None:
         """Forget all running episodes after an error; the slots can be used again."""
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.waiting_for in ("reset", "step"):
                 self._replace_env(slot)
             if slot.waiting_for is not None:
@@ -414,7 +431,7 @@ class Rollout:
         if now < self._next_check:
             return
         self._next_check = now + _POLL_S
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.waiting_for is None:
                 continue
             waited, lasted = now - slot.since, now - slot.started

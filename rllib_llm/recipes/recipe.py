@@ -13,6 +13,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces, yaml_io
 from rllib_llm.recipes.classic import from_classic, is_classic
 from rllib_llm.recipes.expectations import check_expectations
+from rllib_llm.recipes.loggers import check_loggers, require_loggers
 from rllib_llm.recipes.names import find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
 from rllib_llm.recipes.runs import stage_folder
@@ -39,6 +40,7 @@ FIELDS = (
     "stop",
     "expect",
     "tune",
+    "loggers",
     STAGES,
 )
 # Written into a run's recipe.yaml for the record; of no effect when read back.
@@ -67,6 +69,7 @@ class Recipe:
         stop: Result keys (nested with ``/``) to the value that ends a trial.
         expect: Result keys to ``{"min": .., "max": ..}`` of the last reported value.
         tune: Settings of Tune, defaults included.
+        loggers: Settings of loggers by name; see :mod:`rllib_llm.recipes.loggers`.
         resolved: The recipe after translation and overrides, loadable again.
     """
 
@@ -76,6 +79,7 @@ class Recipe:
     stop: dict[str, float]
     expect: dict[str, dict[str, float]]
     tune: dict[str, Any]
+    loggers: dict[str, dict[str, Any]]
     resolved: dict[str, Any]
 
     @property
@@ -117,6 +121,7 @@ class Recipe:
         Raises:
             ConfigError: Naming the value, the rule, and the remedy.
         """
+        require_loggers(self.loggers)
         variants = [spaces.first_of, spaces.last_of] if self.has_search else [_as_is]
         for values in variants:
             config = self.build_config(values)
@@ -273,6 +278,7 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
         stop=_check_stop(resolved.get("stop")),
         expect=check_expectations(resolved.get("expect")),
         tune=_check_tune(resolved.get("tune")),
+        loggers=check_loggers(resolved.get("loggers")),
         resolved=resolved,
     )
 

@@ -16,6 +16,7 @@ SECTIONS = (
     "league",
     "warm_start",
     "training",
+    "alarms",
     "env_runners",
     "learners",
     "evaluation",

@@ -14,6 +14,7 @@ from ray.tune.tune_config import ResumeConfig
 from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.recipes import yaml_io
+from rllib_llm.recipes.loggers import TENSORBOARD, build_loggers, hyperparameters
 from rllib_llm.recipes.recipe import VERSIONS
 from rllib_llm.recipes.runs import RECIPE_FILE, default_storage
 from rllib_llm.recipes.stopping import RecipeStopper
@@ -80,6 +81,9 @@ def run_callbacks(recipe: Recipe, config: Any) -> list[Any]:
         config,
         total_iterations=recipe.total_iterations,
         expect={k: b["min"] for k, b in recipe.expect.items() if "min" in b},
+        hyperparameters=hyperparameters(recipe.resolved),
+        tensorboard=TENSORBOARD in recipe.loggers,
+        loggers=build_loggers(recipe),
     )
 
 

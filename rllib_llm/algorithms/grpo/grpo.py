@@ -358,14 +358,13 @@ class GRPO(LLMAlgorithm):
     # Checkpoints ---------------------------------------------------------------------
 
     @override(LLMAlgorithm)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(*args, **kwargs)
-        state[_CREDIT_KEY] = {m: c.get_state() for m, c in self._credit.items()}
-        return state
+    def memories(self) -> dict[str, Any]:
+        credit = {m: c.get_state() for m, c in self._credit.items()}
+        return {**super().memories(), _CREDIT_KEY: credit}
 
     @override(LLMAlgorithm)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+    def recall(self, state: dict[str, Any]) -> None:
+        super().recall(state)
         for module_id, remembered in state.get(_CREDIT_KEY, {}).items():
             self._credit[module_id].set_state(remembered)
 

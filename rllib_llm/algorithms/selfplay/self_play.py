@@ -290,14 +290,12 @@ class SelfPlay(GRPO):
     # Checkpoints ---------------------------------------------------------------------
 
     @override(LLMAlgorithm)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(*args, **kwargs)
-        state[_LEAGUE_KEY] = self.matchmaker.state_dict()
-        return state
+    def memories(self) -> dict[str, Any]:
+        return {**super().memories(), _LEAGUE_KEY: self.matchmaker.state_dict()}
 
     @override(LLMAlgorithm)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+    def recall(self, state: dict[str, Any]) -> None:
+        super().recall(state)
         if _LEAGUE_KEY in state:
             self.matchmaker.load_state(state[_LEAGUE_KEY])
 

@@ -1,5 +1,6 @@
 """The fluent settings of an algorithm, one file per method."""
 
+from rllib_llm.algorithms.settings.alarms import AlarmSettings
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.settings.generation import GenerationSettings
 from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
@@ -10,6 +11,7 @@ from rllib_llm.algorithms.settings.training import TrainingSettings
 from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
 
 __all__ = [
+    "AlarmSettings",
     "GenerationSettings",
     "LanguageModelSettings",
     "LeagueSettings",

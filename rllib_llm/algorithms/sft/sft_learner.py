@@ -35,6 +35,10 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])
 
     @override(LLMLearnerMixin)
+    def _log_lag(self, episodes: Any) -> None:
+        """Demonstrations were sampled by no weights."""
+
+    @override(LLMLearnerMixin)
     def _count_units(self, data: dict[str, Any], config: Any) -> float:
         """Count what was said; observations add to the loss, not to its normaliser."""
         said = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)

@@ -1,0 +1,152 @@
+"""What alarms look for, as functions of the values of past iterations.
+
+Each takes one or more series, newest value last, and its thresholds as keywords. It
+returns what it found in words, or None. A series may be shorter than a window (early
+in a run, or where the metric is not reported): then nothing is found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+Series = Sequence[float]
+
+
+def finite(series: Series) -> list[float]:
+    """Return the values that are finite numbers."""
+    return [v for v in series if math.isfinite(v)]
+
+
+def window_mean(series: Series, window: int) -> float | None:
+    """Return the mean of the last ``window`` finite values, None if there are fewer."""
+    last = finite(series)[-window:]
+    return statistics.fmean(last) if len(last) == window else None
+
+
+def first_mean(series: Series, count: int, window: int) -> float | None:
+    """Return the mean of the first ``count`` finite values, apart from the window."""
+    values = finite(series)
+    return statistics.fmean(values[:count]) if len(values) >= count + window else None
+
+
+def is_above(series: Series, *, above: float, window: int) -> str | None:
+    """Find a mean of the last iterations above a bound."""
+    now = window_mean(series, window)
+    if now is None or now <= above:
+        return None
+    return f"{_shown(now, window)}, above {above:g}"
+
+
+def is_below(series: Series, *, below: float, window: int) -> str | None:
+    """Find a mean of the last iterations below a bound."""
+    now = window_mean(series, window)
+    if now is None or now >= below:
+        return None
+    return f"{_shown(now, window)}, below {below:g}"
+
+
+def has_grown(
+    series: Series, *, factor: float, above: float, window: int, baseline: int
+) -> str | None:
+    """Find a mean that is a multiple of what the run began with, and above a bound."""
+    now = window_mean(series, window)
+    start = first_mean(series, baseline, window)
+    if now is None or start is None or now <= above or now <= factor * start:
+        return None
+    return f"{_shown(now, window)}, {now / start:.1f} times" + _begun(start, baseline)
+
+
+def variance_is_gone(
+    flat_groups: Series,
+    return_std: Series,
+    *,
+    above: float,
+    fraction: float,
+    window: int,
+    baseline: int,
+) -> str | None:
+    """Find groups without variance, or a spread of returns that has vanished.
+
+    The second rule is that of RAGEN-2: the standard deviation of returns stays below a
+    tenth of what it was in the first ten iterations.
+    """
+    found = is_above(flat_groups, above=above, window=window)
+    if found:
+        return f"the share of groups without variance is {found}"
+    now, start = (
+        window_mean(return_std, window),
+        first_mean(return_std, baseline, window),
+    )
+    if now is None or not start or now >= fraction * start:
+        return None
+    text = f"the standard deviation of returns is {_shown(now, window)}, "
+    return text + f"{now / start:.0%}" + _begun(start, baseline)
+
+
+def has_spiked(series: Series, *, factor: float, history: int) -> str | None:
+    """Find a newest value far above the median of those before it."""
+    values = finite(series)
+    before = values[-history - 1 : -1]
+    if len(before) < max(3, history // 4):
+        return None
+    usual = statistics.median(before)
+    if values[-1] <= factor * usual or usual <= 0.0:
+        return None
+    return f"{values[-1]:.3g}, {values[-1] / usual:.0f} times the median {usual:.3g}"
+
+
+def is_not_finite(*series: Series) -> str | None:
+    """Find a newest value that is NaN or infinite; the last series is a counter.
+
+    The counter (steps that were skipped since the run began) must not rise.
+    """
+    *values, counts = series
+    newest = [s[-1] for s in values if s]
+    if any(not math.isfinite(v) for v in newest):
+        return "a loss or gradient is not finite"
+    skipped = counts[-1] - (counts[-2] if len(counts) > 1 else 0.0) if counts else 0.0
+    if skipped > 0:
+        return f"{skipped:.0f} optimiser steps had gradients that are not finite"
+    return None
+
+
+def has_dropped(series: Series, *, fraction: float, window: int) -> str | None:
+    """Find a mean far below the best mean of as many iterations.
+
+    The fall must also be four times what chance makes of such a mean, judged by how
+    much single iterations differ from the ones before them up to the best.
+    """
+    values = finite(series)
+    now = window_mean(values, window)
+    if now is None or len(values) < 2 * window:
+        return None
+    means = [
+        statistics.fmean(values[i : i + window])
+        for i in range(len(values) - 2 * window + 1)
+    ]
+    best = max(means)
+    fall = best - now
+    last = means.index(best) + window
+    steps = [b - a for a, b in itertools.pairwise(values[:last])]
+    noise = math.sqrt(statistics.fmean(s * s for s in steps) / 2) if steps else 0.0
+    if fall <= fraction * abs(best) or fall <= 4.0 * noise / math.sqrt(window):
+        return None
+    return f"{_shown(now, window)}, down from {best:.3g}"
+
+
+def has_happened(series: Series) -> str | None:
+    """Find a newest value above zero."""
+    if not series or not series[-1] > 0:
+        return None
+    return f"{series[-1]:.0f}"
+
+
+def _shown(value: float, window: int) -> str:
+    return f"{value:.3g}" + (f" (mean of {window} iterations)" if window > 1 else "")
+
+
+def _begun(start: float, baseline: int) -> str:
+    return f" the {start:.3g} of the first {baseline} iterations"

@@ -1,0 +1,57 @@
+"""Learning rates that can be lowered while a run goes on, schedules included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.annotations import override
+
+
+class ScaledLearningRates:
+    """Multiplies what RLlib's schedules say by a factor per module.
+
+    Attributes:
+        lr_scales: Factor by ModuleID; modules that are not in it have none.
+    """
+
+    lr_scales: Mapping[str, float] = {}
+    _min_lr = 0.0
+
+    @override(TorchLearner)
+    def _set_optimizer_lr(self, optimizer: Any, lr: float) -> None:
+        """Set the scheduled rate times the factor, at least the smaller of both."""
+        scale = self.lr_scales.get(self._owner_of(optimizer), 1.0)
+        least = min(lr, self._min_lr)
+        super()._set_optimizer_lr(optimizer, lr=max(lr * scale, least))
+
+    def _owner_of(self, optimizer: Any) -> str | None:
+        """Return whose optimiser it is."""
+        for module_id, names in self._module_optimizers.items():
+            if any(self._named_optimizers[name] is optimizer for name in names):
+                return module_id
+        return None
+
+    def lower_lr(self, module_id: str | None, factor: float, min_lr: float) -> None:
+        """Multiply the rates of a module's optimisers, from now on.
+
+        Args:
+            module_id: The module; None: all of them.
+            factor: Between 0 and 1.
+            min_lr: No rate is lowered below it.
+        """
+        chosen = list(self.module.keys()) if module_id is None else [module_id]
+        self._min_lr = min_lr
+        self.set_lr_scales(
+            {
+                **self.lr_scales,
+                **{m: self.lr_scales.get(m, 1.0) * factor for m in chosen},
+            }
+        )
+
+    def set_lr_scales(self, scales: Mapping[str, float]) -> None:
+        """Put factors in force at once, and for all updates to come."""
+        self.lr_scales = dict(scales)
+        for optimizer, schedule in self._optimizer_lr_schedules.items():
+            self._set_optimizer_lr(optimizer, lr=schedule.get_current_value())

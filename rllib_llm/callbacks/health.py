@@ -1,0 +1,102 @@
+"""A run's health in words, by documented thresholds (docs/live.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rllib_llm.callbacks import keys
+from rllib_llm.callbacks.keys import lookup, lookup_learner
+
+OK, WATCH, BAD = "ok", "watch", "bad"
+SOLVED = 0.9  # mean success from which an even policy is no fault
+
+
+@dataclasses.dataclass(frozen=True)
+class Gauge:
+    """A number and its bounds.
+
+    Attributes:
+        name: What the health line calls it.
+        key: Result key; of learners the part below the module.
+        ok: Largest healthy value (least, if ``falls``).
+        watch: Largest value that is not bad yet (least, if ``falls``).
+        form: How it is written.
+        falls: Whether low values are the bad ones.
+        unless_solved: Whether a solved task explains any value.
+        of_learners: Whether it is the mean over policies.
+    """
+
+    name: str
+    key: str
+    ok: float
+    watch: float
+    form: str = ".0%"
+    falls: bool = False
+    unless_solved: bool = False
+    of_learners: bool = False
+
+
+GAUGES = (
+    Gauge("KL", keys.KL, 0.02, 0.1, ".4f", of_learners=True),
+    Gauge("clip", keys.CLIP, 0.2, 0.4, ".2f", of_learners=True),
+    Gauge(
+        "entropy",
+        keys.ENTROPY,
+        0.1,
+        0.02,
+        ".3f",
+        falls=True,
+        unless_solved=True,
+        of_learners=True,
+    ),
+    Gauge("flat groups", keys.FLAT_GROUPS, 0.7, 0.95, unless_solved=True),
+    Gauge("invalid", keys.INVALID, 0.05, 0.3),
+    Gauge("truncated", "truncated", 0.05, 0.3),
+    Gauge("sampler gap", keys.SAMPLER_GAP, 0.02, 0.1, ".1e", of_learners=True),
+    Gauge("weights lag", keys.WEIGHTS_LAG, 1.0, 4.0, ".1f", of_learners=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A gauge's value in one result.
+
+    Attributes:
+        name: The gauge.
+        value: As text.
+        state: "ok", "watch" or "bad".
+    """
+
+    name: str
+    value: str
+    state: str
+
+
+def readings(result: dict[str, Any]) -> list[Reading]:
+    """Return what the gauges say; those whose metric is absent are left out."""
+    success = lookup(result, keys.SUCCESS)
+    solved = success is not None and success >= SOLVED
+    found = []
+    for gauge in GAUGES:
+        value = _value(gauge, result)
+        if value is not None:
+            state = OK if solved and gauge.unless_solved else state_of(gauge, value)
+            found.append(Reading(gauge.name, format(value, gauge.form), state))
+    return found
+
+
+def state_of(gauge: Gauge, value: float) -> str:
+    """Return the word for a value."""
+    sign = -1.0 if gauge.falls else 1.0
+    if sign * value <= sign * gauge.ok:
+        return OK
+    return WATCH if sign * value <= sign * gauge.watch else BAD
+
+
+def _value(gauge: Gauge, result: dict[str, Any]) -> float | None:
+    if gauge.key == "truncated":
+        return keys.truncated(result)
+    if gauge.of_learners:
+        return lookup_learner(result, gauge.key)
+    return lookup(result, gauge.key)

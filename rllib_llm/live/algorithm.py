@@ -1,0 +1,57 @@
+"""An Algorithm that says what it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rllib_llm.live import board
+
+SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
+EVALUATING, SAVING, STARTING = "evaluating", "saving", "starting"
+PHASES = (STARTING, SAMPLING, UPDATING, SYNCING, EVALUATING, SAVING)
+
+
+class LiveAlgorithm:
+    """Writes a note at every change of phase, if anyone watches.
+
+    Put it before the Algorithm class in the bases.
+    """
+
+    _notes = board.Publisher(None, board.ALGORITHM)
+
+    def setup(self, config: Any) -> None:
+        """Build everything, under the first note."""
+        self._notes = board.Publisher(config.live_topic, board.ALGORITHM)
+        with self.phase(STARTING):
+            super().setup(config)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, **more: Any) -> Iterator[None]:
+        """Announce what the block does."""
+        self._announce(name, **more)
+        yield
+
+    def _announce(self, name: str, **more: Any) -> None:
+        if self._notes.is_read:
+            iteration = self.iteration + (name not in (STARTING, SAVING))
+            self._notes.write(
+                trial=self.trial_id, phase=name, iteration=iteration, **more
+            )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, under its note."""
+        with self.phase(EVALUATING):
+            return super().evaluate(*args, **kwargs)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Save, under its note."""
+        with self.phase(SAVING):
+            return super().save_checkpoint(*args, **kwargs)
+
+    def cleanup(self) -> None:
+        """Take the notes away."""
+        super().cleanup()
+        if self._notes.is_read:
+            board.forget(self.config.live_topic)

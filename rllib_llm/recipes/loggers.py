@@ -1,0 +1,133 @@
+"""Where a recipe's numbers go beside its files: TensorBoard, W&B, MLflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+
+if TYPE_CHECKING:
+    from rllib_llm.recipes.recipe import Recipe
+
+TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
+LOGGERS = (TENSORBOARD, WANDB, MLFLOW)
+_OPTIONAL = (WANDB, MLFLOW)
+_SIMPLE = (bool, int, float, str)
+# Of a recipe's fields, those that are no settings of the experiment.
+_NO_SETTINGS = ("name", "description", "expect", "tune", "loggers")
+
+
+def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
+    """Return the settings of each logger by name; TensorBoard alone by default.
+
+    Args:
+        given: A list of names, or mappings of one name to its settings.
+
+    Raises:
+        ConfigError: For an unknown logger, or settings that it does not have.
+    """
+    if given is None:
+        return {TENSORBOARD: {}}
+    if not isinstance(given, list):
+        raise ConfigError(
+            f"loggers: {given!r} must be a list, e.g. [tensorboard, "
+            "{wandb: {project: my_project}}]."
+        )
+    found: dict[str, dict[str, Any]] = {}
+    for entry in given:
+        name, settings = _entry(entry)
+        if name not in LOGGERS:
+            raise ConfigError(
+                f"loggers: there is no logger {name!r}. {did_you_mean(name, LOGGERS)}"
+            )
+        if name in found:
+            raise ConfigError(f"loggers: {name} stands there twice; once is enough.")
+        _check_settings(name, settings)
+        found[name] = settings
+    return found
+
+
+def _entry(entry: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, settings),) = entry.items()
+        if settings is None or isinstance(settings, dict):
+            return str(name), dict(settings or {})
+    raise ConfigError(
+        f"loggers: {entry!r} must be a name, or a name with its settings, e.g. "
+        "{wandb: {project: my_project, mode: offline}}."
+    )
+
+
+def _check_settings(name: str, settings: dict[str, Any]) -> None:
+    if name == WANDB:
+        return  # what it does not know itself goes to wandb.init
+    known: list[str] = []
+    if name == MLFLOW:
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        known = list(inspect.signature(MLflowLoggerCallback).parameters)
+    for key in settings:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ConfigError(f"loggers: {name} has no setting {key!r}. {hint}")
+
+
+def require_loggers(loggers: dict[str, dict[str, Any]]) -> None:
+    """Check that the packages of the loggers are installed.
+
+    Raises:
+        MissingExtraError: Naming the extra of the first that is not.
+    """
+    for name in loggers:
+        if name in _OPTIONAL and importlib.util.find_spec(name) is None:
+            raise MissingExtraError.for_extra(name, name)
+
+
+def build_loggers(recipe: Recipe) -> list[Any]:
+    """Return Ray's callbacks of the optional loggers."""
+    require_loggers(recipe.loggers)
+    built = []
+    if WANDB in recipe.loggers:
+        built.append(_wandb(recipe.name, recipe.loggers[WANDB]))
+    if MLFLOW in recipe.loggers:
+        from rllib_llm.callbacks.mlflow_logging import SettingsMLflow
+
+        defaults = {"experiment_name": recipe.name}
+        built.append(
+            SettingsMLflow(
+                hyperparameters(recipe.resolved), **defaults | recipe.loggers[MLFLOW]
+            )
+        )
+    return built
+
+
+def _wandb(name: str, settings: dict[str, Any]) -> Any:
+    from ray.air.integrations.wandb import WandbLoggerCallback
+
+    mode = settings.get("mode")
+    if mode in ("offline", "disabled"):
+        # Ray asks for a key unless this says that none is needed.
+        os.environ.setdefault("WANDB_MODE", mode)
+    # A trial that is resumed goes on in its W&B run.
+    return WandbLoggerCallback(**{"project": name, "resume": "allow"} | settings)
+
+
+def hyperparameters(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's settings that are plain values, by their dotted names."""
+    settings = {k: v for k, v in resolved.items() if k not in _NO_SETTINGS}
+    return {k: v for k, v in _flat(settings) if isinstance(v, _SIMPLE)}
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
