@@ -61,6 +61,8 @@ setup(
         "classic": ["pettingzoo[classic]>=1.27,<2"],
         "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES],
         "mcp": ["mcp>=1.30,<3"],
+        "wandb": ["wandb>=0.31,<0.32"],
+        "mlflow": ["mlflow-skinny>=3.17,<4"],
         "docs": ["matplotlib"],
     },
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},

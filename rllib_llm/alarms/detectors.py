@@ -116,23 +116,24 @@ def is_not_finite(*series: Series) -> str | None:
 def has_dropped(series: Series, *, fraction: float, window: int) -> str | None:
     """Find a mean far below the best mean of as many iterations.
 
-    The fall must also be four times what chance makes of such a mean, judged by how
-    much single iterations differ from the ones before them up to the best.
+    The fall must also be eight times what chance makes of such a mean, judged by how
+    much single iterations usually differ from the ones before them.
     """
     values = finite(series)
     now = window_mean(values, window)
-    if now is None or len(values) < 2 * window:
+    if now is None or len(values) < 4 * window:
         return None
+    before = values[:-window]
     means = [
-        statistics.fmean(values[i : i + window])
-        for i in range(len(values) - 2 * window + 1)
+        statistics.fmean(before[i : i + window])
+        for i in range(len(before) - window + 1)
     ]
     best = max(means)
     fall = best - now
-    last = means.index(best) + window
-    steps = [b - a for a, b in itertools.pairwise(values[:last])]
-    noise = math.sqrt(statistics.fmean(s * s for s in steps) / 2) if steps else 0.0
-    if fall <= fraction * abs(best) or fall <= 4.0 * noise / math.sqrt(window):
+    steps = [abs(b - a) for a, b in itertools.pairwise(before)]
+    # From the median of absolute differences to the deviation of one iteration.
+    noise = 1.4826 * statistics.median(steps) / math.sqrt(2.0)
+    if fall <= fraction * abs(best) or fall <= 8.0 * noise / math.sqrt(window):
         return None
     return f"{_shown(now, window)}, down from {best:.3g}"
 

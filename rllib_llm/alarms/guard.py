@@ -130,7 +130,7 @@ class Guard:
                 continue
             modules: list[str | None] = [None]
             if alarm.per_module:
-                modules = list(self._config.trained_module_ids)
+                modules = list(self._history.module_ids)
             for module_id in modules:
                 series = [self._history.series(key, module_id) for key in alarm.reads]
                 newest = max(self._history.newest(k, module_id) for k in alarm.reads)

@@ -25,9 +25,14 @@ _OF_MODULES = tuple(
 
 
 class History:
-    """The values of past iterations that alarms read, by result key."""
+    """The values of past iterations that alarms read, by result key.
+
+    Attributes:
+        module_ids: Modules that Learners have reported of, as keys.
+    """
 
     def __init__(self) -> None:
+        self.module_ids: dict[str, None] = {}
         self._values: dict[str, list[tuple[int, float]]] = defaultdict(list)
 
     def add(self, result: dict[str, Any]) -> None:
@@ -41,6 +46,7 @@ class History:
         if result.get("num_updates_skipped"):
             return  # what Learners reported is of an earlier iteration
         for module_id in keys.modules(result):
+            self.module_ids.setdefault(module_id)
             for name in _OF_MODULES:
                 key = f"learners/{module_id}/{name}"
                 value = _number(result, key)
@@ -66,11 +72,14 @@ class History:
 
     def get_state(self) -> dict[str, Any]:
         """Return what is remembered."""
-        return {key: list(values) for key, values in self._values.items()}
+        values = {key: list(values) for key, values in self._values.items()}
+        return {"values": values, "module_ids": list(self.module_ids)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Bring back :meth:`get_state`'s answer."""
-        self._values = defaultdict(list, {k: list(v) for k, v in state.items()})
+        values = {k: list(v) for k, v in state["values"].items()}
+        self._values = defaultdict(list, values)
+        self.module_ids = dict.fromkeys(state["module_ids"])
 
 
 def _number(result: dict[str, Any], key: str) -> float | None:

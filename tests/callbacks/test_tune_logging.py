@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 from callback_helpers import make_episode, make_result
 from ray import tune
+from ray.tune.logger import TBXLoggerCallback
 
 from rllib_llm import LLMPPO
 from rllib_llm.callbacks import run_callbacks
+from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.callbacks.transcripts import read_result, transcript_record
 from rllib_llm.callbacks.tune_logging import (
     TranscriptLogger,
@@ -126,3 +128,33 @@ def test_a_tune_run_keeps_transcripts_beside_its_results(
     assert len(texts_in(folder)[1]) == 6
     out = capsys.readouterr().out
     assert "my_recipe" in out and "eval success" in out and "--resume" in out
+
+
+def test_tensorboard_gets_histograms_and_hyperparameters(trial, tmp_path):
+    metrics = SimpleNamespace(logged=[])
+    metrics.log_value = lambda key, value, reduce: metrics.logged.append(value)
+    log_histograms(metrics, {"returns": [0.0, 0.5, 0.5, 1.0]})
+    logger = TranscriptTensorBoard({"training.lr": 1e-3, "env": "frozen_lake-v0"})
+    logger.log_trial_start(trial)
+    result = make_result(1, histograms=metrics.logged, episode_return_mean=0.5)
+    logger.log_trial_result(1, trial, result)
+    assert "histograms" in result["env_runners"]  # others have yet to read it
+    logger.log_trial_end(trial)
+    events, _ = texts_in(tmp_path)
+    (histogram,) = events.Histograms("env_runners/returns")
+    assert histogram.step == 1 and histogram.histogram_value.num == 4
+    assert sum(histogram.histogram_value.bucket) == 4
+    data = events.summary_metadata["_hparams_/session_start_info"].plugin_data
+    assert b"training.lr" in data.content and b"frozen_lake-v0" in data.content
+    experiment = events.summary_metadata["_hparams_/experiment"].plugin_data
+    assert b"ray/tune/env_runners/episode_return_mean" in experiment.content
+    assert "ray/tune/env_runners/episode_return_mean" in events.Tags()["scalars"]
+
+
+def test_a_run_can_do_without_tensorboard(trial, tmp_path, config):
+    (_, logger, *_) = run_callbacks("r", config, tensorboard=False)
+    assert isinstance(logger, TBXLoggerCallback)  # else Tune adds its own
+    logger.log_trial_start(trial)
+    logger.log_trial_result(1, trial, make_result(1))
+    logger.log_trial_end(trial)
+    assert not list(tmp_path.iterdir())

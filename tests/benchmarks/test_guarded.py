@@ -1,0 +1,25 @@
+"""At an absurd learning rate: what an alarm's action saves, in real training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import guarded
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.learning
+def test_rollback_saves_what_an_absurd_rate_destroys(ray_session):
+    alone, saved, stopped = (guarded.run(a) for a in (None, "rollback", "stop"))
+    assert alone["before"] == saved["before"] > 0.3  # the same warm start
+    assert alone["after"] < 0.5 * alone["before"]
+    assert saved["after"] > 0.8 * saved["before"] and saved["rollbacks"] >= 1
+    assert saved["iterations"] == guarded.ITERATIONS
+    assert stopped["iterations"] < guarded.ITERATIONS
+    assert stopped["stopped_by"] in ("kl", "return_drop", "nan")
