@@ -26,6 +26,8 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_make_batch_if_necessary",
         "_learner_connector",
         "_module",
+        "_module_optimizers",
+        "_named_optimizers",
         "_optimizer_lr_schedules",
         "_optimizer_parameters",
         "_params",
@@ -46,6 +48,12 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_forward",
         "_forward_train",
     ),
+    "ray.tune.logger.tensorboardx.TBXLoggerCallback": (
+        "_trial_result",
+        "_trial_writer",
+        "_try_log_hparams",
+    ),
+    "ray.air.integrations.mlflow.MLflowLoggerCallback": ("_trial_runs", "mlflow_util"),
 }
 
 

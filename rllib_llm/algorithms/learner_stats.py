@@ -19,7 +19,7 @@ from rllib_llm.algorithms.token_stats import (
     add_gap,
     explained_variance,
 )
-from rllib_llm.callbacks.histograms import Histogram, log_histograms
+from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.connectors.episode_data import agent_episodes
 
 
@@ -38,7 +38,7 @@ class LearnerStats:
     def _reset_stats(self) -> None:
         self._stats: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(float))
         self._maxima: dict[tuple[str, str], list[Any]] = defaultdict(list)
-        self._spreads: dict[str, dict[str, Histogram]] = defaultdict(dict)
+        self._spreads: dict[tuple[str, str], list[Any]] = defaultdict(list)
 
     @property
     def measures_gap(self) -> bool:
@@ -58,12 +58,8 @@ class LearnerStats:
         self._maxima[module_id, key].append(value)
 
     def _spread(self, module_id: str, name: str, values: torch.Tensor) -> None:
-        """Add values of a micro-batch to a histogram of the update."""
-        histogram = Histogram.of(values.detach().float().cpu().numpy())
-        if histogram is not None:
-            known = self._spreads[module_id].get(name)
-            spread = histogram if known is None else known + histogram
-            self._spreads[module_id][name] = spread
+        """Keep values of a micro-batch for a histogram of the update."""
+        self._spreads[module_id, name].append(values.detach().float().flatten())
 
     def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
         """Count the positions of a micro-batch that hold no token."""
@@ -89,8 +85,9 @@ class LearnerStats:
         for key, values in self._maxima.items():
             largest = max(map(float, values))
             self.metrics.log_value(key, largest, reduce="max", window=1)
-        for module_id, spreads in self._spreads.items():
-            log_histograms(self.metrics, spreads, module_id)
+        for (module_id, name), parts in self._spreads.items():
+            values = torch.cat(parts).cpu().numpy()
+            log_histograms(self.metrics, {name: values}, module_id)
         self._reset_stats()
         for module_id in self.module.keys():
             self.metrics.log_value(

@@ -85,13 +85,10 @@ def log_histograms(
 
     Args:
         metrics: RLlib's MetricsLogger.
-        values: Arrays, or Histograms.
+        values: Arrays by name.
         module_id: Whose they are; None: of the run.
     """
-    found = {
-        name: each if isinstance(each, Histogram) else Histogram.of(each)
-        for name, each in values.items()
-    }
+    found = {name: Histogram.of(each) for name, each in values.items()}
     data = {name: h.to_list() for name, h in found.items() if h is not None}
     if data:
         key = HISTOGRAMS if module_id is None else (module_id, HISTOGRAMS)

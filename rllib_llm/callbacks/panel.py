@@ -67,8 +67,6 @@ class LivePanel:
             console=self._console,
             refresh_per_second=_PER_SECOND,
             transient=True,
-            # Lines that Ray prints meanwhile stay above the panel.
-            redirect_stdout=False,
         )
 
     def start(self) -> None:

@@ -151,6 +151,8 @@ def _fit_stages(
 
 def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
     """Say what went wrong, last, and return the exit status."""
+    from rllib_llm.recipes.staging import stopped_by
+
     if results.errors:
         failed = next(r for r in results if r.error is not None)
         typer.echo(
@@ -162,6 +164,14 @@ def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
     if not all((r.metrics or {}).get("done") for r in results):
         typer.echo("Interrupted before the end; --resume continues.", err=True)
         return INTERRUPTED
+    alarms = [stopped_by(r) for r in results]
+    if all(alarms):
+        typer.echo(
+            f"Stopped by alarm {', '.join(sorted(set(alarms)))}; docs/alarms.md says "
+            "what it means.",
+            err=True,
+        )
+        return 1
     if not as_test:
         return 0
     return _judge(recipe, {Path(r.path).name: _last_values(r) for r in results})

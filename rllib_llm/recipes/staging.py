@@ -78,8 +78,14 @@ def run_stages(
 
 
 def is_done(results: ResultGrid) -> bool:
-    """Whether every trial came to its end, without an error."""
-    return not results.errors and all((r.metrics or {}).get("done") for r in results)
+    """Whether every trial came to its end, without an error and not by an alarm."""
+    ended = all((r.metrics or {}).get("done") for r in results)
+    return ended and not results.errors and not any(map(stopped_by, results))
+
+
+def stopped_by(result: Any) -> str | None:
+    """Return the alarm that ended a trial, if one did."""
+    return (result.metrics or {}).get("alarms", {}).get("stopped_by")
 
 
 def _new_run(recipe: StagedRecipe, storage_path: str | Path | None) -> Path:

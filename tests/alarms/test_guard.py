@@ -43,10 +43,11 @@ def play(watch, values, key="approx_kl_k3", module="default_policy", first=1, **
     """Hand results with these values to a guard; return them."""
     results = []
     for index, value in enumerate(values):
-        watch._algorithm.iteration = first + index
+        watch._algorithm.iteration = first + index - 1
+        watch.before_iteration()
+        watch._algorithm.iteration += 1
         result = {"training_iteration": first + index, "done": False, **more}
         result["learners"] = {module: {key: value}, "__all_modules__": {key: 99.0}}
-        watch.before_iteration()
         watch.after_iteration(result)
         results.append(result)
     return results
