@@ -27,6 +27,13 @@ from rllib_llm.alarms.algorithm import GuardedAlgorithm
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.handing_over import handed_over_model, take_over
 from rllib_llm.algorithms.preflight import preflight
+from rllib_llm.algorithms.runner_calls import (
+    SampleTasks,
+    deal,
+    sample_and_metrics,
+    sleep,
+    wake_up,
+)
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
@@ -36,14 +43,22 @@ from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.live.algorithm import SAMPLING, SYNCING, UPDATING, LiveAlgorithm
-from rllib_llm.live.board import new_topic
+from rllib_llm.live import board
+from rllib_llm.live.algorithm import (
+    SAMPLING,
+    SYNCING,
+    UPDATING,
+    LiveAlgorithm,
+    preparing,
+)
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.types import Task
 
 logger = logging.getLogger("rllib_llm")
+
+Progress = Callable[[str, float], None]
 
 _TASKS_KEY = "llm_tasks"
 _PIECES_KEY = "llm_driver_pieces"
@@ -59,13 +74,14 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
     """
 
     def __init__(self, config: Any = None, env: Any = None, **kwargs: Any):
+        topic = board.new_topic(board.trial_of(config))
         config = self._as_config(config)
         if env is not None:
             config.environment(env)
         config.validate()
-        config = with_models(config)
+        config = with_models(config, preparing(topic))
         config.engine_actor = new_actor_name()
-        config.live_topic = new_topic()
+        config.live_topic = topic
         for module_id in config.llm_module_ids:
             preflight(config.get_config_for_module(module_id))
         super().__init__(config, **kwargs)
@@ -175,7 +191,7 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
             episodes = self.env_runner.sample(tasks=tasks)
             results = [self.env_runner.get_metrics()]
         else:
-            calls = [_SampleTasks(part) for part in _deal(tasks, len(runners))]
+            calls = [SampleTasks(part) for part in deal(tasks, len(runners))]
             answers = self.env_runner_group.foreach_env_runner(
                 calls, local_env_runner=False, remote_worker_ids=runners
             )
@@ -196,7 +212,7 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
             episodes = self.env_runner.sample(tasks=tasks, explore=explore)
             self.env_runner.get_metrics()
             return episodes
-        calls = [_SampleTasks(p, explore) for p in _deal(tasks, len(runners))]
+        calls = [SampleTasks(p, explore) for p in deal(tasks, len(runners))]
         answers = self.env_runner_group.foreach_env_runner(
             calls, local_env_runner=False, remote_worker_ids=runners
         )
@@ -207,7 +223,7 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
         episodes: list[Any] = []
         while len(episodes) < num_episodes:
             answers = self.env_runner_group.foreach_env_runner(
-                _sample_and_metrics,
+                sample_and_metrics,
                 local_env_runner=not self.env_runner_group.num_remote_workers(),
             )
             episodes += [e for part, _ in answers for e in part]
@@ -233,9 +249,9 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
         if not self.config.engine_sleep:
             yield
             return
-        self._tell_engines(_sleep)
+        self._tell_engines(sleep)
         yield
-        self._tell_engines(_wake_up)
+        self._tell_engines(wake_up)
 
     def _tell_engines(self, call: Callable[[Any], None]) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
@@ -349,49 +365,15 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
             return super().from_checkpoint(path, *args, **kwargs)
 
 
-class _SampleTasks:
-    """A picklable call: sample these tasks, return episodes and metrics."""
-
-    def __init__(self, tasks: list[Task], explore: bool | None = None):
-        self.tasks, self.explore = tasks, explore
-
-    def __call__(self, runner: Any) -> tuple[list[Any], Any]:
-        episodes = runner.sample(tasks=self.tasks, explore=self.explore)
-        return episodes, runner.get_metrics()
-
-
-def _sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
-    return runner.sample(), runner.get_metrics()
-
-
-def _sleep(runner: Any) -> None:
-    for engine in runner.engines.values():
-        engine.sleep()
-
-
-def _wake_up(runner: Any) -> None:
-    for engine in runner.engines.values():
-        engine.wake_up()
-
-
-def _deal(tasks: list[Task], parts: int) -> list[list[Task]]:
-    """Split tasks into ``parts`` lists without splitting groups."""
-    dealt: list[list[Task]] = [[] for _ in range(parts)]
-    groups = sorted({t.group_id for t in tasks})
-    place = {group: i % parts for i, group in enumerate(groups)}
-    for task in tasks:
-        dealt[place[task.group_id]].append(task)
-    return dealt
-
-
-def with_models(config: Any) -> Any:
+def with_models(config: Any, on_progress: Progress | None = None) -> Any:
     """Return the config with every policy's model built or found."""
     for module_id in config.llm_module_ids:
         own = config.get_config_for_module(module_id)
         if _is_ready(own.resolved_model):
             continue
         config = config.copy(copy_frozen=False)
-        model = handed_over_model(own, module_id) or _locate_model(own, module_id)
+        model = handed_over_model(own, module_id)
+        model = model or _locate_model(own, module_id, on_progress)
         if module_id in config.algorithm_config_overrides_per_module:
             config.algorithm_config_overrides_per_module[module_id] |= {
                 "resolved_model": model
@@ -402,15 +384,16 @@ def with_models(config: Any) -> Any:
     return config
 
 
-def _locate_model(config: Any, module_id: str) -> str:
+def _locate_model(config: Any, module_id: str, on_progress: Progress | None) -> str:
     """Return the folder of the model to train, or its hub id.
 
     A full checkpoint being restored stands in for the model it was trained from; under
     LoRA the base model itself is needed.
     """
     if config.lm_lora:
-        return prepare_language_model(config)
-    return offered_model_folder(module_id) or prepare_language_model(config)
+        return prepare_language_model(config, on_progress)
+    folder = offered_model_folder(module_id)
+    return folder or prepare_language_model(config, on_progress)
 
 
 def _is_ready(model: str | None) -> bool:

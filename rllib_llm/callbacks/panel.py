@@ -117,14 +117,13 @@ class LivePanel:
         return Group(*rows)
 
     def _read_notes(self) -> None:
-        by_topic: dict[str, dict[str, dict[str, Any]]] = {}
-        for topic, who, note in self._watcher.read():
-            by_topic.setdefault(topic, {})[who] = note
-        for notes in by_topic.values():
-            note = notes.pop(ALGORITHM, {})
-            trial = self._trials.get(note.get("trial", ""))
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for trial_id, who, note in self._watcher.read():
+            found.setdefault(trial_id, {})[who] = note
+        for trial_id, notes in found.items():
+            trial = self._trials.get(trial_id)
             if trial is not None:
-                trial.note, trial.runners = note, notes
+                trial.note, trial.runners = notes.pop(ALGORITHM, {}), notes
 
     def _rows(self, name: str, trial: _Shown) -> list[RenderableType]:
         now = time.time()

@@ -165,7 +165,7 @@ def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
         typer.echo("Interrupted before the end; --resume continues.", err=True)
         return INTERRUPTED
     alarms = [stopped_by(r) for r in results]
-    if all(alarms):
+    if alarms and all(alarms):
         typer.echo(
             f"Stopped by alarm {', '.join(sorted(set(alarms)))}; docs/alarms.md says "
             "what it means.",

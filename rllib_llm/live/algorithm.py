@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rllib_llm.live import board
 
+STARTING, PREPARING = "starting", "preparing"
 SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
-EVALUATING, SAVING, STARTING = "evaluating", "saving", "starting"
-PHASES = (STARTING, SAMPLING, UPDATING, SYNCING, EVALUATING, SAVING)
+EVALUATING, SAVING = "evaluating", "saving"
+_PREPARING_S = 0.5  # seconds between two notes
+
+
+def preparing(topic: str | None) -> Callable[[str, float], None]:
+    """Return a callback for ``prepare_language_model`` that announces its phases.
+
+    Args:
+        topic: Where; None: nobody watches.
+    """
+    notes, last = board.Publisher(topic, board.ALGORITHM), 0.0
+
+    def announce(phase: str, fraction: float) -> None:
+        nonlocal last
+        if notes.is_read and time.monotonic() - last > _PREPARING_S:
+            last = time.monotonic()
+            notes.write(phase=f"{PREPARING}: {phase} {fraction:.0%}", iteration=0)
+
+    return announce
 
 
 class LiveAlgorithm:
@@ -36,9 +55,7 @@ class LiveAlgorithm:
     def _announce(self, name: str, **more: Any) -> None:
         if self._notes.is_read:
             iteration = self.iteration + (name not in (STARTING, SAVING))
-            self._notes.write(
-                trial=self.trial_id, phase=name, iteration=iteration, **more
-            )
+            self._notes.write(phase=name, iteration=iteration, **more)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, under its note."""

@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from ray.tune.result import TRIAL_INFO
+
 from rllib_llm import compat
 
 _PREFIX = "rllib_llm/live/"
@@ -43,11 +45,20 @@ class Publisher:
             compat.ray_kv_put(self._key, json.dumps({"at": time.time(), **note}))
 
 
-def new_topic() -> str | None:
+def new_topic(trial_id: str) -> str | None:
     """Return a topic for a trial, None if nobody watches."""
     if not compat.ray_kv_keys(_WATCHERS):
         return None
-    return uuid.uuid4().hex
+    return f"{trial_id}.{uuid.uuid4().hex}"
+
+
+def trial_of(config: Any) -> str:
+    """Return the id of the Tune trial that a config was made for, if it was for one.
+
+    RLlib drops what Tune says of the trial when it makes its config object of it.
+    """
+    info = config.get(TRIAL_INFO) if isinstance(config, dict) else None
+    return info.trial_id if info is not None else "none"
 
 
 def forget(topic: str | None) -> None:
@@ -64,12 +75,12 @@ class Watcher:
         compat.ray_kv_put(self._key, "")
 
     def read(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield topic, process and note, in the order of their keys."""
+        """Yield trial, process and note, in the order of their keys."""
         for key in sorted(compat.ray_kv_keys(_NOTES)):
             value = compat.ray_kv_get(key)
             if value is not None:  # deleted meanwhile
                 topic, _, who = key.removeprefix(_NOTES).partition("/")
-                yield topic, who, json.loads(value)
+                yield topic.partition(".")[0], who, json.loads(value)
 
     def close(self) -> None:
         """Say that nobody watches any more."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rllib_llm.recipes.recipe import Recipe
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
@@ -88,12 +90,17 @@ def require_loggers(loggers: dict[str, dict[str, Any]]) -> None:
             raise MissingExtraError.for_extra(name, name)
 
 
-def build_loggers(recipe: Recipe) -> list[Any]:
-    """Return Ray's callbacks of the optional loggers."""
+def build_loggers(recipe: Recipe, run: Path) -> list[Any]:
+    """Return Ray's callbacks of the optional loggers.
+
+    Args:
+        recipe: What is run.
+        run: The run folder.
+    """
     require_loggers(recipe.loggers)
     built = []
     if WANDB in recipe.loggers:
-        built.append(_wandb(recipe.name, recipe.loggers[WANDB]))
+        built.append(_wandb(recipe.name, recipe.loggers[WANDB], run))
     if MLFLOW in recipe.loggers:
         from rllib_llm.callbacks.mlflow_logging import SettingsMLflow
 
@@ -106,15 +113,20 @@ def build_loggers(recipe: Recipe) -> list[Any]:
     return built
 
 
-def _wandb(name: str, settings: dict[str, Any]) -> Any:
+def _wandb(name: str, settings: dict[str, Any], run: Path) -> Any:
     from ray.air.integrations.wandb import WandbLoggerCallback
 
     mode = settings.get("mode")
     if mode in ("offline", "disabled"):
         # Ray asks for a key unless this says that none is needed.
         os.environ.setdefault("WANDB_MODE", mode)
-    # A trial that is resumed goes on in its W&B run.
-    return WandbLoggerCallback(**{"project": name, "resume": "allow"} | settings)
+    defaults = {
+        "project": name,
+        "resume": "allow",  # a resumed trial goes on in its W&B run
+        # Ray's own place is copied into the run folder before W&B has written all.
+        "dir": str(run),
+    }
+    return WandbLoggerCallback(**defaults | settings)
 
 
 def hyperparameters(resolved: dict[str, Any]) -> dict[str, Any]:

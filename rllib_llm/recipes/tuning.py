@@ -48,6 +48,8 @@ def make_tuner(
     config = recipe.build_config() if config is None else config
     storage = Path(storage_path or default_storage()).expanduser().resolve()
     name = run_name or f"{recipe.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    if callbacks is None:
+        callbacks = run_callbacks(recipe, config, storage / name)
     tuner = tune.Tuner(
         recipe.algo,
         param_space=config,
@@ -56,7 +58,7 @@ def make_tuner(
             name=name,
             storage_path=str(storage),
             stop=RecipeStopper(recipe.stop),
-            callbacks=run_callbacks(recipe, config) if callbacks is None else callbacks,
+            callbacks=callbacks,
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=recipe.tune["checkpoint_frequency"],
                 num_to_keep=recipe.tune["num_to_keep"],
@@ -72,8 +74,14 @@ def make_tuner(
     return tuner
 
 
-def run_callbacks(recipe: Recipe, config: Any) -> list[Any]:
-    """Return the Tune callbacks that show a run."""
+def run_callbacks(recipe: Recipe, config: Any, run: Path) -> list[Any]:
+    """Return the Tune callbacks that show a run.
+
+    Args:
+        recipe: What is run.
+        config: Its config, as it is trained.
+        run: The run folder.
+    """
     from rllib_llm.callbacks import run_callbacks as build
 
     return build(
@@ -83,7 +91,7 @@ def run_callbacks(recipe: Recipe, config: Any) -> list[Any]:
         expect={k: b["min"] for k, b in recipe.expect.items() if "min" in b},
         hyperparameters=hyperparameters(recipe.resolved),
         tensorboard=TENSORBOARD in recipe.loggers,
-        loggers=build_loggers(recipe),
+        loggers=build_loggers(recipe, run),
     )
 
 

@@ -43,8 +43,8 @@ def shown(panel):
     return console.file.getvalue()
 
 
-def algorithm(trial="t_0", **note):
-    return "topic", board.ALGORITHM, {"trial": trial, "at": time.time() - 5, **note}
+def algorithm(**note):
+    return "t_0", board.ALGORITHM, {"at": time.time() - 5, **note}
 
 
 def test_a_trial_shows_its_phase_and_its_episodes(notes):
@@ -54,11 +54,11 @@ def test_a_trial_shows_its_phase_and_its_episodes(notes):
     now = time.time()
     notes.notes = [
         algorithm(phase="sampling", iteration=3, episodes=64),
-        ("topic", "train_1", {"at": now, "done": 10, "tasks": 32, "stall": None}),
-        ("topic", "train_2", {"at": now, "done": 5, "tasks": 32, "stall": None}),
-        ("topic", "eval_1", {"at": now, "done": 7, "tasks": 9, "stall": None}),
-        ("topic", "train_3", {"at": now - 60, "done": 9, "tasks": 9, "stall": None}),
-        ("other", board.ALGORITHM, {"trial": "elsewhere", "at": now}),
+        ("t_0", "train_1", {"at": now, "done": 10, "tasks": 32, "stall": None}),
+        ("t_0", "train_2", {"at": now, "done": 5, "tasks": 32, "stall": None}),
+        ("t_0", "eval_1", {"at": now, "done": 7, "tasks": 9, "stall": None}),
+        ("t_0", "train_3", {"at": now - 60, "done": 9, "tasks": 9, "stall": None}),
+        ("elsewhere", board.ALGORITHM, {"at": now}),
     ]
     text = shown(panel)
     assert "iteration 3/50" in text and "sampling" in text
@@ -73,7 +73,7 @@ def test_a_stall_says_who_waits(notes):
     stall = "no turn finished for 70 s"
     notes.notes = [
         algorithm(phase="sampling", iteration=1),
-        ("topic", "train_0", {"at": 0, "done": 0, "tasks": 1, "stall": stall}),
+        ("t_0", "train_0", {"at": 0, "done": 0, "tasks": 1, "stall": stall}),
     ]
     assert "stalled: no turn finished for 70 s" in shown(panel)
 

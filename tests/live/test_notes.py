@@ -7,9 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from ray.tune.result import TRIAL_INFO
 from team_helpers import tiny_model
 
-from rllib_llm import LLMPPOConfig
+from rllib_llm import GRPOConfig
 from rllib_llm.env_runner.monitor import RolloutMonitor, describe_waits
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.live import algorithm as phases
@@ -97,25 +98,38 @@ def wait_for(condition, seconds=10.0):
         time.sleep(0.005)
 
 
+def test_the_trial_is_the_one_that_tune_names():
+    info = SimpleNamespace(trial_id="ab_1")
+    assert board.trial_of({TRIAL_INFO: info, "lr": 1.0}) == "ab_1"
+    assert board.trial_of({}) == board.trial_of(GRPOConfig()) == "none"
+
+
 # In a run -----------------------------------------------------------------------------
 
 
 def slow_run(**alarms):
     return (
-        LLMPPOConfig()
+        GRPOConfig()
         .environment(Slow)
         .language_model(model=tiny_model())
         .generation(max_new_tokens=2)
-        .rollouts(episodes_per_iteration=2)
-        .training(use_critic=False)
+        .rollouts(episodes_per_iteration=2, group_size=2)
+        .training(drop_zero_variance_groups=False)
         .env_runners(num_envs_per_env_runner=2)
         .alarms(**alarms)
     )
 
 
+@pytest.fixture
+def watcher(ray_session):
+    """Someone who watches."""
+    made = board.Watcher()
+    yield made
+    made.close()
+
+
 @pytest.mark.ray
-def test_phases_and_stalls_reach_a_watcher(ray_session, caplog, monkeypatch):
-    watcher = board.Watcher()
+def test_phases_and_stalls_reach_a_watcher(watcher, caplog, monkeypatch):
     algo = slow_run(stalled={"after_s": 0.1}).build_algo()
     seen = []
     monkeypatch.setattr(algo._notes, "write", lambda **note: seen.append(note["phase"]))
@@ -131,18 +145,15 @@ def test_phases_and_stalls_reach_a_watcher(ray_session, caplog, monkeypatch):
     assert notes[board.ALGORITHM]["phase"] == phases.STARTING
     algo.stop()
     assert not list(watcher.read())
-    watcher.close()
 
 
 @pytest.mark.ray
-def test_nobody_writes_unless_somebody_watches(ray_session):
-    assert board.new_topic() is None
-    watcher = board.Watcher()
-    topic = board.new_topic()
+def test_nobody_writes_unless_somebody_watches(watcher):
+    topic = board.new_topic("t_0")
     board.Publisher(topic, "train_1").write(done=1)
     board.Publisher(None, "train_2").write(done=1)
     ((found, who, note),) = watcher.read()
-    assert (found, who, note["done"]) == (topic, "train_1", 1)
+    assert (found, who, note["done"]) == ("t_0", "train_1", 1)
     board.forget(topic)
     watcher.close()
-    assert not list(watcher.read()) and board.new_topic() is None
+    assert not list(watcher.read()) and board.new_topic("t_0") is None
