@@ -174,3 +174,22 @@ def test_weights_that_are_not_finite_are_gone_back_from(run):
     assert np.isfinite(result["learners"]["default_policy"]["entropy"])
     guard = Guard(grpo().copy(), algo)
     assert not guard.after_model_error(ModelError("logits"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_rollback_reaches_other_processes(run):
+    config = grpo(
+        entropy_collapse={**EVERY_TIME, "action": "rollback", "cooldown": 3},
+        max_rollbacks=1,
+    )
+    config.env_runners(num_env_runners=1).learners(num_learners=1)
+    algo = run(config)
+    start = algo.learner_group.get_weights()["default_policy"]
+    result = algo.train()
+    assert result["alarms"]["num_rollbacks"] == 1
+    assert same(algo.learner_group.get_weights()["default_policy"], start)
+    result = algo.train()
+    learner = result["learners"]["default_policy"]
+    assert rate(result) == 5e-4
+    assert learner["sampler_gap_max"] < 1e-3 and learner["weights_lag_mean"] == 0.0

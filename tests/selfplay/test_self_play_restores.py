@@ -135,3 +135,27 @@ def results(run):
     (path,) = run.glob("trial_*/result.json")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["training_iteration"]: row for row in rows}
+
+
+@pytest.mark.slow
+def test_an_alarm_brings_opponents_and_their_ratings_back():
+    fires = {"below": 100.0, "window": 1, "solved": None, "action": "rollback"}
+    config = kuhn(episodes=16).alarms(
+        entropy_collapse={**fires, "below": 0.0}, snapshot_interval=1, max_rollbacks=1
+    )
+    algo = config.build_algo()
+    algo.train()
+    algo.train()  # the state after the first iteration has proved good
+    good = algo.guard._snapshots.good.load()
+    algo.guard._chosen["entropy_collapse"].thresholds["below"] = 100.0
+    result = algo.train()
+    assert result["alarms"]["num_rollbacks"] == 1
+    assert algo.memories().keys() == set(good) - {"learners"}
+    league = next(k for k in algo.memories() if "league" in k)
+    assert repr(algo.memories()[league]) == repr(good[league])
+    learnt = good["learners"]["learner"]["rl_module"]
+    for module_id in algo.config.llm_module_ids:
+        assert same(weights(algo, module_id), weights(algo, module_id, "local"))
+        now = weights(algo, module_id)
+        assert same(now, {k: learnt[module_id][k] for k in now})
+    algo.stop()
