@@ -33,7 +33,9 @@ def first_mean(series: Series, count: int, window: int) -> float | None:
 
 
 def is_above(series: Series, *, above: float, window: int) -> str | None:
-    """Find a mean of the last iterations above a bound."""
+    """Find a mean of the last iterations above a bound, or an infinite value."""
+    if series and series[-1] == math.inf:
+        return f"infinite, above {above:g}"
     now = window_mean(series, window)
     if now is None or now <= above:
         return None

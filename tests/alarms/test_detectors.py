@@ -23,7 +23,7 @@ def noisy(start, end, count, noise=0.02, seed=0):
 
 STEADY = noisy(0.5, 0.5, 30)
 FIRES = {
-    "kl": ([[0.01, 0.01, 0.5]], [[0.25]]),
+    "kl": ([[0.01, 0.01, 0.5]], [[0.25]], [[0.01, math.inf]]),
     "entropy_collapse": ([[*noisy(1.0, 0.01, 20, 0.0), 0.01, 0.01, 0.005]],),
     "entropy_explosion": ([[0.4] * 10 + [2.0, 2.5, 3.0]],),
     "reward_variance": (
