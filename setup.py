@@ -10,6 +10,7 @@ exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
 
 LORA = ["peft>=0.18"]
 GAMES = ['open_spiel>=2.0,<3; python_version >= "3.11"', "openskill>=6.2,<7"]
+BABYAI = ["minigrid>=3.2,<4"]
 
 setup(
     name="rllib-llm",
@@ -58,8 +59,11 @@ setup(
         "sandbox": ["pydantic-monty>=1.4,<2"],
         "search": ["tantivy>=0.27,<0.28"],
         "math": ["math-verify>=0.9,<0.10"],
+        # Exact: its scorers were read for what they do with a model's text.
+        "reasoning": ["reasoning-gym==0.1.25"],
+        "babyai": BABYAI,
         "classic": ["pettingzoo[classic]>=1.27,<2"],
-        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES],
+        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES, *BABYAI],
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],

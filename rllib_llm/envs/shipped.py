@@ -23,8 +23,10 @@ from rllib_llm.envs import (  # noqa: F401
     wordle,
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)
+    babyai,
     open_spiel_text,
     pettingzoo_classic,
+    reasoning_gym_tasks,
     text_arena,
 )
 from rllib_llm.envs.games import (  # noqa: F401

@@ -8,33 +8,24 @@ be read.
 from __future__ import annotations
 
 import json
-import os
-import resource
-import sys
+
+from rllib_llm.graders.line_server import serve
 
 
 def main() -> None:
     """Serve until standard input ends."""
     from math_verify import parse, verify
 
-    memory = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    # Libraries may print; only results belong on the pipe.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print("ready", file=results, flush=True)
-    for line in sys.stdin:
+    def compare(line: str) -> str:
         given, gold = json.loads(line)
         # Its own time limits use signals and fail in threads; the caller kills instead.
         wanted = parse(gold, parsing_timeout=None)
         if not wanted:
-            verdict = None
-        else:
-            found = parse(given, parsing_timeout=None)
-            verdict = bool(found) and verify(wanted, found, timeout_seconds=None)
-        print(json.dumps(verdict), file=results, flush=True)
+            return json.dumps(None)
+        found = parse(given, parsing_timeout=None)
+        return json.dumps(bool(found) and verify(wanted, found, timeout_seconds=None))
+
+    serve(compare)
 
 
 if __name__ == "__main__":

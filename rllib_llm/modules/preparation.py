@@ -18,17 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rllib_llm.cache import cache_dir
 from rllib_llm.modules import loading
 from rllib_llm.version import __version__
 
 # Raise when what is built from the same settings changes.
 RECIPE_VERSION = 1
-
-
-def cache_dir() -> Path:
-    """Return where prepared models lie (``RLLIB_LLM_CACHE`` overrides)."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("RLLIB_LLM_CACHE", default / "rllib_llm")).expanduser()
 
 
 def prepare_language_model(

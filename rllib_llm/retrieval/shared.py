@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rllib_llm.cache import cache_dir
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.retrieval.bm25 import BM25
 from rllib_llm.retrieval.tantivy_index import TantivyIndex
@@ -75,8 +76,6 @@ def shared_index(
 def _on_disk(documents: Sequence[str], engine: str) -> Path:
     """Return the folder of an index, written by the first process that asks."""
     from filelock import FileLock
-
-    from rllib_llm.modules.preparation import cache_dir  # imports torch
 
     digest = hashlib.blake2b(f"{_FORMAT} {engine}".encode(), digest_size=12)
     for text in documents:

@@ -102,6 +102,8 @@ def test_as_test_needs_an_expectation(call, tmp_path):
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_dry_runs(call, name):
     status, out, err = call("train", name, "--dry-run")
+    if status and "pip install 'rllib-llm[" in err:
+        pytest.skip(err)  # its environment stands on an optional library
     assert status == 0, err
     for part in ("per iteration", "tokens", "updates", "parameters", "memory"):
         assert part in out

@@ -180,19 +180,19 @@ def test_math_is_compared_by_meaning(math_grader, given, gold, same):
 
 def test_math_that_takes_too_long_is_killed(math_grader):
     math_grader.match("1", "1")
-    pid = math_grader._process.pid
+    pid = math_grader._worker.process.pid
     math_grader.timeout_s = 1.0
     began = time.monotonic()
     assert not math_grader.match("$9^{9^{9^9}}$", "$3$")
     assert time.monotonic() - began < 20
     math_grader.timeout_s = 60.0
     assert math_grader.match("2", "2")
-    assert math_grader._process.pid != pid
+    assert math_grader._worker.process.pid != pid
 
 
 def test_math_workers_that_die_are_replaced(math_grader):
     math_grader.match("1", "1")
-    math_grader._process.kill()
+    math_grader._worker.process.kill()
     assert math_grader.match("2", "2")
     with pytest.raises(ValueError, match="no answer that math-verify reads"):
         math_grader.match("2", "???")

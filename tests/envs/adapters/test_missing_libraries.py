@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from pettingzoo.env_registry.spec import _load_env_creator
 
 from rllib_llm.envs import TEXT_ENVS, make_env
 from rllib_llm.errors import MissingExtraError
@@ -16,6 +17,8 @@ LIBRARIES = {
     "open_spiel/kuhn_poker-v0": ("pyspiel", "games"),
     "text_arena-v0": ("textarena", "games"),
     "pettingzoo_classic-v0": ("pygame", "classic"),
+    "babyai-v0": ("minigrid", "babyai"),
+    "reasoning_gym-v0": ("reasoning_gym", "reasoning"),
 }
 
 
@@ -32,6 +35,7 @@ def test_a_missing_library_is_named_when_the_game_is_made(name, monkeypatch):
     for module in list(sys.modules):
         if module.split(".")[0] == library or module.startswith("pettingzoo.classic."):
             monkeypatch.delitem(sys.modules, module)
+    _load_env_creator.cache_clear()  # PettingZoo's, of games made before
     monkeypatch.setattr(builtins, "__import__", without)
     assert name in TEXT_ENVS
     with pytest.raises(MissingExtraError, match=rf"rllib-llm\[{extra}\]"):
@@ -41,7 +45,8 @@ def test_a_missing_library_is_named_when_the_game_is_made(name, monkeypatch):
 def test_listing_the_games_imports_no_library():
     code = (
         "import sys, rllib_llm.envs as e, rllib_llm.selfplay; e.TEXT_ENVS.names(); "
-        "heavy = {'pyspiel', 'textarena', 'pygame', 'openskill', 'torch', 'ray'}; "
+        "heavy = {'pyspiel', 'textarena', 'pygame', 'openskill', 'torch', 'ray', "
+        "'minigrid', 'reasoning_gym', 'textworld', 'scienceworld'}; "
         "print(heavy & set(sys.modules))"
     )
     result = subprocess.run(

@@ -18,7 +18,9 @@ _BLOCKS = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
     [
         ("environments/open_spiel.md", "pyspiel"),
         ("environments/text_arena.md", "textarena"),
-        ("environments/pettingzoo_classic.md", "pygame"),
+        ("environments/pettingzoo_classic.md", "rlcard"),
+        ("environments/babyai.md", "minigrid"),
+        ("environments/reasoning_gym.md", "reasoning_gym"),
     ],
 )
 def test_examples_print_what_the_page_says(page, library):

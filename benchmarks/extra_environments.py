@@ -1,0 +1,71 @@
+"""Scores and speed of the environments that stand on optional libraries.
+
+    python benchmarks/extra_environments.py [NAME ...] [--seeds 100]
+
+prints, for each that is installed, the success of random and expert play in both
+splits and the turns per CPU second of this process, resets included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.envs import make_env
+from rllib_llm.envs.transcript import expert_policy, play, random_policy
+from rllib_llm.errors import MissingExtraError
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "babyai GoToLocal": ("babyai-v0", {}),
+    "babyai PickupLoc": ("babyai-v0", {"level": "BabyAI-PickupLoc-v0"}),
+    "babyai PutNextLocal": ("babyai-v0", {"level": "BabyAI-PutNextLocal-v0"}),
+    "reasoning_gym chain_sum": ("reasoning_gym-v0", {}),
+    "reasoning_gym countdown": ("reasoning_gym-v0", {"task": "countdown"}),
+    "reasoning_gym knights_knaves": ("reasoning_gym-v0", {"task": "knights_knaves"}),
+}
+
+
+def measure(name: str, config: dict[str, Any], seeds: int) -> str:
+    """Return a line of scores: random in both splits, expert in both, speeds."""
+    env = make_env(name, config)
+    env.reset(seed=0)  # what is loaded or made once
+    scores, speeds = [], []
+    for policy in (random_policy, expert_policy):
+        began, turns = time.process_time(), 0
+        for split in ("train", "test"):
+            plays = [
+                play(env, seed, policy, options={"split": split})
+                for seed in range(seeds)
+            ]
+            turns += sum(len(p.actions) for p in plays)
+            lengths = np.mean([len(p.actions) for p in plays])
+            success = np.mean([bool(p.success) for p in plays])
+            scores.append(f"{success:.3f} ({lengths:.1f} turns)")
+        speeds.append(f"{turns / (time.process_time() - began):.0f}")
+    env.close()
+    return f"random {scores[0]}; {scores[1]}  expert {scores[2]}; {scores[3]}  " + (
+        f"turns/s random {speeds[0]} expert {speeds[1]}"
+    )
+
+
+def main() -> None:
+    """Print a line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="environments; all by default")
+    parser.add_argument("--seeds", type=int, default=100, help="episodes of each split")
+    arguments = parser.parse_args()
+    for label, (name, config) in CASES.items():
+        if arguments.names and name not in arguments.names:
+            continue
+        seeds = arguments.seeds
+        try:
+            print(f"{label}, {seeds} seeds: {measure(name, config, seeds)}", flush=True)
+        except MissingExtraError as error:
+            print(f"{label}: {error}")
+
+
+if __name__ == "__main__":
+    main()
