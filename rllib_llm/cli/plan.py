@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from rllib_llm.cli.progress import preparing
+from rllib_llm.doctor.findings import size
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.recipes import Recipe, StagedRecipe, spaces
 from rllib_llm.recipes.plan import Memory, Plan, make_plan
@@ -76,13 +77,5 @@ def _lines(plan: Plan) -> list[tuple[str, str]]:
 
 def _memory(memory: Memory) -> str:
     parts = ("weights", "gradients", "optimizer", "kv_cache")
-    listed = ", ".join(f"{p} {_size(getattr(memory, p))}" for p in parts)
-    return f"about {_size(memory.total)} and activations ({listed})"
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
+    listed = ", ".join(f"{p} {size(getattr(memory, p))}" for p in parts)
+    return f"about {size(memory.total)} and activations ({listed})"

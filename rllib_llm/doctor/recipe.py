@@ -82,6 +82,7 @@ class _Steps:
         stage = recipe.stages[0]
         self._config = stage.build_config(spaces.first_of)
         self._config.validate()
+        self._is_warm_started = self._config.warm_start_demonstrations > 0
         self._config.warm_start(demonstrations=0)
         of = f", stage {stage.name}" if isinstance(recipe, StagedRecipe) else ""
         found = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"
@@ -117,13 +118,16 @@ class _Steps:
     def plan(self) -> Finding:
         """Fit first prompts into the context."""
         self._plan = plan = make_plan(self._config)
-        answer = self._config.max_new_tokens
         room = plan.context_tokens - plan.first_prompt_tokens
-        turns = room // max(1, answer)
         found = (
             f"first prompt {plan.first_prompt_tokens} tokens, context "
-            f"{plan.context_tokens}, at most {answer} per turn"
+            f"{plan.context_tokens}"
         )
+        if self._config.action_head != "generate":
+            return Finding("prompts", OK, found)
+        answer = self._config.max_new_tokens
+        found = f"{found}, at most {answer} per turn"
+        turns = room // answer
         if turns < plan.max_turns and self._config.history != "latest":
             return Finding(
                 "prompts",
@@ -207,17 +211,9 @@ class _Steps:
         result = self._algo.train()
         seconds = time.perf_counter() - began
         found = f"{self._algo.config.episodes_per_iteration} episodes, {seconds:.1f} s"
-        if result.get("num_updates_skipped"):
-            return Finding(
-                "iteration",
-                WARN,
-                f"{found}, but nothing to learn from: all returns of a task were equal",
-                "Usual without the warm start; else make the task easier or let "
-                "rewards differ.",
-            )
         norms = [
             value["grad_norm"]
-            for value in result["learners"].values()
+            for value in result.get("learners", {}).values()
             if isinstance(value, dict) and "grad_norm" in value
         ]
         if not all(map(math.isfinite, norms)):
@@ -228,7 +224,14 @@ class _Steps:
                 "Gradients are not finite: lower training.lr, look for extreme "
                 "rewards, use bfloat16 instead of float16.",
             )
-        return Finding("iteration", OK, f"{found}, gradients finite")
+        if any(norms):
+            return Finding("iteration", OK, f"{found}, gradients finite")
+        found = f"{found}, nothing to learn from: all returns of a task were equal"
+        if self._is_warm_started:
+            found = f"{found}, as is usual without the warm start"
+            return Finding("iteration", OK, found)
+        remedy = "Make the task easier, let rewards differ, or begin with a warm start."
+        return Finding("iteration", WARN, found, remedy)
 
     def _activations(self) -> int:
         from transformers import AutoConfig
@@ -259,6 +262,9 @@ def _shrunk(config: Any) -> Any:
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None)
     config.training(minibatch_size=None)
+    if hasattr(config, "drop_zero_variance_groups"):  # the update shall be tried, too
+        config.drop_zero_variance_groups = False
+        config.dynamic_sampling_rounds = 0
     return config
 
 

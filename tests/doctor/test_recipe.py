@@ -56,9 +56,10 @@ def test_equal_returns_are_a_warning(tmp_path):
             "rewards": [{"name": "environment", "weight": 0}],
         },
     }
-    found = examine(tmp_path, **changes)
-    assert found["iteration"].status == WARN
-    assert "equal" in found["iteration"].found and found["iteration"].remedy
+    found = examine(tmp_path, **changes)["iteration"]
+    assert found.status == OK and "equal, as is usual" in found.found
+    found = examine(tmp_path, "warm_start.demonstrations=0", **changes)["iteration"]
+    assert found.status == WARN and "equal" in found.found and found.remedy
 
 
 @pytest.mark.parametrize(
