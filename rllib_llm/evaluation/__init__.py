@@ -1,1 +1,1 @@
-"""What a trained team owes to each of its members."""
+"""What trained policies achieve, and what a team owes to each of its members."""
