@@ -128,7 +128,7 @@ class Systems:
         rows: The systems.
         groups: Titles by letter.
         missing: What part two brings, by the names that rows use.
-        examples: Shipped recipes that belong to no row, or not to one alone.
+        examples: Shipped recipes that run no row as they are.
     """
 
     rows: tuple[System, ...]
@@ -159,9 +159,10 @@ def read_systems(data: Mapping[str, Any]) -> Systems:
                 "and stand once."
             )
         systems[system.id] = system
-    _check_names("examples", data["examples"], shipped_recipes())
     _check_pieces_missing(missing, systems.values())
-    return Systems(tuple(systems.values()), groups, missing, tuple(data["examples"]))
+    run = {n for row in systems.values() if row.state != "by config" for n in row.yaml}
+    examples = tuple(sorted(set(shipped_recipes()) - run))
+    return Systems(tuple(systems.values()), groups, missing, examples)
 
 
 @functools.cache
