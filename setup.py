@@ -67,7 +67,7 @@ setup(
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],
-        "docs": ["matplotlib"],
+        "plots": ["matplotlib>=3.9"],
     },
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},
     classifiers=[

@@ -54,6 +54,17 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_try_log_hparams",
     ),
     "ray.air.integrations.mlflow.MLflowLoggerCallback": ("_trial_runs", "mlflow_util"),
+    "ray.tune.schedulers.async_hyperband.AsyncHyperBandScheduler": (
+        "_metric_op",
+        "_trial_info",
+    ),
+    "ray.tune.schedulers.pbt.PopulationBasedTraining": (
+        "_burn_in_period",
+        "_metric_op",
+        "_next_perturbation_sync",
+        "_perturbation_interval",
+        "_trial_state",
+    ),
 }
 
 

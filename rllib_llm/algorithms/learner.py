@@ -397,7 +397,9 @@ class LLMLearnerMixin(
         ours = state.get("llm")
         if ours is None:
             return
-        self._ref_kl_coeffs.update(ours["ref_kl_coeffs"])
+        for mid, coeff in ours["ref_kl_coeffs"].items():
+            if self.config.get_config_for_module(mid).ref_kl_target is not None:
+                self._ref_kl_coeffs[mid] = coeff  # steered; else it is the config's
         self._publish_ref_kl()
         self._nan_steps = ours["nan_steps"]
         scales, self._min_lr = ours.get("lr_scales", ({}, 0.0))

@@ -149,7 +149,8 @@ class ProgressLine(Callback):
                 self._print(f"watch: tensorboard --logdir {live}")
             self.title = ""
         if self._several:
-            settings = ", ".join(f"{k}={v}" for k, v in trial.evaluated_params.items())
+            drawn = trial.evaluated_params.items()  # PBT changes the config only
+            settings = ", ".join(f"{k}={trial.config.get(k, v)}" for k, v in drawn)
             self._print(f"{trial.trial_id} starts: {settings or 'no search settings'}")
         if self._panel is not None:
             self._panel.begin(trial.trial_id)

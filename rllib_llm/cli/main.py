@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rllib_llm.cli import hands_on
+from rllib_llm.cli import findings, hands_on
 from rllib_llm.cli.options import Run, Storage, Verbose
 from rllib_llm.cli.session import configure_output
 from rllib_llm.errors import RLlibLLMError
@@ -136,3 +136,4 @@ def list_(
 
 
 hands_on.register(app)
+findings.register(app)

@@ -9,6 +9,7 @@ from rllib_llm.doctor.findings import size
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.recipes import Recipe, StagedRecipe, spaces
 from rllib_llm.recipes.plan import Memory, Plan, make_plan
+from rllib_llm.recipes.tune_settings import num_trials
 
 
 def show_plan(recipe: Recipe | StagedRecipe) -> None:
@@ -37,7 +38,10 @@ def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
         f"{k} {' '.join(f'{side} {b:g}' for side, b in bounds.items())}"
         for k, bounds in recipe.expect.items()
     )
-    trials = str(recipe.tune["num_samples"]) if not recipe.has_search else "search"
+    scheduler = recipe.tune["scheduler"]
+    trials = str(num_trials(recipe.tune, recipe.resolved))
+    if scheduler is not None:
+        trials += f", scheduled by {scheduler['name']}"
     return [
         ("recipe", f"{recipe.name}   {recipe.algo} on {config.env}"),
         (

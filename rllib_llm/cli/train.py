@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 
 from rllib_llm.cli.failures import describe
@@ -86,10 +85,9 @@ def _cpus(recipe: Recipe) -> float:
 def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
     """Train; return Tune's results, or None if there was nothing to do."""
     from rllib_llm.recipes.resuming import prepare_resume
-    from rllib_llm.recipes.tuning import make_tuner
+    from rllib_llm.recipes.tuning import make_tuner, seed_search
 
-    # Tune draws search spaces from numpy's global generator.
-    np.random.seed(spaces.first_of(recipe.resolved.get("seed", 0)))
+    seed_search(recipe)
     if run is None:
         tuner = make_tuner(recipe, storage, config=_with_model(recipe))
         return tuner.fit()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.registry import ALGORITHMS
+from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces, yaml_io
 from rllib_llm.recipes.classic import from_classic, is_classic
@@ -25,6 +26,7 @@ from rllib_llm.recipes.stages import (
     stages_as_list,
     stages_by_name,
 )
+from rllib_llm.recipes.tune_settings import check_search, check_tune, paths_searched
 
 if TYPE_CHECKING:
     from ray import tune
@@ -45,17 +47,6 @@ FIELDS = (
 )
 # Written into a run's recipe.yaml for the record; of no effect when read back.
 VERSIONS = "versions"
-
-TUNE_DEFAULTS: dict[str, Any] = {
-    "num_samples": 1,
-    "metric": None,
-    "mode": None,
-    "max_concurrent_trials": None,
-    "time_budget_s": None,
-    "checkpoint_frequency": 10,
-    "num_to_keep": 2,
-    "max_failures": 0,
-}
 
 
 @dataclasses.dataclass
@@ -122,6 +113,11 @@ class Recipe:
             ConfigError: Naming the value, the rule, and the remedy.
         """
         require_loggers(self.loggers)
+        for key in self.stop:
+            check_metric_name(key, "stop")
+        if self.tune["metric"] is not None:
+            check_metric_name(self.tune["metric"], "tune.metric")
+        self._check_all_spaces_are_seen()
         variants = [spaces.first_of, spaces.last_of] if self.has_search else [_as_is]
         for values in variants:
             config = self.build_config(values)
@@ -129,6 +125,17 @@ class Recipe:
             env = config.make_text_env()
             env.reset(seed=0, options={"split": "train"})  # options are read here
             env.close()
+
+    def _check_all_spaces_are_seen(self) -> None:
+        """Refuse search spaces that a config keeps where Tune does not look."""
+        paths = paths_searched(self.resolved)
+        seen = spaces.count_in_config(self.build_config().to_dict())
+        if seen < len(paths):
+            raise ConfigError(
+                f"Of the search spaces at {', '.join(paths)} Tune would see {seen}: "
+                "the others stand in a setting that becomes an object, such as "
+                "multi_agent.policy_mapping_fn. Run one recipe for each of its values."
+            )
 
     def tuner(
         self, storage_path: str | Path | None = None, **kwargs: Any
@@ -271,14 +278,16 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
     _check_fields(data)
     resolved = {k: data[k] for k in FIELDS if data.get(k) is not None}
     resolved.setdefault("name", name)
+    tune = check_tune(resolved.get("tune"))
+    check_search(tune, resolved)
     return Recipe(
         name=str(resolved["name"]),
         algo=resolved["algo"],
         config=_build_config(resolved, spaces.to_tune),
         stop=_check_stop(resolved.get("stop")),
         expect=check_expectations(resolved.get("expect")),
-        tune=_check_tune(resolved.get("tune")),
         loggers=check_loggers(resolved.get("loggers")),
+        tune=tune,
         resolved=resolved,
     )
 
@@ -330,19 +339,3 @@ def _check_stop(stop: Any) -> dict[str, float]:
                 "env_runners/episode_return_mean."
             )
     return dict(stop)
-
-
-def _check_tune(settings: Any) -> dict[str, Any]:
-    settings = settings or {}
-    if not isinstance(settings, dict):
-        raise ConfigError(f"tune: {settings!r} must be a mapping of settings.")
-    for key in settings:
-        if key not in TUNE_DEFAULTS:
-            raise ConfigError(
-                f"Unknown setting tune.{key}. {suggestion(str(key), TUNE_DEFAULTS)}"
-                f"Valid keys of tune: {', '.join(TUNE_DEFAULTS)}."
-            )
-    merged = {**TUNE_DEFAULTS, **settings}
-    if merged["mode"] not in (None, "min", "max"):
-        raise ConfigError(f"tune.mode={merged['mode']!r} must be 'min' or 'max'.")
-    return merged

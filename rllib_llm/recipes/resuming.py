@@ -30,12 +30,14 @@ from rllib_llm.recipes.recipe import (
 )
 from rllib_llm.recipes.runs import (
     differing_keys,
+    is_complete,
     locate_checkpoint,
     newest_checkpoint,
     stored_recipe,
 )
 from rllib_llm.recipes.stages import STAGES, stages_by_name
 from rllib_llm.recipes.stopping import RecipeStopper
+from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
 from rllib_llm.results.reading import read_history
 
 _STATE_FILES = "experiment_state-*.json"
@@ -118,23 +120,37 @@ def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
     register_trainables()  # reading trials looks their algorithm up
     path, record = _read_record(run)
     trials = [_read_trial(*entry) for entry in record["trial_data"]]
+    mutable = _mutable_keys(recipe)
     for trial in trials:
-        _adopt_newest_checkpoint(trial, run)
+        _adopt_newest_checkpoint(trial, run, mutable)
+    old = RecipeStopper(stored_recipe(run)["stop"])
+    new = RecipeStopper(recipe.stop)
+    for trial in trials:
+        if trial.status == Trial.TERMINATED and _may_go_on(trial, old, new):
+            trial.set_status(Trial.PENDING)
     record["trial_data"] = [t.get_json_state() for t in trials]
     for key in _FORGOTTEN:
         record["runner_data"].pop(key, None)
     path.write_text(json.dumps(record, cls=TuneFunctionEncoder))
-    stopper = RecipeStopper(recipe.stop)
-    finished = [t for t in trials if t.status == Trial.TERMINATED]
-    extended = [t for t in finished if not stopper.is_reached(_last_result(t))]
-    if len(finished) == len(trials) and not extended:
+    finished = all(t.status == Trial.TERMINATED for t in trials)
+    if finished and len(trials) == num_trials(recipe.tune, recipe.resolved):
         return None
     kind = ResumeConfig.ResumeType
-    return ResumeConfig(
-        finished=kind.RESUME if extended else kind.SKIP,
-        unfinished=kind.RESUME,
-        errored=kind.RESUME,
-    )
+    return ResumeConfig(finished=kind.SKIP, unfinished=kind.RESUME, errored=kind.RESUME)
+
+
+def _may_go_on(trial: Trial, old: RecipeStopper, new: RecipeStopper) -> bool:
+    """Whether a trial that was ended has not reached ``stop`` (any more)."""
+    last = _last_result(trial)
+    by_scheduler = last.get("done") and not old.is_reached(last)  # its verdict stands
+    return not by_scheduler and not new.is_reached(last)
+
+
+def _mutable_keys(recipe: Recipe) -> list[str]:
+    """Return the config's keys that change while trials train."""
+    if not is_pbt(recipe.tune):
+        return []
+    return [path.rpartition(".")[2] for path in paths_searched(recipe.resolved)]
 
 
 def _read_record(run: Path) -> tuple[Path, dict[str, Any]]:
@@ -156,13 +172,27 @@ def _read_trial(state: str, metadata: str) -> Trial:
     return trial
 
 
-def _adopt_newest_checkpoint(trial: Trial, run: Path) -> None:
-    folder = run / trial.storage.trial_dir_name
-    newest = newest_checkpoint(folder)
-    known = trial.checkpoint
-    if newest is None or (known is not None and Path(known.path).name == newest.name):
+def _adopt_newest_checkpoint(trial: Trial, run: Path, mutable: list[str]) -> None:
+    """Let a trial go on from its newest checkpoint, and with the settings of then."""
+    newest = newest_checkpoint(run / trial.storage.trial_dir_name)
+    if newest is None:
         return
-    compat.set_only_checkpoint(trial, newest, _metrics_of(newest))
+    metrics, known = _metrics_of(newest), trial.checkpoint
+    if known is not None and _goes_on_from_another(Path(known.path), newest, metrics):
+        return
+    if known is None or Path(known.path) != newest:
+        compat.set_only_checkpoint(trial, newest, metrics)
+    config = metrics.get("config", {})
+    for key in mutable:
+        trial.config[key] = config.get(key, trial.config[key])
+    trial.invalidate_json_state()
+
+
+def _goes_on_from_another(known: Path, newest: Path, metrics: dict[str, Any]) -> bool:
+    """Whether a trial copied another one's checkpoint and has written none since."""
+    if known.parent.name == newest.parent.name or not is_complete(known):
+        return False
+    return _metrics_of(known)[TRAINING_ITERATION] >= metrics[TRAINING_ITERATION]
 
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:

@@ -176,17 +176,18 @@ def stored_recipe(run: Path) -> dict[str, Any]:
 
 def differing_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return the dotted keys in which two resolved recipes differ."""
-    a, b = _flat(old), _flat(new)
+    a, b = flat_recipe(old), flat_recipe(new)
     return sorted(k for k in {*a, *b} if a.get(k, _ABSENT) != b.get(k, _ABSENT))
 
 
 _ABSENT = object()
 
 
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+def flat_recipe(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a resolved recipe by dotted keys."""
     if not isinstance(data, dict) or not data:
         return {prefix: data}
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= flat_recipe(value, f"{prefix}.{key}" if prefix else str(key))
     return flat

@@ -19,6 +19,7 @@ SECTIONS = (
     "alarms",
     "env_runners",
     "learners",
+    "resources",
     "evaluation",
     "debugging",
     "reporting",

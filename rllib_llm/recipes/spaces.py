@@ -7,6 +7,7 @@ from typing import Any
 from rllib_llm.errors import ConfigError
 
 SPACES = ("grid", "choice", "uniform", "loguniform", "randint")
+_CONTAINERS = (dict, list, tuple)
 _RANGES = ("uniform", "loguniform", "randint")
 
 
@@ -24,6 +25,52 @@ def has_space(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_space, value))
 
 
+def paths_of_spaces(value: Any, prefix: str = "") -> list[str]:
+    """Return the dotted paths at which search spaces stand in ``value``."""
+    if is_space(value):
+        return [prefix]
+    items: Any = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = enumerate(value)
+    return [
+        path
+        for key, inner in items
+        for path in paths_of_spaces(inner, _joined(prefix, key))
+    ]
+
+
+def _joined(prefix: str, key: Any) -> str:
+    return f"{prefix}.{key}" if prefix else str(key)
+
+
+def at_path(data: dict[str, Any], path: str) -> Any:
+    """Return what stands at a dotted path of mappings."""
+    for key in path.split("."):
+        data = data[key]
+    return data
+
+
+def grid_sizes(value: Any) -> list[int]:
+    """Return how many values each grid in ``value`` has."""
+    if is_space(value):
+        kind, arguments = _checked(value)
+        return [len(arguments)] if kind == "grid" else []
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return []
+    return [size for each in inner for size in grid_sizes(each)]
+
+
+def arguments_of(space: dict[str, Any]) -> list[Any]:
+    """Return a space's values, or the bounds of a range."""
+    return _checked(space)[1]
+
+
+def is_range(space: dict[str, Any]) -> bool:
+    """Whether a space has bounds, rather than values to choose from."""
+    return next(iter(space)) in _RANGES
+
+
 def to_tune(value: Any) -> Any:
     """Return ``value`` with every search space as Tune's own object."""
     if is_space(value):
@@ -34,6 +81,18 @@ def to_tune(value: Any) -> Any:
             return tune.grid_search(arguments)
         return tune.choice(arguments) if kind == "choice" else _range(kind, arguments)
     return _mapped(value, to_tune)
+
+
+def count_in_config(value: Any) -> int:
+    """Return how many of Tune's spaces Tune will find in a config's dictionary."""
+    from ray.tune.search.sample import Domain
+
+    if isinstance(value, Domain) or (
+        isinstance(value, dict) and "grid_search" in value
+    ):
+        return 1
+    inner = value.values() if isinstance(value, dict) else value
+    return sum(map(count_in_config, inner)) if isinstance(value, _CONTAINERS) else 0
 
 
 def first_of(value: Any) -> Any:

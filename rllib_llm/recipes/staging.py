@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ray.tune import ResultGrid
 
 from rllib_llm.algorithms.preflight import preflight
@@ -24,7 +23,7 @@ from rllib_llm.recipes.runs import (
     locate_checkpoint,
     stored_recipe,
 )
-from rllib_llm.recipes.tuning import make_tuner, write_recipe
+from rllib_llm.recipes.tuning import make_tuner, seed_search, write_recipe
 
 logger = logging.getLogger("rllib_llm")
 
@@ -127,7 +126,7 @@ def _run_stage(recipe: StagedRecipe, run: Path, index: int, config: Any) -> Resu
         except CheckpointError as error:
             logger.warning("Stage %s begins anew. %s", name, error)
             shutil.rmtree(run / name)
-    np.random.seed(stage.resolved.get("seed", 0))
+    seed_search(stage)
     return make_tuner(stage, run, config=config, run_name=name, resume=how).fit()
 
 

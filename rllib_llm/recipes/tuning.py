@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import random
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray import tune
 from ray.tune.tune_config import ResumeConfig
 
 from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
-from rllib_llm.recipes import yaml_io
+from rllib_llm.recipes import spaces, yaml_io
 from rllib_llm.recipes.loggers import TENSORBOARD, build_loggers, hyperparameters
 from rllib_llm.recipes.recipe import VERSIONS
 from rllib_llm.recipes.runs import RECIPE_FILE, default_storage
+from rllib_llm.recipes.schedulers import make_scheduler
 from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.version import __version__
 
@@ -50,10 +54,12 @@ def make_tuner(
     name = run_name or f"{recipe.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
     if callbacks is None:
         callbacks = run_callbacks(recipe, config, storage / name)
+    # Metrics are checked by name; evaluations are not in every result.
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     tuner = tune.Tuner(
         recipe.algo,
         param_space=config,
-        tune_config=_tune_config(recipe.tune),
+        tune_config=_tune_config(recipe, storage / name),
         run_config=tune.RunConfig(
             name=name,
             storage_path=str(storage),
@@ -114,13 +120,21 @@ def versions() -> dict[str, str]:
     }
 
 
-def _tune_config(settings: dict[str, Any]) -> tune.TuneConfig:
+def _tune_config(recipe: Recipe, run: Path) -> tune.TuneConfig:
     keys = ("num_samples", "metric", "mode", "max_concurrent_trials", "time_budget_s")
     return tune.TuneConfig(
-        **{k: settings[k] for k in keys},
+        **{k: recipe.tune[k] for k in keys},
+        scheduler=make_scheduler(recipe, run),
         trial_name_creator=_trial_name,
         trial_dirname_creator=_trial_name,
     )
+
+
+def seed_search(recipe: Recipe) -> None:
+    """Make what Tune draws repeatable: search spaces and PBT use global generators."""
+    seed = spaces.first_of(recipe.resolved.get("seed", 0))
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def _trial_name(trial: Any) -> str:

@@ -9,6 +9,8 @@ import pytest
 
 from rllib_llm.callbacks import PROGRESS_KEYS
 from rllib_llm.callbacks.keys import flat_keys
+from rllib_llm.callbacks.metric_names import METRICS, check_metric_name
+from rllib_llm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SOMETIMES = "Only in some runs"
@@ -30,7 +32,7 @@ def documented():
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     keys = {True: set(), False: set()}
     for section in text.split("\n## ")[1:]:
-        if section.startswith(("The progress line", "Transcripts")):
+        if section.startswith(("The progress line", "Read from", "Transcripts")):
             continue
         always = not section.startswith(SOMETIMES)
         for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
@@ -78,3 +80,42 @@ def test_progress_reads_documented_keys():
     always, sometimes = documented()
     for key in PROGRESS_KEYS:
         assert any(matches(normalised(key), p) for p in always | sometimes), key
+
+
+def test_names_are_checked_against_what_is_documented():
+    always, sometimes = documented()
+    assert set(METRICS) == always | sometimes  # metric_names.py lists them all
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training_iteration",
+        "time_total_s",
+        "env_runners/stop/terminated",
+        "evaluation/env_runners/success_rate",
+        "evaluation/env_runners/env/steps",
+        "learners/alice/approx_kl_k3",
+        "learners/alice/policy_learning_rate",
+        "perf/cpu_util_percent",
+        "league/win_rate/member_0",
+    ],
+)
+def test_names_that_are_reported_pass(name):
+    check_metric_name(name, "stop")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("env_runners/episode_retur_mean", "'env_runners/episode_return_mean'"),
+        ("episode_return_mean", "'env_runners/episode_return_mean'"),
+        ("evaluation/env_runners/succes_rate", "'evaluation/env_runners/success_rate'"),
+        ("learners/alice/aprox_kl_k3", "'learners/alice/approx_kl_k3'"),
+        ("training_iterations", "'training_iteration'"),
+        ("zzz", r"docs/metrics\.md"),
+    ],
+)
+def test_misspelt_names_are_errors_with_the_nearest_name(name, message):
+    with pytest.raises(ConfigError, match=f"stop names .*{message}"):
+        check_metric_name(name, "stop")

@@ -22,6 +22,7 @@ def make_trial(trial_id="t_0", **params):
         trial_id=trial_id,
         storage=storage,
         evaluated_params=params,
+        config=params,
         local_experiment_path="/tmp/live",
         path=f"/results/my run/{trial_id}",
         checkpoint=SimpleNamespace(path="/results/my run/checkpoint_0"),

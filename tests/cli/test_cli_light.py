@@ -21,6 +21,9 @@ VERBS = (
     "list",
     "check",
     "doctor",
+    "plot",
+    "sweep",
+    "compare",
 )
 
 

@@ -229,7 +229,8 @@ def test_every_tuned_example_stands_in_their_readme():
 
 
 def test_every_field_of_a_recipe_is_explained():
-    from rllib_llm.recipes.recipe import FIELDS, TUNE_DEFAULTS
+    from rllib_llm.recipes.recipe import FIELDS
+    from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
 
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     for name in (*FIELDS, *TUNE_DEFAULTS):

@@ -1,0 +1,164 @@
+"""Names of all results, so that a misspelt one is found before anything runs."""
+
+from __future__ import annotations
+
+import re
+
+from rllib_llm.errors import ConfigError, did_you_mean
+
+# Those of docs/metrics.md, in its order (a test compares them); "<..>" is any name.
+METRICS = (
+    "env_runners/episode_return_mean",
+    "env_runners/episode_return_min",
+    "env_runners/episode_return_max",
+    "env_runners/success_rate",
+    "env_runners/turns_mean",
+    "env_runners/episode_len_mean",
+    "env_runners/episode_len_min",
+    "env_runners/episode_len_max",
+    "env_runners/completion_tokens_mean",
+    "env_runners/tokens_per_turn_mean",
+    "env_runners/context_tokens_mean",
+    "env_runners/invalid_action_frac",
+    "env_runners/cut_turn_frac",
+    "env_runners/prefix_break_frac",
+    "env_runners/stop/<reason>",
+    "env_runners/episode_duration_sec_mean",
+    "env_runners/agent_episode_return_mean/<agent>",
+    "env_runners/module_episode_return_mean/<module>",
+    "env_runners/num_episodes",
+    "env_runners/num_episodes_failed",
+    "env_runners/num_completion_tokens",
+    "env_runners/num_env_steps_sampled",
+    "env_runners/num_agent_steps_sampled/<agent>",
+    "env_runners/num_module_steps_sampled/<module>",
+    "env_runners/num_episodes_lifetime",
+    "env_runners/num_completion_tokens_lifetime",
+    "env_runners/num_env_steps_sampled_lifetime",
+    "env_runners/num_agent_steps_sampled_lifetime/<agent>",
+    "env_runners/num_module_steps_sampled_lifetime/<module>",
+    "env_runners/num_completion_tokens_lifetime_throughput/<since>",
+    "env_runners/num_env_steps_sampled_lifetime_throughput/<since>",
+    "env_runners/sample",
+    "env_runners/transcripts",
+    "env_runners/engine/decoded_tokens",
+    "env_runners/engine/prefill_tokens",
+    "env_runners/engine/cached_tokens",
+    "env_runners/engine/shared_tokens",
+    "env_runners/engine/reprefills",
+    "env_runners/engine/forwards",
+    "learners/<module>/policy_loss",
+    "learners/<module>/total_loss",
+    "learners/<module>/entropy",
+    "learners/<module>/approx_kl_k3",
+    "learners/<module>/clip_frac",
+    "learners/<module>/ratio_mean",
+    "learners/<module>/sampler_gap_mean",
+    "learners/<module>/sampler_gap_max",
+    "learners/<module>/padding_frac",
+    "learners/<module>/advantage_abs_mean",
+    "learners/<module>/grad_norm",
+    "learners/<module>/gradients_<optimizer>_global_norm",
+    "learners/<module>/nan_steps_skipped",
+    "learners/<module>/trained_token_frac",
+    "learners/<module>/num_rows",
+    "learners/<module>/num_trained_tokens",
+    "learners/<module>/num_sequence_tokens",
+    "learners/<module>/curr_entropy_coeff",
+    "learners/<module>/<optimizer>_learning_rate",
+    "learners/<module>/ref_kl_coeff",
+    "learners/<module>/weights_seq_no",
+    "learners/<module>/vf_loss",
+    "learners/<module>/vf_loss_unclipped",
+    "learners/<module>/vf_explained_var",
+    "learners/<module>/value_target_mean",
+    "learners/<module>/sequential_factor_gap",
+    "learners/<module>/mean_kl_loss",
+    "learners/<module>/is_weight_mean",
+    "learners/<module>/is_ratio_max",
+    "learners/<module>/is_clipped_frac",
+    "learners/<module>/is_masked_frac",
+    "learners/<module>/loss_term_<name>",
+    "learners/<module>/loss_term_coeff_<name>",
+    "learners/<module>/ref_kl",
+    "learners/<module>/nll",
+    "reward_parts/<name>",
+    "filtered_frac/<name>",
+    "zero_variance_group_frac",
+    "replayed_games",
+    "replay_s",
+    "num_greedy_rollouts",
+    "greedy_return_mean",
+    "num_groups_resampled",
+    "league/win_rate/<policy>",
+    "league/rating/<name>",
+    "league/member_iteration/<policy>",
+    "league/pool_size",
+    "league/mirror_frac",
+    "league/exploitability",
+    "num_updates_skipped",
+    "weight_sync_mib",
+    "env_runners/engine/engine_restarts",
+    "num_episodes_lost",
+    "env_runners/env/<name>",
+    "timers/training_iteration",
+    "timers/training_step",
+    "timers/env_runner_sampling_timer",
+    "timers/learner_update_timer",
+    "timers/synch_weights",
+    "timers/evaluation_iteration",
+)
+# What RLlib and Tune report about themselves.
+TUNES = (
+    "training_iteration",
+    "time_this_iter_s",
+    "time_total_s",
+    "time_since_restore",
+    "iterations_since_restore",
+    "timestamp",
+    "num_env_steps_sampled_lifetime",
+    "num_training_step_calls_per_iteration",
+)
+_THEIRS = re.compile(
+    r"(perf|fault_tolerance|env_runner_group|timers|learners/__all_modules__)/.+"
+    r"|evaluation/(?!env_runners/).+"
+    r"|learners/[^/]+/(num_module_steps_trained|num_trainable|module_train|curr_kl|diff_)"
+    r".*"
+)
+_EVALUATION = "evaluation/"
+
+
+def check_metric_name(name: str, where: str) -> None:
+    """Raise a ConfigError unless some run reports the result ``name``.
+
+    Args:
+        name: With ``/`` between levels.
+        where: Named in the message, e.g. ``"stop"``.
+    """
+    bare = name.removeprefix(_EVALUATION)
+    bare = bare if bare.startswith("env_runners/") else name
+    known = (*METRICS, *TUNES)
+    if _THEIRS.fullmatch(name) or any(_matches(bare, pattern) for pattern in known):
+        return
+    shown = [_filled(pattern, bare) for pattern in known]
+    if name.startswith(_EVALUATION):
+        shown = [f"{_EVALUATION}{s}" for s in shown if s.startswith("env_runners/")]
+    hint = did_you_mean(name, shown)
+    if not hint.startswith("Did you mean"):
+        hint = "Results are listed in docs/metrics.md, e.g. " + ", ".join(shown[:4])
+    raise ConfigError(f"{where} names {name!r}, which no run reports. {hint}")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts = map(re.escape, re.split(r"<\w+>", pattern))
+    return re.fullmatch(r"[^/]+".join(parts), name) is not None
+
+
+def _filled(pattern: str, name: str) -> str:
+    """Return the pattern with the names at the places in which ``name`` has some."""
+    theirs = name.split("/")
+    parts = pattern.split("/")
+    return "/".join(
+        theirs[i] if re.fullmatch(r"<\w+>", part) and i < len(theirs) else part
+        for i, part in enumerate(parts)
+    )

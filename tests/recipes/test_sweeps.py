@@ -1,0 +1,189 @@
+"""Sweeps at work: killed and resumed, ended early by ASHA, copied by PBT."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rllib_llm.recipes import recipe_from_dict, runs, yaml_io
+from rllib_llm.results import read_run
+from rllib_llm.results.report import changes_of, make_report
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
+
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+RECIPE = {
+    "algo": "LLMPPO",
+    "env": "copy_probe-v0",
+    "language_model": {"tiny": TINY},
+    "generation": {"max_new_tokens": 3},
+    "rollouts": {"episodes_per_iteration": 8},
+    "training": {"lr": 1e-3},
+    "env_runners": {"num_envs_per_env_runner": 8},
+    "stop": {"training_iteration": 2},
+}
+RETURN = "env_runners/episode_return_mean"
+# A metric that depends on nothing but the setting: the order of trials is known.
+RATE = "learners/default_policy/policy_learning_rate"
+ENTROPY = "learners/default_policy/entropy"
+
+
+def recipe(**changes):
+    return {**RECIPE, **changes}
+
+
+def rows_of(trial):
+    """Return a trial's results by iteration, later lines over earlier ones."""
+    lines = (trial / "result.json").read_text().splitlines()
+    return {row["training_iteration"]: row for row in map(json.loads, lines)}
+
+
+def finished(run):
+    paths = run.glob("trial_*/result.json")
+    return sum('"done": true' in path.read_text() for path in paths)
+
+
+def start_and_kill(path, storage, trials):
+    """Run a sweep as a command of its own until some trials are done; kill it."""
+    command = [sys.executable, "-m", "rllib_llm", "train", path, "--storage", storage]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 400
+    found = []
+    while not found or finished(found[0]) < trials:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+        found = list(storage.glob("sweep_*"))
+    time.sleep(6)  # Tune records the run every five seconds
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return found[0]
+
+
+def test_a_killed_sweep_is_finished_and_its_report_is_right(tmp_path, capsys):
+    from rllib_llm.cli.main import main
+
+    path = tmp_path / "sweep.yaml"
+    search = recipe(
+        training={"lr": {"grid": [1e-3, 1e-2]}, "entropy_coeff": {"grid": [0.0, 0.1]}},
+        seed={"grid": [0, 1]},
+        tune={"metric": RETURN, "mode": "max", "max_concurrent_trials": 2},
+    )
+    path.write_text(yaml_io.dump(search))
+    run = start_and_kill(path, tmp_path, trials=2)
+    before = finished(run)
+    assert 2 <= before < 8
+    done = {
+        p.parent.name: p.read_text()
+        for p in run.glob("trial_*/result.json")
+        if '"done": true' in p.read_text()
+    }
+    with pytest.raises(SystemExit) as status:
+        main(["train", "--resume", str(run)])
+    assert status.value.code in (0, None), capsys.readouterr().err
+    trials = sorted(run.glob("trial_*"))
+    assert len(trials) == 8
+    for name, text in done.items():  # what had ended was not run again
+        assert (run / name / "result.json").read_text() == text
+    finals = {}
+    for trial in trials:
+        rows = rows_of(trial)
+        assert sorted(rows) == [1, 2]
+        config = json.loads((trial / "params.json").read_text())
+        key = (config["lr"], config["entropy_coeff"], config["seed"])
+        finals[key] = rows[2]["env_runners"]["episode_return_mean"]
+    assert len(finals) == 8
+    report = make_report(read_run(run))
+    means = []
+    for row in report.rows:
+        params = row.setting.params
+        a, b = (finals[params["lr"], params["entropy_coeff"], seed] for seed in (0, 1))
+        means.append((a + b) / 2)
+        half = 12.706204736 * math.sqrt(((a - b) ** 2 / 2) / 2)
+        assert row.final.mean == pytest.approx((a + b) / 2)
+        assert row.final.half == pytest.approx(half)
+        assert row.states == {"done": 2}
+    assert len(means) == 4 and means == sorted(means, reverse=True)
+
+
+def fit(data, storage, name):
+    """Run a recipe in this process; return the run's folder."""
+    found = recipe_from_dict(data, name)
+    found.validate()
+    results = found.tuner(storage, run_name=name, callbacks=[]).fit()
+    assert not results.errors, results.errors
+    return storage / name
+
+
+def test_asha_ends_the_weak_and_a_resume_leaves_them(tmp_path):
+    from rllib_llm.recipes.resuming import prepare_resume, recipe_of_run
+    from rllib_llm.recipes.tuning import make_tuner
+
+    data = recipe(
+        training={"lr": {"grid": [4e-3, 2e-3, 1e-3]}},
+        stop={"training_iteration": 3},
+        tune={
+            "metric": RATE,
+            "mode": "max",
+            "max_concurrent_trials": 1,
+            "scheduler": {"name": "asha", "grace_period": 1, "reduction_factor": 2},
+        },
+    )
+    run = fit(data, tmp_path, "asha")
+    reached = {t.params["lr"]: t.iterations for t in read_run(run).trials}
+    assert reached == {4e-3: 3, 2e-3: 1, 1e-3: 1}
+    assert prepare_resume(run, recipe_of_run(run)) is None
+    longer = recipe_of_run(run, overrides=["stop.training_iteration=4"])
+    how = prepare_resume(run, longer)
+    make_tuner(longer, tmp_path, run_name="asha", callbacks=[], resume=how).fit()
+    reached = {t.params["lr"]: t.iterations for t in read_run(run).trials}
+    assert reached == {4e-3: 4, 2e-3: 1, 1e-3: 1}
+
+
+def test_pbt_copies_weights_and_changes_settings(tmp_path):
+    data = recipe(
+        training={"lr": {"grid": [1e-4, 4e-3]}},
+        stop={"training_iteration": 3},
+        tune={
+            "metric": RATE,
+            "mode": "max",
+            "scheduler": {
+                "name": "pbt",
+                "perturbation_interval": 2,
+                "resample_probability": 0.0,
+            },
+        },
+    )
+    run = fit(data, tmp_path, "pbt")
+    weak, strong = sorted(read_run(run).trials, key=lambda t: t.params["lr"])
+    assert changes_of(strong) == []
+    assert changes_of(weak) in (
+        [],  # the neighbour of the donor's rate was the old one
+        [{"iteration": 1, "lr": 1e-4}, {"iteration": 3, "lr": 4e-3}],
+    )
+    # Before the update both hold the same weights and go on with the same tasks and
+    # random numbers: what they sample, and its entropy, are the same, to the last bit.
+    mine, theirs = rows_of(weak.path), rows_of(strong.path)
+    for iteration, same in ((2, False), (3, True)):
+        a = mine[iteration]["learners"]["default_policy"]["entropy"]
+        b = theirs[iteration]["learners"]["default_policy"]["entropy"]
+        assert (a == b) is same, iteration
+    tokens = [r[3]["env_runners"]["num_completion_tokens"] for r in (mine, theirs)]
+    assert tokens[0] == tokens[1]
+    assert runs.newest_checkpoint(weak.path) is not None
