@@ -96,6 +96,7 @@ METRICS = (
     "league/pool_size",
     "league/mirror_frac",
     "league/exploitability",
+    "league/exploiter_return_mean",
     "num_updates_skipped",
     "weight_sync_mib",
     "env_runners/engine/engine_restarts",

@@ -290,3 +290,25 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
         assert pick(expected[iteration], TELLING[-1]) > 0  # something is learned
         for key in TELLING:
             assert pick(got[iteration], key) == pick(expected[iteration], key), key
+
+
+def test_two_runs_are_compared_on_the_same_tasks(call, storage, warm_started):
+    path = write(storage / "other.yaml", expect=None, training={"lr": 0.1})
+    status, _, err = call("train", path, "--storage", storage)
+    assert status == 0, err
+    (other,) = storage.glob("other_*")
+    args = ("compare", warm_started, other, "--episodes", 6, "--json")
+    first, again = call(*args), call(*args)
+    assert first[0] == 0, first[2]
+    found = json.loads(first[1])
+    assert found == json.loads(again[1])
+    assert found["settings"]["training.lr"] == [1e-3, 0.1]
+    assert [p["what"] for p in found["played"]] == ["success", "return"]
+    told = call("evaluate", other, "--episodes", 6, "--json")[1]
+    (alone,) = json.loads(told)["evaluations"]
+    success, returns = found["played"]
+    assert success["n"] == returns["n"] == 6 and found["left_out"] == 0
+    assert success["mean_b"] == alone["success"]["mean"]
+    assert returns["mean_b"] == pytest.approx(alone["episode_return"]["mean"])
+    status, out, _ = call("compare", other, other, "--episodes", 6, "--sampled")
+    assert status == 0 and "The recipes are the same." in out and "1.0000" in out
