@@ -133,7 +133,7 @@ def test_names_are_checked_before_anything_runs(fields, message):
 def test_spaces_that_tune_would_not_see_are_errors():
     mapping = {"policies": ["a", "b"], "policy_mapping_fn": {"grid": ["a", "b"]}}
     found = recipe_from_dict({**BASE, "multi_agent": mapping})
-    with pytest.raises(ConfigError, match=r"multi_agent\.policy_mapping_fn Tune would"):
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn, training\.lr Tune would see 1"):
         found.validate()
     pieces = {"credit": {"grid": [[{"name": "group"}], [{"name": "anchor"}]]}}
     recipe_from_dict({**BASE, "training": pieces}).validate()
@@ -291,5 +291,6 @@ def test_a_member_that_ends_early_keeps_nobody_waiting(tmp_path):
     members[2].is_finished = lambda: True
     scheduler.on_trial_complete(controller, members[2], result(1, 1.0))
     assert scheduler.choose_trial_to_run(controller) is members[0]
+    members[0].status = "RUNNING"
     assert scheduler.on_trial_result(controller, members[0], result(3, 0)) == "CONTINUE"
     assert scheduler.on_trial_result(controller, members[0], result(4, 0)) == "PAUSE"
