@@ -133,7 +133,9 @@ def test_names_are_checked_before_anything_runs(fields, message):
 def test_spaces_that_tune_would_not_see_are_errors():
     mapping = {"policies": ["a", "b"], "policy_mapping_fn": {"grid": ["a", "b"]}}
     found = recipe_from_dict({**BASE, "multi_agent": mapping})
-    with pytest.raises(ConfigError, match=r"policy_mapping_fn, training\.lr Tune would see 1"):
+    with pytest.raises(
+        ConfigError, match=r"policy_mapping_fn, training\.lr Tune would see 1"
+    ):
         found.validate()
     pieces = {"credit": {"grid": [[{"name": "group"}], [{"name": "anchor"}]]}}
     recipe_from_dict({**BASE, "training": pieces}).validate()
