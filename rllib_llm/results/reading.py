@@ -33,8 +33,8 @@ class Trial:
 
     Attributes:
         path: The trial's folder.
-        config: The algorithm's config as it began (``params.json``).
-        params: What the search set for it, by the config's keys, e.g.
+        config: The algorithm's config as Tune wrote it last (``params.json``).
+        params: What the search set for it at the beginning, by the config's keys, e.g.
             ``{"lr": 1e-4, "seed": 0}``; empty without a search.
         history: One row per iteration, in order: result keys with ``/`` between
             levels. Of an iteration that was played twice because the run was resumed,
@@ -176,8 +176,11 @@ def _read_params(trial: Path) -> dict[str, Any]:
 
 
 def _read_trial(path: Path, config: dict[str, Any], keys: list[str]) -> Trial:
-    params = {key: _at(config, key) for key in keys}
     rows = read_history(path / RESULT_FILE, keys)
+    params = {key: _at(config, key) for key in keys}
+    for key in keys:  # Tune writes params.json anew when a population changes it
+        if rows and rows[0][f"{_CONFIG}{key}"] is not None:
+            params[key] = rows[0][f"{_CONFIG}{key}"]
     return Trial(path=path, config=config, params=params, history=tuple(rows))
 
 

@@ -126,7 +126,9 @@ def test_what_a_population_changed_is_told(tmp_path):
     later = {"training_iteration": 3, "config": {"lr": 0.3}, "done": True}
     with path.open("a") as file:
         file.write(json.dumps(later) + "\n")
+    (run / "trial_00000" / "params.json").write_text('{"lr": 0.3}')  # as Tune does
     found = read_run(run)
+    assert found.trials[0].params == {"lr": 0.1}
     assert changes_of(found.trials[0]) == [
         {"iteration": 1, "lr": 0.1},
         {"iteration": 3, "lr": 0.3},
