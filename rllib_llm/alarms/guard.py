@@ -207,10 +207,15 @@ class Guard:
 
     def _try_roll_back(self, name: str, result: dict[str, Any]) -> str:
         most = self._config.alarm_max_rollbacks
-        if self._num_rollbacks >= most:
-            self._stop(name, result)
-            return f"Training stops: it was rolled back {most} times before."
-        return self._roll_back(None)
+        if self._num_rollbacks < most:
+            return self._roll_back(None)
+        good = self._snapshots.good
+        self._algorithm.roll_back(good.load())
+        self._stop(name, result)
+        return (
+            f"Rolled back to iteration {good.iteration}; training stops: "
+            f"max_rollbacks={most}."
+        )
 
     def _roll_back(self, module_id: str | None) -> str:
         good = self._snapshots.good

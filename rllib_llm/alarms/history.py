@@ -66,9 +66,13 @@ class History:
         return self._values[key][-1][0] if self._values.get(key) else 0
 
     def forget_after(self, iteration: int) -> None:
-        """Forget what came after an iteration that was gone back to."""
+        """Forget what came after an iteration that was gone back to.
+
+        What the next one sampled, it sampled with these very weights.
+        """
         for key, values in self._values.items():
-            self._values[key] = [v for v in values if v[0] <= iteration]
+            last = iteration + (not key.startswith("learners/"))
+            self._values[key] = [v for v in values if v[0] <= last]
 
     def get_state(self) -> dict[str, Any]:
         """Return what is remembered."""

@@ -148,10 +148,12 @@ def test_a_run_that_went_back_too_often_stops(run):
             max_rollbacks=1,
         )
     )
+    start = parameters(algo)
     first, second = algo.train(), algo.train()
     assert first["alarms"]["num_rollbacks"] == 1 and not first["done"]
     assert second["done"] and second["alarms"]["stopped_by"] == "entropy_collapse"
-    assert "rolled back 1 times before" in second["alarms"]["messages"]
+    assert "training stops: max_rollbacks=1." in second["alarms"]["messages"]
+    assert same(parameters(algo), start)  # what the last checkpoint will hold
 
 
 @pytest.mark.ray

@@ -160,7 +160,7 @@ def test_a_recipe_names_alarms_and_what_they_share(tmp_path):
     [
         ({"lr_factor": 1.5}, "lr_factor=1.5 must lie between 0 and 1"),
         ({"min_lr": -1.0}, "min_lr=-1.0 must be at least 0"),
-        ({"max_rollbacks": 0}, "max_rollbacks=0 must be a whole number"),
+        ({"max_rollbacks": -1}, "max_rollbacks=-1 must be a whole number"),
         ({"snapshots": "tape"}, "snapshots='tape' must be one of memory, disk"),
     ],
 )

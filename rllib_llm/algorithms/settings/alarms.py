@@ -72,7 +72,8 @@ class AlarmSettings:
             stalled: No turn finished for ``after_s`` seconds while sampling.
             lr_factor: What "lower_lr" and "rollback" multiply learning rates by.
             min_lr: No learning rate is lowered below it.
-            max_rollbacks: How often a run may go back; then it stops.
+            max_rollbacks: How often a run goes back and on; then it goes back and
+                stops. 0: at once.
             snapshot_interval: Iterations without alarm between two states to go back
                 to; only kept where an alarm's action is "rollback".
             snapshots: Where they are kept: "memory" or "disk" of the driver.
@@ -113,13 +114,13 @@ class AlarmSettings:
             raise ConfigError(
                 f"alarms.min_lr={self.alarm_min_lr!r} must be at least 0."
             )
-        for name, value in (
-            ("max_rollbacks", self.alarm_max_rollbacks),
-            ("snapshot_interval", self.alarm_snapshot_interval),
+        for name, value, least in (
+            ("max_rollbacks", self.alarm_max_rollbacks, 0),
+            ("snapshot_interval", self.alarm_snapshot_interval, 1),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(
-                    f"alarms.{name}={value!r} must be a whole number, at least 1."
+                    f"alarms.{name}={value!r} must be a whole number, at least {least}."
                 )
         if self.alarm_snapshots not in PLACES:
             raise ConfigError(
