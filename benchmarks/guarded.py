@@ -26,6 +26,7 @@ ACTIONS = (None, "warn", "lower_lr", "rollback", "stop")
 def config(action: str | None, seed: int = 0) -> Any:
     """Return a run that blows up unless ``action`` helps; None: without alarms."""
     alarm = {"action": action} if action is not None else False
+    kl = {"above": 0.05, **alarm} if alarm else False
     return (
         GRPOConfig()
         .environment("guess_number-v0", env_config={"upper": 7, "max_turns": 3})
@@ -36,7 +37,7 @@ def config(action: str | None, seed: int = 0) -> Any:
         )
         .rollouts(episodes_per_iteration=64, group_size=8)
         .training(lr=ABSURD_LR, minibatch_size=16)
-        .alarms(kl=alarm, return_drop=alarm, nan=alarm, lr_factor=0.1)
+        .alarms(kl=kl, return_drop=alarm, nan=alarm, lr_factor=0.1)
         .evaluation(
             evaluation_duration=HELD_OUT,
             evaluation_config=GRPOConfig.overrides(explore=True),

@@ -110,17 +110,16 @@ def test_going_back_forgets_what_came_after():
     watch, algorithm = guard(
         kl={"action": "rollback"}, snapshot_interval=2, max_rollbacks=2
     )
-    play(watch, [0.01] * 5 + [0.5])
+    lengths = {"env_runners": {"tokens_per_turn_mean": 1.0}}
+    play(watch, [0.01] * 5 + [0.5], **lengths)
     # Taken after 2 and 4; that of 2 proved good.
     assert algorithm.told == [("back", 2), ("lower", None, 0.5)]
-    assert watch._history.series(
-        "learners/<module>/approx_kl_k3", "default_policy"
-    ) == [
-        0.01,
-        0.01,
-    ]
+    left = watch._history.series("learners/<module>/approx_kl_k3", "default_policy")
+    assert left == [0.01, 0.01]
+    # What iteration 3 sampled, it sampled with the good weights.
+    assert watch._history.series("env_runners/tokens_per_turn_mean") == [1.0] * 3
     results = play(watch, [0.01, 0.5, 0.01, 0.5], first=7)
-    assert algorithm.told[2:] == [("back", 2), ("lower", None, 0.5)]
+    assert algorithm.told[2:] == [("back", 2), ("lower", None, 0.5), ("back", 2)]
     assert [r["done"] for r in results] == [False, False, False, True]
     assert results[1]["alarms"]["num_rollbacks"] == 2
     assert results[3]["alarms"]["stopped_by"] == "kl"
