@@ -23,10 +23,10 @@ ITERATIONS, HELD_OUT = 12, 128
 ACTIONS = (None, "warn", "lower_lr", "rollback", "stop")
 
 
-def config(action: str | None, seed: int = 0) -> Any:
+def config(action: str | None, seed: int = 0, kl_above: float = 0.05) -> Any:
     """Return a run that blows up unless ``action`` helps; None: without alarms."""
     alarm = {"action": action} if action is not None else False
-    kl = {"above": 0.05, **alarm} if alarm else False
+    kl = {"above": kl_above, **alarm} if alarm else False
     return (
         GRPOConfig()
         .environment("guess_number-v0", env_config={"upper": 7, "max_turns": 3})
@@ -51,9 +51,9 @@ def success(algo: Any) -> float:
     return float(algo.evaluate()["env_runners"]["success_rate"])
 
 
-def run(action: str | None, seed: int = 0) -> dict[str, Any]:
+def run(action: str | None, seed: int = 0, kl_above: float = 0.05) -> dict[str, Any]:
     """Train; return held-out success before and after, and what alarms did."""
-    made = config(action, seed)
+    made = config(action, seed, kl_above)
     # Builds the EnvRunner of evaluations; none is run by itself.
     algo = made.evaluation(evaluation_interval=ITERATIONS + 1).build_algo()
     before = success(algo)
@@ -77,12 +77,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--kl-above", type=float, default=0.05)
+    given = parser.parse_args()
     quiet_loggers()
     print("| action | before | after | iterations | rollbacks | stopped by |")
     print("|---|---|---|---|---|---|")
     for action in ACTIONS:
-        runs = [run(action, seed) for seed in seeds]
+        runs = [run(action, seed, given.kl_above) for seed in given.seeds]
         cells = [action or "alarms off"]
         cells += [f"{statistics.mean(r[k] for r in runs):.2f}" for k in _MEANS]
         for key in ("iterations", "rollbacks", "stopped_by"):
