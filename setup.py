@@ -11,6 +11,7 @@ exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
 LORA = ["peft>=0.18"]
 GAMES = ['open_spiel>=2.0,<3; python_version >= "3.11"', "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
+BROWSER = ["selenium>=4.30,<5"]
 
 setup(
     name="rllib-llm",
@@ -31,6 +32,8 @@ setup(
         "rllib_llm": ["py.typed", "envs/data/*.json"],
         "rllib_llm.recipes": ["systems.yaml"],
         "rllib_llm.scaffolds": ["templates/*.txt"],
+        "rllib_llm.results": ["transcripts.schema.json"],
+        "rllib_llm.viewer": ["page/*.html", "page/*.css", "page/*.js"],
         "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
     },
     include_package_data=False,
@@ -63,7 +66,16 @@ setup(
         "reasoning": ["reasoning-gym==0.1.25"],
         "babyai": BABYAI,
         "classic": ["pettingzoo[classic]>=1.27,<2"],
-        "dev": ["pytest>=8", "ruff>=0.14", "setuptools>=77", *LORA, *GAMES, *BABYAI],
+        "browser": BROWSER,
+        "dev": [
+            "pytest>=8",
+            "ruff>=0.14",
+            "setuptools>=77",
+            *LORA,
+            *GAMES,
+            *BABYAI,
+            *BROWSER,
+        ],
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],

@@ -95,6 +95,7 @@ class DriverPieces:
             before = [list(t.rewards) for _, t in found]
             parts = self.rewards([t for _, t in found], iteration)
             paid = {name: float(p.sum()) / len(found) for name, p in parts.items()}
+            _keep_parts(found, parts)
             _write_rewards(episodes, found, before)
         if observe is not None:
             observe(TurnTable([t for _, t in found]))
@@ -144,6 +145,16 @@ def _check_task(curriculum: Chosen, task: Task, iteration: int = 0) -> Task:
             "return the Task with other options or max_turns (dataclasses.replace)."
         )
     return changed
+
+
+def _keep_parts(
+    found: Sequence[tuple[EpisodeData, Trajectory]], parts: dict[str, np.ndarray]
+) -> None:
+    """Write what each piece paid beside the episodes, for transcripts."""
+    ends = np.cumsum([len(trajectory) for _, trajectory in found])[:-1]
+    for name, paid in parts.items():
+        for (data, _), own in zip(found, np.split(paid, ends), strict=True):
+            data.reward_parts[name] = own.tolist()
 
 
 def _write_rewards(

@@ -25,6 +25,7 @@ from rllib_llm.algorithms.lr_scale import ScaledLearningRates
 from rllib_llm.algorithms.matmul import precision_in_force, speed_up_linear_layers
 from rllib_llm.algorithms.norms import speed_up_norms
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.token_notes import TokenNotesMixin
 from rllib_llm.algorithms.token_pieces import TokenPiecesMixin
 from rllib_llm.algorithms.token_stats import correct_mismatch
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
@@ -43,7 +44,11 @@ CRITIC_OPTIMIZER = "critic"
 
 
 class LLMLearnerMixin(
-    TokenPiecesMixin, ClassicLearnerMixin, ScaledLearningRates, LearnerStats
+    TokenPiecesMixin,
+    ClassicLearnerMixin,
+    ScaledLearningRates,
+    TokenNotesMixin,
+    LearnerStats,
 ):
     """Exactly-once epochs, token-budget micro-batches, one global normaliser.
 
@@ -135,6 +140,7 @@ class LLMLearnerMixin(
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
+        self._begin_notes(training_data.episodes or ())
         deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
         self._choose_modules()
         batch = self._make_batch_if_necessary(training_data=training_data)
@@ -279,6 +285,7 @@ class LLMLearnerMixin(
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=config, batch=part, fwd_out=fwd_out
             )
+            self._note_tokens(module_id, part, fwd_out)
             loss.backward()
             loss_sum = loss_sum + loss.detach()
         return fwd_out, loss_sum, total
@@ -345,6 +352,7 @@ class LLMLearnerMixin(
         for module_id in self.module.keys():
             self._adapt_ref_kl(module_id)
         self._log_stats()
+        self._log_notes()
         super().after_gradient_based_update(timesteps=timesteps)
 
     def _adapt_ref_kl(self, module_id: str) -> None:

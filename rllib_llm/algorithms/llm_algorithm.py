@@ -40,6 +40,7 @@ from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
 from rllib_llm.algorithms.weight_sync import send_weights
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.stats import EPISODE_MEAN
+from rllib_llm.callbacks.transcript_notes import note_credit, note_rewards
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -125,6 +126,7 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
             self.phase(SAMPLING, episodes=self.config.episodes_per_iteration),
         ):
             episodes = self.collect()
+        note_credit(self.metrics, episodes)
         learners = max(1, self.config.num_learners or 0)
         if len(episodes) < learners:
             # E.g. every group of a GRPO iteration had equal returns.
@@ -174,6 +176,7 @@ class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
             self.metrics.log_value(("reward_parts", name), paid, window=1)
         spread = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
+        note_rewards(self.metrics, episodes)
         return episodes
 
     def play_groups(self, num_groups: int) -> list[Any]:

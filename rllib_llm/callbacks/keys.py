@@ -33,7 +33,7 @@ ITERATION = "training_iteration"
 SECONDS = "time_this_iter_s"
 SECONDS_TOTAL = "time_total_s"
 
-_ALL_MODULES = "__all_modules__"
+ALL_MODULES = "__all_modules__"
 
 
 def lookup(result: dict[str, Any], key: str) -> float | None:
@@ -58,7 +58,7 @@ def truncated(result: dict[str, Any]) -> float | None:
 
 def modules(result: dict[str, Any]) -> list[str]:
     """Return the modules that a result has learner statistics of."""
-    return [m for m in result.get("learners", {}) if m != _ALL_MODULES]
+    return [m for m in result.get("learners", {}) if m != ALL_MODULES]
 
 
 def lookup_learner(result: dict[str, Any], key: str) -> float | None:

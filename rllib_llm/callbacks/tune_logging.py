@@ -23,6 +23,7 @@ from rllib_llm.callbacks.histograms import (
     without_histograms,
 )
 from rllib_llm.callbacks.keys import ITERATION
+from rllib_llm.callbacks.transcript_picks import SIBLING
 from rllib_llm.callbacks.transcripts import (
     pop_transcripts,
     read_result,
@@ -100,6 +101,8 @@ class TranscriptTensorBoard(TBXLoggerCallback):
         super().log_trial_result(iteration, trial, bare)
         texts: dict[str, list[str]] = defaultdict(list)
         for record in read_result(result):
+            if record["picked"] == SIBLING:
+                continue  # a text for each would be most of the file
             tag = f"transcripts/{record['split']}/{record['picked']}"
             texts[tag].append(to_markdown(record))
         writer = self._trial_writer[trial]

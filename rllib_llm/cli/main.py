@@ -120,6 +120,30 @@ def export(
     )
 
 
+@app.command()
+def view(
+    run: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write. Default: transcripts.html in the run."),
+    ] = None,
+    most_episodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Of more, whole iterations are left out evenly.",
+        ),
+    ] = 5000,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Write a run's transcripts as one HTML file; it needs no server and no network."""
+    configure_output(verbose=False)
+    from rllib_llm.cli import view as command
+
+    command.view(run, out, most_episodes=most_episodes, show=show, storage=storage)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[

@@ -10,6 +10,7 @@ import typer
 from rllib_llm.cli.failures import describe
 from rllib_llm.cli.progress import preparing
 from rllib_llm.cli.session import quiet_loggers, ray_session
+from rllib_llm.cli.view import write_view
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.expectations import Verdict, judge
@@ -55,7 +56,10 @@ def train(
         if isinstance(recipe, StagedRecipe):
             return _fit_stages(recipe, run, storage, as_test=as_test)
         results = _fit(recipe, run, storage)
-        return 0 if results is None else _verdict(recipe, results, as_test=as_test)
+        if results is None:
+            return 0
+        write_view(Path(results.experiment_path))
+        return _verdict(recipe, results, as_test=as_test)
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -135,6 +139,7 @@ def _fit_stages(
         typer.echo(f"stage {recipe.folders[index]} {state}")
         stage = recipe.stages[index]
         if results is not None:
+            write_view(Path(results.experiment_path).parent)
             statuses.append(_verdict(stage, results, as_test=as_test))
         else:
             values = stored_values(run / recipe.folders[index])

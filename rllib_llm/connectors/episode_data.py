@@ -39,7 +39,11 @@ class EpisodeData:
         masked_turns: Turns that are not learnt from, by their number.
         greedy_return: Written by the driver: what its agent earned in the greedy
             rollout of the task, where one was played.
+        reward_parts: Written by the driver: what each piece paid per turn, by name,
+            where rewards are not the environment's alone.
         advantage: Written by the driver: credit per turn, or one for the episode.
+        is_noted: Whether a transcript shows it, and wants to know its credit.
+        notes_tokens: Whether it shows tokens, and what the Learner makes of each.
     """
 
     task: Task | None = None
@@ -60,7 +64,10 @@ class EpisodeData:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     masked_turns: frozenset[int] = frozenset()
     greedy_return: float | None = None
+    reward_parts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     advantage: float | Sequence[float] | None = None
+    is_noted: bool = False
+    notes_tokens: bool = False
     seconds: float = 0.0
 
     def record(self, turn: Turn) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import jsonschema
 from callback_helpers import make_episode, make_result
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_llm.callbacks.transcript_notes import write_notes
+from rllib_llm.callbacks.transcript_picks import groups_of, pick_episodes, pick_groups
 from rllib_llm.callbacks.transcripts import (
     TranscriptCollector,
-    pick_episodes,
     pop_transcripts,
     read_result,
     transcript_record,
     without_transcripts,
 )
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.connectors.token_texts import token_texts
+from rllib_llm.results.transcripts import schema
+from rllib_llm.types import Task
 
 
 def record_of(episode, **settings):
@@ -23,10 +29,19 @@ def record_of(episode, **settings):
     return transcript_record(episode, split="train", picked="best", **settings)
 
 
-def collect(episodes, collector=None, *, num_env_runners=0, in_evaluation=False):
+def collect(
+    episodes,
+    collector=None,
+    *,
+    num_env_runners=0,
+    in_evaluation=False,
+    renderers=None,
+):
     logger = MetricsLogger(root=True)
     config = SimpleNamespace(
-        num_env_runners=num_env_runners, in_evaluation=in_evaluation
+        num_env_runners=num_env_runners,
+        in_evaluation=in_evaluation,
+        chat_renderers=lambda: renderers or {},
     )
     (collector or TranscriptCollector()).on_sample_end(
         env_runner=SimpleNamespace(config=config),
@@ -55,16 +70,24 @@ def test_record_tells_the_whole_episode():
     assert record["num_turns"] == 2 and record["num_tokens"] == 6
     assert record["turns"][0] == {
         "turn": 0,
+        "index": 0,
         "agent": None,
+        "agent_index": 0,
         "policy": None,
         "observation": "hello",
+        "prompt": None,
         "completion": "answer 0",
         "reward": 0.0,
+        "reward_parts": {},
+        "advantage": None,
         "tokens": 3,
         "logp_mean": -0.5,
         "finish": "length",
         "invalid": True,
+        "columns": None,
     }
+    assert not record["trained"]  # nobody has said so yet
+    jsonschema.validate(record, schema())
     assert record["turns"][1]["observation"] == "hello 1"
     assert record["final_observation"] == "hello 2"
 
@@ -75,7 +98,132 @@ def test_records_are_bounded_and_encodable():
     shown = [t["turn"] for t in record["turns"]]
     assert shown == [0, 1, 2, 3, 4, 25, 26, 27, 28, 29]
     assert "[4901 characters cut]" in record["turns"][0]["observation"]
-    assert len(json.dumps(record).encode("utf-8")) < 5000
+    assert len(json.dumps(record).encode("utf-8")) < 6000
+
+
+class Bytes:
+    """A tokenizer whose tokens are the bytes of UTF-8."""
+
+    def decode(self, ids, **kwargs):
+        return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
+
+
+def test_tokens_are_told_one_by_one():
+    ids = list("h\u00e9!\u20ac".encode())
+    assert token_texts(Bytes(), ids) == ["h", "", "\u00e9", "!", "", "", "\u20ac"]
+    cut = list("a\u20ac".encode())[:-1]
+    assert token_texts(Bytes(), cut) == ["a", "", "\ufffd"]
+    junk = [0xC3] * 9 + list(b"ok")
+    assert "".join(token_texts(Bytes(), junk)) == Bytes().decode(junk)
+    assert token_texts(Bytes(), []) == []
+
+
+def test_a_turn_shows_what_was_read_and_each_token():
+    record = record_of(make_episode([1]), tokenizers={"default_policy": Bytes()})
+    (turn,) = record["turns"]
+    assert turn["prompt"] == "\x00\x01"
+    assert turn["columns"] == {"text": ["\x00", "\x01", "\x02"], "logp": -0.5}
+    jsonschema.validate(record, schema())
+
+
+def rollouts(*returns):
+    """One group of episodes for each list of returns."""
+    episodes = []
+    for group, of_group in enumerate(returns):
+        for rollout, value in enumerate(of_group):
+            episode = make_episode([value], seed=group)
+            episode_data(episode).task = Task(group, rollout, seed=group)
+            episodes.append(episode)
+    return episodes
+
+
+def test_of_groups_the_best_and_the_worst_with_siblings():
+    episodes = rollouts([0, 0, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1])
+    told = [(r["group_id"], r["rollout"], r["picked"]) for r in collect(episodes)]
+    assert told == [
+        (1, 0, "best"),
+        (1, 1, "sibling"),
+        (1, 2, "sibling"),
+        (1, 3, "sibling"),
+        (0, 0, "sibling"),
+        (0, 1, "sibling"),
+        (0, 2, "sibling"),
+        (0, 3, "worst"),
+    ]
+
+
+def test_groups_of_equal_returns_fill_up():
+    episodes = rollouts([1, 1], [0, 0], [0, 1], [0, 0])
+    assert {r["group_id"] for r in collect(episodes)} == {2, 0}
+
+
+def test_of_large_groups_all_kinds_of_returns_stay():
+    (group,) = groups_of(rollouts(range(20)))
+    picked = list(pick_groups([group], 2, max_siblings=5))
+    assert sorted(e.get_return() for _, e in picked) == [0, 5, 9, 14, 19]
+    assert [e.get_return() for why, e in picked if why == "best"] == [19]
+    whys = [why for why, _ in pick_groups([group] * 5, 4, max_siblings=1)]
+    assert whys == ["best", "worst", "random", "random"]
+
+
+def test_tokens_are_kept_while_the_budget_lasts():
+    class Few(TranscriptCollector):
+        max_tokens = 7
+
+    episodes = [make_episode([r], seed=r) for r in range(3)]
+    tokenizers = {"default_policy": SimpleNamespace(tokenizer=Bytes())}
+    records = collect(episodes, Few(), renderers=tokenizers)
+    kept = [r["turns"][0]["columns"] is not None for r in records]
+    assert kept == [True, True, False]  # three tokens each
+    order = [int(r["return"]) for r in records]
+    assert [episode_data(episodes[i]).notes_tokens for i in order] == kept
+    assert all(episode_data(e).is_noted for e in episodes)
+
+
+def test_what_is_too_much_is_left_out_siblings_first():
+    episodes = rollouts([0, 0, 1], [1, 1, 1], [0, 0, 0])
+    whole = sum(len(json.dumps(r)) for r in collect(episodes))
+
+    class Small(TranscriptCollector):
+        max_size = whole // 2
+
+    records = collect(rollouts([0, 0, 1], [1, 1, 1], [0, 0, 0]), Small())
+    picked = [r["picked"] for r in records]
+    assert {"best", "worst"} < set(picked) and 2 < len(picked) < 6
+
+    class Tiny(TranscriptCollector):
+        max_size = 1
+
+    fresh = rollouts([0, 0, 1], [1, 1, 1])
+    assert [r["picked"] for r in collect(fresh, Tiny())] == ["best"]
+    assert sum(episode_data(e).is_noted for e in fresh) == 1
+
+
+def test_evaluation_episodes_are_not_noted():
+    episodes = [make_episode([1])]
+    collect(episodes, in_evaluation=True)
+    assert not episode_data(episodes[0]).is_noted
+
+
+def test_notes_reach_their_turns():
+    episode = make_episode([0, 1])
+    record = record_of(episode, tokenizers={"default_policy": Bytes()})
+    notes = [
+        {"episode": "another", "trained": True},
+        {"episode": episode.id_, "trained": True, "return": 3.0},
+        {
+            "episode": episode.id_,
+            "turns": [{"agent": 0, "index": i, "advantage": 0.5} for i in (0, 1, 9)],
+            "tokens": [{"agent": 0, "index": 1, "ratio": 1, "entropy": [2.0]}],
+        },
+    ]
+    write_notes([record], notes)
+    assert record["trained"] and record["return"] == 3.0 and record["advantage"] == 0.5
+    assert "ratio" not in record["turns"][0]["columns"]
+    assert record["turns"][1]["columns"]["ratio"] == 1
+    # A turn that was chosen as a whole has numbers at its first token.
+    assert record["turns"][1]["columns"]["entropy"] == [2.0, None, None]
+    jsonschema.validate(record, schema())
 
 
 def test_collector_shares_its_count_among_runners():

@@ -24,6 +24,7 @@ VERBS = (
     "plot",
     "sweep",
     "compare",
+    "view",
 )
 
 

@@ -92,6 +92,8 @@ def test_a_run_leaves_all_that_is_promised(warm_started):
     assert runs.newest_checkpoint(trial) is not None
     assert sorted(results(warm_started)) == [1, 2]
     assert (trial / "transcripts.jsonl").is_file()
+    page = (warm_started / "transcripts.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "@DATA@" not in page
     assert any(trial.glob("events.out.tfevents*"))
     stored = runs.stored_recipe(warm_started)
     assert stored["env"] == "copy_probe-v0" and "torch" in stored["versions"]

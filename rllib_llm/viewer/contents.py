@@ -1,0 +1,156 @@
+"""What the page of a run shows, read from its folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.callbacks import keys
+from rllib_llm.errors import ConfigError
+from rllib_llm.recipes.runs import RECIPE_FILE
+from rllib_llm.results.reading import RESULT_FILE, Row, read_history
+from rllib_llm.results.transcripts import TRANSCRIPTS_FILE, latest, read_transcripts
+
+MOST_EPISODES = 5_000
+_MOST_POINTS = 1_000  # of a curve
+_MODULE = "<module>"
+# Result keys and what they are called; a missing one is left out.
+_CURVES = (
+    (keys.RETURN, "return"),
+    (keys.SUCCESS, "success"),
+    (keys.EVAL_RETURN, "return, evaluation"),
+    (keys.EVAL_SUCCESS, "success, evaluation"),
+    (f"learners/{_MODULE}/{keys.ENTROPY}", "entropy"),
+    (f"learners/{_MODULE}/{keys.KL}", "KL to the sampler (k3)"),
+    (f"learners/{_MODULE}/{keys.CLIP}", "clipped tokens"),
+    (f"learners/{_MODULE}/advantage_abs_mean", "|advantage|"),
+    (f"learners/{_MODULE}/{keys.SAMPLER_GAP}", "log-prob gap"),
+    (keys.TURNS, "turns"),
+    (keys.TOKENS_PER_TURN, "tokens per turn"),
+    (keys.INVALID, "invalid actions"),
+)
+
+
+def read_contents(
+    run: Path, beside: Path, *, most_episodes: int = MOST_EPISODES
+) -> dict[str, Any]:
+    """Return what the page shows of a run.
+
+    Args:
+        run: A run folder, or a trial folder.
+        beside: The folder of the page; its links are relative to that.
+        most_episodes: If there are more, whole iterations are left out evenly, and the
+            page says so.
+
+    Raises:
+        ConfigError: If there are no transcripts.
+    """
+    files = sorted(run.rglob(TRANSCRIPTS_FILE))
+    if not files:
+        raise ConfigError(
+            f"There is no {TRANSCRIPTS_FILE} below {run}. Runs write it from their "
+            "first iteration on, unless TranscriptCollector.per_iteration is 0; stages "
+            "of SFT have none."
+        )
+    trials, episodes = [], []
+    for number, file in enumerate(files):
+        name = file.parent.relative_to(run).as_posix()
+        trials.append({"name": run.name if name == "." else name})
+        records = latest(read_transcripts(file))
+        episodes += [{**record, "trial": number} for record in records]
+    shown = _thinned(episodes, most_episodes)
+    recipe = _recipe_of(run)
+    return {
+        "name": run.name,
+        "facts": _facts(trials, episodes, shown),
+        "trials": trials,
+        "links": list(_links(run, beside, files, recipe)),
+        "config": recipe.read_text(encoding="utf-8") if recipe else "",
+        "curves": _curves([file.with_name(RESULT_FILE) for file in files], trials),
+        "episodes": shown,
+    }
+
+
+def _recipe_of(run: Path) -> Path | None:
+    found = [f / RECIPE_FILE for f in (run, *run.parents[:2])]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _thinned(episodes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Leave out whole iterations, evenly, until ``most`` episodes are left."""
+    iterations = sorted({e["iteration"] or 0 for e in episodes})
+    every = 1
+    shown = episodes
+    while len(shown) > most and every < len(iterations):
+        every += 1
+        # The last iteration stays: it is what the run has come to.
+        kept = set(iterations[::-1][::every])
+        shown = [e for e in episodes if (e["iteration"] or 0) in kept]
+    return shown
+
+
+def _facts(
+    trials: list[Any], episodes: list[dict[str, Any]], shown: list[dict[str, Any]]
+) -> list[str]:
+    iterations = {e["iteration"] for e in episodes}
+    turns = sum(len(e["turns"]) for e in shown)
+    facts = [f"{len(trials)} trials"] if len(trials) > 1 else []
+    facts += [f"{len(iterations)} iterations", f"{len(shown)} episodes kept"]
+    facts.append(f"{turns} turns")
+    if len(shown) < len(episodes):
+        left = len({e["iteration"] for e in shown})
+        facts.append(f"only {left} iterations of {len(iterations)} are on this page")
+    return facts
+
+
+def _links(
+    run: Path, beside: Path, files: list[Path], recipe: Path | None
+) -> Iterator[tuple[str, str]]:
+    found = [recipe, *files[:8], *(f.with_name(RESULT_FILE) for f in files[:8])]
+    for file in found:
+        if file is not None and file.is_file():
+            title = os.path.relpath(file, run)
+            yield Path(title).as_posix(), Path(os.path.relpath(file, beside)).as_posix()
+
+
+def _curves(files: list[Path], trials: list[Any]) -> list[dict[str, Any]]:
+    histories = [read_history(file) for file in files]
+    curves = []
+    for key, title in _CURVES:
+        lines = []
+        for trial, history in zip(trials, histories, strict=True):
+            points = _points(history, key)
+            if points:
+                lines.append({"trial": trial["name"], "points": points})
+        if lines:
+            curves.append({"key": key, "title": title, "lines": lines})
+    return curves
+
+
+def _points(history: list[Row], key: str) -> list[tuple[int, float]]:
+    """Return iterations and values; of policies' keys the mean over policies."""
+    before, _, name = key.rpartition(f"{_MODULE}/")
+    points = []
+    for row in history:
+        values = [
+            value
+            for k, value in row.items()
+            if k.startswith(before) and k.endswith(name) and _is_meant(k, before, name)
+            if isinstance(value, int | float) and math.isfinite(value)
+        ]
+        if values:
+            mean = sum(values) / len(values)
+            points.append((int(row[keys.ITERATION]), float(f"{mean:.4g}")))
+    stride = math.ceil(len(points) / _MOST_POINTS) or 1
+    return points[::-1][::stride][::-1]
+
+
+def _is_meant(key: str, before: str, name: str) -> bool:
+    """Whether ``key`` is ``<before><module>/<name>``, or just ``name``."""
+    if not before:
+        return key == name
+    module = key.removeprefix(before).removesuffix(f"/{name}")
+    return "/" not in module and module != keys.ALL_MODULES
