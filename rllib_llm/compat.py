@@ -54,6 +54,7 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_try_log_hparams",
     ),
     "ray.air.integrations.mlflow.MLflowLoggerCallback": ("_trial_runs", "mlflow_util"),
+    "ray.tune.experiment.trial.Trial": ("__unresolved_config",),
     "ray.tune.schedulers.async_hyperband.AsyncHyperBandScheduler": (
         "_metric_op",
         "_trial_info",
@@ -140,6 +141,21 @@ def continue_run(tuner: Any, resume: Any) -> None:
     """
     tuner._local_tuner._resume_config = resume
     tuner._local_tuner._is_restored = True
+
+
+def change_trial_config(trial: Any, values: dict[str, Any]) -> None:
+    """Change a Tune trial's config so that it stays changed when a run goes on.
+
+    ``Trial.set_config``, which PBT uses, leaves alone the copy that a resumed run makes
+    the config of.
+
+    Args:
+        trial: A ``ray.tune.experiment.trial.Trial``.
+        values: New values by the config's keys.
+    """
+    trial.set_config({**trial.config, **values})
+    trial._Trial__unresolved_config.update(values)
+    trial.invalidate_json_state()
 
 
 def set_only_checkpoint(trial: Any, checkpoint: Path, metrics: dict[str, Any]) -> None:

@@ -174,18 +174,17 @@ def _read_trial(state: str, metadata: str) -> Trial:
 
 def _adopt_newest_checkpoint(trial: Trial, run: Path, mutable: list[str]) -> None:
     """Let a trial go on from its newest checkpoint, and with the settings of then."""
+    config = trial.config
     newest = newest_checkpoint(run / trial.storage.trial_dir_name)
-    if newest is None:
-        return
-    metrics, known = _metrics_of(newest), trial.checkpoint
-    if known is not None and _goes_on_from_another(Path(known.path), newest, metrics):
-        return
-    if known is None or Path(known.path) != newest:
-        compat.set_only_checkpoint(trial, newest, metrics)
-    config = metrics.get("config", {})
-    for key in mutable:
-        trial.config[key] = config.get(key, trial.config[key])
-    trial.invalidate_json_state()
+    if newest is not None:
+        metrics, known = _metrics_of(newest), trial.checkpoint
+        path = Path(known.path) if known is not None else None
+        if path is None or not _goes_on_from_another(path, newest, metrics):
+            config = {**config, **metrics.get("config", {})}
+            if path != newest:
+                compat.set_only_checkpoint(trial, newest, metrics)
+    if mutable:
+        compat.change_trial_config(trial, {key: config[key] for key in mutable})
 
 
 def _goes_on_from_another(known: Path, newest: Path, metrics: dict[str, Any]) -> bool:
