@@ -1,4 +1,4 @@
-# make demo | make test | make test-fast | make lint | make wheel
+# make demo | test | test-fast | test-slow | lint | docs | notebooks | wheel | sdist
 # Everything happens in an own virtual environment, VENV. It is reused as long as
 # setup.py and constraints.txt stay as they are.
 
@@ -11,7 +11,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint wheel clean
+.PHONY: help demo test test-fast test-slow lint docs notebooks wheel sdist clean
 
 help:
 	@sed -n '1,3p' Makefile
@@ -31,8 +31,19 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
+# The site: open build/site/index.html.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
+# Runs the notebooks and stores what they print.
+notebooks: $(VENV)/.installed-dev
+	$(VENV)/bin/python scripts/run_notebooks.py docs/notebooks/*.ipynb
+
 wheel: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pip wheel --no-deps --no-build-isolation -w dist .
+
+sdist: $(VENV)/.installed-dev
+	$(VENV)/bin/python -c 'import setuptools.build_meta as b; b.build_sdist("dist")'
 
 # torch comes first: left to the resolver, another build of it might be chosen.
 $(VENV)/.installed: setup.py constraints.txt
@@ -44,6 +55,10 @@ $(VENV)/.installed: setup.py constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 clean:

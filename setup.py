@@ -9,6 +9,7 @@ VERSION: dict[str, str] = {}
 exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
 
 LORA = ["peft>=0.18"]
+NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
 GAMES = ['open_spiel>=2.0,<3; python_version >= "3.11"', "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
 BROWSER = ["selenium>=4.30,<5"]
@@ -71,6 +72,7 @@ setup(
             "pytest>=8",
             "ruff>=0.14",
             "setuptools>=77",
+            *NOTEBOOKS,
             *LORA,
             *GAMES,
             *BABYAI,
@@ -80,6 +82,7 @@ setup(
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],
         "plots": ["matplotlib>=3.9"],
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10"],
     },
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},
     classifiers=[

@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -21,24 +22,64 @@ MOST_LINES, MOST_FUNCTION_LINES = 600, 80
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the sources."""
-    work = tmp_path_factory.mktemp("wheel")
+def sdist(tmp_path_factory):
+    """A source distribution, built from a copy of the sources without a network."""
+    work = tmp_path_factory.mktemp("sdist")
     copy = work / "source"
     ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "dist")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
-    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "-w", work, copy]
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    (path,) = work.glob("*.whl")
+    build = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, str(work), cwd=copy)
+    (path,) = work.glob("*.tar.gz")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist):
+    """A wheel built from the source distribution, as package indexes' users do."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(sdist.parent, filter="data")
+    source = sdist.parent / sdist.name.removesuffix(".tar.gz")
+    command = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(sdist.parent)]
+    run(sys.executable, "-m", "pip", *command, str(source))
+    (path,) = sdist.parent.glob("*.whl")
+    return path
+
+
+def run(*command, cwd=None):
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def names_in(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
+
+
+def shipped_files():
+    """Return the files of the package and the tuned examples, as they lie here."""
+    package = [p for p in (ROOT / "rllib_llm").rglob("*") if p.is_file()]
+    shipped = [p for p in package if "__pycache__" not in p.parts]
+    examples = (ROOT / "tuned_examples").rglob("*.*")
+    shipped += [p for p in examples if p.suffix in {".md", ".yaml"}]
+    return {p.relative_to(ROOT).as_posix() for p in shipped}
+
+
+def test_the_source_distribution_holds_what_is_built_from_and_nothing_else(sdist):
+    with tarfile.open(sdist) as archive:
+        paths = [m.name.split("/", 1)[1] for m in archive.getmembers() if m.isfile()]
+    made = {p for p in paths if ".egg-info/" in p}
+    named = {"PKG-INFO", "setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in"}
+    texts = {"README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "constraints.txt"}
+    assert set(paths) - made == shipped_files() | named | texts
+
+
+def test_the_wheel_holds_the_package_and_the_examples_and_nothing_else(wheel):
+    found = {n for n in names_in(wheel) if ".dist-info/" not in n}
+    assert found == {
+        f"rllib_llm/{name}" if name.startswith("tuned_examples/") else name
+        for name in shipped_files()
+    }
 
 
 def test_the_wheel_installs_one_name(wheel):

@@ -31,9 +31,9 @@ class LLMPolicy:
         ConfigError: If there is no such policy.
 
     Example:
-        >>> policy = LLMPolicy.from_checkpoint("my_run")
-        >>> policy.chat("Guess a number between 0 and 7. Answer as `Guess: <n>`.")
-        'Guess: 4'
+        >>> policy = LLMPolicy.from_checkpoint("my_run")  # doctest: +SKIP
+        >>> policy.chat("Find a number from 1 to 7.")  # doctest: +SKIP
+        'guess 4'
     """
 
     def __init__(self, runner: Any, policy: str | None = None):

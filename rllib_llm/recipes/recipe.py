@@ -229,7 +229,9 @@ def load_recipe(
 
     Example:
         >>> recipe = load_recipe("frozen_lake_ppo", ["seed=3"])
-        >>> results = recipe.tuner().fit()
+        >>> recipe.config.lr, recipe.resolved["seed"]
+        (0.0002, 3)
+        >>> results = recipe.tuner().fit()  # doctest: +SKIP
     """
     path = find_recipe(name_or_path)
     with _named(path.name):

@@ -72,6 +72,21 @@ def test_one_number_is_paid_in_the_last_turn_and_may_be_awaited():
         assert trajectory.rewards == [old[0], old[1] + 3.0]
 
 
+def test_rewards_are_given_inside_a_running_loop_as_in_notebooks():
+    async def late(trajectory):
+        await asyncio.sleep(0)
+        return 3.0
+
+    async def cell():
+        found = trajectories()
+        Rewards([late])(found)
+        return rewards_of(found)
+
+    alone = trajectories()
+    Rewards([late])(alone)
+    assert asyncio.run(cell()) == rewards_of(alone)
+
+
 def test_weights_may_change_from_iteration_to_iteration():
     spec = {"name": "environment", "weight": [[0, 1.0], [10, 0.0]]}
     for iteration, weight in ((0, 1.0), (5, 0.5), (10, 0.0), (99, 0.0)):

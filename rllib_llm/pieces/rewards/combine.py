@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Rewards:
                 turn.
             RLlibLLMError: If a piece fails.
         """
-        given = asyncio.run(self._all(trajectories))
+        given = _run(self._all(trajectories))
         found: dict[str, np.ndarray] = {}
         for part, values in zip(self.parts, given, strict=True):
             weighted = part.weight_at(iteration) * np.concatenate([*values, []])
@@ -126,6 +127,16 @@ class Rewards:
             return list(await asyncio.gather(*(one(part, t) for t in trajectories)))
 
         return list(await asyncio.gather(*map(every, self.parts)))
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end, also where this thread's loop runs already, as in notebooks."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def short_name(chosen: Chosen) -> str:

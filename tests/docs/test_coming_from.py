@@ -1,0 +1,55 @@
+"""docs/coming_from.md: every name of ours in its tables exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rllib_llm.algorithms import ALGORITHMS
+from rllib_llm.recipes.recipe import FIELDS
+from rllib_llm.recipes.sections import SECTIONS, section_keys
+from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
+LIBRARIES = ("verl", "TRL", "RAGEN", "MARFT", "SkyRL", "RLlib")
+
+
+def rows() -> list[tuple[str, str, list[str]]]:
+    """Return library, their names, and our names, by row."""
+    found, library = [], ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            library = line[3:]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and library in LIBRARIES:
+            found.append((library, cells[0], re.findall(r"`([^`]+)`", cells[1])))
+    return found
+
+
+@pytest.fixture(scope="module")
+def settings() -> set[str]:
+    """Return what a recipe may say: its fields, and ``section.key``."""
+    classes = [ALGORITHMS.get(name).config_class() for name in ALGORITHMS]
+    keys = {f"{s}.{k}" for c in classes for s in SECTIONS for k in section_keys(c, s)}
+    return keys | set(FIELDS) | {f"tune.{key}" for key in TUNE_DEFAULTS}
+
+
+def test_every_name_of_ours_exists(settings):
+    named = [(theirs, name) for _, theirs, ours in rows() for name in ours]
+    # A cell may give a value as well, e.g. `training.ref_kl_in: reward`.
+    unknown = [(t, n) for t, n in named if n.split(":")[0] not in settings]
+    assert named and not unknown
+
+
+def test_every_library_has_a_table_and_every_row_an_answer():
+    assert {library for library, _, _ in rows()} == set(LIBRARIES)
+    assert not [theirs for _, theirs, ours in rows() if not ours]
+
+
+def test_prose_names_settings_that_exist(settings):
+    text = PAGE.read_text(encoding="utf-8")
+    sections = "|".join(SECTIONS)
+    for name in re.findall(rf"`((?:{sections})\.\w+)", text):
+        assert name in settings, name
