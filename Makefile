@@ -4,7 +4,7 @@
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$p && break; done)
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
@@ -47,7 +47,7 @@ sdist: $(VENV)/.installed-dev
 
 # torch comes first: left to the resolver, another build of it might be chosen.
 $(VENV)/.installed: setup.py constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.10 or newer is needed."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) -c constraints.txt -e .

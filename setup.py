@@ -39,7 +39,7 @@ setup(
     },
     include_package_data=False,
     install_requires=[
-        "ray[rllib]>=2.60,<2.61",  # compat.py and recipes/ touch its private parts
+        "ray[rllib]>=2.59,<2.61",  # docs/dependencies.md says what was run with which
         "torch>=2.6",
         "transformers>=5.16,<6",
         "tokenizers",
