@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, MissingExtraError
 from rllib_llm.recipes import load_recipe, recipe_from_dict, shipped_recipes, yaml_io
 from rllib_llm.recipes.expectations import check_expectations, judge
 from rllib_llm.recipes.overrides import apply_overrides
@@ -174,7 +174,10 @@ def test_shipped_recipes_are_sound(name):
     # What was measured can be expected again; what was not says so.
     says = shipped_recipes()[name].read_text()
     assert any(s.expect for s in loaded.stages) != ("Not measured" in says)
-    loaded.validate()
+    try:
+        loaded.validate()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
 
 
 # Overrides -----------------------------------------------------------------------
