@@ -66,6 +66,8 @@ setup(
         # Exact: its scorers were read for what they do with a model's text.
         "reasoning": ["reasoning-gym==0.1.25"],
         "babyai": BABYAI,
+        "textworld": ["textworld>=1.7,<1.8"],
+        "scienceworld": ["scienceworld>=1.2.3,<1.3"],
         "classic": ["pettingzoo[classic]>=1.27,<2"],
         "browser": BROWSER,
         "dev": [

@@ -27,7 +27,9 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until ma
     open_spiel_text,
     pettingzoo_classic,
     reasoning_gym_tasks,
+    scienceworld_tasks,
     text_arena,
+    textworld_games,
 )
 from rllib_llm.envs.games import (  # noqa: F401
     dilemma,

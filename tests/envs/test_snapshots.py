@@ -19,7 +19,11 @@ SINGLE = [n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), TextEnv)]
 MULTI = [
     n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv)
 ]
-CONFIGS = {"frozen_lake-v0": {"slippery": True}}
+CONFIGS = {
+    "frozen_lake-v0": {"slippery": True},
+    "textworld-v0": {"games": 2, "level": 3},
+}
+ENGINES = ("scienceworld-v0", "textworld-v0")
 
 
 def made(name, config=None):
@@ -56,7 +60,14 @@ def go_on(env, rng):
     return told
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+# Engines take seconds to start.
+ALL = [
+    pytest.param(n, marks=pytest.mark.slow) if n in ENGINES else n
+    for n in (*SINGLE, *MULTI)
+]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_snapshot_has_one_future(name):
     env, other = made(name, CONFIGS.get(name)), made(name, CONFIGS.get(name))
     for seed in range(6):
@@ -81,7 +92,7 @@ def test_a_snapshot_has_one_future(name):
         assert go_on(env, np.random.default_rng(9)) == first
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+@pytest.mark.parametrize("name", ALL)
 def test_taking_a_snapshot_changes_nothing(name):
     told = []
     for takes in (False, True):

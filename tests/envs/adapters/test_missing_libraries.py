@@ -19,6 +19,8 @@ LIBRARIES = {
     "pettingzoo_classic-v0": ("pygame", "classic"),
     "babyai-v0": ("minigrid", "babyai"),
     "reasoning_gym-v0": ("reasoning_gym", "reasoning"),
+    "scienceworld-v0": ("scienceworld", "scienceworld"),
+    "textworld-v0": ("textworld", "textworld"),
 }
 
 

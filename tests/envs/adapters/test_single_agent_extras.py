@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -15,11 +16,25 @@ import pytest
 from rllib_llm.envs import TEXT_ENVS, check_env, make_env
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 
-LIBRARIES = {"babyai-v0": "minigrid", "reasoning_gym-v0": "reasoning_gym"}
+LIBRARIES = {
+    "babyai-v0": "minigrid",
+    "reasoning_gym-v0": "reasoning_gym",
+    "scienceworld-v0": "scienceworld",
+    "textworld-v0": "textworld",
+}
+# Those whose games take long to make, or to begin.
+CONFIGS = {"textworld-v0": {"games": 4, "level": 3}}
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(
+    params=[
+        pytest.param(n, marks=[pytest.mark.slow] if "world" in n else [])
+        for n in LIBRARIES
+    ]
+)
 def name(request):
+    if request.param == "scienceworld-v0" and shutil.which("java") is None:
+        pytest.skip("no java")
     try:
         importlib.import_module(LIBRARIES[request.param])
     except ImportError as error:
@@ -32,7 +47,7 @@ def made(name):
     envs = []
 
     def make(config=None):
-        envs.append(make_env(name, config))
+        envs.append(make_env(name, {**CONFIGS.get(name, {}), **(config or {})}))
         return envs[-1]
 
     yield make
@@ -41,7 +56,7 @@ def made(name):
 
 
 def test_check_env_finds_nothing(name):
-    report = check_env(name, seeds=range(3))
+    report = check_env(name, CONFIGS.get(name), seeds=range(3))
     assert report.ok, str(report)
     assert report.measurements["expert_success"] == 1.0
     assert report.measurements["random_success"] < 0.8

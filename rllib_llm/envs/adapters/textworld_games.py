@@ -1,0 +1,157 @@
+"""Adapter: games that TextWorld generates, played in its own engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.envs.adapters.textworld_files import (
+    game_file,
+    import_textworld,
+    settings_of,
+)
+from rllib_llm.envs.adapters.words import find_word
+from rllib_llm.envs.parsing import require_choice, require_int
+from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.types import TurnResult
+
+_REWARDS = ("win", "score")
+_BANNER = re.compile(r"\A.*\$\$[^\n]*\n", re.DOTALL)
+_STATUS = re.compile(r"\n>[ \t]+-= [^\n]*\Z")
+_END = re.compile(r"\s*(\*\*\* (?:The End|You lost!) \*\*\*).*\Z", re.DOTALL)
+_GAPS = re.compile(r"\n{3,}")
+
+
+@register_text_env("textworld-v0")
+class TextWorld(TextEnv):
+    """Win a generated text adventure; ``challenge`` says of which kind.
+
+    TextWorld (Côté et al. 2018, arXiv:1806.11532). Seeds choose one of a pool of
+    games, which are made at first use and kept in the cache. Only commands that are
+    possible reach the engine.
+
+    A snapshot is the game and the commands so far; restoring it plays them again.
+
+    Raises:
+        MissingExtraError: If TextWorld is not installed.
+    """
+
+    max_turns = 30
+    format_hint = "That is not possible now."
+    _KEPT = TextEnv._KEPT | {"_engine", "_now", "_plans"}
+
+    def __init__(self, env_config: dict[str, Any] | None = None):
+        import_textworld()
+        super().__init__(env_config)
+        self._engine: Any = None
+        self._now: Any = None
+        self._plans = False
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        challenge: str = "coin_collector",
+        level: int | None = None,
+        challenge_options: dict[str, Any] | None = None,
+        games: int = 20,
+        reward: str = "win",
+    ) -> str:
+        """Choose a game.
+
+        Args:
+            rng: Decides which.
+            challenge: "coin_collector", "treasure_hunter", "cooking" or "simple".
+            level: Of the first two: how hard. None: 5.
+            challenge_options: The challenge's other settings.
+            games: Size of the pool; a fourth as many are held out.
+            reward: "win": 1 when the game is won; "score": points as they come, as
+                shares of the most there are.
+        """
+        self._pays_points = require_choice("reward", reward, _REWARDS) == "score"
+        settings = settings_of(challenge, level, challenge_options)
+        pool = require_int("games", games, 1, 100_000)
+        pool = max(1, pool // 4) if self.split == "test" else pool
+        self._game = (challenge, settings, self.split, int(rng.integers(pool)))
+        self.commands: list[str] = []
+        self._open(plans=False)
+        return tell(self._now.feedback)
+
+    def parse(self, completion: str) -> str | None:
+        """Read the possible command that is named last."""
+        commands = self.admissible_actions()
+        found = find_word(completion, commands)
+        return None if found is None else commands[found]
+
+    def reply(self, action: str) -> TurnResult:
+        """Play it in the engine."""
+        before = self._now.score
+        self._play(action)
+        now = self._now
+        over, won = bool(now.won or now.lost), bool(now.won)
+        reward = (now.score - before) / now.max_score if self._pays_points else won
+        metrics = {"score": now.score / now.max_score}
+        told = tell(now.feedback)
+        success = won if over else None
+        return TurnResult(told, float(reward), over, success=success, metrics=metrics)
+
+    def admissible_actions(self) -> list[str]:
+        """List all commands that are possible now, in alphabetical order."""
+        return list(self._now.admissible_commands)
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Do anything that is possible."""
+        commands = self.admissible_actions()
+        return commands[int(rng.integers(len(commands)))]
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Follow TextWorld's plan, which it makes anew after every mistake.
+
+        Raises:
+            NotImplementedError: Where it finds none, as in cooking with ``drop``.
+        """
+        if not self._plans:  # they cost time, so games begin without
+            self._open(plans=True)
+        plan = self._now.policy_commands
+        if not plan:
+            raise NotImplementedError(f"TextWorld has no plan for {self._game}.")
+        return plan[0]
+
+    def restore(self, state: bytes) -> None:
+        """Go back to a :meth:`snapshot` by playing its commands again."""
+        super().restore(state)
+        self._open(plans=False)
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    # Helpers --------------------------------------------------------------------
+
+    def _open(self, *, plans: bool) -> None:
+        """Start the game's engine and play the commands so far."""
+        textworld = import_textworld()
+        told = ("feedback", "admissible_commands", "score", "max_score", "won", "lost")
+        infos = textworld.EnvInfos(**dict.fromkeys(told, True), policy_commands=plans)
+        self.close()
+        self._engine = textworld.start(str(game_file(*self._game)), infos)
+        self._plans = plans
+        self._now = self._engine.reset()
+        played, self.commands = self.commands, []
+        for command in played:
+            self._play(command)
+
+    def _play(self, command: str) -> None:
+        self.commands.append(command)
+        self._now = self._engine.step(command)[0]
+
+
+def tell(feedback: str) -> str:
+    """Return what a game says, without banner, prompt and status line."""
+    text = _BANNER.sub("", feedback)
+    text = _END.sub(r"\n\1", text)
+    text = _STATUS.sub("", text)
+    return _GAPS.sub("\n\n", text).strip()
