@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -114,7 +115,7 @@ class ScienceWorld(TextEnv):
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Do anything that is possible; listing it takes the simulator a while."""
-        commands = sorted(self._world.getValidActionObjectCombinations())
+        commands = self._known_commands()
         return commands[int(rng.integers(len(commands)))]
 
     def expert_action(self, rng: np.random.Generator) -> str:
@@ -152,6 +153,27 @@ class ScienceWorld(TextEnv):
     def _open(self) -> None:
         if self._lease is None:
             self._lease = Lease()
+
+    def _known_commands(self) -> list[str]:
+        """List commands about what is seen or held, and teleports.
+
+        The simulator also lists commands about what closed things hide, which it does
+        not know when they are given.
+        """
+        told = self._world.getValidActionObjectCombinationsJSON()
+        listed = json.loads(told)["validActions"]
+        near = {
+            int(i) for i in json.loads(self._world.getPossibleObjectReferentLUTJSON())
+        }
+        for entry in listed:  # what can be put down is held
+            if entry["action"].startswith(("put down ", "look in inventory")):
+                near.update(entry["obj_ids"])
+        return sorted(
+            entry["action"]
+            for entry in listed
+            if near.issuperset(entry["obj_ids"])
+            or entry["action"].startswith("teleport ")
+        )
 
     def _load(self, *, gold: bool = False) -> str:
         """Begin the variation; return what is seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,16 @@ _BLOCKS = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
         ("environments/pettingzoo_classic.md", "rlcard"),
         ("environments/babyai.md", "minigrid"),
         ("environments/reasoning_gym.md", "reasoning_gym"),
+        pytest.param("environments/textworld.md", "textworld", marks=pytest.mark.slow),
+        pytest.param(
+            *("environments/scienceworld.md", "scienceworld"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_examples_print_what_the_page_says(page, library):
     pytest.importorskip(library)
+    if library == "scienceworld" and shutil.which("java") is None:
+        pytest.skip("no java")
     (_, code), (_, wanted) = _BLOCKS.findall((DOCS / page).read_text("utf-8"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -81,6 +81,19 @@ def test_what_the_simulator_does_not_know_is_invalid(env):
     assert terminated and info["stop_reason"] == "parse_error"
 
 
+def test_random_play_leaves_out_what_closed_things_hide(env):
+    env.reset(seed=2)
+    env.step("go to kitchen")
+    hidden = "pick up tin cup"  # in the closed cupboard
+    assert hidden in list(env._world.getValidActionObjectCombinations())
+    known = env._known_commands()
+    assert hidden not in known and env.step(hidden)[4]["invalid_action"]
+    assert {"put down orange in inventory", "teleport to bathroom"} < set(known)
+    env.step("open cupboard")
+    assert hidden in env._known_commands()
+    assert not env.step(hidden)[4]["invalid_action"]
+
+
 def test_wrong_focus_fails(env):
     env.reset(seed=0)
     _, reward, terminated, _, info = env.step("focus on agent")
