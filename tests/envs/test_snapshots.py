@@ -70,7 +70,7 @@ ALL = [
 @pytest.mark.parametrize("name", ALL)
 def test_a_snapshot_has_one_future(name):
     env, other = made(name, CONFIGS.get(name)), made(name, CONFIGS.get(name))
-    for seed in range(6):
+    for seed in (1, 2) if name in ENGINES else range(6):
         options = {"split": ("train", "test")[seed % 2]}
         env.reset(seed=seed, options=options)
         rng = np.random.default_rng(seed)
