@@ -107,7 +107,8 @@ class Recipe:
     def validate(self) -> None:
         """Check every setting, and begin one episode of the environment.
 
-        Search spaces are checked at their first and last values.
+        Search spaces are checked at each of their values (ranges at both bounds), one
+        after the other, not in every combination.
 
         Raises:
             ConfigError: Naming the value, the rule, and the remedy.
@@ -118,9 +119,8 @@ class Recipe:
         if self.tune["metric"] is not None:
             check_metric_name(self.tune["metric"], "tune.metric")
         self._check_all_spaces_are_seen()
-        variants = [spaces.first_of, spaces.last_of] if self.has_search else [_as_is]
-        for values in variants:
-            config = self.build_config(values)
+        for n in range(max(1, spaces.most_values(self.resolved))):
+            config = self.build_config(spaces.nth_of(n))
             config.validate()
             env = config.make_text_env()
             env.reset(seed=0, options={"split": "train"})  # options are read here
@@ -134,7 +134,8 @@ class Recipe:
             raise ConfigError(
                 f"Of the search spaces at {', '.join(paths)} Tune would see {seen}: "
                 "the others stand in a setting that becomes an object, such as "
-                "multi_agent.policy_mapping_fn. Run one recipe for each of its values."
+                "multi_agent.policy_mapping_fn. Search multi_agent.sharing_mode, or "
+                "run one recipe for each of its values."
             )
 
     def tuner(
@@ -292,10 +293,6 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
         tune=tune,
         resolved=resolved,
     )
-
-
-def _as_is(value: Any) -> Any:
-    return value
 
 
 def _check_names(data: dict[str, Any]) -> None:

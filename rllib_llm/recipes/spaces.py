@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rllib_llm.errors import ConfigError
@@ -97,17 +98,45 @@ def count_in_config(value: Any) -> int:
 
 def first_of(value: Any) -> Any:
     """Return ``value`` with every search space replaced by its first value."""
-    if is_space(value):
-        return _checked(value)[1][0]
-    return _mapped(value, first_of)
+    return nth_of(0)(value)
 
 
 def last_of(value: Any) -> Any:
     """Return ``value`` with every search space replaced by its last value."""
+    return nth_of(-1)(value)
+
+
+def nth_of(n: int) -> Callable[[Any], Any]:
+    """Return a function that puts each search space's value ``n``, or else its last.
+
+    Args:
+        n: From 0; -1: the last of each. Ranges have two values, their bounds.
+    """
+
+    def put(value: Any) -> Any:
+        if not is_space(value):
+            return _mapped(value, put)
+        values = _values(value)
+        return values[n if n < len(values) else -1]
+
+    return put
+
+
+def most_values(value: Any) -> int:
+    """Return how many values the longest search space in ``value`` has, 0 for none."""
     if is_space(value):
-        kind, arguments = _checked(value)
-        return arguments[-1] - 1 if kind == "randint" else arguments[-1]
-    return _mapped(value, last_of)
+        return len(_values(value))
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return 0
+    return max(map(most_values, inner), default=0)
+
+
+def _values(space: dict[str, Any]) -> list[Any]:
+    kind, arguments = _checked(space)
+    if kind == "randint":
+        return [arguments[0], arguments[1] - 1]
+    return arguments
 
 
 def _range(kind: str, arguments: list[Any]) -> Any:

@@ -199,3 +199,33 @@ def test_pbt_copies_weights_and_changes_settings(tmp_path):
         row = last[trial.name]
         assert (row["training_iteration"], row["config/lr"]) == (4, rate)
         assert row[RATE] == rate
+
+
+def test_ways_of_sharing_are_searched(tmp_path):
+    modes = {
+        "own": {
+            "policies": ["a", "b"],
+            "policy_mapping_fn": {"alice": "a", "bob": "b"},
+        },
+        "shared": {"policies": ["team"], "policy_mapping_fn": "team"},
+    }
+    grid = {"grid": sorted(modes)}
+    data = recipe(
+        env="secret_sum-v0",
+        multi_agent={"sharing_modes": modes, "sharing_mode": grid},
+        stop={"training_iteration": 1},
+        tune={"metric": RETURN, "mode": "max"},
+    )
+    run = fit(data, tmp_path, "sharing")
+    trained = {}
+    for trial in read_run(run).trials:
+        (row,) = rows_of(trial.path).values()
+        assert trial.params == {"sharing_mode": trial.config["sharing_mode"]}
+        trained[trial.params["sharing_mode"]] = {"a", "b", "team"} & set(
+            row["learners"]
+        )
+    assert trained == {"own": {"a", "b"}, "shared": {"team"}}
+    names = {
+        row.setting.params["sharing_mode"] for row in make_report(read_run(run)).rows
+    }
+    assert names == {"own", "shared"}

@@ -10,9 +10,11 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 from typing_extensions import Self
 
+from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.errors import ConfigError, did_you_mean
 
 SCRIPT, RL_MODULE = "script", "rl_module"
+_OF_MODES = ("sharing_modes", "sharing_mode")
 # What may differ between policies; everything else is the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
 # What RLlib's PPO reads of an RLModule's own section "training".
@@ -108,6 +110,10 @@ class MultiAgentSettings:
     def _set_multi_agent_defaults(self) -> None:
         self.policy_settings: dict[str, dict[str, Any]] = {}
         self.policy_mapping_fn = MappedPolicies({"*": DEFAULT_MODULE_ID})
+        self.sharing_modes: dict[str, dict[str, Any]] = {}
+        # A name of these, or Tune's search space of such names.
+        self.sharing_mode: Any = None
+        self._mode_in_force: str | None = None
 
     def multi_agent(
         self,
@@ -115,6 +121,8 @@ class MultiAgentSettings:
         policies: Any = NotProvided,
         policy_mapping_fn: Any = NotProvided,
         policies_to_train: Collection[str] | Callable[..., bool] | None = NotProvided,
+        sharing_modes: Mapping[str, Mapping[str, Any]] = NotProvided,
+        sharing_mode: Any = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Choose who acts for whom, as RLlib does; names and tables serve too.
@@ -132,8 +140,23 @@ class MultiAgentSettings:
                 name of the one policy that acts for all.
             policies_to_train: Names, or RLlib's function; None trains all that are
                 language models or RLModules.
+            sharing_modes: Names to settings of this section, each a way of sharing
+                weights, e.g. ``{"own": {...}, "shared": {...}}``.
+            sharing_mode: Which of them holds. Tune may search it
+                (``tune.grid_search(["own", "shared"])``).
             kwargs: RLlib's other settings.
+
+        Raises:
+            ConfigError: If ``sharing_modes`` stands beside what each mode sets.
         """
+        beside = (policies, policy_mapping_fn, policies_to_train)
+        if sharing_modes is not NotProvided and any(
+            given is not NotProvided for given in beside
+        ):
+            raise ConfigError(
+                "multi_agent: policies, policy_mapping_fn and policies_to_train beside "
+                "sharing_modes would have no effect. Put them into each mode."
+            )
         if isinstance(policies, Mapping):
             self.policy_settings = {
                 name: dict(given)
@@ -150,7 +173,36 @@ class MultiAgentSettings:
             policies_to_train=policies_to_train,
             **kwargs,
         )
+        assign(self, sharing_modes=sharing_modes, sharing_mode=sharing_mode)
+        if isinstance(self.sharing_mode, str):
+            self.use_sharing_mode()
         return self
+
+    def use_sharing_mode(self) -> None:
+        """Set what ``sharing_mode`` names, which Tune may have drawn just now.
+
+        Raises:
+            ConfigError: If it names no mode, or the mode holds what none can.
+        """
+        from rllib_llm.recipes.sections import apply_section
+
+        name = self.sharing_mode
+        if name == self._mode_in_force and (name or not self.sharing_modes):
+            return
+        if name not in self.sharing_modes:
+            raise ConfigError(
+                f"multi_agent.sharing_mode={name!r} must be one of sharing_modes. "
+                f"{did_you_mean(str(name), self.sharing_modes)}"
+            )
+        mode = self.sharing_modes[name]
+        if not isinstance(mode, Mapping) or not set(mode).isdisjoint(_OF_MODES):
+            raise ConfigError(
+                f"multi_agent.sharing_modes.{name}={mode!r} must hold settings of "
+                "multi_agent, such as policies and policy_mapping_fn."
+            )
+        self._mode_in_force = name
+        self.policy_settings = {}
+        apply_section(self, "multi_agent", dict(mode))
 
     # What follows from them ----------------------------------------------------------
 
