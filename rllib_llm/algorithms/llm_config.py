@@ -90,7 +90,7 @@ class LLMConfigMixin(
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Check every setting; the message names value, rule and remedy."""
-        self.use_sharing_mode()
+        self._use_sharing_mode()
         install_defaults(self)  # again: .callbacks() may have replaced them
         validation.register_env(self.env, self.env_config)
         if self.env_runner_cls is None:

@@ -175,10 +175,10 @@ class MultiAgentSettings:
         )
         assign(self, sharing_modes=sharing_modes, sharing_mode=sharing_mode)
         if isinstance(self.sharing_mode, str):
-            self.use_sharing_mode()
+            self._use_sharing_mode()
         return self
 
-    def use_sharing_mode(self) -> None:
+    def _use_sharing_mode(self) -> None:
         """Set what ``sharing_mode`` names, which Tune may have drawn just now.
 
         Raises:
