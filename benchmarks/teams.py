@@ -109,7 +109,7 @@ def team_config(name: str, seed: int) -> Any:
         .debugging(seed=seed)
         .rollouts(episodes_per_iteration=EPISODES)
         .training(
-            lr=3e-3 if method.lora else 3e-4,
+            lr=1e-3 if method.lora else 3e-4,
             entropy_coeff=0.005,
             minibatch_size=EPISODES // 4,
         )
