@@ -359,15 +359,17 @@ class LLMLearnerMixin(
         """Steer the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
 
         The rule is that of PPO's adaptive KL coefficient: x1.5 above twice the target,
-        x0.5 below half of it.
+        x0.5 below half of it. The KL is that of all Learners' tokens, so that they go
+        on with the same coefficient.
         """
-        config = self.config.get_config_for_module(module_id)
-        stats = self._stats[module_id]
-        if config.ref_kl_target is not None and stats.get("ref_kl/weight"):
-            kl = float(stats["ref_kl"]) / stats["ref_kl/weight"]
-            if kl > 2.0 * config.ref_kl_target:
+        target = self.config.get_config_for_module(module_id).ref_kl_target
+        if target is not None:
+            stats = self._stats[module_id]
+            ours = [float(stats[key]) for key in ("ref_kl", "ref_kl/weight")]
+            kl, weight = all_reduce_sum(ours, self._device)
+            if kl > 2.0 * target * weight:
                 self._ref_kl_coeffs[module_id] *= 1.5
-            elif kl < 0.5 * config.ref_kl_target:
+            elif kl < 0.5 * target * weight:
                 self._ref_kl_coeffs[module_id] *= 0.5
         self._publish_ref_kl()
         self._add_stat(module_id, "ref_kl_coeff", self._ref_kl_coeffs[module_id], 1.0)

@@ -259,6 +259,23 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
     assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
+def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor):
+    """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
+    from rllib_llm.algorithms import learner as module
+
+    def two_learners(values, device):
+        if len(values) < 2:
+            return list(values)
+        kl, weight = values
+        return [kl + elsewhere * weight, 2 * weight]
+
+    learner = make_learner(make_config(GRPOConfig, ref_kl_coeff=0.1, ref_kl_target=1.0))
+    monkeypatch.setattr(module, "all_reduce_sum", two_learners)
+    update(learner, credited())
+    assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.1 * factor)
+
+
 def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():
     config = make_config(
         ref_kl_coeff=1.0,
