@@ -18,7 +18,8 @@ from rllib_llm.doctor.gap import largest_gap
 from rllib_llm.doctor.machine import memory
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
-from rllib_llm.recipes.plan import Memory, make_plan
+from rllib_llm.recipes.memory import Memory
+from rllib_llm.recipes.plan import make_plan
 
 _EPISODES = 8
 _FLOAT32_GAP = 1e-3  # nats; what the package's tests hold sampling to

@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from rllib_llm.algorithms.llm_algorithm import with_models
 from rllib_llm.algorithms.preflight import preflight
-from rllib_llm.modules import loading
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.modules.value_head import ValueHead
-
-_FLOAT32_BYTES = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Estimated bytes of one process that both samples and learns.
-
-    Activations are not included; ``micro_batch_tokens`` bounds them.
-
-    Attributes:
-        weights: The policy, the critic and, without LoRA, a frozen reference.
-        gradients: One value per trained parameter.
-        optimizer: AdamW's two float32 moments, and float32 masters of low-precision
-            parameters.
-        kv_cache: Keys and values if every slot holds a full conversation, at most
-            ``kv_cache_gib``.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    kv_cache: int
-
-    @property
-    def total(self) -> int:
-        """Return the sum."""
-        return self.weights + self.gradients + self.optimizer + self.kv_cache
+from rllib_llm.recipes.memory import Memory, count_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +29,8 @@ class Plan:
             turn under ``row_per_turn``).
         updates: Optimiser steps per iteration.
         micro_batch_tokens: Most tokens per forward pass of the learner; None: all.
-        parameters: Parameters of policy and critic.
+        parameters: Parameters of all policies and critics; a base model that adapters
+            share counts once.
         trained: Those that are trained.
         memory: Estimated bytes.
     """
@@ -85,17 +54,19 @@ class Plan:
 def make_plan(
     config: Any, on_progress: Callable[[str, float], None] | None = None
 ) -> Plan:
-    """Return the plan of a validated config, without warm start or training.
+    """Return the plan of a config, without warm start or training.
 
     The tokenizer and random weights of the tiny model are built (seconds, cached),
     since prompts can only be measured with them. Weights of other models are not
     loaded: their parameters are counted from their config.
 
     Raises:
-        ConfigError, ModelError, TemplateError: What :func:`preflight` finds.
+        ConfigError, ModelError, TemplateError: What ``validate`` and
+            :func:`preflight` find.
     """
     config = config.copy(copy_frozen=False).warm_start(demonstrations=0)
-    config.resolved_model = prepare_language_model(config, on_progress)
+    config.validate()
+    config = with_models(config, on_progress)
     checked = preflight(config)
     turns = _max_turns(config)
     budget = checked.context_tokens
@@ -105,7 +76,7 @@ def make_plan(
         budget = min(budget, config.max_tokens_per_episode)
     minibatch = config.minibatch_size or config.episodes_per_iteration
     steps = math.ceil(config.episodes_per_iteration / minibatch)
-    parameters, trained, memory = _count(config, checked.context_tokens)
+    parameters, trained, memory = count_weights(config, checked.context_tokens)
     return Plan(
         episodes=config.episodes_per_iteration,
         groups=config.episodes_per_iteration // config.group_size,
@@ -133,68 +104,3 @@ def _max_turns(config: Any) -> int:
     turns = env.unwrapped.max_turns
     env.close()
     return min(turns, config.max_turns or turns)
-
-
-def _count(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
-    """Return all parameters, the trained ones, and the memory they need."""
-    lm, head = _skeleton(config)
-    policy = list(lm.parameters())
-    critic = list(head.parameters()) if head is not None else []
-    trained = [p for p in (*policy, *critic) if p.requires_grad]
-    copies = 2 if config.uses_reference and not config.lm_lora else 1
-    memory = Memory(
-        weights=_bytes(policy) * copies + _bytes(critic),
-        gradients=_bytes(trained),
-        optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
-        kv_cache=_kv_bytes(config, lm, context_tokens) * _samples_tokens(config),
-    )
-    count = sum(p.numel() for p in (*policy, *critic))
-    return count, sum(p.numel() for p in trained), memory
-
-
-def _skeleton(config: Any) -> tuple[Any, Any]:
-    """Build policy and critic without memory for their weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model_config = AutoConfig.from_pretrained(config.resolved_model)
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(
-            model_config, dtype=loading.DTYPES[config.lm_dtype]
-        )
-        if config.lm_lora:
-            loading.add_lora(lm, config.lm_lora)
-        if not config.use_critic:
-            return lm, None
-        width = lm.config.get_text_config().hidden_size
-        trunk = copy.deepcopy(lm.base_model) if config.lm_value_model == "own" else None
-        return lm, ValueHead(width, config.lm_value_head, trunk=trunk)
-
-
-def _bytes(parameters: list[Any]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
-
-
-def _optimizer_bytes(parameter: Any) -> int:
-    masters = _FLOAT32_BYTES if parameter.element_size() < _FLOAT32_BYTES else 0
-    return 2 * _FLOAT32_BYTES + masters
-
-
-def _slots(config: Any) -> int:
-    return min(config.num_envs_per_env_runner, config.episodes_per_iteration)
-
-
-def _kv_bytes(config: Any, lm: Any, context_tokens: int) -> int:
-    everything = _kv_bytes_per_token(lm) * context_tokens * _slots(config)
-    if config.kv_cache_gib is None:
-        return everything
-    return min(everything, int(config.kv_cache_gib * 2**30))
-
-
-def _kv_bytes_per_token(lm: Any) -> int:
-    config = lm.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    element = next(lm.parameters()).element_size()
-    return 2 * config.num_hidden_layers * heads * width * element

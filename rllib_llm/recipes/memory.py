@@ -1,0 +1,130 @@
+"""Parameters of a recipe's models and the memory they need, without building them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+
+from rllib_llm.modules import loading
+from rllib_llm.modules.value_head import ValueHead
+
+_FLOAT32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one process that both samples and learns.
+
+    Activations are not included; ``micro_batch_tokens`` bounds them.
+
+    Attributes:
+        weights: Policies, critics and, without LoRA, frozen references.
+        gradients: One value per trained parameter.
+        optimizer: AdamW's two float32 moments, and float32 masters of low-precision
+            parameters.
+        kv_cache: Keys and values if every slot holds a full conversation, at most
+            ``kv_cache_gib``.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    kv_cache: int
+
+    @property
+    def total(self) -> int:
+        """Return the sum."""
+        return self.weights + self.gradients + self.optimizer + self.kv_cache
+
+
+def count_weights(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
+    """Return all parameters, the trained ones, and the memory they need.
+
+    Args:
+        config: A validated config whose models are built or found.
+        context_tokens: Most tokens of a conversation.
+    """
+    held: list[Any] = []
+    trained: list[Any] = []
+    references = cache = 0
+    bases: set[tuple[str, str]] = set()
+    for module_id in config.llm_module_ids:
+        settings = config.get_config_for_module(module_id).language_model_config()
+        lm, head = _skeleton(settings)
+        weights = [*lm.parameters(), *_parameters(head)]
+        learns = module_id in config.trained_module_ids
+        trained += [p for p in weights if p.requires_grad and learns]
+        base = (settings["model"], settings["dtype"])
+        if settings["lora"] and base in bases:  # a process holds it once
+            weights = [p for p in weights if p.requires_grad]
+        elif settings["lora"]:
+            bases.add(base)
+        elif settings["reference"]:
+            references += _bytes(lm.parameters())
+        held += weights
+        cache += _kv_bytes_per_token(lm) * context_tokens * _slots(config)
+    critic = config.critic_module_spec()
+    if critic is not None:
+        lm, head = _skeleton(critic.model_config)
+        lm.requires_grad_(not critic.model_config["value_head"]["detach"])
+        weights = [*lm.parameters(), *_parameters(head)]
+        trained += [p for p in weights if p.requires_grad]
+        held += weights
+    if config.kv_cache_gib is not None:
+        cache = min(cache, int(config.kv_cache_gib * 2**30))
+    memory = Memory(
+        weights=_bytes(held) + references,
+        gradients=_bytes(trained),
+        optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
+        kv_cache=cache * (config.action_head == "generate"),
+    )
+    return sum(p.numel() for p in held), sum(p.numel() for p in trained), memory
+
+
+def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Build an LLMRLModule's model and value head without memory for weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_config = AutoConfig.from_pretrained(settings["model"])
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(
+            model_config, dtype=loading.DTYPES[settings["dtype"]]
+        )
+        if settings["lora"]:
+            loading.add_lora(lm, settings["lora"])
+        if settings["value_head"] is None:
+            return lm, None
+        width = lm.config.get_text_config().hidden_size
+        own = settings["value_model"] == "own"
+        trunk = copy.deepcopy(lm.base_model) if own else None
+        return lm, ValueHead(width, **settings["value_head"], trunk=trunk)
+
+
+def _parameters(head: Any) -> list[Any]:
+    return [] if head is None else list(head.parameters())
+
+
+def _bytes(parameters: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _optimizer_bytes(parameter: Any) -> int:
+    masters = _FLOAT32_BYTES if parameter.element_size() < _FLOAT32_BYTES else 0
+    return 2 * _FLOAT32_BYTES + masters
+
+
+def _slots(config: Any) -> int:
+    return min(config.num_envs_per_env_runner, config.episodes_per_iteration)
+
+
+def _kv_bytes_per_token(lm: Any) -> int:
+    config = lm.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    element = next(lm.parameters()).element_size()
+    return 2 * config.num_hidden_layers * heads * width * element

@@ -1,0 +1,54 @@
+"""The plan of a recipe against what is built from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_llm.recipes import load_recipe
+from rllib_llm.recipes.plan import make_plan
+
+SMALL = (
+    "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
+    "rollouts.episodes_per_iteration=8",
+    "warm_start={demonstrations: 0}",
+    "training.minibatch_size=4",
+    "evaluation.evaluation_interval=null",
+)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("frozen_lake_ppo", ()),
+        ("frozen_lake_grpo", ("language_model.lora={rank: 2}",)),
+        ("duo_action", ()),
+        ("duo_action", ("training.critic=own",)),
+        ("duo_lora", ("multi_agent.policies_to_train=[bob]",)),
+    ],
+)
+def test_parameters_and_bytes_are_those_of_the_learner(ray_session, name, change):
+    recipe = load_recipe(name, (*SMALL, *change))
+    plan = make_plan(recipe.build_config())
+    algo = recipe.build_config().build_algo()
+    (found,) = algo.learner_group.foreach_learner(_weights).result_or_errors
+    algo.stop()
+    held, trained, num_bytes = found.get()
+    assert (plan.parameters, plan.trained) == (held, trained)
+    assert plan.memory.weights == num_bytes
+    assert plan.memory.gradients == 4 * trained
+    assert plan.memory.optimizer == 8 * trained
+
+
+def _weights(learner):
+    """Return values held (shared ones once), values that learn, and bytes held."""
+    held, trained = {}, 0
+    for module_id in learner.module.keys():
+        module = learner.module[module_id].unwrapped()
+        held |= {p.data_ptr(): p for p in module.parameters()}
+        if learner.should_module_be_updated(module_id):
+            optimizers = learner.get_optimizers_for_module(module_id)
+            groups = [g for _, o in optimizers for g in o.param_groups]
+            trained += sum(p.numel() for g in groups for p in g["params"])
+    sizes = [p.numel() * p.element_size() for p in held.values()]
+    return sum(p.numel() for p in held.values()), trained, sum(sizes)
