@@ -22,7 +22,7 @@ from rllib_llm.viewer import write_page
 SHOTS = {
     "tokens": "setTint('surprise'); for (let i = 0; i < 3; i++) goToToken(1);",
     "siblings": "flip('group');",
-    "lanes": "flip('lanes');",
+    "lanes": "setTint('surprise');",
     "advantage": "",
     "entropy_dark": "setTheme('dark'); setTint('entropy');",
     "dark": "setTheme('dark');",

@@ -134,6 +134,7 @@ def plot_lines(lines: Sequence[Line], metrics: Sequence[str], out: Path) -> None
         for line in lines:
             _draw(panel, line, metric)
         panel.set(xlabel="iteration", ylabel=metric)
+        panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", fontsize=7, ncols=1)
