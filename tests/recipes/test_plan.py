@@ -17,6 +17,7 @@ SMALL = (
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, change",
     [
