@@ -10,8 +10,9 @@ import re
 
 import numpy as np
 
-from rllib_llm.envs.parsing import last_match, require_int
+from rllib_llm.envs.parsing import last_match, require_float, require_int
 from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.errors import ConfigError
 from rllib_llm.types import TurnResult
 
 WORDS = ("red", "green", "blue", "gold", "black", "white", "pink", "gray")
@@ -111,3 +112,115 @@ class CopyProbe(_WordProbe):
     def expert_action(self, rng: np.random.Generator) -> str:
         """Repeat the word."""
         return self.shown[self.answered]
+
+
+@register_text_env("delay_probe-v0")
+class DelayProbe(_WordProbe):
+    """Only the first word counts, paid turns later. Best return 1, random 1/words.
+
+    Needs credit at a distance: what is said in between changes nothing.
+    """
+
+    max_turns = 13
+    format_hint = "Please say one of the words."
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        words: int = 4,
+        rewarded: int = 2,
+        distance: int = 3,
+    ) -> str:
+        """Offer the words.
+
+        Args:
+            rng: Unused; all episodes are alike.
+            words: How many words there are, in [2, 8].
+            rewarded: Index of the word that earns 1, in [0, words).
+            distance: Turns between the choice and its reward, in [1, 12].
+        """
+        self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
+        self.rewarded = self.words[require_int("rewarded", rewarded, 0, words - 1)]
+        self.left = require_int("distance", distance, 1, 12)
+        if distance + 1 > self.max_turns:
+            raise ConfigError(
+                f"distance={distance} needs {distance + 1} turns, but max_turns="
+                f"{self.max_turns}. Raise max_turns in env_config."
+            )
+        self.chosen: str | None = None
+        return f"Say one word: {' '.join(self.words)}"
+
+    def reply(self, action: str) -> TurnResult:
+        """Keep the first word; pay it in the last turn."""
+        if self.chosen is None:
+            self.chosen = action
+        else:
+            self.left -= 1
+        if self.left:
+            return TurnResult("Any word.")
+        right = self.chosen == self.rewarded
+        text = "Correct!" if right else "Wrong."
+        return TurnResult(text, float(right), terminated=True, success=right)
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Say the rewarded word, then any."""
+        return self.rewarded if self.chosen is None else self.random_action(rng)
+
+
+@register_text_env("tool_probe-v0")
+class ToolProbe(_WordProbe):
+    """Say a word that is shown, or that looking shows. Best return 1, or 1 - cost.
+
+    Needs to tell episodes in which looking is needed from those in which it only costs.
+    """
+
+    max_turns = 4
+    format_hint = "Please say one of the words, or look."
+    _look = "look"
+    _pattern = re.compile(rf"\b({'|'.join(WORDS)}|{_look})\b", re.IGNORECASE)
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        words: int = 4,
+        hidden: float = 0.5,
+        cost: float = 0.2,
+    ) -> str:
+        """Draw the word, and whether it is hidden.
+
+        Args:
+            rng: Decides both.
+            words: How many words there are, in [2, 8].
+            hidden: How often the word is hidden, in [0, 1].
+            cost: What looking costs, in [0, 1].
+        """
+        offered = WORDS[: require_int("words", words, 2, len(WORDS))]
+        self.cost = require_float("cost", cost, 0.0, 1.0)
+        self.words = (*offered, self._look)
+        self.right = offered[int(rng.integers(words))]
+        self.needed = bool(rng.random() < require_float("hidden", hidden, 0.0, 1.0))
+        self.shown, self.looks = not self.needed, 0
+        what = "hidden" if self.needed else self.right
+        return f"The word is {what}. Say it, or look."
+
+    def reply(self, action: str) -> TurnResult:
+        """Show the word for a price, or compare."""
+        if action == self._look:
+            self.looks, self.shown = self.looks + 1, True
+            return TurnResult(f"It is {self.right}.", -self.cost)
+        right = action == self.right
+        counts = {
+            "looks_needed": float(bool(self.looks) and self.needed),
+            "looks_needless": self.looks - float(bool(self.looks) and self.needed),
+        }
+        return TurnResult(
+            "Correct!" if right else "Wrong.",
+            float(right),
+            terminated=True,
+            success=right,
+            metrics=counts,
+        )
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Look if the word is hidden, then say it."""
+        return self.right if self.shown else self._look

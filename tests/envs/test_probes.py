@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs.probes import BanditProbe, CopyProbe
-from rllib_llm.envs.transcript import play, random_policy
+from rllib_llm.envs.probes import BanditProbe, CopyProbe, DelayProbe, ToolProbe
+from rllib_llm.envs.transcript import expert_policy, play, random_policy
 
 
-@pytest.mark.parametrize("env_class", [BanditProbe, CopyProbe])
+@pytest.mark.parametrize("env_class", [BanditProbe, CopyProbe, DelayProbe])
 @pytest.mark.parametrize("words", [3, 4, 8])
 def test_random_return_is_one_in_words(env_class, words):
     env = env_class({"words": words})
@@ -41,3 +41,36 @@ def test_copy_retry_asks_for_the_same_word():
     env.step("???")
     assert env.step(env.shown[0])[1] == 0.5
     assert env.step(env.shown[1])[4]["success"] is True
+
+
+@pytest.mark.parametrize("distance", [1, 3, 12])
+def test_only_the_first_word_counts_and_only_the_last_turn_pays(distance):
+    env = DelayProbe({"distance": distance})
+    for first, later, paid in (("blue", "red", 1.0), ("red", "blue", 0.0)):
+        env.reset(seed=0)
+        turns = [env.step(first), *(env.step(later) for _ in range(distance))]
+        assert [turn[1] for turn in turns] == [0.0] * distance + [paid]
+        assert [turn[2] for turn in turns] == [False] * distance + [True]
+
+
+def test_looking_pays_off_where_the_word_is_hidden_alone():
+    returns = {True: [], False: []}
+    for seed in range(100):
+        env = ToolProbe({"cost": 0.3})
+        played = play(env, seed, expert_policy)
+        returns[env.needed].append(sum(played.rewards))
+        assert played.actions.count("look") == env.needed
+    assert set(returns[False]) == {1.0} and set(returns[True]) == {0.7}
+    assert 30 < len(returns[True]) < 70
+
+
+def test_needed_and_needless_looks_are_counted():
+    counts = {}
+    for hidden in (0.0, 1.0):
+        env = ToolProbe({"hidden": hidden})
+        env.reset(seed=0)
+        rewards = [env.step("look")[1], env.step("I look again")[1]]
+        assert rewards == [-0.2, -0.2]
+        info = env.step(env.right)[4]
+        counts[hidden] = [info["metrics"][f"looks_{k}"] for k in ("needed", "needless")]
+    assert counts == {0.0: [0.0, 2.0], 1.0: [1.0, 1.0]}

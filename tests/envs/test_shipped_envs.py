@@ -18,6 +18,7 @@ SHIPPED = [
     "code-v0",
     "copy_probe-v0",
     "countdown-v0",
+    "delay_probe-v0",
     "frozen_lake-v0",
     "guess_number-v0",
     "hangman-v0",
@@ -30,6 +31,7 @@ SHIPPED = [
     "service_desk-v0",
     "sokoban-v0",
     "sql_agent-v0",
+    "tool_probe-v0",
     "webshop_text-v0",
     "wordle-v0",
 ]
@@ -81,7 +83,8 @@ def test_expert_succeeds_in_both_splits(name):
         options = {"split": ("train", "test")[seed % 2]}
         transcript = play(env, seed, expert_policy, options=options)
         assert transcript.success is True, str(transcript)
-        assert sum(transcript.rewards) == 1.0
+        looks = transcript.actions.count("look")  # a probe's tool, which costs
+        assert sum(transcript.rewards) == 1.0 - 0.2 * looks
         assert len(transcript.actions) <= env.max_turns
 
 
@@ -194,6 +197,10 @@ def test_class_and_fresh_instance_pickle(name):
         ("bandit_probe-v0", {"words": 1}),
         ("bandit_probe-v0", {"rewarded": 4}),
         ("copy_probe-v0", {"words": True}),
+        ("delay_probe-v0", {"distance": 0}),
+        ("delay_probe-v0", {"distance": 4, "max_turns": 4}),
+        ("tool_probe-v0", {"cost": -0.1}),
+        ("tool_probe-v0", {"hidden": 2}),
         ("countdown-v0", {"numbers": 1}),
         ("frozen_lake-v0", {"size": 2}),
         ("frozen_lake-v0", {"size": 8}),
