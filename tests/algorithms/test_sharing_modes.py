@@ -58,6 +58,7 @@ def test_a_mode_that_tune_draws_holds_from_validate_on():
     "settings, message",
     [
         ({"sharing_mode": "onw"}, "sharing_mode='onw'.*Did you mean 'own'"),
+        ({"sharing_mode": tune.grid_search(["own"])}, "must be one of sharing_modes"),
         ({}, "sharing_mode=None must be one of sharing_modes"),
         ({"policies": ["a"]}, "beside sharing_modes would have no effect"),
         (

@@ -189,7 +189,7 @@ class MultiAgentSettings:
         name = self.sharing_mode
         if name == self._mode_in_force and (name or not self.sharing_modes):
             return
-        if name not in self.sharing_modes:
+        if not isinstance(name, str) or name not in self.sharing_modes:
             raise ConfigError(
                 f"multi_agent.sharing_mode={name!r} must be one of sharing_modes. "
                 f"{did_you_mean(str(name), self.sharing_modes)}"
