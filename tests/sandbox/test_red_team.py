@@ -55,7 +55,8 @@ def test_no_hostile_program_gets_anything(sandbox, witness):
         for name, r in results.items()
         if any(e in r.stderr for e in ("SyntaxError", "NameError", "AttributeError"))
     }
-    assert set(wrong) == {"inside deep", "inside nul"}  # by intention
+    # By intention; the second is a ValueError before Python 3.11.4.
+    assert set(wrong) - {"inside nul"} == {"inside deep"}
 
 
 def test_system_calls_are_refused_unless_they_are_listed(sandbox, witness):
