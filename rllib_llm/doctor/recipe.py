@@ -235,9 +235,14 @@ class _Steps:
         return Finding("iteration", WARN, found, remedy)
 
     def _activations(self) -> int:
+        """Return what a forward pass of the policy with the largest model takes."""
+        ids = self._config.llm_module_ids
+        return max(map(self._activations_of, ids))
+
+    def _activations_of(self, module_id: str) -> int:
         from transformers import AutoConfig
 
-        config = self._config
+        config = self._config.get_config_for_module(module_id)
         model = AutoConfig.from_pretrained(config.resolved_model)
         low = config.lm_autocast or config.lm_dtype != "float32"
         everything = config.episodes_per_iteration * self._plan.context_tokens

@@ -40,19 +40,19 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.kv_cache
 
 
-def count_weights(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
+def count_weights(config: Any) -> tuple[int, int, Memory]:
     """Return all parameters, the trained ones, and the memory they need.
 
     Args:
         config: A validated config whose models are built or found.
-        context_tokens: Most tokens of a conversation.
     """
     held: list[Any] = []
     trained: list[Any] = []
     references = cache = 0
     bases: set[tuple[str, str]] = set()
     for module_id in config.llm_module_ids:
-        settings = config.get_config_for_module(module_id).language_model_config()
+        own = config.get_config_for_module(module_id)
+        settings = own.language_model_config()
         lm, head = _skeleton(settings)
         weights = [*lm.parameters(), *_parameters(head)]
         learns = module_id in config.trained_module_ids
@@ -65,7 +65,9 @@ def count_weights(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
         elif settings["reference"]:
             references += _bytes(lm.parameters())
         held += weights
-        cache += _kv_bytes_per_token(lm) * context_tokens * _slots(config)
+        if own.action_head == "generate":
+            tokens = own.resolved_context_tokens() * _slots(config)
+            cache += _kv_bytes_per_token(lm) * tokens
     critic = config.critic_module_spec()
     if critic is not None:
         lm, head = _skeleton(critic.model_config)
@@ -79,7 +81,7 @@ def count_weights(config: Any, context_tokens: int) -> tuple[int, int, Memory]:
         weights=_bytes(held) + references,
         gradients=_bytes(trained),
         optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
-        kv_cache=cache * (config.action_head == "generate"),
+        kv_cache=cache,
     )
     return sum(p.numel() for p in held), sum(p.numel() for p in trained), memory
 

@@ -67,23 +67,25 @@ def make_plan(
     config = config.copy(copy_frozen=False).warm_start(demonstrations=0)
     config.validate()
     config = with_models(config, on_progress)
-    checked = preflight(config)
+    policies = map(config.get_config_for_module, config.llm_module_ids)
+    checked = [preflight(own) for own in policies]
+    context_tokens = max(c.context_tokens for c in checked)
     turns = _max_turns(config)
-    budget = checked.context_tokens
+    budget = context_tokens
     if _samples_tokens(config):
         budget = min(turns * config.max_new_tokens, budget)
     if config.max_tokens_per_episode:
         budget = min(budget, config.max_tokens_per_episode)
     minibatch = config.minibatch_size or config.episodes_per_iteration
     steps = math.ceil(config.episodes_per_iteration / minibatch)
-    parameters, trained, memory = count_weights(config, checked.context_tokens)
+    parameters, trained, memory = count_weights(config)
     return Plan(
         episodes=config.episodes_per_iteration,
         groups=config.episodes_per_iteration // config.group_size,
         group_size=config.group_size,
         max_turns=turns,
-        first_prompt_tokens=checked.first_prompt_tokens,
-        context_tokens=checked.context_tokens,
+        first_prompt_tokens=max(c.first_prompt_tokens for c in checked),
+        context_tokens=context_tokens,
         episode_tokens=budget,
         iteration_tokens=budget * config.episodes_per_iteration,
         rows_per_update=minibatch * (turns if config.row_per_turn else 1),
