@@ -41,6 +41,26 @@ def test_parameters_and_bytes_are_those_of_the_learner(ray_session, name, change
     assert plan.memory.optimizer == 8 * trained
 
 
+@pytest.mark.ray
+def test_every_policy_counts_with_its_own_context(ray_session):
+    """The longest context counts for prompts, each policy's own for its cache."""
+
+    def plan(*overrides):
+        return make_plan(load_recipe("duo_action", (*SMALL, *overrides)).build_config())
+
+    alice = "{generation: {max_context_tokens: 200}}"
+    both = plan("generation.max_context_tokens=200")
+    one = plan(
+        "generation.max_context_tokens=100",
+        f"multi_agent.policies={{alice: {alice}, bob: {{}}}}",
+    )
+    none = plan("generation.max_context_tokens=100")
+    assert (both.context_tokens, one.context_tokens) == (200, 200)
+    assert none.context_tokens == 100
+    assert both.memory.kv_cache == 2 * none.memory.kv_cache
+    assert 2 * one.memory.kv_cache == both.memory.kv_cache + none.memory.kv_cache
+
+
 def _weights(learner):
     """Return values held (shared ones once), values that learn, and bytes held."""
     held, trained = {}, 0
