@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.tools.json_texts import load_json, load_json_prefix
+from rllib_llm.tools.tags import join_arguments, split_arguments
 from rllib_llm.tools.tool import RESERVED
 
 Schemas = Sequence[dict[str, Any]]
@@ -47,13 +48,13 @@ class ToolFormat:
     Attributes:
         find: Reads all calls of a completion; it gets the schemas by name.
         describe: Tells a model what tools there are, and how to call them.
-        write: Returns the text of a call.
+        write: Returns the text of a call, given name, arguments and the JSON schema.
         results: Joins the texts of a turn's results into a user message.
     """
 
     find: Callable[[str, dict[str, Any]], list[Call]]
     describe: Callable[[Schemas], str]
-    write: Callable[[str, dict[str, Any]], str]
+    write: Callable[[str, dict[str, Any], dict[str, Any]], str]
     results: Callable[[Sequence[str]], str]
 
 
@@ -104,30 +105,17 @@ def check_format(tool_format: Any) -> str:
     return tool_format
 
 
-def _load(text: str) -> Any:
-    """Return JSON that can be written and encoded again.
-
-    Raises:
-        ValueError: Otherwise.
-    """
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
 def _json_call(value: Any, keys: tuple[str, ...]) -> Call:
     """Read ``{"name": ..., <one of keys>: {...}}``."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Call("", {}, "a call needs a JSON object with a name")
     key = next((k for k in keys if k in value), keys[0])
     arguments = value.get(key, {})
+    if isinstance(arguments, str):  # as OpenAI's API writes them
+        try:
+            arguments = load_json(arguments)
+        except ValueError as error:
+            return Call(value["name"], {}, f"{key} is a text without JSON: {error}")
     if not isinstance(arguments, dict):
         return Call(value["name"], {}, f"{key} must be a JSON object")
     extra = sorted(set(value) - {"name", "type", key})
@@ -145,7 +133,7 @@ def _find_hermes(completion: str, schemas: dict[str, Any]) -> list[Call]:
             calls.append(Call("", {}, "there is no </tool_call>"))
             continue
         try:
-            calls.append(_json_call(_load(text), ("arguments",)))
+            calls.append(_json_call(load_json(text), ("arguments",)))
         except ValueError as error:
             calls.append(Call("", {}, f"the call is not valid JSON: {error}"))
     return calls
@@ -161,7 +149,9 @@ def _describe_hermes(schemas: Schemas) -> str:
     )
 
 
-def _write_hermes(name: str, arguments: dict[str, Any]) -> str:
+def _write_hermes(
+    name: str, arguments: dict[str, Any], parameters: dict[str, Any]
+) -> str:
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -196,14 +186,10 @@ def _objects(text: str) -> Iterator[Any]:
     Raises:
         ValueError: Where something else stands.
     """
-    decoder = json.JSONDecoder(parse_constant=_refuse)
     text = text.lstrip()
     while text:
-        try:
-            _, end = decoder.raw_decode(text)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        yield _load(text[:end])
+        value, end = load_json_prefix(text)
+        yield value
         text = text[end:].lstrip("; \t\r\n")
 
 
@@ -217,7 +203,9 @@ def _describe_llama3(schemas: Schemas) -> str:
     )
 
 
-def _write_llama3(name: str, arguments: dict[str, Any]) -> str:
+def _write_llama3(
+    name: str, arguments: dict[str, Any], parameters: dict[str, Any]
+) -> str:
     return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
 
 
@@ -239,36 +227,10 @@ def _find_tags(completion: str, schemas: dict[str, Any]) -> list[Call]:
             continue
         text, start = completion[match.end() : end], end + len(name) + 3
         if name in schemas:
-            calls.append(Call(name, _split(text, schemas[name])))
+            calls.append(Call(name, split_arguments(text, schemas[name])))
         elif name not in RESERVED:
             calls.append(Call(name))
     return calls
-
-
-def _split(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by name: in order, divided by commas, the last as it stands."""
-    properties = parameters.get("properties", {})
-    text = text.strip()
-    if not text:
-        return {}
-    if not properties:
-        return {"text": text}  # one too many
-    values = text.split(",", len(properties) - 1)
-    return {
-        name: _convert(value.strip(), properties[name].get("type"))
-        for name, value in zip(properties, values, strict=False)
-    }
-
-
-def _convert(text: str, kind: Any) -> Any:
-    """Return a value of the type that is wanted, or the text, which is then refused."""
-    if kind == "boolean":
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        value = {"integer": int, "number": float}.get(kind, str)(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str) or math.isfinite(value) else text
 
 
 def _describe_tags(schemas: Schemas) -> str:
@@ -281,12 +243,10 @@ def _describe_tags(schemas: Schemas) -> str:
     return "Tools:\n" + "\n".join(lines)
 
 
-def _write_tags(name: str, arguments: dict[str, Any]) -> str:
-    return _tags(name, ", ".join(_plain(value) for value in arguments.values()))
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _write_tags(
+    name: str, arguments: dict[str, Any], parameters: dict[str, Any]
+) -> str:
+    return _tags(name, join_arguments(name, arguments, parameters))
 
 
 def _tags(name: str, text: str) -> str:

@@ -87,10 +87,11 @@ class ToolSet:
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
         """Return the text of a call, e.g. for a scripted expert."""
-        names = self._get(name).parameters.get("properties", {})
+        parameters = self._get(name).parameters
+        names = parameters.get("properties", {})
         ordered = {n: arguments[n] for n in names if n in arguments}
         known = text_format(self.schemas, self.tool_format)
-        return known.write(name, {**ordered, **arguments})
+        return known.write(name, {**ordered, **arguments}, parameters)
 
     def parse(self, completion: str) -> list[Call]:
         """Return the calls in a completion, in order; invalid ones name the problem."""

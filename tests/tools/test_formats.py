@@ -86,8 +86,13 @@ def test_several_calls_of_a_turn_come_in_order(tool_format, text):
         ("hermes", '<tool_call>{"name": "add"', "there is no </tool_call>"),
         (
             "hermes",
-            '<tool_call>{"name": "add", "arguments": "{}"}</tool_call>',
+            '<tool_call>{"name": "add", "arguments": "[]"}</tool_call>',
             "arguments must be a JSON object",
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>',
+            "arguments is a text without JSON: ",
         ),
         (
             "hermes",
@@ -142,6 +147,56 @@ def test_malformed_calls_say_why(tool_format, text, problem):
 )
 def test_other_texts_hold_no_calls(tool_format, text):
     assert read(text, tool_format) == []
+
+
+ORDER = {"sizes": {"a": [1, 2], "b": "x, {y}"}, "note": "red, or blue", "count": 3}
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ORDER,
+        {**ORDER, "note": '"quoted"'},
+        {**ORDER, "count": "three"},
+        {**ORDER, "sizes": {}, "count": None},
+        {**ORDER, "count": "null"},
+        {**ORDER, "count": {"deep": [None, True, 1.5, "]"]}},
+        {"sizes": {"a": 1}},
+    ],
+)
+def test_objects_unions_and_commas_survive(tool_format, arguments):
+    tools = ToolSet(toys.order, tool_format=tool_format)
+    (call,) = tools.parse(tools.write_call("order", **arguments))
+    assert (call.arguments, call.problem) == (arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        (toys.add, {"b": 2}),  # the first argument would take it
+        (toys.search, {"query": "say </search>"}),
+    ],
+)
+def test_what_tags_cannot_say_is_refused(source, arguments):
+    tools = ToolSet(source, tool_format="tags")
+    with pytest.raises(ConfigError, match="cannot be written as tags"):
+        tools.write_call(source.__name__, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        ),
+        ("llama3", '{"name": "add", "parameters": "{\\"a\\": 1}"}'),
+    ],
+)
+def test_arguments_may_be_a_json_string(tool_format, text):
+    assert read(text, tool_format) == [("add", {"a": 1})]
+    assert read(text, "auto") == [("add", {"a": 1})]
 
 
 def test_the_last_argument_of_a_tag_keeps_its_commas():

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from rllib_llm.tools import ToolUnavailable, tool
 
@@ -49,6 +49,17 @@ def ask(number: float, maybe: int | None = None) -> str:
         maybe: None, too.
     """
     return f"{number!r} {maybe!r}"
+
+
+def order(sizes: dict[str, Any], note: str = "", count: Any = None) -> str:
+    """Order things.
+
+    Args:
+        sizes: By name.
+        note: For the maker.
+        count: How many.
+    """
+    return f"{sizes} {note} {count}"
 
 
 def no_arguments() -> None:

@@ -1,0 +1,37 @@
+"""JSON as a model writes it: read strictly, and never deeper than can be written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def load_json(text: str) -> Any:
+    """Return JSON that can be written and encoded again.
+
+    Raises:
+        ValueError: Otherwise.
+    """
+    value, end = load_json_prefix(text.lstrip())
+    rest = text.lstrip()[end:].strip()
+    if rest:
+        raise ValueError(f"{rest[:20]!r} follows the value")
+    return value
+
+
+def load_json_prefix(text: str) -> tuple[Any, int]:
+    """Return the JSON value that ``text`` begins with, and where it ends.
+
+    Raises:
+        ValueError: If there is none, or it could not be written and encoded again.
+    """
+    try:
+        value, end = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value, end
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
