@@ -1,5 +1,7 @@
 """Packaging of rllib_llm; tools are configured in pyproject.toml."""
 
+import posixpath
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -8,9 +10,31 @@ ROOT = Path(__file__).parent
 VERSION: dict[str, str] = {}
 exec((ROOT / "rllib_llm" / "version.py").read_text(), VERSION)
 
+# Where the sources are published; the one place that says it.
+REPOSITORY = "https://github.com/rllib-llm/rllib_llm"
+PICTURES = (".png", ".svg", ".gif")
+
+
+def for_package_index(readme: str) -> str:
+    """Return the README with links that lead into this version's sources.
+
+    Relative links work in a checkout only; a package index shows the text elsewhere.
+    """
+
+    def absolute(match: re.Match[str]) -> str:
+        target = match[2]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        kind = "raw" if target.endswith(PICTURES) else "blob"
+        path = posixpath.normpath(target)
+        return f"{match[1]}{REPOSITORY}/{kind}/v{VERSION['__version__']}/{path})"
+
+    return re.sub(r"(\]\()([^)\s]+)\)", absolute, readme)
+
+
 LORA = ["peft>=0.18"]
 NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
-GAMES = ['open_spiel>=2.0,<3; python_version >= "3.11"', "openskill>=6.2,<7"]
+GAMES = ["open_spiel>=2.0,<3", "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
 BROWSER = ["selenium>=4.30,<5"]
 
@@ -18,11 +42,32 @@ setup(
     name="rllib-llm",
     version=VERSION["__version__"],
     description="Train LLM agents by reinforcement learning, with Ray RLlib",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=for_package_index(
+        (ROOT / "README.md").read_text(encoding="utf-8")
+    ),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    author="The rllib_llm authors",
+    project_urls={
+        "Homepage": REPOSITORY,
+        "Documentation": f"{REPOSITORY}/tree/main/docs",
+        "Changes": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    keywords=[
+        "reinforcement learning",
+        "language models",
+        "LLM agents",
+        "multi-agent",
+        "self-play",
+        "RLlib",
+        "Ray",
+        "PPO",
+        "GRPO",
+        "MARFT",
+    ],
+    license_expression="Apache-2.0",
     license_files=["LICENSE", "NOTICE"],
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     # The links algorithms/ and envs/ at the top level are for readers only.
     packages=[
         *find_packages(include=["rllib_llm", "rllib_llm.*"]),
@@ -53,7 +98,6 @@ setup(
         "pyyaml",
         "rich",
         "typer>=0.15",
-        "typing_extensions",
         "tensorboard",
     ],
     extras_require={
@@ -89,8 +133,14 @@ setup(
     entry_points={"console_scripts": ["rllib-llm=rllib_llm.cli.main:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

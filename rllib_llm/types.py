@@ -28,14 +28,14 @@ Message = dict[str, str]
 """A chat message: ``{"role": "system"|"user"|"assistant"|"tool", "content": text}``."""
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why the engine ended one turn."""
 
     STOP = "stop"  # the model sampled its end-of-turn token or a stop string
     LENGTH = "length"  # max_new_tokens was reached
 
 
-class StopReason(str, enum.Enum):
+class StopReason(enum.StrEnum):
     """Why an episode ended (a closed set; what follows from each: StopPolicy)."""
 
     TERMINATED = "terminated"
@@ -49,7 +49,7 @@ class StopReason(str, enum.Enum):
     ABORTED = "aborted"
 
 
-class StopPolicy(str, enum.Enum):
+class StopPolicy(enum.StrEnum):
     """What the learner makes of an episode that ended for a given reason."""
 
     TRAIN = "train"  # final: the return is what was earned

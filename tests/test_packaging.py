@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import email.policy
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from rllib_llm.version import __version__ as VERSION
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
@@ -101,6 +105,43 @@ def test_the_wheel_carries_all_modules_recipes_and_the_licence(wheel):
     assert expected <= names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any("__pycache__" in name for name in names)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    """What a package index shows of the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        text = archive.read(path).decode("utf-8")
+    return email.message_from_string(text, policy=email.policy.default)
+
+
+def test_the_wheel_says_whose_it_is_and_where_to_read_on(metadata):
+    assert metadata["Author"] and metadata["Keywords"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    labels = {url.split(",")[0] for url in metadata.get_all("Project-URL")}
+    assert {"Homepage", "Documentation", "Changes", "Issues"} <= labels
+    claimed = {
+        c.rsplit(" ", 1)[1]
+        for c in metadata.get_all("Classifier")
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", c)
+    }
+    assert claimed == {"3.11", "3.12", "3.13"}
+    assert metadata["Requires-Python"] == f">={min(claimed)}"
+
+
+def test_links_of_the_readme_work_on_a_package_index(metadata):
+    """Each leads into the published sources, to a file that is there."""
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata.get_payload())
+    assert len(links) > 100
+    into = rf"https://[^/]+/[^/]+/rllib_llm/(blob|raw)/v{VERSION}/([^#]+)"
+    for link in links:
+        found = re.match(into, link)
+        if found is None:
+            assert link.startswith(("https://", "#")), link
+            continue
+        assert (ROOT / found[2]).exists(), link
+        assert (found[1] == "raw") == found[2].endswith(".png"), link
 
 
 def test_recipes_are_found_by_name_in_an_installed_wheel(wheel, tmp_path):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.core.columns import Columns
-from typing_extensions import Self
 
 from rllib_llm.env_runner import casting
 from rllib_llm.env_runner.plays import Seat, SinglePlay

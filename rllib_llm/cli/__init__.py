@@ -1,1 +1,1 @@
-"""The command line: ``rllib-llm train | evaluate | export | list | check``."""
+"""The command ``rllib-llm``, a module per verb; ``rllib-llm --help`` lists them."""

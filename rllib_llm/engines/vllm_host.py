@@ -115,7 +115,7 @@ class EngineHost:
             box.arrived.clear()
             try:
                 await asyncio.wait_for(box.arrived.wait(), wait_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return []
         if self._failure is not None:
             raise self._failure
@@ -139,7 +139,7 @@ class EngineHost:
             _, arrived = self._coming
             try:
                 await asyncio.wait_for(arrived.wait(), _WEIGHTS_TIMEOUT_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 if self._coming is not None and self._coming[1] is arrived:
                     self._coming = None
         held = self._weights

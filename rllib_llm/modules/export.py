@@ -35,6 +35,17 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
         with loading.quiet_progress():
             model.save_pretrained(folder)
     loading.load_tokenizer(module.model_config["model"]).save_pretrained(folder)
+    _share_weights(folder)
+
+
+def _share_weights(folder: Path) -> None:
+    """Give files of weights the permissions of the files beside them.
+
+    safetensors writes into a temporary file, which its owner alone may read.
+    """
+    usual = (folder / "tokenizer_config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(usual)
 
 
 def merge_lora(model: nn.Module) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import json
 import logging
@@ -176,12 +175,7 @@ class _Loops:
                 left = max(0.0, began + timeout_s + _GRACE_S - time.perf_counter())
             try:
                 return future.result(left)
-            # Three different classes before Python 3.11.
-            except (
-                TimeoutError,
-                asyncio.TimeoutError,
-                concurrent.futures.TimeoutError,
-            ) as error:
+            except TimeoutError as error:
                 if not future.done():  # it blocks the loop: others need a new one
                     self._give_up(loop)
                 elif timeout_s is None:

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from rllib_llm.envs import make_env
-from rllib_llm.envs.sql_agent import env as sql_env
-from rllib_llm.envs.sql_agent.guard import MAX_ROWS, check_python, query, table_text
+from rllib_llm.envs.sql_agent.guard import MAX_ROWS, query, table_text
 from rllib_llm.envs.sql_agent.world import world
 from rllib_llm.envs.transcript import expert_policy, play
-from rllib_llm.errors import ConfigError
 
 TABLES = ("cities", "countries", "rivers")
 IMAGE, ROWS = world(0, 3)
@@ -270,10 +268,3 @@ def test_turns_say_what_rewards_read():
     *_, info = env.step("nothing")
     assert info["tool"] is None
     assert info["gold_queries"] == [env.question.sql]
-
-
-def test_older_pythons_are_refused(monkeypatch):
-    monkeypatch.setattr(sql_env, "check_python", check_python)
-    monkeypatch.setattr("sys.version_info", (3, 10, 0))
-    with pytest.raises(ConfigError, match="needs Python 3.11"):
-        check_python()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 import pytest
 import torch
@@ -91,6 +93,19 @@ def test_the_tokenizer_goes_along(tmp_path, family, merged):
     assert theirs(text)["input_ids"] == ours(text)["input_ids"]
     assert theirs.chat_template == ours.chat_template
     assert theirs.special_tokens_map == ours.special_tokens_map
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "adapter"])
+def test_all_files_have_the_permissions_of_new_files(tmp_path, merged):
+    module = family_module(tmp_path / "model", "qwen3", lora=LORA)
+    before = os.umask(0o027)
+    try:
+        module.save_model(tmp_path / "out", merged=merged)
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "out").iterdir())
+    assert any(f.suffix == ".safetensors" for f in files)
+    assert {stat.S_IMODE(f.stat().st_mode) for f in files} == {0o640}
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])

@@ -78,7 +78,7 @@ def test_what_is_written_runs(kind, tmp_path):
     """Its own tests, the check, a dry run, and an iteration of training."""
     name = f"my_{kind}"
     # As the console script begins: without the current folder on the path.
-    command = ["-P", "-c", COMMAND] if sys.version_info >= (3, 11) else ["-c", COMMAND]
+    command = ["-P", "-c", COMMAND]
     run(tmp_path, *command, "init", kind, name)
     run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{name}.py")
     if kind == "env":

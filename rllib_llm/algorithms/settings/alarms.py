@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from typing_extensions import Self
 
 from rllib_llm.alarms.settings import Chosen, choose
 from rllib_llm.alarms.snapshots import MEMORY, PLACES

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from typing_extensions import Self
 
 from rllib_llm.algorithms.settings.assign import assign
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
-from typing_extensions import Self
 
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.errors import ConfigError, did_you_mean

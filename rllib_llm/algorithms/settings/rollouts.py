@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from typing_extensions import Self
 
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.pieces.registry import Spec

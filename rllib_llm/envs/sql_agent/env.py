@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.envs.parsing import require_int
-from rllib_llm.envs.sql_agent.guard import QueryResult, check_python, query, table_text
+from rllib_llm.envs.sql_agent.guard import QueryResult, query, table_text
 from rllib_llm.envs.sql_agent.questions import LEVELS, draw_question
 from rllib_llm.envs.sql_agent.world import TABLES, schema, world
 from rllib_llm.envs.text_env import in_split, register_text_env
@@ -46,7 +46,6 @@ class SQLAgent(ToolOrAnswer):
             worlds: How many databases there are to draw from, >= 1.
             rows: Rows of a result that are shown, in [1, 50].
         """
-        check_python()
         require_int("level", level, 1, len(LEVELS))
         require_int("worlds", worlds, 1, 2**31 - 1)
         self.rows = require_int("rows", rows, 1, 50)

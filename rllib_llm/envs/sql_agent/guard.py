@@ -14,12 +14,9 @@ import contextlib
 import dataclasses
 import re
 import sqlite3
-import sys
 import time
 from collections.abc import Collection, Iterator
 from typing import Any
-
-from rllib_llm.errors import ConfigError
 
 TIME_LIMIT_S = 0.2
 MAX_SQL_CHARS = 1_000
@@ -64,19 +61,6 @@ class QueryResult:
     rows: tuple[tuple[Any, ...], ...] = ()
     more: bool = False
     error: str = ""
-
-
-def check_python() -> None:
-    """Refuse Python versions whose sqlite3 has no limits.
-
-    Raises:
-        ConfigError: Below Python 3.11.
-    """
-    if sys.version_info < (3, 11):
-        raise ConfigError(
-            "sql_agent needs Python 3.11 or later; the sqlite3 of this one "
-            f"({sys.version.split()[0]}) cannot limit what a query uses."
-        )
 
 
 def query(image: bytes, tables: Collection[str], sql: str) -> QueryResult:
