@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from rllib_llm.cli.terminal import printable
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes.overrides import apply_overrides
 
@@ -22,7 +23,7 @@ def check(
         tokenizer=_tokenizer(model),
         max_context_tokens=_context(model, max_context_tokens),
     )
-    typer.echo(str(report))
+    typer.echo(printable(str(report)))
     return report.ok
 
 

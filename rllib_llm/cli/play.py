@@ -16,6 +16,7 @@ from rllib_llm.acting.match import PERSON, Match, Move, choose_seats
 from rllib_llm.acting.policy import LLMPolicy
 from rllib_llm.cli.env_options import parse_env
 from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.cli.terminal import printable
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.errors import ConfigError
@@ -257,4 +258,4 @@ class _Table:
             lines.append(line[:-1])
 
     def _say(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style)
+        self._console.print(printable(text), style=style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.connectors.chat import ChatRenderer, Prompt
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.tool_prompts import later, opening
+
+logger = logging.getLogger("rllib_llm")
 
 PROMPTS = "prompts"
 STOP_TOKEN_IDS = "stop_token_ids"
@@ -31,6 +34,9 @@ class RenderChat(ConnectorV2):
             a policy reads text (a scripted one).
         system_prompts: First message of a policy's conversations, by ModuleID.
         role_prompts: The same of agents whose policy has none, by AgentID.
+        max_context_tokens: Longest conversation of each policy, by ModuleID. An
+            observation with more characters than so many tokens can hold is cut
+            before it is encoded: it ends the episode either way, at once.
     """
 
     def __init__(
@@ -38,11 +44,14 @@ class RenderChat(ConnectorV2):
         renderers: Mapping[str, ChatRenderer | None],
         system_prompts: Mapping[str, str] | None = None,
         role_prompts: Mapping[str, str] | None = None,
+        max_context_tokens: Mapping[str, int] | None = None,
     ):
         super().__init__()
         self.renderers = renderers
         self.system_prompts = dict(system_prompts or {})
         self.role_prompts = dict(role_prompts or {})
+        self.max_context_tokens = dict(max_context_tokens or {})
+        self._most_chars: dict[str, int] = {}  # of an observation, by ModuleID
 
     @override(ConnectorV2)
     def __call__(
@@ -102,6 +111,7 @@ class RenderChat(ConnectorV2):
         module_id = episode.module_id or DEFAULT_MODULE_ID
         renderer = self.renderers.get(module_id)
         text, info = str(episode.get_observations(-1)), episode.get_infos(-1) or {}
+        text, info = self._cut(text, module_id), self._cut_results(info, module_id)
         if data.messages:
             data.messages += later(text, info, data.tools)
             if renderer is None:
@@ -121,3 +131,31 @@ class RenderChat(ConnectorV2):
         if renderer is None:
             return None
         return Prompt(renderer.first(data.messages, data.tools), extends=True)
+
+    def _cut_results(self, info: dict[str, Any], module_id: str) -> dict[str, Any]:
+        results = info.get("tool_results")
+        if not results:
+            return info
+        cut = [{**r, "content": self._cut(r["content"], module_id)} for r in results]
+        return {**info, "tool_results": cut}
+
+    def _cut(self, text: str, module_id: str) -> str:
+        """Return no more characters than the policy's context can hold."""
+        limit = self.max_context_tokens.get(module_id)
+        if limit is None or len(text) <= limit:
+            return text
+        if module_id not in self._most_chars:
+            vocabulary = self.renderers[module_id].tokenizer.get_vocab()
+            # One more than fits, so that what was cut still overflows.
+            self._most_chars[module_id] = (limit + 1) * max(map(len, vocabulary))
+        most = self._most_chars[module_id]
+        if len(text) > most:
+            logger.warning(
+                "An observation of %s characters for policy %s is cut to %s: "
+                "max_context_tokens=%s holds no more.",
+                len(text),
+                module_id,
+                most,
+                limit,
+            )
+        return text[:most]

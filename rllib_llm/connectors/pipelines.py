@@ -33,7 +33,13 @@ def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> A
         connectors=[
             *custom,
             RenderChat(
-                config.chat_renderers(), config.system_prompts(), config.role_prompts()
+                config.chat_renderers(),
+                config.system_prompts(),
+                config.role_prompts(),
+                {
+                    m: config.get_config_for_module(m).max_context_tokens
+                    for m in config.llm_module_ids
+                },
             ),
         ],
     )

@@ -279,9 +279,9 @@ class Rollout:
     def _overflow(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
         if not seat.data.num_turns:
             raise EnvContractError(
-                f"The first prompt of seed {slot.task.seed} has {length} tokens; "
-                f"max_context_tokens={voice.max_context_tokens} leaves no room "
-                "to answer. Raise max_context_tokens or shorten the prompt."
+                f"The first prompt of seed {slot.task.seed} has {length} tokens "
+                f"or more; max_context_tokens={voice.max_context_tokens} leaves no "
+                "room to answer. Raise max_context_tokens or shorten the prompt."
             )
         # The observation cannot be shown; the critic bootstraps before it.
         seat.data.prompt = None
@@ -341,6 +341,10 @@ class Rollout:
         unread = slot.play.unread()
         if unread:
             self._render(unread)  # what the critic would have seen next
+            for seat in unread:
+                voice = self._voices[seat.module_id]
+                if seat.data.prompt and prompt_length(seat) > voice.max_context_tokens:
+                    seat.data.prompt = None  # the critic bootstraps before it
         self._close_episode(slot)
 
     def _close_episode(self, slot: Slot) -> None:

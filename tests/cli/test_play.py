@@ -6,7 +6,25 @@ import pytest
 
 from rllib_llm.acting.match import choose_seats
 from rllib_llm.cli.env_options import parse_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
+from rllib_llm.types import TurnResult
+
+
+class Painter(TextEnv):
+    """Says and answers what would clear a terminal's screen."""
+
+    def start(self, rng):
+        return "\x1b[2JPaint!\r\u202e"
+
+    def parse(self, completion):
+        return completion
+
+    def reply(self, action):
+        return TurnResult(f"You said {action}", terminated=True, success=True)
+
+    def expert_action(self, rng):
+        return "\x1b]0;red\x07"
 
 
 @pytest.fixture
@@ -49,6 +67,13 @@ def test_a_person_plays_to_the_end(play):
     assert out == again  # the task is the same every time
     other = play("guess_number-v0:upper=3", "--task", "5", typed=["/quit"])[1]
     assert "task 5" in other and "stopped after 0 turns" in other
+
+
+def test_control_characters_do_not_reach_the_terminal(play):
+    status, out = play("test_play:Painter", typed=["/expert"])
+    assert status == 0 and not set("\x1b\x07\r\u202e") & set(out)
+    assert r"\x1b[2JPaint!\r\u202e" in out and r"\x1b]0;red\x07" in out
+    assert r"You said \x1b]0;red\x07" in out
 
 
 def test_the_end_of_the_input_is_a_wish_to_stop(play):

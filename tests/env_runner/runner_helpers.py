@@ -73,6 +73,17 @@ class Slow(Countdown):
         return super().reply(action)
 
 
+class Huge(Countdown):
+    """Says five million characters after the first turn."""
+
+    def start(self, rng):
+        return super().start(rng, 4)
+
+    def reply(self, action):
+        super().reply(action)
+        return TurnResult("word " * 1_000_000)
+
+
 class Aborting(Countdown):
     """Gives up in the first attempt of every seed, for ``reason``."""
 

@@ -11,6 +11,7 @@ from runner_helpers import (
     Endless,
     Flaky,
     Hanging,
+    Huge,
     NaNReward,
     Slow,
     make_runner,
@@ -128,6 +129,26 @@ def test_context_overflow_is_a_stop_reason():
         data = episode_data(episode)
         assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
         assert episode.is_truncated and len(data.ids) <= 120
+
+
+def test_a_huge_observation_is_cut_before_it_is_encoded(caplog):
+    generation = {"max_new_tokens": 4, "max_context_tokens": 120}
+    runner = make_runner(Huge, generation=generation)
+    (episode,) = runner.sample(num_episodes=1)
+    data = episode_data(episode)
+    assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
+    vocabulary = runner.config.chat_renderer().tokenizer.get_vocab()
+    assert len(data.messages[-1]["content"]) == 121 * max(map(len, vocabulary))
+    assert "An observation of 5000000 characters" in caplog.text
+
+
+def test_a_last_observation_that_does_not_fit_is_not_shown_to_the_critic():
+    generation = {"max_new_tokens": 4, "max_context_tokens": 120}
+    runner = make_runner(Huge, generation=generation, max_turns=1)
+    (episode,) = runner.sample(num_episodes=1)
+    data = episode_data(episode)
+    assert data.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_TOKENS_TURN)
+    assert data.prompt is None and len(data.ids) <= 120
 
 
 def test_failed_episodes_are_retried_and_excluded_from_nothing():
