@@ -25,6 +25,7 @@ from rllib_llm.algorithms.lr_scale import ScaledLearningRates
 from rllib_llm.algorithms.matmul import precision_in_force, speed_up_linear_layers
 from rllib_llm.algorithms.norms import speed_up_norms
 from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.reference_kl import ReferenceKLMixin
 from rllib_llm.algorithms.token_notes import TokenNotesMixin
 from rllib_llm.algorithms.token_pieces import TokenPiecesMixin
 from rllib_llm.algorithms.token_stats import correct_mismatch
@@ -46,6 +47,7 @@ CRITIC_OPTIMIZER = "critic"
 class LLMLearnerMixin(
     TokenPiecesMixin,
     ClassicLearnerMixin,
+    ReferenceKLMixin,
     ScaledLearningRates,
     TokenNotesMixin,
     LearnerStats,
@@ -82,10 +84,6 @@ class LLMLearnerMixin(
         self._gap_in_first_pass = True
         self._nan_steps = 0
         self._last_timesteps: dict[str, Any] = {}
-        self._ref_kl_coeffs = {
-            module_id: self.config.get_config_for_module(module_id).ref_kl_coeff
-            for module_id in self.module.keys()
-        }
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -354,31 +352,6 @@ class LLMLearnerMixin(
         self._log_stats()
         self._log_notes()
         super().after_gradient_based_update(timesteps=timesteps)
-
-    def _adapt_ref_kl(self, module_id: str) -> None:
-        """Steer the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
-
-        The rule is that of PPO's adaptive KL coefficient: x1.5 above twice the target,
-        x0.5 below half of it. The KL is that of all Learners' tokens, so that they go
-        on with the same coefficient.
-        """
-        target = self.config.get_config_for_module(module_id).ref_kl_target
-        if target is not None:
-            stats = self._stats[module_id]
-            ours = [float(stats[key]) for key in ("ref_kl", "ref_kl/weight")]
-            kl, weight = all_reduce_sum(ours, self._device)
-            if kl > 2.0 * target * weight:
-                self._ref_kl_coeffs[module_id] *= 1.5
-            elif kl < 0.5 * target * weight:
-                self._ref_kl_coeffs[module_id] *= 0.5
-        self._publish_ref_kl()
-        self._add_stat(module_id, "ref_kl_coeff", self._ref_kl_coeffs[module_id], 1.0)
-
-    def _publish_ref_kl(self) -> None:
-        for piece in getattr(self._learner_connector, "connectors", []):
-            for module_id, settings in getattr(piece, "settings", {}).items():
-                if getattr(settings, "ref_kl_coeff", None) is not None:
-                    settings.ref_kl_coeff = self._ref_kl_coeffs[module_id]
 
     # State ---------------------------------------------------------------------------
 

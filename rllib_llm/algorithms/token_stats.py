@@ -8,6 +8,7 @@ import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm import columns
+from rllib_llm.objectives.losses import MAX_LOG_RATIO
 from rllib_llm.objectives.mismatch import mismatch_weights
 
 # Sums from which the explained variance is made; not metrics themselves.
@@ -20,10 +21,7 @@ def add_token_stats(
     module_id: str,
     logp: torch.Tensor,
     batch: dict[str, Any],
-    *,
-    clip_low: float,
-    clip_high: float,
-    clipped: torch.Tensor | None = None,
+    clipped: torch.Tensor,
 ) -> None:
     """Accumulate ratio, clipping, KL and critic statistics of one micro-batch.
 
@@ -32,27 +30,19 @@ def add_token_stats(
         module_id: Whose statistics these are.
         logp: Log-probabilities under the current policy. [B, T]
         batch: The micro-batch.
-        clip_low: Lower clip range, to count clipped tokens.
-        clip_high: Upper clip range.
-        clipped: Where a bound of another policy loss acted; None: beyond the clip
-            range in the direction of the update. bool [B, T]
+        clipped: Where a bound of the policy loss acted. bool [B, T]
     """
     mask = batch[Columns.LOSS_MASK]
     trained = int(mask.sum())
     log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
-    ratio = log_ratio.exp()
-    advantages = batch[Columns.ADVANTAGES][mask]
+    # As in the losses: one token that became impossible shall not make means infinite.
+    bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = bounded.exp()
     learner._spread(module_id, "log_ratios", log_ratio)
-    if clipped is None:
-        clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | (
-            (advantages < 0) & (ratio < 1.0 - clip_low)
-        )
-    else:
-        clipped = clipped[mask]
     for key, value in (
         # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
-        ("approx_kl_k3", (ratio - 1.0 - log_ratio).mean()),
-        ("clip_frac", clipped.float().mean()),
+        ("approx_kl_k3", (ratio - 1.0 - bounded).mean()),
+        ("clip_frac", clipped[mask].float().mean()),
         ("ratio_mean", ratio.mean()),
     ):
         learner._add_stat(module_id, key, value, trained)

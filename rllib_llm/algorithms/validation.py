@@ -281,6 +281,13 @@ def _validate_kl(config: Any) -> None:
             "ref_kl_estimator='k1' in the loss has an expected gradient of zero, so it "
             "would do nothing. Use 'k2' or 'k3', or ref_kl_in='reward'."
         )
+    if config.ref_kl_clip is not None and not 0 < config.ref_kl_clip < math.inf:
+        raise ConfigError(
+            f"ref_kl_clip={config.ref_kl_clip!r} must be above 0, e.g. 10.0, or None."
+        )
+    if config.ref_kl_estimator != "k3":
+        why = "it bounds 'k3', which grows exponentially. Leave it out."
+        refuse_without_effect(config, ("ref_kl_clip",), why)
     if config.ref_kl_target is not None and config.ref_kl_coeff == 0:
         raise ConfigError(
             "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "

@@ -91,6 +91,7 @@ METRICS = (
     "learners/<module>/loss_term_<name>",
     "learners/<module>/loss_term_coeff_<name>",
     "learners/<module>/ref_kl",
+    "learners/<module>/ref_kl_clip_frac",
     "learners/<module>/nll",
     "reward_parts/<name>",
     "filtered_frac/<name>",

@@ -126,6 +126,7 @@ def gae_settings(config: Any) -> GAESettings:
         whiten=config.whiten_advantages,
         ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
         ref_kl_estimator=config.ref_kl_estimator,
+        ref_kl_clip=config.ref_kl_clip,
     )
 
 

@@ -58,6 +58,7 @@ from rllib_llm.objectives.kl import (
 from rllib_llm.objectives.losses import (
     MAX_LOG_RATIO,
     clipped_policy_loss,
+    clipped_surrogate,
     entropy_bonus,
     negative_log_likelihood,
     value_loss,
@@ -105,6 +106,7 @@ __all__ = [
     "approx_kl",
     "broadcast_advantages",
     "clipped_policy_loss",
+    "clipped_surrogate",
     "denominator",
     "dependency_graph",
     "entropy_bonus",

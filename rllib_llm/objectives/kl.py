@@ -64,26 +64,41 @@ def kl_k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return 0.5 * kl_k1(logp, ref_logp).square()
 
 
-def kl_k3(logp: Tensor, ref_logp: Tensor, *, clamp: float | None = 20.0) -> Tensor:
+def kl_k3(
+    logp: Tensor,
+    ref_logp: Tensor,
+    *,
+    clamp: float | None = 20.0,
+    largest: float | None = None,
+) -> Tensor:
     """Return ``exp(d) - d - 1``, d = ref_logp - logp: unbiased, never negative.
+
+    It grows with ``exp(d)``: a token that the reference finds 20 nats likelier counts
+    4.9e8 unless ``largest`` bounds it.
 
     Args:
         logp: Log-probabilities under the policy that sampled, in nats. [...]
         ref_logp: The same tokens under the reference policy. [...]
         clamp: Bound on the magnitude of d, so that one token that became nearly
             impossible does not overflow; beyond it the gradient is 0. None for none.
+        largest: Bound on the estimate, > 0; a token at it has no gradient. It biases
+            the estimate downwards. None for none.
 
     Returns:
         Estimate in nats per token. [...]
 
     Raises:
-        ValueError: If shapes differ or ``clamp`` is not positive.
+        ValueError: If shapes differ, or ``clamp`` or ``largest`` is not positive.
     """
     d = -kl_k1(logp, ref_logp)
     if clamp is not None:
         check_positive("clamp", clamp, "Use e.g. 20.0, or None for no clamp.")
         d = d.clamp(-clamp, clamp)
-    return torch.expm1(d) - d
+    estimate = torch.expm1(d) - d
+    if largest is None:
+        return estimate
+    check_positive("largest", largest, "Use e.g. 10.0, or None for no bound.")
+    return estimate.clamp(max=largest)
 
 
 def kl_penalty(
@@ -93,6 +108,7 @@ def kl_penalty(
     estimator: str = "k3",
     *,
     clamp: float | None = 20.0,
+    largest: float | None = None,
 ) -> Tensor:
     """Return the chosen estimate of KL(pi || pi_ref) per token, zero where masked.
 
@@ -102,6 +118,7 @@ def kl_penalty(
         loss_mask: True where the token is trained; elsewhere anything may stand. [B, T]
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
         clamp: See :func:`kl_k3`; the others ignore it.
+        largest: See there, likewise.
 
     Returns:
         Estimate in nats per token, zero in value and gradient where masked. [B, T]
@@ -117,7 +134,7 @@ def kl_penalty(
         return kl_k1(logp, ref_logp)
     if estimator == "k2":
         return kl_k2(logp, ref_logp)
-    return kl_k3(logp, ref_logp, clamp=clamp)
+    return kl_k3(logp, ref_logp, clamp=clamp, largest=largest)
 
 
 def approx_kl(logp: Tensor, old_logp: Tensor, loss_mask: Tensor) -> Tensor:

@@ -14,7 +14,14 @@ import math
 import torch
 from torch import Tensor
 
-from rllib_llm.objectives._checks import check_mask, check_positive
+from rllib_llm.objectives._checks import (
+    check_choice,
+    check_mask,
+    check_positive,
+    check_same_shape,
+)
+
+CLIP_FORMS = ("hard", "soft")
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this magnitude (nats), so that exp stays finite."""
@@ -48,26 +55,86 @@ def clipped_policy_loss(
             None for plain PPO.
 
     Returns:
-        Loss, zero where masked [B, T], and the fraction of trained tokens whose
-        gradient a clip removed (scalar, detached, 0.0 if no token is trained).
+        Loss, zero where masked, and where a clip removed the gradient of a trained
+        token (bool). 2 x [B, T]
 
     Raises:
         ValueError: If shapes differ or a clip range is out of range.
     """
     check_mask(loss_mask, logp=logp, old_logp=old_logp, advantages=advantages)
+    return clipped_surrogate(
+        _masked_log_ratio(logp, old_logp, loss_mask).exp(),
+        _keep(advantages, loss_mask).detach(),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+
+
+def clipped_surrogate(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    form: str = "hard",
+) -> tuple[Tensor, Tensor]:
+    """Return the clipped surrogate of ratios, whatever they are ratios of.
+
+    The only place where a ratio is clipped: of tokens (:func:`clipped_policy_loss`), of
+    turns and sequences (the policy loss ``gspo``).
+
+    Args:
+        ratio: New over old probability, finite and above 0. [B, T]
+        advantages: Constant; 0 where nothing is trained. [B, T]
+        clip_low: See :func:`clipped_policy_loss`.
+        clip_high: See there.
+        dual_clip: See there.
+        form: "hard", or "soft": above the upper bound the value is the same, but the
+            gradient ``(1 + clip_high) * A * grad log ratio`` stays (AEPO,
+            arXiv:2510.14545).
+
+    Returns:
+        Loss [B, T], and where a bound replaced the ratio, ``dual_clip`` included
+        (bool [B, T]).
+
+    Raises:
+        ValueError: If shapes differ, or a range or the form is not as above.
+    """
+    check_same_shape(ratio=ratio, advantages=advantages)
     _check_clips(clip_low, clip_high, dual_clip)
-    advantages = _keep(advantages, loss_mask).detach()
-    ratio = _masked_log_ratio(logp, old_logp, loss_mask).exp()
-    clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    positive, negative = advantages > 0, advantages < 0
-    clipped = (positive & (ratio > 1 + clip_high)) | (negative & (ratio < 1 - clip_low))
+    check_choice("form", form, CLIP_FORMS)
+    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    if form == "soft":
+        kept = (1.0 + clip_high) * ratio / ratio.detach()
+        bounded = torch.where(ratio > 1.0 + clip_high, kept, bounded)
+    objective = torch.minimum(ratio * advantages, bounded * advantages)
+    clipped = is_clipped(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None:
-        bounded = torch.maximum(objective, dual_clip * advantages)
-        objective = torch.where(negative, bounded, objective)
+        negative = advantages < 0
+        floor = torch.maximum(objective, dual_clip * advantages)
+        objective = torch.where(negative, floor, objective)
         clipped = clipped | (negative & (ratio > dual_clip))
-    clip_frac = clipped.sum() / loss_mask.sum().clamp(min=1)
-    return -objective, clip_frac.detach()
+    return -objective, clipped
+
+
+def is_clipped(
+    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """Return where the ratio left its range in the direction of the update.
+
+    Args:
+        ratio: New over old probability. [B, T]
+        advantages: Their sign is the direction. [B, T]
+        clip_low: The range begins at ``1 - clip_low``.
+        clip_high: And ends at ``1 + clip_high``.
+
+    Returns:
+        bool [B, T]
+    """
+    above, below = ratio > 1.0 + clip_high, ratio < 1.0 - clip_low
+    return ((advantages > 0) & above) | ((advantages < 0) & below)
 
 
 def negative_log_likelihood(

@@ -15,6 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from rllib_llm.objectives._checks import check_positive
+from rllib_llm.objectives.kl import kl_k3
+from rllib_llm.objectives.losses import MAX_LOG_RATIO
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.token_batch import TokenBatch, asks_for
 
@@ -92,17 +94,18 @@ class EntropyTarget:
 
 @piece("loss_term", "kl_cov", paper="Cui et al. 2025, arXiv:2505.22617")
 @asks_for("scores")
-def kl_cov(batch: TokenBatch, *, share: float = 2e-3) -> Tensor:
+def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> Tensor:
     """KL to the policy before the update, on the tokens that cost most entropy.
 
     Args:
         batch: Tokens.
         share: Share of the iteration's tokens, those of the highest covariance of
             log-probability and advantage, in (0, 1].
+        largest: Bound on the KL of a token, > 0.
     """
     check_share("share", share)
-    log_ratio = batch.log_ratio
-    k3 = log_ratio.exp() - 1.0 - log_ratio
+    # Of tokens from the policy before the update, so the roles are swapped.
+    k3 = kl_k3(batch.old_logp, batch.logp, clamp=MAX_LOG_RATIO, largest=largest)
     return k3 * (batch.covariance_rank < share)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rllib_llm.objectives._checks import check_choice, check_positive
+from rllib_llm.objectives.losses import clipped_surrogate
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.token_batch import LEVELS, TokenBatch, asks_for
 
@@ -38,22 +39,16 @@ def ppo_clip(
             gradient ``(1 + high) * A * grad logp`` stays (AEPO, arXiv:2510.14545).
     """
     _check_range(low, high)
-    check_choice("form", form, ("hard", "soft"))
     if dual is not None and not dual > 1:
         raise ValueError(f"dual is {dual}. It must be above 1, e.g. 3.0, or None.")
-    ratio, advantages = batch.ratio, batch.advantages
-    bounded = ratio.clamp(1.0 - low, 1.0 + high)
-    if form == "soft":
-        kept = (1.0 + high) * ratio / ratio.detach()
-        bounded = torch.where(ratio > 1.0 + high, kept, bounded)
-    objective = torch.minimum(ratio * advantages, bounded * advantages)
-    clipped = _outside(ratio, advantages, low, high)
-    if dual is not None:
-        negative = advantages < 0
-        floor = torch.maximum(objective, dual * advantages)
-        objective = torch.where(negative, floor, objective)
-        clipped = clipped | (negative & (ratio > dual))
-    return -objective, clipped
+    return clipped_surrogate(
+        batch.ratio,
+        batch.advantages,
+        clip_low=low,
+        clip_high=high,
+        dual_clip=dual,
+        form=form,
+    )
 
 
 @piece("policy_loss", "loop", paper="LOOP, Chen et al. 2025, arXiv:2502.01600")
@@ -85,10 +80,7 @@ def gspo(
     log_ratio = batch.reduce(batch.log_ratio, level).detach()
     # The value is that of the sequence, the gradient that of the token.
     ratio = (log_ratio + batch.logp - batch.logp.detach()).exp()
-    bounded = ratio.clamp(1.0 - low, 1.0 + high)
-    advantages = batch.advantages
-    objective = torch.minimum(ratio * advantages, bounded * advantages)
-    return -objective, _outside(ratio, advantages, low, high)
+    return clipped_surrogate(ratio, batch.advantages, clip_low=low, clip_high=high)
 
 
 @piece("policy_loss", "cispo", paper="MiniMax-M1 2025, arXiv:2506.13585")
@@ -267,12 +259,6 @@ def _binary_kl(old: Tensor, new: Tensor) -> Tensor:
     other_old, other_new = (1.0 - old).clamp(min=tiny), (1.0 - new).clamp(min=tiny)
     old, new = old.clamp(min=tiny), new.clamp(min=tiny)
     return old * (old / new).log() + other_old * (other_old / other_new).log()
-
-
-def _outside(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Where the ratio is beyond its range in the direction of the update. [B, T]"""
-    up, down = ratio > 1.0 + high, ratio < 1.0 - low
-    return ((advantages > 0) & up) | ((advantages < 0) & down)
 
 
 def _check_range(low: float, high: float) -> None:

@@ -20,7 +20,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm import GRPOConfig, LLMPPOConfig, columns
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.errors import RLlibLLMError
+from rllib_llm.errors import ConfigError, RLlibLLMError
 from rllib_llm.types import StopPolicy, StopReason
 
 
@@ -262,7 +262,7 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 @pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
 def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor):
     """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
-    from rllib_llm.algorithms import learner as module
+    from rllib_llm.algorithms import reference_kl as module
 
     def two_learners(values, device):
         if len(values) < 2:
@@ -274,6 +274,64 @@ def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor
     monkeypatch.setattr(module, "all_reduce_sum", two_learners)
     update(learner, credited())
     assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.1 * factor)
+
+
+def drifted_learner(config_class=GRPOConfig, **training):
+    """A learner whose policy has left its reference."""
+    learner = make_learner(make_config(config_class, ref_kl_coeff=0.5, **training))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy(learner).lm.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return learner
+
+
+@pytest.mark.parametrize("config_class", [GRPOConfig, LLMPPOConfig])
+@pytest.mark.parametrize("ref_kl_clip", [0.5, 1e6, None])
+def test_the_reference_kl_of_a_token_is_held_at_its_clip(config_class, ref_kl_clip):
+    learner = drifted_learner(config_class, ref_kl_clip=ref_kl_clip)
+    batch = make_batch(learner, credited())
+    mask = batch[Columns.LOSS_MASK]
+    d = (batch[columns.REF_LOGP] - batch[Columns.ACTION_LOGP])[mask].double()
+    k3 = d.exp() - d - 1
+    result = update(learner, credited())[DEFAULT_MODULE_ID]
+    if ref_kl_clip is None:
+        assert "ref_kl_clip_frac" not in result
+        expected = k3.mean()
+    else:
+        share = (k3 >= ref_kl_clip).double().mean()
+        assert result["ref_kl_clip_frac"].peek() == pytest.approx(float(share))
+        assert (0 < share < 1) == (ref_kl_clip == 0.5)
+        expected = k3.clamp(max=ref_kl_clip).mean()
+    assert result["ref_kl"].peek() == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_the_reference_kl_in_the_reward_is_held_at_its_clip():
+    lambdas = {"lambda_": 0.0, "lambda_token": 0.0}
+    training = {"ref_kl_in": "reward", "whiten_advantages": False, **lambdas}
+    learner = drifted_learner(LLMPPOConfig, ref_kl_clip=0.5, **training)
+    batch = make_batch(learner, [fake_episode(1, reward=0.0)])
+    mask = batch[Columns.LOSS_MASK]
+    d = (batch[columns.REF_LOGP] - batch[Columns.ACTION_LOGP])[mask]
+    cost = 0.5 * (d.exp() - d - 1).clamp(max=0.5)
+    # The critic says 0 and lambdas are 0: an advantage is the token's own reward.
+    torch.testing.assert_close(
+        batch[Columns.ADVANTAGES][mask], -cost, atol=1e-5, rtol=1e-4
+    )
+    assert (cost == 0.25).any() and (cost < 0.25).any()
+
+
+@pytest.mark.parametrize(
+    "training, message",
+    [
+        ({"ref_kl_clip": 0.0}, "ref_kl_clip=0.0 must be above 0"),
+        ({"ref_kl_clip": float("inf")}, "or None"),
+        ({"ref_kl_clip": 5.0, "ref_kl_estimator": "k2"}, "ref_kl_clip=5.0 would have"),
+    ],
+)
+def test_a_clip_of_the_reference_kl_is_checked(training, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(GRPOConfig, ref_kl_coeff=0.1, **training)
 
 
 def test_reference_kl_in_reward_lowers_rewards_of_drifted_tokens():

@@ -216,6 +216,31 @@ def test_dual_clip_acts_on_negative_advantages_only():
         assert (found > 0) == (sign < 0)
 
 
+def test_clip_frac_is_the_same_however_the_clip_is_asked_for():
+    chosen = (
+        {"clip_param": 0.3, "clip_param_high": 5.0, "dual_clip": 1.1},
+        {"policy_loss": {"name": "ppo_clip", "low": 0.3, "high": 5.0, "dual": 1.1}},
+    )
+    found, counted = [], []
+    for training in chosen:
+        learner = off_policy_learner(GRPOConfig, **training)
+        played = near(episodes())
+        batch = make_batch(learner, played)
+        module = policy(learner)
+        with torch.no_grad():
+            logp = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][..., 0]
+        ratio = (logp - batch[Columns.ACTION_LOGP]).exp()
+        advantages, mask = batch[Columns.ADVANTAGES], batch[Columns.LOSS_MASK]
+        clipped = torch.where(
+            advantages < 0, (ratio < 0.7) | (ratio > 1.1), ratio > 6.0
+        )
+        counted.append(float(clipped[mask].double().mean()))
+        result = update(learner, played)[DEFAULT_MODULE_ID]
+        found.append(result["clip_frac"].peek())
+    assert found == pytest.approx(counted, rel=1e-5)
+    assert found[0] == found[1] > 0.1
+
+
 # Critic -------------------------------------------------------------------------------
 
 

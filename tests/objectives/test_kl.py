@@ -86,6 +86,24 @@ def test_clamp_keeps_k3_finite():
     assert torch.equal(kl_k3(inside, ref), kl_k3(inside, ref, clamp=None))
 
 
+def test_the_largest_k3_of_a_token_is_bounded():
+    ref = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
+    logp = (ref - torch.tensor([20.0, 2.7, 1.0])).requires_grad_()
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    free = kl_penalty(logp[None], ref[None], mask, "k3")[0]
+    assert free[0] > 4.8e8
+    held = kl_penalty(logp[None], ref[None], mask, "k3", largest=10.0)[0]
+    assert held.tolist() == [10.0, 10.0, free[2].item()]
+    held.sum().backward()
+    # d/dlogp (exp(d) - d - 1) = 1 - exp(d), and none where the bound holds it.
+    expected = torch.tensor([0.0, 0.0, 1.0 - torch.tensor(1.0).double().exp()])
+    torch.testing.assert_close(logp.grad, expected.double(), **TOLERANCE)
+    for estimator in ("k1", "k2"):
+        plain = kl_penalty(logp[None], ref[None], mask, estimator)
+        bounded = kl_penalty(logp[None], ref[None], mask, estimator, largest=10.0)
+        assert torch.equal(plain, bounded)
+
+
 def test_approx_kl_estimates_old_to_new_over_trained_tokens():
     logits, old_logits = make_logits(1)
     logp, old = logits.log_softmax(-1), old_logits.log_softmax(-1)
@@ -108,3 +126,5 @@ def test_errors_name_the_value():
         kl_k2(logp, logp[0])
     with pytest.raises(ValueError, match="clamp is 0"):
         kl_k3(logp, logp, clamp=0)
+    with pytest.raises(ValueError, match="largest is -1"):
+        kl_k3(logp, logp, largest=-1)

@@ -13,11 +13,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm import columns
 from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.token_stats import add_token_stats
-from rllib_llm.objectives.kl import kl_penalty
-from rllib_llm.objectives.losses import (
-    clipped_policy_loss,
-    weighted_loss,
-)
+from rllib_llm.objectives.losses import clipped_policy_loss, weighted_loss
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
@@ -40,40 +36,26 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         trained = int(mask.sum())
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         logp, entropy = scores[..., 0], scores[..., 1]
-        high = config.clip_param_high or config.clip_param
-        pieces, clipped = self._token_pieces[module_id], None
+        pieces = self._token_pieces[module_id]
         tokens = self.token_batch(module_id, batch, scores) if pieces else None
         if pieces.loss is not None:
             loss, clipped = pieces.policy_loss(tokens)
         else:
-            loss, _ = clipped_policy_loss(
+            loss, clipped = clipped_policy_loss(
                 logp,
                 batch[Columns.ACTION_LOGP],
                 batch[Columns.ADVANTAGES],
                 mask,
                 clip_low=config.clip_param,
-                clip_high=high,
+                clip_high=config.clip_param_high or config.clip_param,
                 dual_clip=config.dual_clip,
             )
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
             self._add_stat(module_id, key, value.sum() / trained, trained)
-        if columns.REF_LOGP in batch:
-            kl = kl_penalty(
-                logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
-            )
-            self._add_stat(module_id, "ref_kl", kl.sum() / trained, trained)
-            loss = loss + self._ref_kl_coeffs[module_id] * kl
+        loss = loss + self._ref_kl_loss(module_id, config, batch, logp)
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
         if pieces.terms:
             loss = loss + self._add_terms(module_id, tokens, trained)
-        add_token_stats(
-            self,
-            module_id,
-            logp,
-            batch,
-            clip_low=config.clip_param,
-            clip_high=high,
-            clipped=clipped,
-        )
+        add_token_stats(self, module_id, logp, batch, clipped)
         return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

@@ -14,12 +14,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import VF_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
 from rllib_llm.algorithms.classic_learner import RLLIB_MEANS
 from rllib_llm.algorithms.learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.ppo.token_loss import token_ppo_loss
 from rllib_llm.algorithms.token_stats import add_token_stats
-from rllib_llm.objectives.kl import kl_penalty
+from rllib_llm.objectives.losses import is_clipped
 
 _OF_CRITIC = (
     VF_LOSS_KEY,
@@ -63,20 +62,17 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
             self._add_stat(module_id, key, value, trained)
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
-        if columns.REF_LOGP in batch:
-            kl = kl_penalty(
-                logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator
-            )
-            mean_kl = kl.sum() / trained
-            self._add_stat(module_id, "ref_kl", mean_kl, trained)
-            if config.ref_kl_in == "loss":
-                loss = loss + self._ref_kl_coeffs[module_id] * mean_kl
-        add_token_stats(
-            self,
-            module_id,
-            logp,
-            batch,
-            clip_low=config.clip_param,
-            clip_high=config.clip_param,
-        )
+        kl = self._ref_kl_loss(module_id, config, batch, logp)
+        loss = loss + torch.as_tensor(kl).sum() / trained
+        add_token_stats(self, module_id, logp, batch, _clipped(config, batch, logp))
         return loss * (trained / batch.get(DENOMINATOR, trained))
+
+
+def _clipped(config: Any, batch: dict[str, Any], logp: torch.Tensor) -> torch.Tensor:
+    """Return where RLlib's loss clips the ratio of a token. bool [B, T]"""
+    return is_clipped(
+        (logp.detach() - batch[Columns.ACTION_LOGP]).exp(),
+        batch[Columns.ADVANTAGES],
+        clip_low=config.clip_param,
+        clip_high=config.clip_param,
+    )

@@ -12,7 +12,6 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from rllib_llm import columns
 from rllib_llm.algorithms.token_stats import add_token_stats
 from rllib_llm.objectives.critic_losses import critic_loss
-from rllib_llm.objectives.kl import kl_penalty
 from rllib_llm.objectives.losses import value_loss, weighted_loss
 from rllib_llm.pieces.losses import ppo_clip
 
@@ -53,14 +52,8 @@ def token_ppo_loss(
     loss = loss - schedule.get_current_value() * entropy
     if pieces.terms:
         loss = loss + learner._add_terms(module_id, tokens, trained)
-    if columns.REF_LOGP in batch:
-        kl = kl_penalty(logp, batch[columns.REF_LOGP], mask, config.ref_kl_estimator)
-        learner._add_stat(module_id, "ref_kl", kl.sum() / trained, trained)
-        if config.ref_kl_in == "loss":
-            loss = loss + learner._ref_kl_coeffs[module_id] * kl
-    add_token_stats(
-        learner, module_id, logp, batch, clip_low=clip, clip_high=clip, clipped=clipped
-    )
+    loss = loss + learner._ref_kl_loss(module_id, config, batch, logp)
+    add_token_stats(learner, module_id, logp, batch, clipped)
     weights = batch[columns.LOSS_WEIGHTS]
     total = weighted_loss(loss, weights, denominator)
     if config.use_critic:

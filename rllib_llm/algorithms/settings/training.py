@@ -36,6 +36,7 @@ class TrainingSettings:
         self.loss_agg_constant: float | None = None
         self.ref_kl_coeff = 0.0
         self.ref_kl_estimator = "k3"
+        self.ref_kl_clip: float | None = 10.0
         self.ref_kl_in = "loss"
         self.ref_kl_target: float | None = None
         self.policy_loss: Spec | None = None
@@ -64,6 +65,7 @@ class TrainingSettings:
         loss_agg_constant: float | None = NotProvided,
         ref_kl_coeff: float = NotProvided,
         ref_kl_estimator: str = NotProvided,
+        ref_kl_clip: float | None = NotProvided,
         ref_kl_in: str = NotProvided,
         ref_kl_target: float | None = NotProvided,
         policy_loss: Spec | None = NotProvided,
@@ -95,6 +97,7 @@ class TrainingSettings:
             loss_agg_constant=loss_agg_constant,
             ref_kl_coeff=ref_kl_coeff,
             ref_kl_estimator=ref_kl_estimator,
+            ref_kl_clip=ref_kl_clip,
             ref_kl_in=ref_kl_in,
             ref_kl_target=ref_kl_target,
             policy_loss=policy_loss,

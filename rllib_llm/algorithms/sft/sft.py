@@ -35,6 +35,7 @@ _OF_SAMPLING = (
     "old_logps",
     "ref_kl_coeff",
     "ref_kl_estimator",
+    "ref_kl_clip",
     "ref_kl_in",
     "ref_kl_target",
     "critic_lr",

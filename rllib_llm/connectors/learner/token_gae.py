@@ -41,6 +41,7 @@ class GAESettings:
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
             the rewards; the learner keeps it current. None: no such penalty.
         ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.objectives.kl).
+        ref_kl_clip: Largest "k3" of a token; None: no bound.
         level: "token", "turn" or "bilevel" (rllib_llm.objectives.turn_gae).
         lambda_critic: Lambda of the value targets; None: that of the advantages.
         length_alpha: Of :func:`length_adaptive_lambda`; None: the lambdas above.
@@ -54,6 +55,7 @@ class GAESettings:
     whiten: bool = True
     ref_kl_coeff: float | None = None
     ref_kl_estimator: str = "k1"
+    ref_kl_clip: float | None = None
     level: str = "token"
     lambda_critic: float | None = None
     length_alpha: float | None = None
@@ -198,6 +200,7 @@ def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
         data[columns.REF_LOGP].double(),
         data[Columns.LOSS_MASK],
         settings.ref_kl_estimator,
+        largest=settings.ref_kl_clip,
     )
     return -settings.ref_kl_coeff * kl.cpu().numpy()
 
