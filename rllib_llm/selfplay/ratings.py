@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
 from rllib_llm.errors import MissingExtraError
@@ -13,9 +15,12 @@ class Ratings:
     """Strength of each policy as a normal distribution: ``mu`` and ``sigma``.
 
     The Plackett-Luce model of Weng and Lin 2011 (JMLR 12, 267-300) for games of any
-    number of seats, as openskill implements it. A rating depends on the order of
-    games, so games are taken in the order of their episodes, and the state belongs in
-    the checkpoint.
+    number of seats, as openskill implements it. A policy that holds several seats of a
+    game is rated by each of them: the update is the mean over all choices of one seat
+    per policy, each of which is a game of its own under Plackett-Luce (the order among
+    some of the seats follows the same model). A rating depends on the order of games,
+    so games are taken in the order of their episodes, and the state belongs in the
+    checkpoint.
 
     Raises:
         MissingExtraError: If openskill is not installed.
@@ -33,10 +38,10 @@ class Ratings:
     def record(self, results: Iterable[GameResult]) -> None:
         """Add finished games, in the order of their episodes.
 
-        Games in which a policy plays against itself tell nothing and are left out.
+        Games in which one policy holds all seats tell nothing and are left out.
         """
         for result in sorted(results, key=lambda result: result.episode):
-            if len(set(result.players)) == len(result.players):
+            if len(set(result.players)) > 1:
                 self._rate(result)
 
     def rating(self, name: str) -> tuple[float, float]:
@@ -79,10 +84,21 @@ class Ratings:
         self._games = dict(state["games"])
 
     def _rate(self, result: GameResult) -> None:
-        teams = [[self._of(name)] for name in result.players]
-        rated = self._model.rate(teams, scores=list(result.returns))
-        for name, (rating,) in zip(result.players, rated, strict=True):
-            self._ratings[name] = rating
+        names = list(dict.fromkeys(result.players))
+        earned: dict[str, list[float]] = {name: [] for name in names}
+        for name, value in zip(result.players, result.returns, strict=True):
+            earned[name].append(value)
+        before = [[self._of(name)] for name in names]
+        # One seat per policy, in all ways.
+        updates = [
+            self._model.rate(before, scores=list(scores))
+            for scores in itertools.product(*earned.values())
+        ]
+        for name, *rated in zip(names, *updates, strict=True):
+            self._ratings[name] = self._model.rating(
+                mu=fmean(rating.mu for (rating,) in rated),
+                sigma=fmean(rating.sigma for (rating,) in rated),
+            )
             self._games[name] = self.games(name) + 1
 
     def _of(self, name: str) -> Any:

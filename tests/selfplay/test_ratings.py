@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 
+import numpy as np
 import pytest
 
 from rllib_llm.errors import MissingExtraError
@@ -109,7 +110,40 @@ def test_games_against_oneself_are_left_out(results):
     ratings = rated(results)
     before = ratings.state_dict()
     ratings.record([GameResult(500, ("weak", "weak"), (1.0, -1.0))])
+    ratings.record([GameResult(501, ("weak",) * 3, (1.0, -1.0, 0.0))])
     assert ratings.state_dict() == before
+
+
+def three_seats(strength, count, seed=0):
+    """Games of one "new" seat against two of "old": the best draw takes all."""
+    rng = np.random.default_rng(seed)
+    for episode in range(count):
+        # Plackett-Luce: the lowest of exponentials with these rates comes first.
+        times = rng.exponential(1 / np.array([strength, 1.0, 1.0]))
+        order = rng.permutation(3)  # which chair each has
+        players = tuple(("new", "old", "old")[i] for i in order)
+        returns = tuple(1.0 if i == times.argmin() else 0.0 for i in order)
+        yield GameResult(episode, players, returns)
+
+
+@pytest.mark.parametrize(
+    ("strength", "low", "high"), [(6.0, 0.7, 1.0), (1.0, 0.4, 0.6), (1 / 6, 0.0, 0.3)]
+)
+def test_a_policy_on_several_seats_is_rated(results, strength, low, high):
+    """Equal strength stays even, though the two seats win twice as often."""
+    ratings = rated(three_seats(strength, 600))
+    assert ratings.games("new") == ratings.games("old") == 600
+    assert low < ratings.win_probability("new", "old") < high
+    assert ratings.rating("new")[1] < 8  # 25 / 3 at the start
+
+
+def test_several_seats_of_one_policy_are_a_mean_over_choices_of_seats(results):
+    ratings = rated([GameResult(0, ("a", "b", "a"), (2.0, 1.0, 0.0))])
+    won = rated([GameResult(0, ("a", "b"), (2.0, 1.0))])
+    lost = rated([GameResult(0, ("a", "b"), (0.0, 1.0))])
+    for name in ("a", "b"):
+        expected = np.mean([won.rating(name), lost.rating(name)], axis=0)
+        assert ratings.rating(name) == pytest.approx(tuple(expected))
 
 
 def test_draws_and_many_seats(results):
