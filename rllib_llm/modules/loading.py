@@ -21,6 +21,7 @@ from rllib_llm.errors import (
     TemplateError,
     did_you_mean,
 )
+from rllib_llm.modules.dropout import check_training_mode, disable_dropout
 
 DTYPES = {
     "float32": torch.float32,
@@ -164,9 +165,6 @@ def load_causal_lm(
     A folder that holds a ``config.json`` but no weights gives a randomly initialised
     model; checkpoints use that, since their weights are stored beside it.
 
-    Dropout would make the learner score another distribution than the one sampled
-    from, so that even the first step's probability ratios would differ from 1.
-
     Args:
         model: Folder or hub id.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
@@ -174,7 +172,7 @@ def load_causal_lm(
         kwargs: Passed on, e.g. ``attn_implementation``.
 
     Raises:
-        ModelError: If there is no such model or dtype.
+        ModelError: If there is no such model or dtype, or if it computes at random.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -201,17 +199,8 @@ def load_causal_lm(
     except (OSError, ValueError) as error:
         raise ModelError(f"No model could be loaded from {model!r}: {error}") from error
     disable_dropout(loaded)
+    check_training_mode(loaded)
     return loaded.eval()
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability of ``model`` to 0."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        # Attention layers hand this number to a functional dropout.
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
 
 
 def _has_weights(folder: Path) -> bool:
