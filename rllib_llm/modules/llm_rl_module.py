@@ -55,6 +55,21 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     - ``init_seed``: seeds new parameters, so that every process starts alike.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build the module.
+
+        Raises:
+            ModelError: If a ``setup()`` raises AttributeError. RLlib would take that for
+                a module of an older API, and hide it behind a deprecation notice.
+        """
+        try:
+            super().__init__(*args, **kwargs)
+        except AttributeError as error:
+            raise ModelError(
+                f"{type(self).__name__}.setup() raised AttributeError: {error}. See the "
+                "traceback above for the place."
+            ) from error
+
     @override(RLModule)
     def setup(self) -> None:
         self.action_dist_cls = TokenLogps

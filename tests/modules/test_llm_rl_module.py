@@ -15,11 +15,14 @@ from module_helpers import (
     step,
 )
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from transformers import AutoModelForCausalLM
 
 from rllib_llm import columns
+from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ModelError
 from rllib_llm.modules import loading
+from rllib_llm.modules.llm_rl_module import LLMRLModule
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 
@@ -329,6 +332,20 @@ def test_loading_shows_no_progress_bars_and_leaves_the_setting(tmp_path, capfd):
 def test_missing_models_are_named(tmp_path, model, message):
     with pytest.raises(ModelError, match=message):
         make_module(model.format(tmp=tmp_path))
+
+
+def test_an_attribute_error_in_setup_reaches_the_user(tmp_path):
+    class Faulty(LLMRLModule):
+        def setup(self):
+            super().setup()
+            self.lm.no_such_part.reset()
+
+    config = make_module(write_folder(tmp_path, "qwen2")).model_config
+    space = UnicodeText()
+    spec = RLModuleSpec(Faulty, space, space, model_config=config)
+    with pytest.raises(ModelError, match=r"Faulty\.setup\(\).*'no_such_part'") as caught:
+        spec.build()
+    assert isinstance(caught.value.__cause__, AttributeError)
 
 
 def test_unknown_dtypes_are_named(tmp_path):
