@@ -10,7 +10,8 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.modules.preparation import model_context_length
+from rllib_llm.modules.positions import why_shorter
+from rllib_llm.modules.preparation import model_context_length, text_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,9 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
     limit = model_context_length(model)
     if limit and (config.max_context_tokens or 0) > limit:
         raise ModelError(
-            f"max_context_tokens={config.max_context_tokens} exceeds the "
-            f"{limit} positions of {model!r}. Lower it."
+            f"max_context_tokens={config.max_context_tokens} exceeds the {limit} "
+            f"positions of {model!r} that can be used.{_why_shorter(model)} Set "
+            f"max_context_tokens={limit} or less."
         )
     renderer = config.chat_renderer()
     env = config.make_text_env()
@@ -66,3 +68,7 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
             "generation.max_context_tokens or shorten the prompt."
         )
     return Preflight(longest, context)
+
+
+def _why_shorter(model: str) -> str:
+    return "" if model == "tiny" else why_shorter(text_config(model))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 from rllib_llm.engines.attention import ATTENTION_NAME, attends_by_products
 from rllib_llm.engines.fused_forward import FusedForward, Masks
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
+from rllib_llm.engines.served_models import ADVICE, check_model, window_of
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
+from rllib_llm.modules.positions import context_length, why_shorter
 
-_SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
-_SERVED_ATTENTION = ("sdpa", "eager", ATTENTION_NAME)
 _PROBE_TOKENS = 6
 FORWARDS = ("auto", "plain")
 # Largest difference of logits that rounding explains, as a share of the largest logit.
@@ -62,10 +61,10 @@ class ModelRunner:
     ) -> None:
         """Check the model and measure what one token takes in the cache."""
         self._model, self._others = model, tuple(others)
-        self._config = _check_model(model)
+        self._config = check_model(model)
         self.device = torch.device(device or next(model.parameters()).device)
         self._dtype = next(model.parameters()).dtype
-        self._window = _window_of(self._config)
+        self._window = window_of(self._config)
         self._shown = torch.zeros((), dtype=self._dtype, device=self.device)
         self._hidden = self._shown + torch.finfo(self._dtype).min
         layer_types = set(getattr(self._config, "layer_types", None) or ())
@@ -96,17 +95,22 @@ class ModelRunner:
             self._fused = None if reason else FusedForward(self._model, self._others)
 
     def check_context(self, max_context_tokens: int) -> None:
-        """Refuse contexts longer than the positions the model knows.
+        """Refuse contexts longer than the positions that can be served.
 
         Raises:
             ConfigError: If ``max_context_tokens`` is larger than those.
+            ModelError: If positions that far give other logits with the cache.
         """
-        longest = getattr(self._config, "max_position_embeddings", None)
+        longest = context_length(self._config)
         if longest is not None and longest < max_context_tokens:
             raise ConfigError(
                 f"max_context_tokens ({max_context_tokens}) exceeds the {longest} "
-                f"positions of the model ({self._config.model_type})."
+                f"positions of the model ({self._config.model_type}) that can be used."
+                f"{why_shorter(self._config)} Lower it."
             )
+        # Only models whose frequencies are fixed run through the fused forward.
+        if self._fused is None and max_context_tokens > _PROBE_TOKENS:
+            self._probe_far(max_context_tokens)
 
     def copy_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy values into the model's parameters and buffers.
@@ -254,12 +258,17 @@ class ModelRunner:
         """
         if first == visible:
             return None
-        columns = torch.arange(first, visible, device=self.device)
+        return self._mask_keys(
+            positions, torch.arange(first, visible, device=self.device)
+        )
+
+    def _mask_keys(self, positions: Tensor, keys: Tensor) -> Masks:
+        """Build the mask(s) of tokens over keys. [B, T] and positions [K]"""
         queries = positions[:, None, :, None]
-        full = columns <= queries
+        full = keys <= queries
         if self._window is None:
             return self._additive(full)
-        window = full & (columns > queries - self._window)
+        window = full & (keys > queries - self._window)
         if not self._masks_by_type:
             return self._additive(window)
         return {
@@ -291,17 +300,53 @@ class ModelRunner:
         except Exception as error:
             raise ModelError(
                 f"Models of type {self._config.model_type!r} do not run on the slot "
-                f"cache ({type(error).__name__}: {error}). {_ADVICE}"
+                f"cache ({type(error).__name__}: {error}). {ADVICE}"
             ) from error
+        self._require_same(whole, cached)
+        return cache.bytes_per_token
+
+    def _require_same(self, whole: Tensor, cached: Tensor, where: str = "") -> None:
+        """Refuse the model if its logits change with the cache. [B, V] each"""
         # Low precision differs by rounding; a wrong cache differs by much more.
         tolerance = _CACHE_TOLERANCE.get(self._dtype, 0.2)
         gap, scale = _gap(whole, cached)
         if gap > tolerance * scale:
             raise ModelError(
                 f"Models of type {self._config.model_type!r} give other logits with "
-                f"the slot cache than without (by {gap:.2g}). {_ADVICE}"
+                f"the slot cache than without (by {gap:.2g}){where}. {ADVICE}"
             )
-        return cache.bytes_per_token
+
+    def _probe_far(self, max_context_tokens: int) -> None:
+        """Compare cached with uncached logits where rows begin and where they end.
+
+        Frequencies of rotary positions that change with the length would leave the
+        cached keys of the beginning behind.
+        """
+        half = _PROBE_TOKENS // 2
+        near = np.arange(half)
+        ids = np.arange(_PROBE_TOKENS) % self._config.vocab_size
+        places = np.concatenate((near, max_context_tokens - half + near))
+        inputs, at = self._to_device(np.stack((ids, places)))[:, None]  # [1, T] each
+        cache = SlotCache(1, _PROBE_TOKENS, self.device)
+        with self.serving():
+            whole = self._model(
+                input_ids=inputs,
+                position_ids=at,
+                attention_mask=self._mask_keys(at, at[0]),
+                use_cache=False,
+            ).logits[:, -1]
+            for start, counts in np.array([[[0], [half]], [[half], [half]]]):
+                visible = cache.prepare(0, start, counts, is_exact=True)
+                new = at[:, visible - half : visible]
+                cached = self._run_modules(
+                    cache,
+                    inputs[:, visible - half : visible],
+                    new,
+                    self._mask_keys(new, at[0, :visible]),
+                    torch.tensor([half - 1], device=self.device),
+                )
+        where = f" up to position {max_context_tokens}"
+        self._require_same(whole, cached, where)
 
     def _fuse(self) -> None:
         """Switch to the fused forward if it fits the models and computes the same."""
@@ -352,13 +397,6 @@ def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
     return float(gap), 1e-3 + float(first.abs().max())
 
 
-_ADVICE = (
-    "Served are decoder-only models whose layers are all of "
-    f"{', '.join(_SERVED_LAYER_TYPES)}, such as qwen2, qwen3, llama, mistral, gemma2, "
-    "gemma3_text, phi3, gpt2. Use one of these or another engine."
-)
-
-
 @contextlib.contextmanager
 def _last_token_only(model: nn.Module, last: Tensor) -> Iterator[None]:
     """Feed only each row's last real position to the output head.
@@ -380,39 +418,3 @@ def _last_token_only(model: nn.Module, last: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _check_model(model: nn.Module) -> Any:
-    """Return the text config of a model that can be served, else raise."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        raise ModelError(
-            f"The torch engine needs a transformers causal language model, got "
-            f"{type(model).__name__}."
-        )
-    config = config.get_text_config()
-    kind = f"Models of type {config.model_type!r}"
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{kind} are encoder-decoders. {_ADVICE}")
-    layer_types = getattr(config, "layer_types", None) or ()
-    unknown = sorted(set(layer_types) - set(_SERVED_LAYER_TYPES))
-    if unknown:
-        raise ModelError(f"{kind} have layers of {', '.join(unknown)}. {_ADVICE}")
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(f"{kind} keep a recurrent state. {_ADVICE}")
-    attention = config._attn_implementation
-    if attention not in _SERVED_ATTENTION:
-        raise ModelError(
-            f"The torch engine needs explicit attention masks, which attention "
-            f"{attention!r} does not take. Load the model with "
-            "attn_implementation='sdpa' (or 'eager')."
-        )
-    return config
-
-
-def _window_of(config: Any) -> int | None:
-    """Return the sliding window in tokens, or None if no layer has one."""
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None and "sliding_attention" not in layer_types:
-        return None
-    return getattr(config, "sliding_window", None)

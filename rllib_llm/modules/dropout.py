@@ -83,7 +83,7 @@ def check_training_mode(model: nn.Module) -> None:
         kind = model.config.get_text_config().model_type
         raise ModelError(
             f"Models of type {kind!r} give other logits in training mode than in "
-            f"evaluation mode (by {gap:.2g}, tolerance {tolerance:.2g}), although every "
-            "dropout was set to 0: the Learner would score another distribution than "
-            "the one sampled from. Use another architecture."
+            f"evaluation mode (by {gap:.2g}, tolerance {tolerance:.2g}), although all "
+            "dropout is off: the Learner would score another distribution than the one "
+            "sampled from. Use another architecture."
         )

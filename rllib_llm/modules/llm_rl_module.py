@@ -59,15 +59,15 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Build the module.
 
         Raises:
-            ModelError: If a ``setup()`` raises AttributeError. RLlib would take that for
+            ModelError: If ``setup()`` raises AttributeError. RLlib would take that for
                 a module of an older API, and hide it behind a deprecation notice.
         """
         try:
             super().__init__(*args, **kwargs)
         except AttributeError as error:
             raise ModelError(
-                f"{type(self).__name__}.setup() raised AttributeError: {error}. See the "
-                "traceback above for the place."
+                f"{type(self).__name__}.setup() raised AttributeError: {error}. The "
+                "traceback above shows the place."
             ) from error
 
     @override(RLModule)

@@ -208,12 +208,6 @@ def _has_weights(folder: Path) -> bool:
     return any(any(folder.glob(p)) for p in patterns)
 
 
-def context_length(model_config: Any) -> int | None:
-    """Return how many positions a model admits, or None if it does not say."""
-    length = getattr(model_config, "max_position_embeddings", None)
-    return int(length) if length else None
-
-
 def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return complete LoRA settings (None for none).
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_llm.cache import cache_dir
-from rllib_llm.modules import loading
+from rllib_llm.modules import loading, positions
 from rllib_llm.version import __version__
 
 # Raise when what is built from the same settings changes.
@@ -57,18 +57,27 @@ def prepare_language_model(
     return str(model)
 
 
-@functools.lru_cache(maxsize=8)
 def model_context_length(model: str) -> int | None:
-    """Return how many positions ``model`` admits, or None if it does not say."""
-    from transformers import AutoConfig
-
+    """Return how many positions of ``model`` can be used, None if it does not say."""
     if model == "tiny":
         from rllib_llm.modules.tiny import TINY_DEFAULTS
 
         return TINY_DEFAULTS["max_position_embeddings"]
+    return positions.context_length(text_config(model))
+
+
+@functools.lru_cache(maxsize=8)
+def text_config(model: str) -> Any:
+    """Return the text config of a checkpoint folder or hub id.
+
+    Raises:
+        ModelError: If there is no such folder.
+    """
+    from transformers import AutoConfig
+
     loading.check_model_path(model)
     config = AutoConfig.from_pretrained(os.path.expanduser(model))
-    return loading.context_length(config.get_text_config())
+    return config.get_text_config()
 
 
 def _build_tiny(

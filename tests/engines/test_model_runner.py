@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
-from engine_reference import build_model
+from engine_reference import build_model, check_turn, turn_params
 
-from rllib_llm.engines import TorchEngine
+from rllib_llm.engines import TorchEngine, generate
 from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.errors import ConfigError, ModelError
 
@@ -75,3 +75,57 @@ def test_a_failing_forward_restores_the_model(model):
         raise RuntimeError("inside")
     assert model.training
     assert model.config._attn_implementation == "sdpa"
+
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0, 4.0, 6.0, 8.0] * 2,
+    "original_max_position_embeddings": 32,
+}
+
+
+def long_rope_model():
+    config = tf.Phi3Config(
+        **SMALL,
+        max_position_embeddings=256,
+        original_max_position_embeddings=32,
+        rope_parameters=LONG_ROPE,
+        initializer_range=0.3,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    return tf.AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_long_rope_is_served_up_to_where_its_frequencies_change():
+    model = long_rope_model()
+    engine = TorchEngine(model, max_slots=1, max_context_tokens=32)
+    prompt = list(range(1, 9))
+    params = turn_params(0, 24)
+    (result,) = generate(engine, [prompt], [params])
+    check_turn(model, prompt, params, result)
+    assert len(result.token_ids) == 24
+    with pytest.raises(
+        ConfigError, match=r"\(33\) exceeds the 32 positions.*long-RoPE"
+    ):
+        TorchEngine(model, max_slots=1, max_context_tokens=33)
+
+
+def test_the_probe_sees_frequencies_that_change_with_the_length():
+    model = long_rope_model()
+    runner = ModelRunner(model)
+    runner.check_context(32)
+    # As an architecture that does not say where they change.
+    model.config.rope_parameters = {**LONG_ROPE, "rope_type": "unheard_of"}
+    assert model.model.rotary_emb.rope_type == "longrope"
+    with pytest.raises(ModelError, match=r"than without.*up to position 40"):
+        runner.check_context(40)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt2", "qwen3"])
+def test_the_probe_of_far_positions_lets_other_families_pass(family):
+    runner = ModelRunner(build_model(family), forward="plain")
+    for context in (7, 8, 256):
+        runner.check_context(context)

@@ -72,7 +72,7 @@ def logits(model: nn.Module, seed: int) -> torch.Tensor:
 def test_a_loaded_model_is_not_random_in_training_mode(family, tmp_path):
     model = build(family).train()
     assert (logits(model, 1) - logits(model, 2)).abs().max() > 0.1  # the test can fail
-    with pytest.raises(ModelError, match=r"other logits in training mode.*dropout"):
+    with pytest.raises(ModelError, match=r"other logits in training mode"):
         check_training_mode(model)
     assert model.training
     model.save_pretrained(tmp_path)

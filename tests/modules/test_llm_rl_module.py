@@ -343,7 +343,9 @@ def test_an_attribute_error_in_setup_reaches_the_user(tmp_path):
     config = make_module(write_folder(tmp_path, "qwen2")).model_config
     space = UnicodeText()
     spec = RLModuleSpec(Faulty, space, space, model_config=config)
-    with pytest.raises(ModelError, match=r"Faulty\.setup\(\).*'no_such_part'") as caught:
+    with pytest.raises(
+        ModelError, match=r"Faulty\.setup\(\).*'no_such_part'"
+    ) as caught:
         spec.build()
     assert isinstance(caught.value.__cause__, AttributeError)
 

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 from hf_folders import write_folder
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
 from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules import preparation
@@ -124,6 +125,26 @@ def test_context_length_of_models(tmp_path):
     )
     with pytest.raises(ModelError, match="does not exist"):
         preparation.model_context_length("/no/such/folder")
+
+
+def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
+    folder = write_folder(tmp_path / "model", "qwen2")
+    settings = Phi3Config(
+        max_position_embeddings=131072,
+        original_max_position_embeddings=100,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0] * 48,
+            "long_factor": [2.0] * 48,
+        },
+    )
+    settings.save_pretrained(folder)
+    assert preparation.model_context_length(folder) == 100
+    given = config().language_model(model=folder)
+    assert given.resolved_context_tokens() == 100
+    given.generation(max_context_tokens=101)
+    with pytest.raises(ModelError, match=r"=101 exceeds the 100 pos.*long-RoPE.*=100"):
+        preflight(given)
 
 
 @pytest.mark.parametrize(

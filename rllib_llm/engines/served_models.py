@@ -1,0 +1,54 @@
+"""Which models the torch engine serves, and what depends on their config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from rllib_llm.engines.attention import ATTENTION_NAME
+from rllib_llm.errors import ModelError
+
+_SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
+_SERVED_ATTENTION = ("sdpa", "eager", ATTENTION_NAME)
+ADVICE = (
+    "Served are decoder-only models whose layers are all of "
+    f"{', '.join(_SERVED_LAYER_TYPES)}, such as qwen2, qwen3, llama, mistral, gemma2, "
+    "gemma3_text, phi3, gpt2. Use one of these or another engine."
+)
+
+
+def check_model(model: nn.Module) -> Any:
+    """Return the text config of a model that can be served, else raise."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        raise ModelError(
+            f"The torch engine needs a transformers causal language model, got "
+            f"{type(model).__name__}."
+        )
+    config = config.get_text_config()
+    kind = f"Models of type {config.model_type!r}"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{kind} are encoder-decoders. {ADVICE}")
+    layer_types = getattr(config, "layer_types", None) or ()
+    unknown = sorted(set(layer_types) - set(_SERVED_LAYER_TYPES))
+    if unknown:
+        raise ModelError(f"{kind} have layers of {', '.join(unknown)}. {ADVICE}")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{kind} keep a recurrent state. {ADVICE}")
+    attention = config._attn_implementation
+    if attention not in _SERVED_ATTENTION:
+        raise ModelError(
+            f"The torch engine needs explicit attention masks, which attention "
+            f"{attention!r} does not take. Load the model with "
+            "attn_implementation='sdpa' (or 'eager')."
+        )
+    return config
+
+
+def window_of(config: Any) -> int | None:
+    """Return the sliding window in tokens, or None if no layer has one."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return None
+    return getattr(config, "sliding_window", None)

@@ -1,0 +1,42 @@
+"""How many positions of a model a conversation may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def context_length(model_config: Any) -> int | None:
+    """Return how many positions can be used, or None if the model does not say.
+
+    Models with long-RoPE know a second set of rotary frequencies for sequences longer
+    than ``original_max_position_embeddings``. The set would change in the middle of a
+    conversation: keys that are cached keep the first, and whether a row is scored with
+    the second would depend on its own length and on the padding of its batch.
+
+    Args:
+        model_config: A text config of transformers.
+    """
+    lengths = [getattr(model_config, "max_position_embeddings", None)]
+    known = [int(n) for n in (*lengths, *_long_rope_lengths(model_config)) if n]
+    return min(known, default=None)
+
+
+def why_shorter(model_config: Any) -> str:
+    """Return why :func:`context_length` is below all positions of the model, or ""."""
+    lengths = list(_long_rope_lengths(model_config))
+    if not lengths:
+        return ""
+    return (
+        f" Its long-RoPE changes all rotary frequencies beyond {min(lengths)} tokens, "
+        "which neither cached keys nor rows scored in one batch can follow."
+    )
+
+
+def _long_rope_lengths(model_config: Any) -> Iterator[int]:
+    rope = getattr(model_config, "rope_parameters", None) or {}
+    # Some models have one entry per type of layer.
+    entries = [rope, *(v for v in rope.values() if isinstance(v, Mapping))]
+    for entry in entries:
+        if entry.get("rope_type") == "longrope":
+            yield int(entry["original_max_position_embeddings"])
