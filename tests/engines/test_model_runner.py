@@ -107,9 +107,7 @@ def test_long_rope_is_served_up_to_where_its_frequencies_change():
     (result,) = generate(engine, [prompt], [params])
     check_turn(model, prompt, params, result)
     assert len(result.token_ids) == 24
-    with pytest.raises(
-        ConfigError, match=r"\(33\) exceeds the 32 positions.*long-RoPE"
-    ):
+    with pytest.raises(ConfigError, match=r"\(33\).*32 positions.*long-RoPE"):
         TorchEngine(model, max_slots=1, max_context_tokens=33)
 
 
