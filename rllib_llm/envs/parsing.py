@@ -19,10 +19,12 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def last_tagged(pattern: re.Pattern[str], text: str) -> tuple[str, str] | None:
-    """Return the name and the content of the last tag in a text.
+    r"""Return the name and the content of the last tag in a text.
 
     Args:
-        pattern: Its first group is the name, its second the content.
+        pattern: Its first group is the name, its second the content. A content that
+            cannot hold the opening tag again, as in ``<(a)>((?:(?!<\1>).)*?)</\\1>``,
+            keeps the time linear in texts of many unclosed tags.
         text: What a model said.
 
     Returns:

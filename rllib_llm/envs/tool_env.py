@@ -14,7 +14,7 @@ from rllib_llm.tools.formats import Call, check_format
 from rllib_llm.tools.tool_set import Result, ToolSet, tally
 from rllib_llm.types import TurnResult
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _WORD = re.compile(r"\w")
 
 

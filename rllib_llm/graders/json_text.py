@@ -1,19 +1,38 @@
-"""Checking JSON that a model wrote against a schema."""
+"""Reading JSON that a model wrote, and checking it against a schema."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.graders.line_worker import LineWorker
+
 MAX_CHARS = 100_000
+MAX_DEPTH = 64
+TIMEOUT_S = 5.0
+_SPACE = " \t\r\n"
+
+
+class JsonGraderError(RLlibLLMError):
+    """The worker failed twice; the text is neither right nor wrong."""
+
+
+# One process for all threads, started at the first check.
+_WORKER = LineWorker("rllib_llm.graders.json_worker", JsonGraderError)
 
 
 def json_problem(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with a JSON text.
+    """Return the first problem of a JSON text under a schema.
+
+    The check runs in a worker process, which is killed after ``TIMEOUT_S``: schemas
+    with patterns, references or alternatives take exponential time on some texts.
 
     Args:
-        text: What the model wrote.
+        text: The model's text, of at most ``MAX_CHARS`` characters; lists and objects
+            are nested at most ``MAX_DEPTH`` deep.
         schema: A JSON Schema (draft 2020-12 unless it says otherwise). It comes from
             the environment, never from a model; references lead nowhere outside it.
 
@@ -22,27 +41,77 @@ def json_problem(text: str, schema: Mapping[str, Any]) -> str | None:
 
     Raises:
         ValueError: If the schema itself is wrong.
+        JsonGraderError: If the worker failed twice.
     """
-    # Installed with Ray; imported late, since few need it.
-    import jsonschema
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    checker = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        checker.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ValueError(f"This is no JSON Schema: {error.message}") from error
+        packed = json.dumps(schema, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"This is no JSON Schema: {error}") from error
     if len(text) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
+    said = _WORKER.ask(json.dumps([packed, text]), TIMEOUT_S)
+    if said is None:
+        return f"the check took longer than {TIMEOUT_S:g} s"
+    is_schema, problem = json.loads(said)
+    if not is_schema:
+        raise ValueError(f"This is no JSON Schema: {problem}")
+    return problem
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: As :func:`read_json_prefix`, and if something follows the value.
+    """
+    text = text.strip(_SPACE)
+    value, end = read_json_prefix(text)
+    if end < len(text):
+        raise ValueError(f"{text[end : end + 20]!r} follows the value")
+    return value
+
+
+def read_json_prefix(text: str) -> tuple[Any, int]:
+    """Return the JSON value that a text begins with, and where it ends.
+
+    Raises:
+        ValueError: If there is none, if a number is not finite (``NaN``, ``1e999``), or
+            if lists and objects are nested more than ``MAX_DEPTH`` deep.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        return f"no JSON: {error}"
-    problems = checker(schema, registry=Registry()).iter_errors(value)
-    problem = jsonschema.exceptions.best_match(problems)
-    return problem and f"{problem.json_path}: {problem.message}"
+        value, end = _DECODER.raw_decode(text)
+        is_deep = is_too_deep(value)
+    except RecursionError:
+        is_deep = True
+    if is_deep:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    return value, end
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+def is_too_deep(value: Any) -> bool:
+    """Return whether lists and objects are nested more than ``MAX_DEPTH`` deep.
+
+    Deeper values make ``repr`` and other recursive functions fail.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text[:40]} is no finite number")
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)

@@ -6,15 +6,25 @@ time limits use signals, which fail in the threads that environments run in.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
+import signal
 import subprocess
 import sys
 import threading
 
 from rllib_llm.errors import RLlibLLMError
 
+logger = logging.getLogger(__name__)
+
 _START_S = 120.0
 _MEMORY_BYTES = 2 << 30
+# Signals of a crash, e.g. of a stack overflow. Others come from outside: the kernel's
+# out-of-memory killer sends SIGKILL.
+_CRASHES = frozenset(
+    -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+)
 
 
 class LineWorker:
@@ -36,16 +46,35 @@ class LineWorker:
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, question: str, timeout_s: float) -> str | None:
-        """Return the answer to one line; None if it took longer than ``timeout_s``.
+        """Return the answer to one line.
+
+        Args:
+            question: One line of text.
+            timeout_s: Wall time that the answer may take, in seconds; waiting for
+                other threads and starting the worker do not count.
+
+        Returns:
+            The worker's line; None if it took longer than ``timeout_s``, or if the
+            question made the worker crash twice.
 
         Raises:
-            RLlibLLMError: Of the class given, if the worker failed twice.
+            RLlibLLMError: Of the class given, if the worker failed twice otherwise.
         """
+        ends = []
         with self._lock:
             for _ in range(2):
-                answer = self._ask(question, timeout_s)
+                answer, end = self._ask(question, timeout_s)
                 if answer != "":
                     return answer
+                ends.append(end)
+        if _CRASHES.issuperset(ends):
+            logger.warning(
+                "A text that made %s crash twice (%s) counts as wrong: %.200r",
+                self._module,
+                signal.Signals(-ends[0]).name,
+                question,
+            )
+            return None
         raise self._error(
             f"The worker {self._module} ended twice. See that the machine has memory "
             "left; its error stands above."
@@ -56,8 +85,11 @@ class LineWorker:
         with self._lock:
             self._stop()
 
-    def _ask(self, question: str, timeout_s: float) -> str | None:
-        """Return the worker's line; None after the time limit, "" if it died."""
+    def _ask(self, question: str, timeout_s: float) -> tuple[str | None, int | None]:
+        """Return the worker's line, and its exit status if it ended.
+
+        The line is None after the time limit and "" if the worker ended by itself.
+        """
         if self.process is None:
             self._start()
         try:
@@ -66,13 +98,17 @@ class LineWorker:
             said = self._line(timeout_s)
         except BrokenPipeError:
             said = ""
-        if not said:
-            self._stop()
-        return said
+        except BaseException:
+            self._stop()  # lest the next question read the answer to this one
+            raise
+        return said, None if said else self._stop(grace_s=1.0 if said == "" else 0.0)
 
     def _line(self, patience_s: float) -> str | None:
-        # The worker writes whole lines, one per question.
-        ready = select.select([self.process.stdout], [], [], patience_s)[0]
+        # The worker writes whole lines, one per question. Unlike select, poll takes
+        # any number of open files.
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        ready = poll.poll(patience_s * 1000.0)
         return self.process.stdout.readline() if ready else None
 
     def _start(self) -> None:
@@ -87,8 +123,13 @@ class LineWorker:
             self._stop()
             raise self._error(f"The worker {self._module} did not start.")
 
-    def _stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-        self.process = None
+    def _stop(self, grace_s: float = 0.0) -> int | None:
+        """End the process after ``grace_s`` and return its exit status."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        process.kill()
+        process.communicate()
+        return process.returncode

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 _TOLERANCE = 1e-9
@@ -16,10 +17,11 @@ def rows_match(
     ordered: bool = False,
     tolerance: float = _TOLERANCE,
 ) -> bool:
-    """Say whether two results hold the same rows, repetitions included.
+    """Return whether two results hold the same rows, repetitions included.
 
     Args:
-        given: Rows of numbers, texts and None; a text is no number.
+        given: Rows of numbers, texts and None; a text is no number. Anything else is
+            wrong.
         gold: The right rows.
         ordered: Whether their order counts, as after ORDER BY.
         tolerance: Largest relative and absolute difference of numbers, >= 0.
@@ -27,63 +29,114 @@ def rows_match(
     Returns:
         Whether they match; without order, floats are matched after sorting.
     """
-    a, b = ([tuple(row) for row in rows] for rows in (given, gold))
-    if len(a) != len(b) or any(map(_is_odd, (*a, *b))):
+    a, b = _rows(given), _rows(gold)
+    if a is None or b is None or len(a) != len(b) or any(map(_is_odd, (*a, *b))):
         return False
     if not ordered:
-        a, b = sorted(a, key=_row_key), sorted(b, key=_row_key)
-    return all(_same_row(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        a, b = sorted(a, key=_key), sorted(b, key=_key)
+    return all(_same_values(x, y, tolerance) for x, y in zip(a, b, strict=True))
 
 
 def values_match(given: Any, gold: Any, tolerance: float = _TOLERANCE) -> bool:
-    """Say whether two values, as JSON has them, are the same.
+    """Return whether two values, as JSON has them, are the same.
 
-    Tuples count as lists, an int and a float by their values; True is not 1.
+    Tuples count as lists, an int and a float by their values; True is not 1. Values
+    may be nested to any depth.
     """
-    if isinstance(given, list | tuple) and isinstance(gold, list | tuple):
-        return len(given) == len(gold) and all(
-            values_match(a, b, tolerance) for a, b in zip(given, gold, strict=True)
-        )
-    if isinstance(given, dict) and isinstance(gold, dict):
-        return given.keys() == gold.keys() and all(
-            values_match(given[key], gold[key], tolerance) for key in gold
-        )
-    return _same(given, gold, tolerance)
+    return _same_values(given, gold, tolerance)
 
 
 def set_match(given: Iterable[Any], gold: Iterable[Any]) -> bool:
-    """Say whether two lists hold the same values, repetitions left out."""
-    keys = [{_key(value) for value in values} for values in (given, gold)]
-    return keys[0] == keys[1]
+    """Return whether two lists hold the same values, repetitions left out.
+
+    Nested values are compared as JSON has them. What is no list is wrong.
+    """
+    if not (_is_list(given) and _is_list(gold)):
+        return False
+    a, b = ({_key(value) for value in values} for values in (given, gold))
+    return a == b
+
+
+def _rows(rows: Any) -> list[tuple[Any, ...]] | None:
+    """Return rows as tuples; None if they are none."""
+    rows = list(rows) if _is_list(rows) else [None]
+    return None if not all(map(_is_list, rows)) else [tuple(row) for row in rows]
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(
+        values, str | bytes | Mapping
+    )
 
 
 def _is_odd(row: Sequence[Any]) -> bool:
     return any(isinstance(v, float) and math.isnan(v) for v in row)
 
 
-def _same_row(a: Sequence[Any], b: Sequence[Any], tolerance: float) -> bool:
-    return len(a) == len(b) and all(
-        _same(x, y, tolerance) for x, y in zip(a, b, strict=True)
-    )
+def _same_values(given: Any, gold: Any, tolerance: float) -> bool:
+    """Compare nested values without recursion, which deep ones would exhaust."""
+    pairs = [(given, gold)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+            if len(a) != len(b):
+                return False
+            pairs += zip(a, b, strict=True)
+        elif isinstance(a, dict) and isinstance(b, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs += [(a[key], b[key]) for key in b]
+        elif not _same(a, b, tolerance):
+            return False
+    return True
 
 
 def _same(a: Any, b: Any, tolerance: float) -> bool:
-    if _is_number(a) and _is_number(b):
-        if isinstance(a, int) and isinstance(b, int):
-            return a == b
+    if not (_is_number(a) and _is_number(b)):
+        return type(a) is type(b) and a == b
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    try:
         return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-    return type(a) is type(b) and a == b
-
-
-def _row_key(row: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_key(value) for value in row)
+    except OverflowError:  # an int beyond all floats
+        if any(isinstance(x, float) and not math.isfinite(x) for x in (a, b)):
+            return False
+        a, b = Fraction(a), Fraction(b)
+        return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b), 1)
 
 
 def _key(value: Any) -> tuple[Any, ...]:
-    """Order values of all types; numbers are rounded, lest noise reorder rows."""
-    if _is_number(value):
-        return (1, float(f"{value:.6g}") if isinstance(value, float) else value)
-    return (0,) if value is None else (2, type(value).__name__, str(value))
+    """Return a value's key for sorting and for sets, as a flat tuple.
+
+    Numbers are rounded, lest noise reorder rows. Lists and objects become their items
+    between marks, without recursion, which deep ones would exhaust.
+    """
+    return tuple(_tokens(value))
+
+
+def _tokens(value: Any) -> Iterator[tuple[Any, ...]]:
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, _Mark):
+            yield (2, "mark", value.text)
+        elif isinstance(value, list | tuple):
+            left += [_Mark("]"), *reversed(value), _Mark("[")]
+        elif isinstance(value, dict):
+            items = sorted(value.items(), key=lambda item: str(item[0]), reverse=True)
+            inner = [part for k, v in items for part in (v, str(k))]
+            left += [_Mark("}"), *inner, _Mark("{")]
+        elif _is_number(value):
+            yield (1, float(f"{value:.6g}") if isinstance(value, float) else value)
+        else:
+            yield (0,) if value is None else (2, type(value).__name__, str(value))
+
+
+class _Mark:
+    """A bracket among values, which no value can be."""
+
+    def __init__(self, text: str):
+        self.text = text
 
 
 def _is_number(value: Any) -> bool:

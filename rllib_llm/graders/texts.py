@@ -7,10 +7,20 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable
+from decimal import (
+    MAX_EMAX,
+    MIN_EMIN,
+    Context,
+    Decimal,
+    InvalidOperation,
+    localcontext,
+)
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 MAX_NUMBER_CHARS = 1_000
+# Far more digits than a tolerance asks for, and no exponent that raises.
+_DIFFERENCES = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
 
 def normalise(text: str) -> str:
@@ -44,7 +54,7 @@ def read_number(text: str) -> float | None:
 
     Texts that are no finite number, or longer than ``MAX_NUMBER_CHARS``: None.
     """
-    text = text.strip().strip("$%").replace(",", "")
+    text = _bare(text)
     try:
         found = float(text) if len(text) <= MAX_NUMBER_CHARS else math.nan
     except ValueError:
@@ -52,36 +62,46 @@ def read_number(text: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def number_match(given: str, gold: str | float, tolerance: float = 1e-6) -> bool:
-    """Say whether a text is a number close to the right one.
+def number_match(given: str, gold: str | int | float, tolerance: float = 1e-6) -> bool:
+    """Return whether a text is a number close to the right one.
 
-    Integers of more digits than a float holds are compared as integers.
+    Numbers are compared as they are written, so that no digit of a long integer is
+    lost; with a ``tolerance`` of 0 they must be equal.
 
     Args:
-        given: The answer.
-        gold: The right number.
+        given: The answer. Beyond ``MAX_NUMBER_CHARS`` characters it is wrong.
+        gold: The right number; a text is read as ``given`` is.
         tolerance: Largest relative and absolute difference, >= 0.
 
     Raises:
-        ValueError: If ``gold`` is no number, or ``tolerance`` is negative.
+        ValueError: If ``gold`` is no finite number, or ``tolerance`` is negative.
     """
-    wanted = read_number(str(gold))
+    wanted = Decimal(gold) if type(gold) is int else _read_exactly(str(gold))
     if wanted is None:
         raise ValueError(f"gold={gold!r} must be a finite number.")
-    if tolerance < 0:
+    if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must be >= 0.")
-    if (found := read_number(given)) is None:
+    if (found := _read_exactly(given)) is None:
         return False
-    if tolerance == 0 and (whole := _integers(given, str(gold))):
-        return whole[0] == whole[1]
-    return math.isclose(found, wanted, rel_tol=tolerance, abs_tol=tolerance)
+    if tolerance == 0:
+        return found == wanted
+    with localcontext(_DIFFERENCES):
+        largest = max(abs(found), abs(wanted), Decimal(1))
+        return abs(found - wanted) <= Decimal(tolerance) * largest
 
 
-def _integers(*texts: str) -> tuple[int, ...] | None:
-    plain = [text.strip().replace(",", "") for text in texts]
-    if all(re.fullmatch(r"[+-]?[0-9]{1,1000}", text) for text in plain):
-        return tuple(map(int, plain))
-    return None
+def _read_exactly(text: str) -> Decimal | None:
+    """Return the number that a text is; None if it is no finite one."""
+    text = _bare(text)
+    try:
+        found = Decimal(text) if len(text) <= MAX_NUMBER_CHARS else Decimal("nan")
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip("$%").replace(",", "")
 
 
 def _several(texts: str | Iterable[str]) -> list[str]:

@@ -14,9 +14,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from rllib_llm.graders.json_text import MAX_DEPTH, is_too_deep
 from rllib_llm.graders.rows import values_match
 from rllib_llm.sandbox import Sandbox
 
+_MAX_ERROR = 200
 _DRIVER = """
 
 def _call_all(function, cases, mark):
@@ -83,7 +85,8 @@ def run_tests(
         tolerance: Largest relative and absolute difference of floats.
 
     Returns:
-        One report per case. What came before a crash or a limit counts.
+        One report per case; values nested more than 64 deep do not pass. What came
+        before a crash or a limit counts.
 
     Raises:
         ValueError: If ``name`` is no name of a function.
@@ -104,7 +107,7 @@ def run_tests(
             passed = values_match(value, case.result, tolerance)
             reports.append(CaseReport(passed, value))
         else:
-            reports.append(CaseReport(False, error=str(value)))
+            reports.append(CaseReport(False, error=_one_line(value)))
     missing = len(cases) - len(reports)
     return reports + [CaseReport(False, error=error)] * missing
 
@@ -115,7 +118,15 @@ def _read(line: str) -> tuple[bool, Any]:
         is_value, value = json.loads(line)
     except (ValueError, TypeError, RecursionError):
         return False, "no result"
+    if is_too_deep(value):
+        return False, f"returned a value nested more than {MAX_DEPTH} deep"
     return is_value is True, value
+
+
+def _one_line(error: Any) -> str:
+    """Return what the driver says of an exception; the code may have forged it."""
+    is_said = isinstance(error, str) and error
+    return error[:_MAX_ERROR] if is_said else "no result"
 
 
 def _why(status: str, stderr: str) -> str:
@@ -127,4 +138,4 @@ def _why(status: str, stderr: str) -> str:
         "killed": "crashed",
     }
     last = stderr.strip().rpartition("\n")[2]
-    return limits.get(status) or last[:200] or "ended early"
+    return limits.get(status) or last[:_MAX_ERROR] or "ended early"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rllib_llm.graders.json_text import read_json_prefix
+
 
 def load_json(text: str) -> Any:
     """Return JSON that can be written and encoded again.
@@ -23,15 +25,10 @@ def load_json_prefix(text: str) -> tuple[Any, int]:
     """Return the JSON value that ``text`` begins with, and where it ends.
 
     Raises:
-        ValueError: If there is none, or it could not be written and encoded again.
+        ValueError: If there is none, as
+            :func:`~rllib_llm.graders.json_text.read_json_prefix` reads it, or it could
+            not be encoded again.
     """
-    try:
-        value, end = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    value, end = read_json_prefix(text)
+    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
     return value, end
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -99,7 +99,7 @@ def _convert(text: str, kinds: frozenset[str]) -> Any:
             value = read(text) if kind in kinds else math.nan
         except ValueError:
             continue
-        if math.isfinite(value):
+        if isinstance(value, int) or math.isfinite(value):
             return value
     if text[:1] in ('"', "[", "{") and kinds & {"array", "object"}:
         try:

@@ -19,7 +19,7 @@ from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 from rllib_llm.types import TurnResult
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _FORMATS = ("tags", "text")
 _MOST_DRAWS = 1_000
 _OURS = ("seed", "size")

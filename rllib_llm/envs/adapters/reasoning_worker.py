@@ -28,11 +28,11 @@ def main() -> None:
     def score(line: str) -> str:
         task, settings, instance, answer = json.loads(line)
         judge = scorer(task, settings)
+        given = _unpacked(instance)
         try:
-            score = judge(answer, _unpacked(instance))
+            return json.dumps(float(judge(answer, given)))
         except Exception:  # some fail on answers that they cannot read
             return "null"
-        return json.dumps(float(score))
 
     serve(score)
 

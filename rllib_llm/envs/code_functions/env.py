@@ -34,7 +34,7 @@ class CodeFunctions(TextEnv):
 
     max_turns = 3
     format_hint = "Use <python>def f(...): ...</python>."
-    _pattern = re.compile(r"<python>(.*?)</python>", re.DOTALL)
+    _pattern = re.compile(r"<python>((?:(?!<python>).)*?)</python>", re.DOTALL)
 
     def start(
         self,

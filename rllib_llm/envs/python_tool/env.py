@@ -27,7 +27,7 @@ class PythonTool(ToolOrAnswer):
 
     max_turns = 4
     format_hint = "Use <python>print(1 + 2)</python> or <answer>3</answer>."
-    tagged = re.compile(r"<(python|answer)>(.*?)</\1>", re.DOTALL)
+    tagged = re.compile(r"<(python|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
     def start(
         self,

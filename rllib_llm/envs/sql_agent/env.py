@@ -29,7 +29,7 @@ class SQLAgent(ToolOrAnswer):
 
     max_turns = 4
     format_hint = "Use <sql>SELECT ...</sql> or <answer>...</answer>."
-    tagged = re.compile(r"<(sql|answer)>(.*?)</\1>", re.DOTALL)
+    tagged = re.compile(r"<(sql|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
     def start(
         self,

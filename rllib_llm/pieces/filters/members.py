@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rllib_llm.graders.patterns import matches
 from rllib_llm.objectives.keys import joint_keys
 from rllib_llm.pieces.registry import piece
-from rllib_llm.pieces.rewards.texts import ANSWER, compiled
+from rllib_llm.pieces.rewards.texts import ANSWER, check_pattern
 from rllib_llm.pieces.rewards.tools import calls
 from rllib_llm.pieces.trajectories import Trajectory, TurnTable
 
@@ -40,7 +41,7 @@ def roc(
         raise ValueError(f"keep={keep} must be in (0, 1].")
     if not isinstance(least_per_class, int) or least_per_class < 0:
         raise ValueError(f"least_per_class={least_per_class!r} must be an int >= 0.")
-    pattern = compiled(answer, groups=1)
+    check_pattern(answer, groups=1)
     kept = np.zeros(len(table), bool)
     for members in _members(table):
         of = [table.trajectories[i] for i in members]
@@ -52,7 +53,7 @@ def roc(
         wanted = round(total * len(good) / len(members))
         num_good = min(max(wanted, least_good, total - len(bad)), len(good))
         num_good = max(min(num_good, total - least_bad), 0)
-        penalty = {i: _penalty(table.trajectories[i], pattern) for i in good}
+        penalty = {i: _penalty(table.trajectories[i], answer) for i in good}
         kept[sorted(good, key=penalty.__getitem__)[:num_good]] = True
         group = table.trajectories[members[0]].task
         rng = np.random.default_rng([seed, group.seed, group.group_id])
@@ -136,8 +137,8 @@ def _members(table: TurnTable) -> list[np.ndarray]:
     )
 
 
-def _penalty(trajectory: Trajectory, answer: object) -> float:
+def _penalty(trajectory: Trajectory, answer: str) -> float:
     made = [failed for called, failed in calls(trajectory) if called]
     errors = sum(made) / len(made) if made else 0.5
-    answers = sum(len(answer.findall(text)) for text in trajectory.completions)
+    answers = sum(len(matches(answer, text)) for text in trajectory.completions)
     return errors + min(max(answers - 1, 0) / max(len(trajectory), 1), 1.0)

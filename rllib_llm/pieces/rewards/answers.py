@@ -6,10 +6,9 @@ are ``info["gold_answers"]``, of which the best match counts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from rllib_llm.graders.texts import normalise, read_number, word_f1
+from rllib_llm.graders.texts import normalise, number_match, read_number, word_f1
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.rewards.texts import ANSWER, final_answer, gold_answers
 from rllib_llm.pieces.trajectories import MissingInfo, Trajectory
@@ -88,13 +87,9 @@ def accuracy(
     if tolerance < 0:
         raise ValueError(f"tolerance={tolerance} must be >= 0.")
     given, golds = final_answer(trajectory, answer), gold_answers(trajectory)
-    close = any(
-        math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-        for a in [read_number(given or "")]
-        for b in map(read_number, golds)
-        if a is not None and b is not None
-    )
-    return right if close else wrong
+    numbers = [gold for gold in golds if read_number(gold) is not None]
+    is_right = any(number_match(given or "", gold, tolerance) for gold in numbers)
+    return right if is_right else wrong
 
 
 @piece("reward", "outcome", paper="MUA-RL, arXiv:2508.18669 (state of a database)")
@@ -112,7 +107,7 @@ def outcome(trajectory: Trajectory, *, key: str) -> float:
     value = trajectory.said(key) if value is None else value
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise MissingInfo(
             f"The environment's {key!r} is {value!r}, which is no number. Name another "
             "key, or write a reward that reads it."

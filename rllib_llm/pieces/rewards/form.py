@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rllib_llm.graders.patterns import is_found
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.rewards.texts import (
     ANSWER,
-    compiled,
+    check_pattern,
     final_answer,
     overlong_penalty,
     repeated_share,
@@ -30,9 +31,11 @@ def well_formed(
     Returns:
         Reward of the last turn.
     """
-    turns = [compiled(every).search(c) for c in trajectory.completions] if every else []
     answered = answer is None or final_answer(trajectory, answer) is not None
-    is_good = answered and not any(trajectory.invalid) and None not in turns
+    is_good = answered and not any(trajectory.invalid)
+    if every is not None:
+        check_pattern(every)
+        is_good = is_good and all(is_found(every, c) for c in trajectory.completions)
     return float(is_good)
 
 
@@ -59,9 +62,11 @@ def rubric(
         )
     if turns not in ("all", "tool"):
         raise ValueError(f"turns={turns!r} must be 'all' or 'tool'.")
+    for rule in rules:
+        check_pattern(rule)
     total = sum(rules.values())
     scores = [
-        sum(w for rule, w in rules.items() if compiled(rule).search(text)) / total
+        sum(w for rule, w in rules.items() if is_found(rule, text)) / total
         for text in trajectory.completions
     ]
     if turns == "all":

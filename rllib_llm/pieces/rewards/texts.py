@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
+from rllib_llm.graders.patterns import matches
 from rllib_llm.graders.texts import normalise as normalise
 from rllib_llm.graders.texts import word_f1 as word_f1
 from rllib_llm.pieces.trajectories import Trajectory
@@ -25,28 +26,27 @@ def final_answer(trajectory: Trajectory, answer: str) -> str | None:
     Raises:
         ValueError: If it is no such expression.
     """
-    pattern = compiled(answer, groups=1)
-    found = pattern.findall(trajectory.completions[-1]) if len(trajectory) else []
+    check_pattern(answer, groups=1)
+    found = matches(answer, trajectory.completions[-1]) if len(trajectory) else []
     return found[-1].strip() if found else None
 
 
 @lru_cache(maxsize=256)
-def compiled(pattern: str, groups: int | None = None) -> re.Pattern[str]:
-    """Return a regular expression; a dot in it stands for line ends, too.
+def check_pattern(pattern: str, groups: int | None = None) -> None:
+    """Refuse what is no regular expression of the author's.
 
     Raises:
         ValueError: If it is none, or has another number of groups.
     """
     try:
         found = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}.") from error
     if groups is not None and found.groups != groups:
         raise ValueError(
             f"{pattern!r} has {found.groups} groups and needs {groups}, as in "
             f"{ANSWER!r}."
         )
-    return found
 
 
 def gold_answers(trajectory: Trajectory) -> list[str]:
