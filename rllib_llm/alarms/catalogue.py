@@ -127,6 +127,33 @@ _ALL = (
         "Raise max_new_tokens or max_context_tokens, or charge for length.",
     ),
     Alarm(
+        "no_valid_action",
+        (keys.INVALID,),
+        detectors.was_never_below,
+        {"below": 0.99, "window": 3},
+        "invalid_action_frac is",
+        "No turn was a valid action, so nothing can be learnt: warm-start the model, "
+        "show an example of an action in the prompt, or use a larger model.",
+    ),
+    Alarm(
+        "invalid_turns",
+        (keys.INVALID,),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.2, "window": 3, "baseline": 5},
+        "invalid_action_frac is",
+        "The policy forgets the format: lower lr or num_epochs, set ref_kl_coeff, or "
+        "let invalid actions cost more.",
+    ),
+    Alarm(
+        "unended_turns",
+        (keys.CUT_TURNS,),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
+        "cut_turn_frac is",
+        "The policy no longer ends its turns: lower lr, or go back to a checkpoint; "
+        "raise max_new_tokens only if the answers are worth their length.",
+    ),
+    Alarm(
         "grad_norm",
         (MODULE + "grad_norm",),
         detectors.has_spiked,

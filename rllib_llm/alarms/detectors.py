@@ -58,7 +58,16 @@ def has_grown(
     start = first_mean(series, baseline, window)
     if now is None or start is None or now <= above or now <= factor * start:
         return None
-    return f"{_shown(now, window)}, {now / start:.1f} times" + _begun(start, baseline)
+    times = f"{now / start:.1f} times" if start else "up from"
+    return f"{_shown(now, window)}, {times}" + _begun(start, baseline)
+
+
+def was_never_below(series: Series, *, below: float, window: int) -> str | None:
+    """Find a value that was at or above a bound in every iteration so far."""
+    values = finite(series)
+    if len(values) < window or min(values) < below:
+        return None
+    return f"{values[-1]:.3g}, and was never below {below:g}"
 
 
 def variance_is_gone(

@@ -38,6 +38,9 @@ class AlarmSettings:
         copying: Settings = NotProvided,
         length: Settings = NotProvided,
         truncation: Settings = NotProvided,
+        no_valid_action: Settings = NotProvided,
+        invalid_turns: Settings = NotProvided,
+        unended_turns: Settings = NotProvided,
         grad_norm: Settings = NotProvided,
         nan: Settings = NotProvided,
         return_drop: Settings = NotProvided,
@@ -64,6 +67,9 @@ class AlarmSettings:
             copying: Turns repeat what was read.
             length: Turns become long.
             truncation: Episodes run out of tokens.
+            no_valid_action: No turn has been a valid action since the run began.
+            invalid_turns: More turns than before hold no valid action.
+            unended_turns: More turns than before run into ``max_new_tokens``.
             grad_norm: Gradients are far larger than before.
             nan: A loss or gradient is not finite.
             return_drop: The return falls far below its best.

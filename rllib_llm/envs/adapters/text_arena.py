@@ -37,7 +37,8 @@ class TextArenaGame(TextGame):
 
     Players keep their numbers; who begins may be random. Rewards come at the end of a
     game, none if it is truncated. There are neither experts nor random policies, for
-    the library does not list legal moves.
+    the library does not list legal moves; a subclass may read :attr:`library_game`
+    and write them.
 
     Args:
         env_config: ``game`` (an id of TextArena), ``num_players``, ``game_options``
@@ -53,6 +54,11 @@ class TextArenaGame(TextGame):
         "rules": None,
     }
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "name": "text_arena"}
+
+    @property
+    def library_game(self) -> Any:
+        """TextArena's own game, without wrappers: what scripted policies look at."""
+        return self._game
 
     def _load(self, options: dict[str, Any]) -> list[str]:
         players = require_int("num_players", options["num_players"], 1, 100)
