@@ -37,7 +37,7 @@ class TextArenaGame(TextGame):
 
     Players keep their numbers; who begins may be random. Rewards come at the end of a
     game, none if it is truncated. There are neither experts nor random policies, for
-    the library does not list legal moves; a subclass may read :attr:`library_game`
+    the library does not list legal moves; a subclass may read :attr:`textarena_game`
     and write them.
 
     Args:
@@ -56,7 +56,7 @@ class TextArenaGame(TextGame):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "name": "text_arena"}
 
     @property
-    def library_game(self) -> Any:
+    def textarena_game(self) -> Any:
         """TextArena's own game, without wrappers: what scripted policies look at."""
         return self._game
 
