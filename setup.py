@@ -89,6 +89,7 @@ setup(
         "transformers>=5.16,<6",
         "tokenizers",
         "safetensors",
+        "annotated-types>=0.6",
         "numpy",
         "scipy",
         "gymnasium",

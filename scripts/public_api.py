@@ -68,12 +68,19 @@ def _described(name: str, thing: Any, seen: set[int]) -> Iterator[str]:
         yield f"{name}: {type(thing).__name__}"
 
 
+def _is_foreign(member: Any) -> bool:
+    """Whether a member is another package's function in a wrapper of ours."""
+    if not inspect.isfunction(member):
+        return False
+    return inspect.unwrap(member).__module__.startswith("ray.")
+
+
 def _members(cls: type[Any]) -> Iterator[str]:
     """Yield the public members that this package defines, inherited ones included."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("rllib_llm"):
-            found.update(vars(base))
+            found.update({k: v for k, v in vars(base).items() if not _is_foreign(v)})
     for name, member in sorted(found.items()):
         if name == "__init__" and not isinstance(member, type(object.__init__)):
             yield f"  __init__{_signature(member)}"

@@ -24,6 +24,7 @@ from rllib_llm.algorithms.settings import (
     TrainingSettings,
     WarmStartSettings,
 )
+from rllib_llm.algorithms.settings.calls import check_attributes, check_calls
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
@@ -48,6 +49,10 @@ class LLMConfigMixin(
 
     # Imitation alone may train what was read: SFT has a setting of this name.
     observation_weight = 0.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_calls(cls)
 
     def _set_llm_defaults(self) -> None:
         # fmt: off
@@ -90,6 +95,7 @@ class LLMConfigMixin(
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Check every setting; the message names value, rule and remedy."""
+        check_attributes(self)
         self._use_sharing_mode()
         install_defaults(self)  # again: .callbacks() may have replaced them
         validation.register_env(self.env, self.env_config)

@@ -3,58 +3,20 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from rllib_llm.algorithms.action_head import validate_action_heads
 from rllib_llm.algorithms.classic import validate_classic
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.policies import validate_policies
+from rllib_llm.algorithms.settings.calls import check_attributes
 from rllib_llm.algorithms.vllm_engines import validate_engine
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of, as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.modules.action_head import NORMS
-from rllib_llm.modules.loading import DTYPES, check_keys, find_model, lora_settings
-from rllib_llm.modules.tiny import TINY_DEFAULTS
-from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS, TIS_LEVELS
-from rllib_llm.types import StopPolicy, StopReason
-
-CHOICES = {
-    "lm_dtype": tuple(DTYPES),
-    "lm_value_head": ("mlp", "linear"),
-    "lm_value_model": ("shared", "own"),
-    "history": ("append", "rerender", "latest"),
-    "action_head": ("generate", "score"),
-    "score_norm": NORMS,
-    "generation_engine": ("torch", "vllm", "vllm_actor"),
-    "engine_forward": ("auto", "plain"),
-    "old_logps": ("learner", "engine"),
-    "matmul_precision": ("auto", "highest", "high", "medium"),
-    "nan_policy": ("skip", "error"),
-    "loss_agg_mode": tuple(LOSS_AGGREGATIONS),
-    "ref_kl_estimator": tuple(KL_ESTIMATORS),
-    "ref_kl_in": ("loss", "reward"),
-}
-AT_LEAST_ONE = (
-    "max_new_tokens",
-    "episodes_per_iteration",
-    "group_size",
-    "num_envs_per_env_runner",
-    "num_epochs",
-)
-NOT_NEGATIVE = (
-    "max_retries",
-    "critic_warmup_iters",
-    "weight_decay",
-    "ref_kl_coeff",
-    "warm_start_demonstrations",
-    "top_k",
-    "engine_num_gpus",
-)
-
+from rllib_llm.modules.loading import find_model, lora_settings
 
 # RLlib settings without meaning for whole episodes of text on the new API stack.
 WITHOUT_EFFECT = (
@@ -75,17 +37,6 @@ def validate(config: Any) -> None:
     Raises:
         ConfigError: Naming the value, the rule, and the remedy.
     """
-    for name, choices in CHOICES.items():
-        value = getattr(config, name)
-        if value not in choices:
-            hint = did_you_mean(str(value), choices)
-            raise ConfigError(
-                f"{name}={value!r} must be one of {', '.join(choices)}. {hint}"
-            )
-    for name in AT_LEAST_ONE:
-        _require_number(config, name, 1)
-    for name in NOT_NEGATIVE:
-        _require_number(config, name, 0)
     refuse_without_effect(
         config,
         WITHOUT_EFFECT,
@@ -94,10 +45,7 @@ def validate(config: Any) -> None:
     )
     _validate_embedded_engine(config)
     _validate_groups(config)
-    _validate_team_share(config)
     _validate_mismatch(config)
-    _validate_stop_policies(config)
-    _validate_warm_start(config)
     _validate_env_runner(config)
     _validate_weight_sync(config)
     validate_action_heads(config)
@@ -107,6 +55,7 @@ def validate(config: Any) -> None:
     DriverPieces(config).try_out()
     for module_id in config.llm_module_ids:
         own = config.get_config_for_module(module_id)
+        check_attributes(own)
         _validate_sampling(own)
         _validate_kl(own)
         _validate_pieces(own)
@@ -120,17 +69,11 @@ def validate_model(config: Any) -> None:
         config.lm_lora = lora
     _validate_critic(config)
     _validate_precision(config)
-    check_keys("language_model.tiny", config.lm_tiny, TINY_DEFAULTS)
     if config.lm_model != "tiny":
         find_model(config.lm_model, weights_follow=not config.lm_lora)
 
 
 def _validate_precision(config: Any) -> None:
-    if config.lm_autocast not in (None, "bfloat16"):
-        raise ConfigError(
-            f"autocast={config.lm_autocast!r} must be None or 'bfloat16': float16 "
-            "would need its loss scaled."
-        )
     if config.lm_autocast and config.lm_dtype != "float32":
         raise ConfigError(
             f"autocast={config.lm_autocast!r} computes in bfloat16 with float32 "
@@ -143,8 +86,6 @@ def _validate_precision(config: Any) -> None:
             "passes that are not called here. Use language_model(compile='inductor')."
         )
     _validate_compile(config)
-    if config.head_chunk_tokens is not None:
-        _require_number(config, "head_chunk_tokens", 1)
 
 
 def _validate_compile(config: Any) -> None:
@@ -174,13 +115,6 @@ def _validate_critic(config: Any) -> None:
 
 
 def _validate_embedded_engine(config: Any) -> None:
-    gib = config.kv_cache_gib
-    is_number = isinstance(gib, int | float) and not isinstance(gib, bool)
-    if gib is not None and not (is_number and 0 < gib < math.inf):
-        raise ConfigError(
-            f"kv_cache_gib={gib!r} must be a number above 0, in GiB, or None for a "
-            "share of the machine's memory."
-        )
     if config.generation_engine != "torch":
         refuse_without_effect(
             config,
@@ -188,12 +122,6 @@ def _validate_embedded_engine(config: Any) -> None:
             f"engine={config.generation_engine!r} has its own. Use engine='torch', or "
             "leave it out.",
         )
-
-
-def _require_number(config: Any, name: str, least: float) -> None:
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a number >= {least}.")
 
 
 def _validate_sampling(config: Any) -> None:
@@ -231,11 +159,6 @@ def _validate_weight_sync(config: Any) -> None:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     dtype = config.weight_sync_dtype
-    if dtype not in (None, "bfloat16"):
-        raise ConfigError(
-            f"weight_sync_dtype={dtype!r} must be 'bfloat16', or None for the "
-            "parameters' own dtype."
-        )
     if dtype and not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
             f"weight_sync_dtype={dtype!r} needs LLMEnvRunner; RLlib's "
@@ -281,10 +204,6 @@ def _validate_kl(config: Any) -> None:
             "ref_kl_estimator='k1' in the loss has an expected gradient of zero, so it "
             "would do nothing. Use 'k2' or 'k3', or ref_kl_in='reward'."
         )
-    if config.ref_kl_clip is not None and not 0 < config.ref_kl_clip < math.inf:
-        raise ConfigError(
-            f"ref_kl_clip={config.ref_kl_clip!r} must be above 0, e.g. 10.0, or None."
-        )
     if config.ref_kl_estimator != "k3":
         why = "it bounds 'k3', which grows exponentially. Leave it out."
         refuse_without_effect(config, ("ref_kl_clip",), why)
@@ -305,54 +224,13 @@ def _validate_pieces(config: Any) -> None:
         )
 
 
-def _validate_team_share(config: Any) -> None:
-    if not 0.0 <= config.team_share <= 1.0:
-        raise ConfigError(
-            f"team_share={config.team_share} must be in [0, 1]: the share of every "
-            "reward that all agents of the episode divide."
-        )
-
-
 def _validate_mismatch(config: Any) -> None:
-    if config.tis not in (None, "auto", *TIS_LEVELS):
-        raise ConfigError(
-            f"tis={config.tis!r} must be None or one of auto, {', '.join(TIS_LEVELS)}."
-        )
-    if not config.tis_clip > 0:
-        raise ConfigError(f"tis_clip={config.tis_clip} must be > 0, e.g. 2.0.")
-    for prefix in ("is_mask", "is_sequence_mask"):
-        low, high = (getattr(config, f"{prefix}_{end}") for end in ("low", "high"))
-        if (low is not None and not 0 < low < 1) or (high is not None and high <= 1):
-            raise ConfigError(
-                f"{prefix}_low={low}, {prefix}_high={high}: the band of ratios that "
-                "are kept must hold 1, e.g. 0.5 and 5.0; None leaves an end open."
-            )
     if config.mismatch_settings() and config.old_logps == "engine":
         raise ConfigError(
             "tis and is_*mask_* compare the learner's log-probabilities with the "
             "engine's, but old_logps takes the engine's for both. Set "
             "old_logps='learner', or leave them out."
         )
-
-
-def _validate_stop_policies(config: Any) -> None:
-    reasons, policies = [r.value for r in StopReason], [p.value for p in StopPolicy]
-    for reason, policy in config.stop_policies.items():
-        if reason not in reasons:
-            raise ConfigError(
-                f"stop_policies names the unknown stop reason {reason!r}. "
-                f"{did_you_mean(reason, reasons)}"
-            )
-        if policy not in policies:
-            hint = did_you_mean(policy, policies)
-            raise ConfigError(f"stop_policies[{reason!r}]={policy!r}. {hint}")
-
-
-def _validate_warm_start(config: Any) -> None:
-    for name in ("mistake_rate", "observation_weight"):
-        value = getattr(config, f"warm_start_{name}")
-        if not 0.0 <= value <= 1.0:
-            raise ConfigError(f"warm_start.{name}={value} must be in [0, 1].")
 
 
 def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:

@@ -23,10 +23,6 @@ def validate_engine(config: Any) -> None:
         MissingExtraError: If vLLM is needed and not installed.
     """
     engine = config.generation_engine
-    if not isinstance(config.engine_sleep, bool):
-        raise ConfigError(
-            f"engine_sleep={config.engine_sleep!r} must be True or False."
-        )
     _require_effect(config, "engine_kwargs", (IN_PROCESS, IN_ACTOR))
     _require_effect(config, "engine_sleep", (IN_PROCESS, IN_ACTOR))
     _require_effect(config, "engine_num_gpus", (IN_ACTOR,))

@@ -7,9 +7,10 @@ import contextvars
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
+from annotated_types import Interval
 from torch import nn
 
 from rllib_llm import compat
@@ -22,13 +23,25 @@ from rllib_llm.errors import (
     did_you_mean,
 )
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
+from rllib_llm.schema import PositiveFloat, PositiveInt, require
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-LORA_DEFAULTS: dict[str, Any] = {
+
+
+class LoraSettings(TypedDict, total=False):
+    """Settings of adapters; missing ones take ``LORA_DEFAULTS``."""
+
+    rank: PositiveInt
+    alpha: PositiveFloat
+    dropout: Annotated[float, Interval(ge=0, lt=1)]
+    target_modules: str | list[str]
+
+
+LORA_DEFAULTS: LoraSettings = {
     "rank": 16,
     "alpha": 32,
     "dropout": 0.0,
@@ -216,14 +229,8 @@ def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
     """
     if lora is None:
         return None
-    check_keys("language_model.lora", lora, LORA_DEFAULTS)
-    settings = {**LORA_DEFAULTS, **lora}
-    rank = settings["rank"]
-    if not isinstance(rank, int) or rank < 1:
-        raise ConfigError(
-            f"language_model.lora: rank={rank!r} must be an integer >= 1."
-        )
-    return settings
+    require("language_model.lora", lora, LoraSettings)
+    return {**LORA_DEFAULTS, **lora}
 
 
 def check_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:

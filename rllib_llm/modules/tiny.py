@@ -8,9 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-TINY_DEFAULTS: dict[str, Any] = {
+from rllib_llm.schema import PositiveFloat, PositiveInt
+
+
+class TinySizes(TypedDict, total=False):
+    """Sizes of the tiny model; missing ones take ``TINY_DEFAULTS``."""
+
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    initializer_range: PositiveFloat
+
+
+TINY_DEFAULTS: TinySizes = {
     "hidden_size": 192,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

@@ -48,6 +48,9 @@ EFFECTS = ("drop", "mask")
 Spec = str | Mapping[str, Any] | Callable[..., Any]
 """How a piece is named in a configuration."""
 
+Specs = Spec | Sequence[Spec]
+"""Several pieces; a single one may stand without its list."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -228,7 +231,7 @@ def _is_schedule(kind: str, weight: Any) -> bool:
     return at == sorted(set(at))
 
 
-def choose_all(kind: str, specs: Sequence[Spec] | Spec | None) -> list[Chosen]:
+def choose_all(kind: str, specs: Specs | None) -> list[Chosen]:
     """Return the pieces of a list; a single one may stand without its list."""
     if specs is None:
         return []

@@ -5,22 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_llm.algorithms.registry import ALGORITHMS
+from rllib_llm.algorithms.settings.rllib_kinds import RENAMED
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes.sections import SECTIONS, section_keys, suggestion
 
-# Names of RLlib before 2.10, and what they are called now.
-RENAMED = {
-    "num_sgd_iter": "num_epochs",
-    "sgd_minibatch_size": "minibatch_size",
-    "lambda": "lambda_",
-    "num_workers": "num_env_runners",
-    "num_rollout_workers": "num_env_runners",
-    "num_envs_per_worker": "num_envs_per_env_runner",
-    "num_cpus_per_worker": "num_cpus_per_env_runner",
-    "num_gpus_per_worker": "num_gpus_per_env_runner",
-    "evaluation_num_workers": "evaluation_num_env_runners",
-    "recreate_failed_workers": "restart_failed_env_runners",
-}
 _TOP = ("env", "run", "stop", "config", "num_samples", "checkpoint_config", "expect")
 _CHECKPOINT = {
     "checkpoint_frequency": "checkpoint_frequency",

@@ -172,8 +172,8 @@ def test_a_recipe_names_alarms_and_what_they_share(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr_factor": 1.5}, "lr_factor=1.5 must lie between 0 and 1"),
-        ({"min_lr": -1.0}, "min_lr=-1.0 must be at least 0"),
+        ({"lr_factor": 1.5}, "lr_factor=1.5 must be a number in \\(0, 1\\)"),
+        ({"min_lr": -1.0}, "min_lr=-1.0 must be a number >= 0"),
         ({"max_rollbacks": -1}, "max_rollbacks=-1 must be a whole number"),
         ({"snapshots": "tape"}, "snapshots='tape' must be one of memory, disk"),
     ],

@@ -324,7 +324,7 @@ def test_the_reference_kl_in_the_reward_is_held_at_its_clip():
 @pytest.mark.parametrize(
     "training, message",
     [
-        ({"ref_kl_clip": 0.0}, "ref_kl_clip=0.0 must be above 0"),
+        ({"ref_kl_clip": 0.0}, "ref_kl_clip=0.0 must be a number > 0"),
         ({"ref_kl_clip": float("inf")}, "or None"),
         ({"ref_kl_clip": 5.0, "ref_kl_estimator": "k2"}, "ref_kl_clip=5.0 would have"),
     ],

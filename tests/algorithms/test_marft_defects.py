@@ -224,9 +224,9 @@ def test_defect_7_evaluation_plays_the_trained_adapters():
 
 
 def test_defect_7_unknown_settings_are_refused():
-    with pytest.raises(TypeError, match="lora_path"):
+    with pytest.raises(ConfigError, match=r"language_model\.lora_path"):
         team_config(Pair, language_model={"lora_path": "somewhere"})
-    with pytest.raises(TypeError, match="n_agents"):
+    with pytest.raises(ConfigError, match=r"training\.n_agents"):
         team_config(Pair, training={"n_agents": 2})
 
 

@@ -233,8 +233,11 @@ def test_rows_of_one_sequence_share_its_weight():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tis": "tokens"}, "tis='tokens' must be None or one of auto, token"),
-        ({"tis_clip": 0}, "tis_clip=0 must be > 0"),
+        (
+            {"tis": "tokens"},
+            "tis='tokens' must be one of auto, token, sequence",
+        ),
+        ({"tis_clip": 0}, "tis_clip=0 must be a number > 0"),
         ({"is_mask_low": 1.5}, "is_mask_low=1.5.*must hold 1"),
         ({"is_sequence_mask_high": 0.9}, "is_sequence_mask_high=0.9.*must hold 1"),
         ({"tis": "token", "old_logps": "engine"}, "Set old_logps='learner'"),

@@ -161,14 +161,14 @@ def test_autocast_moves_weights_less_than_bfloat16_could():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"autocast": "float16"}, "must be None or 'bfloat16'"),
+        ({"autocast": "float16"}, "must be 'bfloat16' or None"),
         ({"autocast": "bfloat16", "dtype": "bfloat16"}, "Use dtype='float32'"),
     ],
 )
 def test_what_autocast_refuses(model, message):
-    config = LLMPPOConfig().environment("guess_number-v0").language_model(**model)
+    config = LLMPPOConfig().environment("guess_number-v0")
     with pytest.raises(ConfigError, match=message):
-        config.validate()
+        config.language_model(**model).validate()
 
 
 # Gradient checkpointing ---------------------------------------------------------------

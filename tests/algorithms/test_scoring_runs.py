@@ -191,8 +191,6 @@ def refusals():
         score(kv_cache_gib=1.0),
         r"kv_cache_gib=1.0 would have no effect: head='score'",
     )
-    yield score(score_norm="mean"), r"score_norm='mean' must be one of sum, token, word"
-    yield score(head="scores"), r"action_head='scores' must be one of.*Did you mean"
     yield (
         score(head="generate", score_norm="word"),
         r"score_norm='word' would have no effect: head='generate'",
@@ -230,6 +228,18 @@ def test_what_cannot_work_is_refused(config, message):
         pytest.importorskip("pyspiel")
     with pytest.raises(ConfigError, match=message):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"score_norm": "mean"}, "score_norm='mean' must be one of sum, token, word"),
+        ({"head": "scores"}, "head='scores' must be one of.*Did you mean 'score'"),
+    ],
+)
+def test_unknown_choices_are_refused(generation, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(**generation)
 
 
 def test_algorithms_that_have_it():

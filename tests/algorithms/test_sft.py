@@ -40,11 +40,11 @@ def sft(**training):
     [
         (
             lambda c: c.training(mistake_rate=1.5),
-            r"mistake_rate=1.5 must be in \[0, 1\]",
+            r"mistake_rate=1.5 must be a number in \[0, 1\]",
         ),
         (
             lambda c: c.training(observation_weight=-0.1),
-            r"observation_weight=-0.1 must be in \[0, 1\]",
+            r"observation_weight=-0.1 must be a number in \[0, 1\]",
         ),
         (
             lambda c: c.training(ref_kl_coeff=0.1),

@@ -127,7 +127,7 @@ def test_shared_rewards_keep_their_sum(episodes, share):
     [
         ({"advantage_group_by": "turns"}, "Did you mean 'turn'"),
         ({"turn_discount": 0.5}, "no effect"),
-        ({"turn_discount": 2.0, "advantage_group_by": "turn"}, r"must be in \[0, 1\]"),
+        ({"turn_discount": 2.0, "advantage_group_by": "turn"}, r"number in \[0, 1\]"),
         ({"team_share": 1.5}, "team_share=1.5"),
     ],
 )

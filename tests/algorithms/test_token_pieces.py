@@ -362,7 +362,7 @@ def test_a_critic_of_logits_estimates_probabilities():
         (LLMPPOConfig, {"gae_level": "step"}, "token, turn, bilevel"),
         (LLMPPOConfig, {"gae_level": "turn", "gamma_token": 0.9}, "gamma_token=0.9"),
         (LLMPPOConfig, {"lambda_critic": 1.5}, "lambda_critic=1.5"),
-        (LLMPPOConfig, {"lambda_length_alpha": 0.0}, "must be above 0"),
+        (LLMPPOConfig, {"lambda_length_alpha": 0.0}, "a number > 0 or None"),
         (
             LLMPPOConfig,
             {"lambda_length_alpha": 0.1, "lambda_": 0.9},

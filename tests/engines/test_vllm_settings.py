@@ -33,7 +33,7 @@ def test_without_vllm_the_message_says_how_to_install_it(monkeypatch):
         ({"engine_sleep": True}, "engine_sleep.*no effect"),
         ({"engine": "vllm", "engine_num_gpus": 1}, "engine_num_gpus.*'vllm_actor'"),
         ({"engine_num_gpus": -1}, "engine_num_gpus=-1 must be"),
-        ({"engine_sleep": "deep"}, "engine_sleep='deep' must be True or False"),
+        ({"engine_sleep": "deep"}, "engine_sleep='deep' must be true or false"),
     ],
 )
 def test_settings_without_effect_and_bad_values(generation, message):

@@ -155,7 +155,7 @@ def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
             "tiny has no setting 'hiden_size'.*'hidden_size'",
         ),
         ({"lora": {"rnk": 3}}, "lora has no setting 'rnk'. Did you mean 'rank'"),
-        ({"lora": {"rank": 0}}, "rank=0 must be an integer >= 1"),
+        ({"lora": {"rank": 0}}, "rank=0 must be a whole number >= 1"),
     ],
 )
 def test_mistaken_settings_are_named(settings, message):

@@ -141,10 +141,10 @@ def test_faulty_fields_say_what_is_needed(fields, message):
 
 def test_objects_are_named_by_module(monkeypatch):
     path = "ray.rllib.core.learner.learner:Learner"
-    config = recipe(training={"learner_class": path}).config
+    config = recipe(learners={"learner_class": path}).config
     assert config.learner_class.__name__ == "Learner"
     with pytest.raises(ConfigError, match="cannot be imported"):
-        recipe(training={"learner_class": "no_such_module:X"})
+        recipe(learners={"learner_class": "no_such_module:X"})
 
 
 def test_validate_builds_the_environment():

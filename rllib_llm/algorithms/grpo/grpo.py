@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from annotated_types import Gt
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.core import DEFAULT_AGENT_ID
@@ -20,12 +21,14 @@ from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.trajectories import trajectories
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay
-from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.errors import ConfigError
 from rllib_llm.objectives.advantages import BASELINES, SCALES
 from rllib_llm.pieces import Spec, Trajectory, TurnTable
 from rllib_llm.pieces.credit.combine import Credit
 from rllib_llm.pieces.credit.group import GROUP_BY
 from rllib_llm.pieces.credit.variance import has_variance
+from rllib_llm.pieces.registry import Specs
+from rllib_llm.schema import Fraction, NonNegativeFloat, NonNegativeInt, OneOf
 
 _CREDIT_KEY = "llm_credit"
 _SHORTHANDS = (
@@ -91,16 +94,16 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     def training(
         self,
         *,
-        clip_param_high: float | None = NotProvided,
-        dual_clip: float | None = NotProvided,
-        advantage_baseline: str = NotProvided,
-        advantage_scale: str = NotProvided,
-        advantage_group_by: str = NotProvided,
-        turn_discount: float = NotProvided,
-        credit: Sequence[Spec] | None = NotProvided,
-        credit_transforms: Sequence[Spec] = NotProvided,
+        clip_param_high: NonNegativeFloat | None = NotProvided,
+        dual_clip: Annotated[float, Gt(1)] | None = NotProvided,
+        advantage_baseline: Annotated[str, OneOf(BASELINES)] = NotProvided,
+        advantage_scale: Annotated[str, OneOf(SCALES)] = NotProvided,
+        advantage_group_by: Annotated[str, OneOf(GROUP_BY)] = NotProvided,
+        turn_discount: Fraction = NotProvided,
+        credit: Specs | None = NotProvided,
+        credit_transforms: Specs = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
-        dynamic_sampling_rounds: int = NotProvided,
+        dynamic_sampling_rounds: NonNegativeInt = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: the shared ones, ``clip_param``, and these.
@@ -146,14 +149,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for name, choices in (
-            ("advantage_baseline", self.baselines),
-            ("advantage_scale", SCALES),
-            ("advantage_group_by", GROUP_BY),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"{name}={value!r}. {did_you_mean(value, choices)}")
         if self.credit is not None:
             why = "credit is given. Set it in the piece 'group', or leave it out."
             refuse_without_effect(self, _SHORTHANDS, why)
@@ -203,11 +198,6 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 }
             ]
         return Credit(estimators, self.credit_transforms)
-
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        """Values of ``advantage_baseline``."""
-        return BASELINES
 
     @property
     def compares_rollouts(self) -> bool:

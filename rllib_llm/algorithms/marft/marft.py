@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
+from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
@@ -15,19 +16,13 @@ from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.learner.joint_gae import LEVELS, TEAM_REWARDS
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.errors import ConfigError
 from rllib_llm.modules.critic import CRITIC_MODULE
+from rllib_llm.schema import OneOf, PositiveInt
 
 CRITICS = ("own", "shared", "central")
 SCHEDULES = ("joint", "alternate", "sequential")
-_CHOICES = {
-    "level": LEVELS,
-    "critic": CRITICS,
-    "team_reward": TEAM_REWARDS,
-    "update_schedule": SCHEDULES,
-    "whiten_by": ("agent", "batch"),
-    "message_logp": ("mean", "sum"),
-}
+_InsideUnit = Annotated[float, Interval(gt=0, lt=1)]
 
 _OF_LLMPPO = (
     "gae_level",
@@ -74,15 +69,15 @@ class MARFTConfig(LLMPPOConfig):
     def training(
         self,
         *,
-        level: str = NotProvided,
-        critic: str = NotProvided,
-        team_reward: str = NotProvided,
-        message_logp: str = NotProvided,
-        update_schedule: str = NotProvided,
-        alternate_every: int = NotProvided,
-        sequential_ratio_clip: float = NotProvided,
-        sequential_factor_clip: float = NotProvided,
-        whiten_by: str = NotProvided,
+        level: Annotated[str, OneOf(LEVELS)] = NotProvided,
+        critic: Annotated[str, OneOf(CRITICS)] = NotProvided,
+        team_reward: Annotated[str, OneOf(TEAM_REWARDS)] = NotProvided,
+        message_logp: Literal["mean", "sum"] = NotProvided,
+        update_schedule: Annotated[str, OneOf(SCHEDULES)] = NotProvided,
+        alternate_every: PositiveInt = NotProvided,
+        sequential_ratio_clip: _InsideUnit = NotProvided,
+        sequential_factor_clip: _InsideUnit = NotProvided,
+        whiten_by: Literal["agent", "batch"] = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: those of LLMPPO, and these.
@@ -128,18 +123,6 @@ class MARFTConfig(LLMPPOConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                hint = did_you_mean(str(value), choices)
-                raise ConfigError(
-                    f"{name}={value!r} must be one of {', '.join(choices)}. {hint}"
-                )
-        if not isinstance(self.alternate_every, int) or self.alternate_every < 1:
-            raise ConfigError(f"alternate_every={self.alternate_every!r} must be >= 1.")
-        for name in ("sequential_ratio_clip", "sequential_factor_clip"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be in (0, 1).")
         self._refuse_pieces()
         if not self.in_evaluation:
             self._validate_team()

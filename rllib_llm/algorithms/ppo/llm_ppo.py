@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
@@ -14,6 +14,9 @@ from rllib_llm.algorithms.ppo.critic_settings import validate_critic_settings
 from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
+from rllib_llm.objectives.critic_losses import VALUE_LOSSES
+from rllib_llm.objectives.turn_gae import GAE_LEVELS
+from rllib_llm.schema import Fraction, OneOf, PositiveFloat
 
 
 class LLMPPOConfig(LLMConfigMixin, PPOConfig):
@@ -55,15 +58,15 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
     def training(
         self,
         *,
-        gamma_token: float = NotProvided,
-        lambda_token: float = NotProvided,
-        gae_level: str = NotProvided,
-        lambda_critic: float | None = NotProvided,
-        lambda_length_alpha: float | None = NotProvided,
+        gamma_token: Fraction = NotProvided,
+        lambda_token: Fraction = NotProvided,
+        gae_level: Annotated[str, OneOf(GAE_LEVELS)] = NotProvided,
+        lambda_critic: Fraction | None = NotProvided,
+        lambda_length_alpha: PositiveFloat | None = NotProvided,
         whiten_advantages: bool = NotProvided,
-        value_loss: str = NotProvided,
-        value_huber_delta: float = NotProvided,
-        vf_clip_range: float | None = NotProvided,
+        value_loss: Annotated[str, OneOf(VALUE_LOSSES)] = NotProvided,
+        value_huber_delta: PositiveFloat = NotProvided,
+        vf_clip_range: PositiveFloat | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: PPO's own, the shared ones, and these.
@@ -131,9 +134,6 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
                 "use_critic=False: LLMPPO's credit comes from the critic. Use GRPO for "
                 "training without one."
             )
-        for name in ("gamma", "lambda_", "gamma_token", "lambda_token"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1].")
 
     @property
     def uses_rllib_loss(self) -> bool:

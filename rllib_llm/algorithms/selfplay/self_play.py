@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
@@ -29,6 +30,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.objectives.advantages import BASELINES
 from rllib_llm.pieces import Trajectory
 from rllib_llm.pieces.credit.combine import Credit
+from rllib_llm.schema import OneOf
 from rllib_llm.selfplay import Exploitability, GameResult
 from rllib_llm.selfplay.exploitability import measure_exploitability, refuse_too_large
 from rllib_llm.selfplay.exploiter import EXPLOITER, Responder, respond
@@ -68,17 +70,24 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         self.declared_slots: tuple[str, ...] = ()
 
     @override(GRPOConfig)
-    def training(self, *, role_decay: float = NotProvided, **kwargs: Any) -> Self:
+    def training(
+        self,
+        *,
+        advantage_baseline: Annotated[str, OneOf((ROLE, *BASELINES))] = NotProvided,
+        role_decay: Annotated[float, Interval(ge=0, lt=1)] = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
         """Set the training settings: those of GRPO, and these.
 
         Args:
+            advantage_baseline: "role", or one of GRPO's.
             role_decay: With ``advantage_baseline="role"`` (SPIRAL's role-conditioned
                 advantage estimation): how much of a seat's average return stays when
                 a new return comes in, in [0, 1).
             kwargs: ``GRPOConfig.training``. GRPO's baselines need ``group_size`` >= 2;
                 the rollouts of a group meet the same opponent.
         """
-        super().training(**kwargs)
+        super().training(advantage_baseline=advantage_baseline, **kwargs)
         assign(self, role_decay=role_decay)
         return self
 
@@ -92,11 +101,6 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
             validate_league(self)
 
     # What follows from them ----------------------------------------------------------
-
-    @property
-    @override(GRPOConfig)
-    def baselines(self) -> tuple[str, ...]:
-        return (ROLE, *BASELINES)
 
     @override(GRPOConfig)
     def build_credit(self) -> Credit:

@@ -14,10 +14,9 @@ from rllib_llm.algorithms.validation import register_env
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
-from rllib_llm.envs.parsing import require_choice, require_float, require_int
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.selfplay.exploiter import EXPLOITER, untaught
-from rllib_llm.selfplay.league import OPPONENTS, League
+from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.positions import is_by_position
 
 _POOL_SETTINGS = (
@@ -39,8 +38,6 @@ def declare_slots(config: Any) -> None:
         ConfigError: If the user's own policies leave no room for the league.
     """
     register_env(config.env, config.env_config)
-    require_choice("opponents", config.league_opponents, (*OPPONENTS, MIRROR))
-    require_int("pool_size", config.league_pool_size, 1, 64)
     if config.policy_mapping_fn is not seated_policy:
         config.fixed_policies = _fixed_policies(config)
     seats = config.league_seats()
@@ -52,7 +49,6 @@ def declare_slots(config: Any) -> None:
         )
     _check_trained(config)
     own = [m for m in config.policies if m not in config.declared_slots]
-    require_float("exploiter_fraction", config.league_exploiter_fraction, 0.0, 0.99)
     exploiters = (EXPLOITER,) if config.league_exploiter_fraction else ()
     slots = (*config.opponent_slots, *exploiters)
     names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *slots])
@@ -150,7 +146,6 @@ def _validate_use(config: Any) -> None:
 
 
 def validate_credit(config: Any) -> None:
-    require_float("role_decay", config.role_decay, 0.0, 0.999999)
     why = "opponents are no team. Leave it out."
     refuse_without_effect(config, ("team_share",), why)
     if config.credit is not None or config.advantage_baseline != "role":
@@ -172,13 +167,11 @@ def validate_credit(config: Any) -> None:
 
 
 def _validate_exploitability(config: Any) -> None:
-    name = "exploitability_interval"
-    if require_int(name, config.league_exploitability_interval, 0, 10**9):
+    if config.league_exploitability_interval:
         game_text(config)
 
 
 def _validate_exploiter(config: Any) -> None:
-    require_float("exploiter_noise", config.league_exploiter_noise, 0.0, 1.0)
     if not config.league_exploiter_fraction:
         why = "exploiter_fraction=0 has no exploiter. Set it, or leave this out."
         refuse_without_effect(config, ("league_exploiter_noise",), why)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.alarms.settings import Chosen, choose
 from rllib_llm.alarms.snapshots import MEMORY, PLACES
 from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.errors import ConfigError
+from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
 
 Settings = Mapping[str, Any] | bool | None
 
@@ -46,11 +47,11 @@ class AlarmSettings:
         return_drop: Settings = NotProvided,
         sampler_gap: Settings = NotProvided,
         stalled: Settings = NotProvided,
-        lr_factor: float = NotProvided,
-        min_lr: float = NotProvided,
-        max_rollbacks: int = NotProvided,
-        snapshot_interval: int = NotProvided,
-        snapshots: str = NotProvided,
+        lr_factor: Annotated[float, Interval(gt=0, lt=1)] = NotProvided,
+        min_lr: NonNegativeFloat = NotProvided,
+        max_rollbacks: NonNegativeInt = NotProvided,
+        snapshot_interval: PositiveInt = NotProvided,
+        snapshots: Annotated[str, OneOf(PLACES)] = NotProvided,
     ) -> Self:
         """Choose what happens when a run goes wrong (docs/alarms.md).
 
@@ -110,28 +111,6 @@ class AlarmSettings:
             ConfigError: Naming the value and the rule.
         """
         self.chosen_alarms()
-        if not 0.0 < self.alarm_lr_factor < 1.0:
-            raise ConfigError(
-                f"alarms.lr_factor={self.alarm_lr_factor!r} must lie between 0 and 1, "
-                "both excluded: learning rates are multiplied by it."
-            )
-        if self.alarm_min_lr < 0.0:
-            raise ConfigError(
-                f"alarms.min_lr={self.alarm_min_lr!r} must be at least 0."
-            )
-        for name, value, least in (
-            ("max_rollbacks", self.alarm_max_rollbacks, 0),
-            ("snapshot_interval", self.alarm_snapshot_interval, 1),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"alarms.{name}={value!r} must be a whole number, at least {least}."
-                )
-        if self.alarm_snapshots not in PLACES:
-            raise ConfigError(
-                f"alarms.snapshots={self.alarm_snapshots!r} must be one of "
-                f"{', '.join(PLACES)}."
-            )
 
 
 _GENERAL = ("lr_factor", "min_lr", "max_rollbacks", "snapshot_interval", "snapshots")

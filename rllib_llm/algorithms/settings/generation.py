@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
+from annotated_types import Interval, MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.modules.action_head import NORMS
+from rllib_llm.schema import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
 class GenerationSettings:
@@ -33,20 +43,20 @@ class GenerationSettings:
     def generation(
         self,
         *,
-        head: str = NotProvided,
-        score_norm: str = NotProvided,
-        engine: str = NotProvided,
+        head: Literal["generate", "score"] = NotProvided,
+        score_norm: Annotated[str, OneOf(NORMS)] = NotProvided,
+        engine: Literal["torch", "vllm", "vllm_actor"] = NotProvided,
         engine_kwargs: dict[str, Any] = NotProvided,
-        engine_num_gpus: float = NotProvided,
+        engine_num_gpus: NonNegativeFloat = NotProvided,
         engine_sleep: bool = NotProvided,
-        engine_forward: str = NotProvided,
-        kv_cache_gib: float | None = NotProvided,
-        max_new_tokens: int = NotProvided,
-        max_context_tokens: int | None = NotProvided,
-        temperature: float = NotProvided,
-        top_p: float = NotProvided,
-        top_k: int = NotProvided,
-        stop_strings: list[str] = NotProvided,
+        engine_forward: Literal["auto", "plain"] = NotProvided,
+        kv_cache_gib: PositiveFloat | None = NotProvided,
+        max_new_tokens: PositiveInt = NotProvided,
+        max_context_tokens: PositiveInt | None = NotProvided,
+        temperature: NonNegativeFloat = NotProvided,
+        top_p: Annotated[float, Interval(gt=0, le=1)] = NotProvided,
+        top_k: NonNegativeInt = NotProvided,
+        stop_strings: Sequence[Annotated[str, MinLen(1)]] = NotProvided,
     ) -> Self:
         """Choose how turns are sampled.
 

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
+from annotated_types import MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.modules.loading import DTYPES, LoraSettings
+from rllib_llm.modules.tiny import TinySizes
+from rllib_llm.schema import Hint, OneOf, Rule
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+Autocast = Annotated[Literal["bfloat16"], Hint("float16 would need its loss scaled.")]
+JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
 
 
 class LanguageModelSettings:
@@ -31,19 +48,19 @@ class LanguageModelSettings:
     def language_model(
         self,
         *,
-        model: str = NotProvided,
-        dtype: str = NotProvided,
-        autocast: str | None = NotProvided,
-        lora: dict[str, Any] | None = NotProvided,
-        tiny: dict[str, Any] = NotProvided,
-        value_head: str = NotProvided,
+        model: Annotated[str, MinLen(1)] = NotProvided,
+        dtype: Annotated[str, OneOf(DTYPES)] = NotProvided,
+        autocast: Autocast | None = NotProvided,
+        lora: LoraSettings | None = NotProvided,
+        tiny: TinySizes = NotProvided,
+        value_head: Literal["mlp", "linear"] = NotProvided,
         value_head_detach: bool = NotProvided,
-        value_model: str = NotProvided,
+        value_model: Literal["shared", "own"] = NotProvided,
         model_kwargs: dict[str, Any] = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         compile: str | None = NotProvided,
-        history: str = NotProvided,
-        chat_template_kwargs: dict[str, Any] = NotProvided,
+        history: Literal["append", "rerender", "latest"] = NotProvided,
+        chat_template_kwargs: JsonMapping = NotProvided,
         system_prompt: str | None = NotProvided,
     ) -> Self:
         """Choose the language model.

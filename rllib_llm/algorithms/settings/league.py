@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
+from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveInt
+from rllib_llm.selfplay.league import OPPONENTS
 
 MIRROR = "mirror"
 
@@ -30,17 +33,17 @@ class LeagueSettings:
     def league(
         self,
         *,
-        opponents: str = NotProvided,
-        mirror_fraction: float = NotProvided,
-        pool_size: int = NotProvided,
-        snapshot_win_rate: float = NotProvided,
-        snapshot_min_games: int = NotProvided,
-        snapshot_max_games: int | None = NotProvided,
-        decay: float = NotProvided,
+        opponents: Annotated[str, OneOf((*OPPONENTS, MIRROR))] = NotProvided,
+        mirror_fraction: Fraction = NotProvided,
+        pool_size: Annotated[int, Interval(ge=1, le=64)] = NotProvided,
+        snapshot_win_rate: Annotated[float, Interval(ge=0.51, le=0.99)] = NotProvided,
+        snapshot_min_games: PositiveInt = NotProvided,
+        snapshot_max_games: PositiveInt | None = NotProvided,
+        decay: Annotated[float, Interval(ge=0.01, le=1)] = NotProvided,
         evaluation_opponent: str | None = NotProvided,
-        exploitability_interval: int = NotProvided,
-        exploiter_fraction: float = NotProvided,
-        exploiter_noise: float = NotProvided,
+        exploitability_interval: NonNegativeInt = NotProvided,
+        exploiter_fraction: Annotated[float, Interval(ge=0, le=0.99)] = NotProvided,
+        exploiter_noise: Fraction = NotProvided,
     ) -> Self:
         """Choose the opponents of self-play.
 

@@ -117,11 +117,14 @@ class MultiAgentSettings:
     def multi_agent(
         self,
         *,
-        policies: Any = NotProvided,
-        policy_mapping_fn: Any = NotProvided,
+        policies: Mapping[str, Any] | Collection[str] | None = NotProvided,
+        policy_mapping_fn: Callable[..., str]
+        | Mapping[str, str]
+        | str
+        | None = NotProvided,
         policies_to_train: Collection[str] | Callable[..., bool] | None = NotProvided,
         sharing_modes: Mapping[str, Mapping[str, Any]] = NotProvided,
-        sharing_mode: Any = NotProvided,
+        sharing_mode: str | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Choose who acts for whom, as RLlib does; names and tables serve too.

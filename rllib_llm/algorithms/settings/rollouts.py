@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.pieces.registry import Spec
+from rllib_llm.pieces.registry import Spec, Specs
+from rllib_llm.schema import (
+    Fraction,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
+from rllib_llm.types import StopPolicy, StopReason
+
+Reason = Annotated[str, OneOf(reason.value for reason in StopReason)]
+Policy = Annotated[str, OneOf(policy.value for policy in StopPolicy)]
 
 
 class RolloutSettings:
@@ -35,21 +46,21 @@ class RolloutSettings:
     def rollouts(
         self,
         *,
-        episodes_per_iteration: int = NotProvided,
-        group_size: int = NotProvided,
-        max_turns: int | None = NotProvided,
-        max_tokens_per_episode: int | None = NotProvided,
-        step_timeout_s: float | None = NotProvided,
-        turn_timeout_s: float | None = NotProvided,
-        episode_timeout_s: float | None = NotProvided,
-        max_retries: int = NotProvided,
-        max_failed_fraction: float = NotProvided,
-        stop_policies: dict[str, str] = NotProvided,
+        episodes_per_iteration: PositiveInt = NotProvided,
+        group_size: PositiveInt = NotProvided,
+        max_turns: PositiveInt | None = NotProvided,
+        max_tokens_per_episode: PositiveInt | None = NotProvided,
+        step_timeout_s: PositiveFloat | None = NotProvided,
+        turn_timeout_s: PositiveFloat | None = NotProvided,
+        episode_timeout_s: PositiveFloat | None = NotProvided,
+        max_retries: NonNegativeInt = NotProvided,
+        max_failed_fraction: Fraction = NotProvided,
+        stop_policies: dict[Reason, Policy] = NotProvided,
         row_per_turn: bool = NotProvided,
-        weight_sync_dtype: str | None = NotProvided,
-        rewards: Sequence[Spec] = NotProvided,
-        reward_transforms: Sequence[Spec] = NotProvided,
-        filters: Sequence[Spec] = NotProvided,
+        weight_sync_dtype: Literal["bfloat16"] | None = NotProvided,
+        rewards: Specs = NotProvided,
+        reward_transforms: Specs = NotProvided,
+        filters: Specs = NotProvided,
         curriculum: Spec | None = NotProvided,
     ) -> Self:
         """Choose how many episodes are sampled, and their bounds.

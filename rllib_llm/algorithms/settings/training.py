@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Gt, Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.pieces.registry import Spec
+from rllib_llm.objectives import KL_ESTIMATORS, LOSS_AGGREGATIONS, TIS_LEVELS
+from rllib_llm.pieces.registry import Spec, Specs
+from rllib_llm.schema import (
+    Fraction,
+    Hint,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
 
 if TYPE_CHECKING:
     from rllib_llm.pieces.token_pieces import TokenPieces
+
+_BAND = Hint(
+    "The band of ratios that are kept must hold 1, e.g. 0.5 and 5.0; None leaves an "
+    "end open."
+)
+BelowOne = Annotated[float, Interval(gt=0, lt=1), _BAND]
+AboveOne = Annotated[float, Gt(1), _BAND]
 
 
 class TrainingSettings:
@@ -47,36 +65,81 @@ class TrainingSettings:
     def _llm_training(
         self,
         *,
-        critic_lr: float | None = NotProvided,
-        critic_warmup_iters: int = NotProvided,
-        weight_decay: float = NotProvided,
-        micro_batch_tokens: int | None = NotProvided,
-        head_chunk_tokens: int | None = NotProvided,
-        matmul_precision: str = NotProvided,
-        old_logps: str = NotProvided,
-        tis: str | None = NotProvided,
-        tis_clip: float = NotProvided,
-        is_mask_low: float | None = NotProvided,
-        is_mask_high: float | None = NotProvided,
-        is_sequence_mask_low: float | None = NotProvided,
-        is_sequence_mask_high: float | None = NotProvided,
-        nan_policy: str = NotProvided,
-        loss_agg_mode: str = NotProvided,
-        loss_agg_constant: float | None = NotProvided,
-        ref_kl_coeff: float = NotProvided,
-        ref_kl_estimator: str = NotProvided,
-        ref_kl_clip: float | None = NotProvided,
-        ref_kl_in: str = NotProvided,
-        ref_kl_target: float | None = NotProvided,
+        critic_lr: PositiveFloat | None = NotProvided,
+        critic_warmup_iters: NonNegativeInt = NotProvided,
+        weight_decay: NonNegativeFloat = NotProvided,
+        micro_batch_tokens: PositiveInt | None = NotProvided,
+        head_chunk_tokens: PositiveInt | None = NotProvided,
+        matmul_precision: Literal["auto", "highest", "high", "medium"] = NotProvided,
+        old_logps: Literal["learner", "engine"] = NotProvided,
+        tis: Annotated[str, OneOf(("auto", *TIS_LEVELS))] | None = NotProvided,
+        tis_clip: PositiveFloat = NotProvided,
+        is_mask_low: BelowOne | None = NotProvided,
+        is_mask_high: AboveOne | None = NotProvided,
+        is_sequence_mask_low: BelowOne | None = NotProvided,
+        is_sequence_mask_high: AboveOne | None = NotProvided,
+        nan_policy: Literal["skip", "error"] = NotProvided,
+        loss_agg_mode: Annotated[str, OneOf(LOSS_AGGREGATIONS)] = NotProvided,
+        loss_agg_constant: PositiveFloat | None = NotProvided,
+        ref_kl_coeff: NonNegativeFloat = NotProvided,
+        ref_kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = NotProvided,
+        ref_kl_clip: PositiveFloat | None = NotProvided,
+        ref_kl_in: Literal["loss", "reward"] = NotProvided,
+        ref_kl_target: PositiveFloat | None = NotProvided,
         policy_loss: Spec | None = NotProvided,
-        loss_terms: Sequence[Spec] = NotProvided,
-        token_transforms: Sequence[Spec] = NotProvided,
-        team_share: float = NotProvided,
-        minibatch_size: int | None = NotProvided,
-        num_epochs: int = NotProvided,
+        loss_terms: Specs = NotProvided,
+        token_transforms: Specs = NotProvided,
+        team_share: Fraction = NotProvided,
+        minibatch_size: PositiveInt | None = NotProvided,
+        num_epochs: PositiveInt = NotProvided,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Take the training settings that all algorithms share; return the others."""
+        """Take the training settings that all algorithms share; return the others.
+
+        Args:
+            critic_lr: Learning rate of the critic; None: ``lr``.
+            critic_warmup_iters: Iterations at the start in which only the critic is
+                trained.
+            weight_decay: AdamW's decoupled weight decay.
+            micro_batch_tokens: Most tokens per forward pass of the Learner, padding
+                included; None: the whole minibatch. Gradients are those of the whole.
+            head_chunk_tokens: Tokens whose logits are computed at once, to save memory
+                under large vocabularies; None: all of a micro-batch.
+            matmul_precision: Of float32 products in the Learner (torch's
+                ``set_float32_matmul_precision``); "auto" is "highest", computed faster
+                where that changes no result.
+            old_logps: Source of the old log-probabilities: the "learner", which
+                recomputes them, or the "engine", which sampled.
+            tis: Truncated importance sampling between engine and learner per "token"
+                or "sequence"; "auto": per token where the engine is not exact; None:
+                off.
+            tis_clip: Most weight of a token or sequence under ``tis``.
+            is_mask_low: Tokens whose ratio of learner to engine is below are masked;
+                None: open.
+            is_mask_high: Tokens whose ratio is above are masked; None: open.
+            is_sequence_mask_low: As ``is_mask_low``, of whole sequences.
+            is_sequence_mask_high: As ``is_mask_high``, of whole sequences.
+            nan_policy: A minibatch with a loss or gradient that is not finite is
+                left out and counted ("skip"), or ends the run ("error").
+            loss_agg_mode: How token losses become one number (verl
+                ``loss_agg_mode``).
+            loss_agg_constant: Length in tokens that "seq-mean-token-sum-norm" divides
+                by.
+            ref_kl_coeff: Coefficient of the KL divergence to the frozen reference
+                policy; 0: no reference.
+            ref_kl_estimator: Estimator of it, "k1", "k2" or "k3".
+            ref_kl_clip: Most KL of one token by "k3" (verl's is 10); None: no bound.
+            ref_kl_in: Whether it is part of the "loss" or of the "reward".
+            ref_kl_target: KL to which ``ref_kl_coeff`` is adapted; None: fixed.
+            policy_loss: Piece that replaces the algorithm's own (docs/losses.md).
+            loss_terms: Pieces that are added to the loss.
+            token_transforms: Pieces that change advantages token by token.
+            team_share: Share of every reward that all agents of the episode divide.
+            minibatch_size: Episodes per optimiser step, over all Learners; None: all
+                of the iteration.
+            num_epochs: Passes over an iteration's episodes.
+            kwargs: Settings of RLlib.
+        """
         assign(
             self,
             critic_lr=critic_lr,

@@ -7,6 +7,7 @@ from typing import Self
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.schema import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class WarmStartSettings:
@@ -23,12 +24,12 @@ class WarmStartSettings:
     def warm_start(
         self,
         *,
-        demonstrations: int = NotProvided,
-        mistake_rate: float = NotProvided,
-        epochs: int = NotProvided,
-        lr: float = NotProvided,
-        minibatch_size: int = NotProvided,
-        observation_weight: float = NotProvided,
+        demonstrations: NonNegativeInt = NotProvided,
+        mistake_rate: Fraction = NotProvided,
+        epochs: PositiveInt = NotProvided,
+        lr: PositiveFloat = NotProvided,
+        minibatch_size: PositiveInt = NotProvided,
+        observation_weight: Fraction = NotProvided,
     ) -> Self:
         """Fine-tune on scripted demonstrations before RL, once, cached.
 

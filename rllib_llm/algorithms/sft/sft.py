@@ -13,6 +13,7 @@ from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.settings import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
+from rllib_llm.schema import Fraction
 
 # Nothing is sampled, so there is neither reward nor credit, nor an old policy.
 _OF_SAMPLING = (
@@ -73,8 +74,8 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
     def training(
         self,
         *,
-        mistake_rate: float = NotProvided,
-        observation_weight: float = NotProvided,
+        mistake_rate: Fraction = NotProvided,
+        observation_weight: Fraction = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the training settings: the shared ones and these.
@@ -94,11 +95,6 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for name in ("mistake_rate", "observation_weight"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(
-                    f"training.{name}={getattr(self, name)} must be in [0, 1]."
-                )
         why = "SFT imitates and samples nothing. Leave it out, or use GRPO or LLMPPO."
         refuse_without_effect(self, _OF_SAMPLING, why)
         if len(self.module_ids) > 1:

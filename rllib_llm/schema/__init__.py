@@ -1,0 +1,38 @@
+"""Types and ranges of settings, declared as annotations and read by one validator."""
+
+from rllib_llm.schema.checking import Problem, find_problem, is_number, refuse, require
+from rllib_llm.schema.describing import bounds_of, choices_of, describe, show
+from rllib_llm.schema.kinds import (
+    Fraction,
+    Hint,
+    InfinityAllowed,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    SubclassOf,
+)
+
+__all__ = [
+    "Fraction",
+    "Hint",
+    "InfinityAllowed",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "OneOf",
+    "PositiveFloat",
+    "PositiveInt",
+    "Problem",
+    "Rule",
+    "SubclassOf",
+    "bounds_of",
+    "choices_of",
+    "describe",
+    "find_problem",
+    "is_number",
+    "refuse",
+    "require",
+    "show",
+]
