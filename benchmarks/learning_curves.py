@@ -120,7 +120,7 @@ def expert_success(config: Any, count: int = 300) -> float:
 def script_success(config: Any, count: int, mistake_rate: float) -> float:
     """Return how often the expert succeeds whose turns are random at this rate."""
     played = demonstrations(
-        config.make_text_env(), count, seed=12345, mistake_rate=mistake_rate
+        config.make_text_env, count, seed=12345, mistake_rate=mistake_rate
     )
     return float(np.mean([bool(d.success) for d in played]))
 

@@ -86,10 +86,13 @@ def _build_tiny(
     from rllib_llm.modules.tiny import save_tiny_model
     from rllib_llm.offline.demonstrations import transcript_texts
 
-    on_progress("tokenizer", 0.0)
-    texts = transcript_texts(config.make_text_env(), seed=config.seed or 0)
+    texts = transcript_texts(
+        config.make_text_env,
+        seed=config.seed or 0,
+        most_envs=config.num_envs_per_env_runner,
+        on_progress=lambda done: on_progress("tokenizer", done),
+    )
     save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)
-    on_progress("tokenizer", 1.0)
 
 
 def _warm_start(

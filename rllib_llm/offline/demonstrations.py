@@ -12,6 +12,7 @@ from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
+from rllib_llm.offline.playing import play_all
 
 
 @dataclasses.dataclass(slots=True)
@@ -116,57 +117,84 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
 
 
 def demonstrations(
-    env: Any,
+    make_env: Callable[[], Any],
     count: int,
     *,
     seed: int,
     mistake_rate: float,
+    most_envs: int = 1,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
     """Play ``count`` episodes on training instances.
+
+    Args:
+        make_env: Builds an environment.
+        count: Episodes.
+        seed: Decides the instances and the mistakes.
+        mistake_rate: Share of random turns.
+        most_envs: Environments that may be played at a time.
+        on_progress: Called with the finished share.
 
     Returns:
         One demonstration per episode; of a JointEnv one per episode and agent.
     """
     seeds = [stable_seed(seed, "demonstration", i) for i in range(count)]
-    return demonstrations_of(env, seeds, mistake_rate, on_progress)
+    return demonstrations_of(
+        make_env, seeds, mistake_rate, most_envs=most_envs, on_progress=on_progress
+    )
 
 
 def demonstrations_of(
-    env: Any,
+    make_env: Callable[[], Any],
     seeds: Sequence[int],
     mistake_rate: float,
+    *,
+    most_envs: int = 1,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
     """Play the training instances of these seeds; see :func:`demonstrations`."""
-    played = []
-    for i, seed in enumerate(seeds):
+
+    def play(env: Any, seed: int) -> list[Demonstration]:
         if agents_of(env) is None:
-            played.append(demonstrate(env, seed=seed, mistake_rate=mistake_rate))
-        else:
-            played += demonstrate_together(env, seed=seed, mistake_rate=mistake_rate)
-        if on_progress is not None:
-            on_progress((i + 1) / len(seeds))
-    return played
+            return [demonstrate(env, seed=seed, mistake_rate=mistake_rate)]
+        return demonstrate_together(env, seed=seed, mistake_rate=mistake_rate)
+
+    played = play_all(
+        make_env, seeds, play, most_envs=most_envs, on_progress=on_progress
+    )
+    return [demo for demos in played for demo in demos]
 
 
-def transcript_texts(env: Any, *, seed: int, count: int = 300) -> list[str]:
+def transcript_texts(
+    make_env: Callable[[], Any],
+    *,
+    seed: int,
+    count: int = 300,
+    most_envs: int = 1,
+    on_progress: Callable[[float], None] | None = None,
+) -> list[str]:
     """Return observations and completions of mixed play, to train a tokenizer on.
 
     An environment without a scripted expert gives its first observations only.
     """
-    texts: list[str] = []
+    how: dict[str, Any] = {"most_envs": most_envs, "on_progress": on_progress}
     try:
-        for demo in demonstrations(env, count, seed=seed, mistake_rate=0.5):
-            texts += demo.observations + demo.completions
-            if demo.info(0).get("tools"):  # the tiny template cannot present them
-                said, _ = opening(
-                    demo.observations[0], demo.info(0), system=None, renderer=None
-                )
-                texts.append(said[0]["content"])
+        demos = demonstrations(make_env, count, seed=seed, mistake_rate=0.5, **how)
     except ConfigError:
-        for i in range(count):
-            told = env.reset(seed=stable_seed(seed, "text", i))
-            alone = agents_of(env) is None
-            texts += [told[0]] if alone else list(texts_of(env, told).values())
+        seeds = [stable_seed(seed, "text", i) for i in range(count)]
+        firsts = play_all(make_env, seeds, _first_texts, **how)
+        return [text for texts in firsts for text in texts]
+    texts: list[str] = []
+    for demo in demos:
+        texts += demo.observations + demo.completions
+        if demo.info(0).get("tools"):  # the tiny template cannot present them
+            said, _ = opening(
+                demo.observations[0], demo.info(0), system=None, renderer=None
+            )
+            texts.append(said[0]["content"])
     return texts
+
+
+def _first_texts(env: Any, seed: int) -> list[str]:
+    told = env.reset(seed=seed)
+    return [told[0]] if agents_of(env) is None else list(texts_of(env, told).values())

@@ -15,7 +15,6 @@ from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.connectors.tool_prompts import later, opening
-from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.demonstrations import (
     Demonstration,
@@ -37,16 +36,15 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         on_progress: Called with the phase and the done fraction.
     """
     seed = config.seed or 0
-    env = config.make_text_env()
     demos = demonstrations(
-        env,
+        config.make_text_env,
         config.warm_start_demonstrations,
         seed=seed,
         mistake_rate=config.warm_start_mistake_rate,
+        most_envs=config.num_envs_per_env_runner,
         on_progress=lambda done: on_progress("demonstrations", done),
     )
-    roles = role_prompts(env)
-    env.close()
+    roles = config.role_prompts()
     learner = _learner(config, model, len(demos))
     episodes = _as_episodes(demos, learner.config.chat_renderer(), config, roles)
     size = config.warm_start_minibatch_size
@@ -71,11 +69,13 @@ def demonstrated_episodes(
         seeds: Of the instances.
         mistake_rate: Share of random turns.
     """
-    env = config.make_text_env()
-    demos = demonstrations_of(env, seeds, mistake_rate)
-    roles = role_prompts(env)
-    env.close()
-    return _as_episodes(demos, config.chat_renderer(), config, roles)
+    demos = demonstrations_of(
+        config.make_text_env,
+        seeds,
+        mistake_rate,
+        most_envs=config.num_envs_per_env_runner,
+    )
+    return _as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
 
 
 def _as_episodes(

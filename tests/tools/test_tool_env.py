@@ -279,7 +279,7 @@ def test_demonstrations_are_rendered_like_what_is_sampled():
         data.messages, tools=env.tool_set.schemas, return_dict=False
     )
     assert data.ids == expected[: len(data.ids)]
-    texts = transcript_texts(Sums(), seed=0, count=2)
+    texts = transcript_texts(Sums, seed=0, count=2)
     assert any(text.startswith("Tools:\n<add>a, b</add>") for text in texts)
 
 
