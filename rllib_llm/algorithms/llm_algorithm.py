@@ -25,6 +25,7 @@ from ray.rllib.utils.metrics import (
 
 from rllib_llm.alarms.algorithm import GuardedAlgorithm
 from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm.algorithms.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.handing_over import handed_over_model, take_over
 from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.algorithms.runner_calls import (
@@ -66,7 +67,7 @@ _PIECES_KEY = "llm_driver_pieces"
 _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
-class LLMAlgorithm(GuardedAlgorithm, LiveAlgorithm, PPO):
+class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
     """Sample exact episodes, give credit on the driver, update, sync.
 
     Subclasses say what happens to the sampled groups in :meth:`process_episodes`.

@@ -17,6 +17,7 @@ from rllib_llm.algorithms.classic import classic_specs
 from rllib_llm.algorithms.policies import validate_trained
 from rllib_llm.algorithms.settings import (
     AlarmSettings,
+    EvaluationSettings,
     GenerationSettings,
     LanguageModelSettings,
     MultiAgentSettings,
@@ -37,6 +38,7 @@ class LLMConfigMixin(
     MultiAgentSettings,
     WarmStartSettings,
     TrainingSettings,
+    EvaluationSettings,
     AlarmSettings,
 ):
     """Adds language-model settings to an RLlib AlgorithmConfig.
@@ -63,6 +65,7 @@ class LLMConfigMixin(
         self._set_multi_agent_defaults()
         self._set_warm_start_defaults()
         self._set_training_defaults()
+        self._set_evaluation_defaults()
         self._set_alarm_defaults()
         # RLlib's defaults that do not suit language agents.
         self.num_env_runners = 0

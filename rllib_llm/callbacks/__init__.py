@@ -26,6 +26,9 @@ PROGRESS_KEYS: tuple[str, ...] = (
     keys.EVAL_RETURN,
     keys.EVAL_SUCCESS,
     keys.EVAL_EPISODES,
+    keys.FIRST_RETURN,
+    keys.FIRST_SUCCESS,
+    keys.FIRST_EPISODES,
 )
 """Result keys that the progress line reads (docs/metrics.md explains each)."""
 
@@ -34,7 +37,8 @@ def run_callbacks(
     recipe_name: str,
     algo_config: Any,
     *,
-    total_iterations: int | None = None,
+    stop: dict[str, float] | None = None,
+    time_budget_s: float | None = None,
     expect: dict[str, float] | None = None,
     hyperparameters: dict[str, Any] | None = None,
     tensorboard: bool = True,
@@ -50,7 +54,8 @@ def run_callbacks(
     Args:
         recipe_name: Shown in the first line.
         algo_config: The config of the run; only read.
-        total_iterations: Where training stops, for the time left; None hides it.
+        stop: Where training stops, by result key, for the time left.
+        time_budget_s: Seconds after which Tune stops all trials; None: no such limit.
         expect: Thresholds by result key, marked when reached.
         hyperparameters: Settings for TensorBoard's HParams tab, by dotted names.
         tensorboard: Whether to write for TensorBoard.
@@ -63,12 +68,15 @@ def run_callbacks(
         TranscriptTensorBoard,
     )
 
+    demonstrations = getattr(algo_config, "warm_start_demonstrations", 0)
     return [
         ProgressLine(
             _title(recipe_name, algo_config),
-            total_iterations,
+            stop,
             expect,
             tensorboard=tensorboard,
+            time_budget_s=time_budget_s,
+            begin="after SFT" if demonstrations else "before training",
         ),
         TranscriptTensorBoard(hyperparameters) if tensorboard else NoTensorBoard(),
         TranscriptLogger(),

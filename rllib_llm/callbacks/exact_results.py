@@ -47,9 +47,10 @@ class ExactResults(RLlibCallback):
             metrics_logger.log_time((TIMERS, name), reduce="sum")
 
     @override(RLlibCallback)
-    def on_evaluate_end(self, **kwargs: Any) -> None:
+    def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Remember that the next result has fresh evaluation numbers."""
-        self._evaluated = True
+        # The evaluation before training stands in the result under its own name.
+        self._evaluated = not getattr(algorithm, "is_evaluating_first", False)
 
     @override(RLlibCallback)
     def on_train_result(

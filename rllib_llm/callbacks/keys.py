@@ -17,6 +17,11 @@ SAMPLING_SECONDS = "timers/env_runner_sampling_timer"
 EVAL_RETURN = "evaluation/env_runners/episode_return_mean"
 EVAL_SUCCESS = "evaluation/env_runners/success_rate"
 EVAL_EPISODES = "evaluation/env_runners/num_episodes"
+# The policy that training began with, in the first iteration's result.
+FIRST_EVALUATION = "evaluation_before_training"
+FIRST_RETURN = f"{FIRST_EVALUATION}/env_runners/episode_return_mean"
+FIRST_SUCCESS = f"{FIRST_EVALUATION}/env_runners/success_rate"
+FIRST_EPISODES = f"{FIRST_EVALUATION}/env_runners/num_episodes"
 # Stop reasons that mean "the model ran out of tokens".
 TRUNCATED = (
     "env_runners/stop/max_tokens_turn",

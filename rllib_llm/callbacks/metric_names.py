@@ -116,6 +116,8 @@ METRICS = (
     "weight_sync_mib",
     "env_runners/engine/engine_restarts",
     "num_episodes_lost",
+    "evaluation_before_training/random_success_rate",
+    "evaluation_before_training/advice",
     "env_runners/env/<name>",
     "timers/training_iteration",
     "timers/training_step",
@@ -141,7 +143,7 @@ _THEIRS = re.compile(
     r"|learners/[^/]+/(num_module_steps_trained|num_trainable|module_train|curr_kl|diff_)"
     r".*"
 )
-_EVALUATION = "evaluation/"
+_EVALUATIONS = ("evaluation/", "evaluation_before_training/")
 
 
 def check_metric_name(name: str, where: str) -> None:
@@ -151,14 +153,15 @@ def check_metric_name(name: str, where: str) -> None:
         name: With ``/`` between levels.
         where: Named in the message, e.g. ``"stop"``.
     """
-    bare = name.removeprefix(_EVALUATION)
+    prefix = next((p for p in _EVALUATIONS if name.startswith(p)), "")
+    bare = name.removeprefix(prefix)
     bare = bare if bare.startswith("env_runners/") else name
     known = (*METRICS, *TUNES)
     if _THEIRS.fullmatch(name) or any(_matches(bare, pattern) for pattern in known):
         return
     shown = [_filled(pattern, bare) for pattern in known]
-    if name.startswith(_EVALUATION):
-        shown = [f"{_EVALUATION}{s}" for s in shown if s.startswith("env_runners/")]
+    if prefix:
+        shown = [f"{prefix}{s}" for s in shown if s.startswith("env_runners/")]
     hint = did_you_mean(name, shown)
     if not hint.startswith("Did you mean"):
         hint = "Results are listed in docs/metrics.md, e.g. " + ", ".join(shown[:4])

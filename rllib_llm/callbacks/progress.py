@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -94,7 +96,12 @@ class ProgressLine(Callback):
 
     Args:
         title: What is run, e.g. ``"GRPO guess_number-v0"``; shown first.
-        total_iterations: Where training stops, for the time left; None hides it.
+        stop: Bounds of result keys at which training stops, for the time left; without
+            one that grows with training (iterations, seconds, lifetime counts) it is
+            not shown.
+        time_budget_s: Seconds after which all trials are stopped; None: no such limit.
+        begin: Describes the policy that training begins with, in the row of its
+            evaluation.
         expect: Thresholds by result key, e.g.
             ``{"env_runners/episode_return_mean": 0.9}``; reached when every value is
             at least its threshold.
@@ -104,12 +111,18 @@ class ProgressLine(Callback):
     def __init__(
         self,
         title: str = "",
-        total_iterations: int | None = None,
+        stop: dict[str, float] | None = None,
         expect: dict[str, float] | None = None,
         tensorboard: bool = True,
+        *,
+        time_budget_s: float | None = None,
+        begin: str = "before training",
     ):
         self.title = title
-        self.total_iterations = total_iterations
+        self.begin = begin
+        self.stop = {k: v for k, v in (stop or {}).items() if _grows(k)}
+        self.time_budget_s = time_budget_s
+        self._began: float | None = None  # seconds since the epoch
         self.expect = dict(expect or {})
         self.tensorboard = tensorboard
         self.reached: dict[str, int] = {}  # trial id -> iteration
@@ -117,7 +130,9 @@ class ProgressLine(Callback):
         self._several = False
         self._panel: LivePanel | None = None
         self._lines = 0
-        self._seconds: dict[str, deque[float]] = {}
+        # Of the last iterations of a trial: the counters in ``stop``, and seconds.
+        self._recent: dict[str, deque[dict[str, float]]] = {}
+        self._held_out: dict[str, list[str]] = {}  # trial id -> first and last
 
     # Tune's events -------------------------------------------------------------------
 
@@ -126,10 +141,11 @@ class ProgressLine(Callback):
         """Learn how many trials there will be."""
         total = info.get("total_num_samples") or info.get("num_samples") or 1
         self._several = total != 1  # -1 means without end
+        self._began = time.time()
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from rllib_llm.callbacks.panel import LivePanel
 
-            self._panel = LivePanel(self.total_iterations)
+            self._panel = LivePanel(self.stop.get(keys.ITERATION))
             self._panel.start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,6 +186,12 @@ class ProgressLine(Callback):
         if self._lines % HEADER_EVERY == 0:
             self._print(" " * len(prefix) + self.header(), "bold")
         self._lines += 1
+        first = self._first_line(trial.trial_id, result)
+        if first:
+            self._print(prefix + first)
+        advice = result.get(keys.FIRST_EVALUATION, {}).get("advice")
+        if advice:
+            self._print(f"{prefix}{advice}", "red")
         reached = self._check_expected(trial.trial_id, result)
         line = prefix + self.line(trial.trial_id, result) + reached
         self._print(line, "green" if reached else None)
@@ -213,6 +235,8 @@ class ProgressLine(Callback):
                 self._print(f"{name}stopped by:  alarm {why}", "red")
             if self.expect:
                 self._print(f"{name}expect:      {self._verdict(trial.trial_id)}")
+            if len(self._held_out.get(trial.trial_id, ())) > 1:
+                self._print(f"{name}held out:    {self._first_and_last(trial)}")
             self._print(f"{name}transcripts: {trial.path}/{TRANSCRIPTS_FILE}")
             self._print(f"{name}checkpoint:  {checkpoint}")
         run = shlex.quote(trials[0].storage.experiment_fs_path)
@@ -226,29 +250,59 @@ class ProgressLine(Callback):
     def header(self) -> str:
         """Return the titles of the columns."""
         titles = [title.rjust(width) for title, width, _ in COLUMNS]
-        if self.total_iterations:
+        if self._shows_left:
             titles.append("left".rjust(_LEFT_WIDTH))
         return " ".join(titles)
 
     def line(self, trial_id: str, result: dict[str, Any]) -> str:
         """Return the line of one result."""
         cells = [cell(result).rjust(width) for _, width, cell in COLUMNS]
-        seconds = lookup(result, keys.SECONDS)
-        if seconds is not None:
-            recent = self._seconds.setdefault(trial_id, deque(maxlen=_RECENT))
-            recent.append(seconds)
-        if self.total_iterations:
+        counters = {key: lookup(result, key) for key in (*self.stop, keys.SECONDS)}
+        recent = self._recent.setdefault(trial_id, deque(maxlen=_RECENT))
+        recent.append({k: v for k, v in counters.items() if v is not None})
+        if self._shows_left:
             left = duration(self._seconds_left(trial_id, result))
             cells.append(left.rjust(_LEFT_WIDTH))
-        return " ".join(cells) + _evaluation(result)
+        evaluation = _evaluation(result)
+        if evaluation:
+            self._held_out.setdefault(trial_id, [""])[1:] = [evaluation]
+        return " ".join(cells) + (f"   eval {evaluation}" if evaluation else "")
+
+    def _first_line(self, trial_id: str, result: dict[str, Any]) -> str:
+        """Return the line of the evaluation before training, where there was one."""
+        evaluation = _evaluation(result, first=True)
+        if not evaluation:
+            return ""
+        self._held_out[trial_id] = [evaluation]
+        widths = [width for _, width, _ in COLUMNS]
+        widths += [_LEFT_WIDTH] if self._shows_left else []
+        cells = [("-" if i else "0").rjust(width) for i, width in enumerate(widths)]
+        return f"{' '.join(cells)}   eval {evaluation}   {self.begin}"
+
+    def _first_and_last(self, trial: Trial) -> str:
+        first, last = self._held_out[trial.trial_id]
+        return f"{first} {self.begin}; {last} at the end" if first else last
+
+    @property
+    def _shows_left(self) -> bool:
+        return bool(self.stop or self.time_budget_s)
 
     def _seconds_left(self, trial_id: str, result: dict[str, Any]) -> float | None:
-        recent = self._seconds.get(trial_id)
-        iteration = lookup(result, keys.ITERATION)
-        if not recent or iteration is None or not self.total_iterations:
+        """Return the time to the bound that is reached first; None: not known yet."""
+        recent = list(self._recent.get(trial_id, ()))
+        seconds = [r[keys.SECONDS] for r in recent if keys.SECONDS in r]
+        if not seconds:
             return None
-        todo = max(0.0, self.total_iterations - iteration)
-        return todo * sum(recent) / len(recent)
+        mean = sum(seconds) / len(seconds)
+        ends = []
+        for key, bound in self.stop.items():
+            value, rise = recent[-1].get(key), _rise(key, recent, mean)
+            if value is not None and rise:
+                todo = max(0, math.ceil((bound - value) / rise))
+                ends.append(todo * mean)
+        if self.time_budget_s and self._began is not None:
+            ends.append(max(0.0, self._began + self.time_budget_s - time.time()))
+        return min(ends, default=None)
 
     def _leave(self, trial: Trial) -> None:
         if self._panel is not None:
@@ -293,11 +347,34 @@ class ProgressLine(Callback):
         stream.flush()
 
 
-def _evaluation(result: dict[str, Any]) -> str:
-    """Return the evaluation's numbers where this iteration had one."""
-    ret, success = lookup(result, keys.EVAL_RETURN), lookup(result, keys.EVAL_SUCCESS)
+def _grows(key: str) -> bool:
+    """Whether a result key counts what training goes through."""
+    return key in (keys.ITERATION, keys.SECONDS_TOTAL) or key.endswith("_lifetime")
+
+
+def _rise(key: str, recent: list[dict[str, float]], seconds: float) -> float | None:
+    """Return by how much a counter grows per iteration; None: not known yet."""
+    if key == keys.ITERATION:
+        return 1.0
+    if key == keys.SECONDS_TOTAL:
+        return seconds
+    values = [r[key] for r in recent if key in r]
+    if len(values) < 2:
+        return None
+    return (values[-1] - values[0]) / (len(values) - 1)
+
+
+def _evaluation(result: dict[str, Any], *, first: bool = False) -> str:
+    """Return an evaluation's numbers where this result has one.
+
+    Args:
+        result: Of an iteration.
+        first: Ask for the evaluation before training.
+    """
+    of = (keys.EVAL_RETURN, keys.EVAL_SUCCESS, keys.EVAL_EPISODES)
+    of_first = (keys.FIRST_RETURN, keys.FIRST_SUCCESS, keys.FIRST_EPISODES)
+    ret, success, count = (lookup(result, key) for key in (of_first if first else of))
     if ret is None:
         return ""
-    text = "" if success is None else f" success {success:.0%}"
-    episodes = _number(lookup(result, keys.EVAL_EPISODES), ".0f")
-    return f"   eval{text} return {ret:.3f} (n={episodes})"
+    text = "" if success is None else f"success {success:.0%} "
+    return f"{text}return {ret:.3f} (n={_number(count, '.0f')})"

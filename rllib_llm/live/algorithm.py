@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rllib_llm.live import board
+from rllib_llm.live.lines import progress_lines
 
 STARTING, PREPARING = "starting", "preparing"
 SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
@@ -19,12 +20,14 @@ def preparing(topic: str | None) -> Callable[[str, float], None]:
     """Return a callback for ``prepare_language_model`` that announces its phases.
 
     Args:
-        topic: Where; None: nobody watches.
+        topic: Where; None: nobody watches. Lines on standard error come in any case.
     """
     notes, last = board.Publisher(topic, board.ALGORITHM), 0.0
+    show = progress_lines()
 
     def announce(phase: str, fraction: float) -> None:
         nonlocal last
+        show(phase, fraction)
         if notes.is_read and time.monotonic() - last > _PREPARING_S:
             last = time.monotonic()
             notes.write(phase=f"{PREPARING}: {phase} {fraction:.0%}", iteration=0)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_llm.cache import cache_dir
+from rllib_llm.live.lines import progress_lines
 from rllib_llm.modules import loading, positions
 from rllib_llm.version import __version__
 
@@ -33,12 +34,13 @@ def prepare_language_model(
 
     Args:
         config: An algorithm config with :class:`LLMConfigMixin`.
-        on_progress: Called with a phase's name and the done fraction in [0, 1].
+        on_progress: Called with a phase's name and the done fraction in [0, 1]; None:
+            lines on standard error, once it takes longer than a few seconds.
 
     Returns:
         A checkpoint folder, or the hub id as given.
     """
-    on_progress = on_progress or (lambda phase, fraction: None)
+    on_progress = on_progress or progress_lines()
     model = config.lm_model
     if model == "tiny":
         key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]

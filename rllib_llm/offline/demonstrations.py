@@ -42,7 +42,7 @@ class Demonstration:
 
 
 def demonstrate_together(
-    env: Any, *, seed: int, mistake_rate: float
+    env: Any, *, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
     """Play one episode of a JointEnv; return the conversation of each agent that acted.
 
@@ -52,7 +52,7 @@ def demonstrate_together(
         ConfigError: If the environment has no scripted experts.
     """
     rng = np.random.default_rng([seed, 1])
-    game, told = env.unwrapped, env.reset(seed=seed, options={"split": "train"})
+    game, told = env.unwrapped, env.reset(seed=seed, options={"split": split})
     if not hasattr(game, "expert_action"):  # not one of this package's own
         raise _no_expert(f"{type(game).__name__} has no scripted expert.")
     demos: dict[str, Demonstration] = {}
@@ -86,7 +86,9 @@ def _no_expert(why: NotImplementedError | str) -> ConfigError:
     )
 
 
-def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
+def demonstrate(
+    env: Any, *, seed: int, mistake_rate: float, split: str = "train"
+) -> Demonstration:
     """Play one episode with the expert, each turn random with ``mistake_rate``.
 
     Raises:
@@ -94,7 +96,7 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
     """
     # Not default_rng(seed): that is the environment's own stream.
     rng = np.random.default_rng([seed, 1])
-    observation, info = env.reset(seed=seed, options={"split": "train"})
+    observation, info = env.reset(seed=seed, options={"split": split})
     demo = Demonstration([observation], [], [], None, infos=[info])
     done = False
     try:
@@ -114,6 +116,16 @@ def demonstrate(env: Any, *, seed: int, mistake_rate: float) -> Demonstration:
     except NotImplementedError as error:
         raise _no_expert(error) from error
     return demo
+
+
+def play_with_mistakes(
+    env: Any, seed: int, mistake_rate: float, split: str = "train"
+) -> list[Demonstration]:
+    """Play one episode; return the conversation of each agent that acted."""
+    how: dict[str, Any] = {"mistake_rate": mistake_rate, "split": split}
+    if agents_of(env) is None:
+        return [demonstrate(env, seed=seed, **how)]
+    return demonstrate_together(env, seed=seed, **how)
 
 
 def demonstrations(
@@ -155,9 +167,7 @@ def demonstrations_of(
     """Play the training instances of these seeds; see :func:`demonstrations`."""
 
     def play(env: Any, seed: int) -> list[Demonstration]:
-        if agents_of(env) is None:
-            return [demonstrate(env, seed=seed, mistake_rate=mistake_rate)]
-        return demonstrate_together(env, seed=seed, mistake_rate=mistake_rate)
+        return play_with_mistakes(env, seed, mistake_rate)
 
     played = play_all(
         make_env, seeds, play, most_envs=most_envs, on_progress=on_progress

@@ -21,6 +21,7 @@ from rllib_llm.offline.demonstrations import (
     demonstrations,
     demonstrations_of,
 )
+from rllib_llm.offline.random_play import store_random_play
 from rllib_llm.types import FinishReason, Turn
 
 Progress = Callable[[str, float], None]
@@ -57,6 +58,7 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         )
         on_progress("warm start", (step + 1) / len(order))
     learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
+    store_random_play(config, folder, lambda done: on_progress("random play", done))
 
 
 def demonstrated_episodes(

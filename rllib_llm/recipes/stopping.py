@@ -10,7 +10,7 @@ from ray.tune.utils.util import flatten_dict
 from rllib_llm.errors import ConfigError, did_you_mean
 
 # Reported only in iterations that evaluate.
-_SPORADIC = "evaluation/"
+_SPORADIC = ("evaluation/", "evaluation_before_training/")
 
 
 class RecipeStopper(Stopper):

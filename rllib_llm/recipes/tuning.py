@@ -93,7 +93,8 @@ def run_callbacks(recipe: Recipe, config: Any, run: Path) -> list[Any]:
     return build(
         recipe.name,
         config,
-        total_iterations=recipe.total_iterations,
+        stop=recipe.stop,
+        time_budget_s=recipe.tune["time_budget_s"],
         expect={k: b["min"] for k, b in recipe.expect.items() if "min" in b},
         hyperparameters=hyperparameters(recipe.resolved),
         tensorboard=TENSORBOARD in recipe.loggers,

@@ -29,16 +29,16 @@ def by_hand(policy, tasks, *, greedy):
     for task in tasks:
         talk = policy.conversation(task, greedy=greedy)
         observation, info = env.reset(seed=task.seed, options=task.options)
-        returns.append(0.0)
-        over = False
+        rewards, over = [], False
         while not over and talk.stop_reason is None:
             try:
                 text = talk.reply(observation, info)
             except EpisodeOverError:
                 break
             observation, reward, terminated, truncated, info = env.step(text)
-            returns[-1] += reward
+            rewards.append(reward)
             over = terminated or truncated
+        returns.append(sum(rewards))  # as RLlib adds them
         talk.close()
     return returns
 

@@ -14,7 +14,7 @@ from rllib_llm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SOMETIMES = "Only in some runs"
-EVALUATION = "evaluation/"
+EVALUATION = re.compile("^evaluation(_before_training)?/(?=env_runners/)")
 # What RLlib and Tune report about themselves.
 OTHERS = re.compile(
     r"(perf|fault_tolerance|env_runner_group|config|learners/__all_modules__)/.*"
@@ -46,7 +46,7 @@ def matches(key, pattern):
 
 
 def normalised(key):
-    key = key.removeprefix(EVALUATION) if key.startswith("evaluation/env_r") else key
+    key = EVALUATION.sub("", key)
     return re.sub(r"^learners/(?!__all)[^/]+", "learners/<module>", key)
 
 
@@ -94,6 +94,7 @@ def test_names_are_checked_against_what_is_documented():
         "time_total_s",
         "env_runners/stop/terminated",
         "evaluation/env_runners/success_rate",
+        "evaluation_before_training/env_runners/success_rate",
         "evaluation/env_runners/env/steps",
         "learners/alice/approx_kl_k3",
         "learners/alice/policy_learning_rate",
@@ -111,6 +112,10 @@ def test_names_that_are_reported_pass(name):
         ("env_runners/episode_retur_mean", "'env_runners/episode_return_mean'"),
         ("episode_return_mean", "'env_runners/episode_return_mean'"),
         ("evaluation/env_runners/succes_rate", "'evaluation/env_runners/success_rate'"),
+        (
+            "evaluation_before_training/env_runners/succes_rate",
+            "'evaluation_before_training/env_runners/success_rate'",
+        ),
         ("learners/alice/aprox_kl_k3", "'learners/alice/approx_kl_k3'"),
         ("training_iterations", "'training_iteration'"),
         ("zzz", r"docs/metrics\.md"),

@@ -112,7 +112,7 @@ def test_lines_stand_above_the_panel_of_a_terminal(
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    progress = ProgressLine(total_iterations=9)
+    progress = ProgressLine(stop={"training_iteration": 9})
     progress.setup()
     trial = make_trial()
     progress.on_trial_start(0, [trial], trial)
@@ -130,7 +130,7 @@ def test_lines_stand_above_the_panel_of_a_terminal(
 
 
 def test_without_a_terminal_there_are_lines_alone(notes, capsys):
-    progress = ProgressLine(total_iterations=9)
+    progress = ProgressLine(stop={"training_iteration": 9})
     progress.setup()
     result = make_result(1)
     result["alarms"] = {"messages": "alarm kl: one\nalarm nan: two"}

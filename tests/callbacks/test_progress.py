@@ -55,11 +55,65 @@ def test_truncation_adds_the_token_limits(capsys):
     assert " 75% " in capsys.readouterr().out
 
 
-def test_time_left_uses_recent_iterations(capsys):
-    progress = ProgressLine(total_iterations=31)
-    play(progress, [make_result(1)])
-    header, line = capsys.readouterr().out.splitlines()
-    assert header.endswith("left") and line.endswith("1:00")
+LIFETIME = "env_runners/num_env_steps_sampled_lifetime"
+
+
+@pytest.mark.parametrize(
+    ("stop", "budget", "left"),
+    [
+        ({"training_iteration": 32}, None, ["1:02", "1:00"]),
+        ({"time_total_s": 60}, None, ["0:58", "0:56"]),
+        ({"time_total_s": 61}, None, ["1:00", "0:58"]),  # whole iterations
+        ({"training_iteration": 32, "time_total_s": 20}, None, ["0:18", "0:16"]),
+        ({"training_iteration": 3, "time_total_s": 20}, None, ["0:04", "0:02"]),
+        ({LIFETIME: 80}, None, ["-", "0:12"]),
+        ({"training_iteration": 32}, 10, ["0:07", "0:07"]),
+        ({RETURN: 0.9}, 10, ["0:07", "0:07"]),
+    ],
+)
+def test_time_left_is_that_to_the_first_bound(capsys, monkeypatch, stop, budget, left):
+    """Iterations of two seconds and ten steps."""
+    now = [1000.0]
+    monkeypatch.setattr("rllib_llm.callbacks.progress.time.time", lambda: now[0])
+    progress = ProgressLine(stop=stop, time_budget_s=budget)
+    progress.setup()
+    now[0] += 3
+    counts = {"num_env_steps_sampled_lifetime": 10}
+    play(progress, [make_result(1, **counts)])
+    counts = {"num_env_steps_sampled_lifetime": 20}
+    play(progress, [make_result(2, **counts)])
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.endswith("left")
+    assert [line.split()[-1] for line in lines] == left
+
+
+def test_a_bound_that_does_not_grow_tells_no_time(capsys):
+    play(ProgressLine(stop={RETURN: 0.9}), [make_result(1)])
+    assert "left" not in capsys.readouterr().out
+
+
+def test_the_evaluation_before_training_is_a_row_of_its_own(capsys):
+    numbers = {"episode_return_mean": 0.7, "success_rate": 0.71, "num_episodes": 64}
+    result = make_result(1)
+    result["evaluation_before_training"] = {
+        "env_runners": numbers,
+        "advice": "The imitation failed: do this.",
+    }
+    evaluation = {"episode_return_mean": 0.6, "success_rate": 0.61, "num_episodes": 64}
+    progress = ProgressLine(stop={"training_iteration": 2}, begin="after SFT")
+    play(progress, [result, make_result(2, evaluation=evaluation)])
+    header, before, advice, _, last = capsys.readouterr().out.splitlines()
+    assert before.split()[0] == "0" and before[: len(header)].count("-") > 10
+    assert before[len(header) :] == (
+        "   eval success 71% return 0.700 (n=64)   after SFT"
+    )
+    assert advice == "The imitation failed: do this."
+    assert "after SFT" not in last
+    progress.on_experiment_end([make_trial()])
+    assert (
+        "held out:    success 71% return 0.700 (n=64) after SFT; "
+        "success 61% return 0.600 (n=64) at the end"
+    ) in capsys.readouterr().out
 
 
 def test_header_comes_back(capsys):
@@ -124,7 +178,7 @@ def test_colour_only_on_a_terminal(monkeypatch, capsys, no_color, styled):
 
 
 def test_callbacks_can_be_copied_as_tune_does(config):
-    callbacks = run_callbacks("my_recipe", config, total_iterations=3)
+    callbacks = run_callbacks("my_recipe", config, stop={"training_iteration": 3})
     play(callbacks[0], [make_result(1)])
     copied = pickle.loads(pickle.dumps(copy.deepcopy(callbacks)))[0]
     assert "my_recipe" in copied.title and "guess_number-v0" in copied.title

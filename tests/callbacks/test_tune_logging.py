@@ -104,7 +104,7 @@ def test_a_tune_run_keeps_transcripts_beside_its_results(
 ):
     config.evaluation(evaluation_interval=2, evaluation_duration=8)
     config.rollouts(episodes_per_iteration=4)
-    callbacks = run_callbacks("my_recipe", config, total_iterations=2)
+    callbacks = run_callbacks("my_recipe", config, stop={"training_iteration": 2})
     results = tune.Tuner(
         LLMPPO,
         param_space=config,
