@@ -235,6 +235,7 @@ def _validate_mismatch(config: Any) -> None:
 
 def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     """Build an environment from whatever ``config.environment(env)`` accepts."""
+    from ray.rllib.env.env_context import EnvContext
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
     config = dict(env_config or {})
@@ -242,7 +243,8 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     if is_foreign and _global_registry.contains(ENV_CREATOR, env):
         creator = _global_registry.get(ENV_CREATOR, env)
         if getattr(creator, "func", None) is not _create:  # that is for RLlib's eyes
-            env = creator
+            # RLlib calls creators with its own kind of dictionary.
+            env, config = creator, EnvContext(config, worker_index=0)
     return as_playable(make_registered_env(env, config))
 
 

@@ -8,12 +8,11 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 
 def as_playable(env: Any) -> Any:
-    """Return a Gymnasium environment as it is, one of PettingZoo as a JointEnv."""
-    from pettingzoo import AECEnv, ParallelEnv
-
+    """Return a Gymnasium environment as it is, one of several agents as a JointEnv."""
     from rllib_llm.envs.joint_env import JointEnv
+    from rllib_llm.envs.kinds import is_multi_agent
 
-    return JointEnv(env) if isinstance(env, AECEnv | ParallelEnv) else env
+    return JointEnv(env) if is_multi_agent(env) else env
 
 
 def agents_of(env: Any) -> list[str] | None:

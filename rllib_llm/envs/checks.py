@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.envs.check_plays import (
     MOST_TURNS,
@@ -22,6 +21,7 @@ from rllib_llm.envs.check_plays import (
     random_or_filler,
     replay,
 )
+from rllib_llm.envs.kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.transcript import Transcript, expert_policy, random_policy
 from rllib_llm.errors import ConfigError
@@ -104,7 +104,7 @@ def check_env(
     config = dict(env_config or {})
     env = make_env(spec, config)
     env.close()
-    if isinstance(env, (AECEnv, ParallelEnv)):
+    if is_multi_agent(env):
         from rllib_llm.envs.multi_checks import check_multi_env
 
         return check_multi_env(

@@ -1,4 +1,4 @@
-"""JointEnv: one call per round, over any PettingZoo environment that speaks text."""
+"""JointEnv: one call per round, over any multi-agent environment that speaks text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import BaseWrapper
 
 from rllib_llm.envs.env_options import is_finite
-from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
+from rllib_llm.envs.joint_plays import AECPlay, ParallelPlay, Raw, RLlibPlay
+from rllib_llm.envs.kinds import is_multi_agent, is_rllib_env, rllib_spaces
 from rllib_llm.envs.spaces import is_of_numbers
 from rllib_llm.errors import EnvContractError, did_you_mean
 from rllib_llm.types import StopReason
@@ -54,7 +54,7 @@ class JointStep:
 
 
 class JointEnv:
-    """Play a PettingZoo environment round by round.
+    """Play an environment of PettingZoo, or RLlib's MultiAgentEnv, round by round.
 
     Every call returns exactly the agents that must act now. Nothing is lost that
     wrappers tend to lose: infos of ``reset``, rewards before an agent's first or after
@@ -67,24 +67,32 @@ class JointEnv:
             a ``ParallelEnv`` an empty observation means that the agent is not asked;
             its action is then ``""``. An agent whose declared observation space is of
             numbers (a Box, Discrete, ...) gets and gives these; there None, or no
-            observation, means that it is not asked, and its action is None.
+            observation, means that it is not asked, and its action is None. Of a
+            ``MultiAgentEnv`` exactly the agents that get an observation act next; the
+            episode ends with ``terminateds["__all__"]`` or ``truncateds["__all__"]``,
+            and ``infos["__common__"]`` may hold ``success`` and ``metrics``.
 
     Raises:
-        EnvContractError: If ``env`` is something else, or breaks PettingZoo's contract
-            while it is played.
+        EnvContractError: If ``env`` is something else, or breaks its library's
+            contract while it is played.
     """
 
-    def __init__(self, env: AECEnv | ParallelEnv):
-        if not isinstance(env, (AECEnv, ParallelEnv)):
+    def __init__(self, env: Any):
+        if not is_multi_agent(env):
             raise EnvContractError(
                 f"JointEnv got {type(env).__name__}; it plays a pettingzoo AECEnv or "
-                "ParallelEnv."
+                "ParallelEnv, or a MultiAgentEnv of RLlib."
             )
         names = getattr(env, "possible_agents", None)
         if not names:
             raise EnvContractError(
                 f"{env} has no possible_agents. List every agent that may ever take "
                 "part: policies are assigned before an episode begins."
+            )
+        if not all(isinstance(name, str) for name in names):
+            raise EnvContractError(
+                f"{env} has the possible_agents {list(names)}. Name agents by strings, "
+                "e.g. 'player_0': policies are mapped by these names."
             )
         # The order of a set changes from one Python process to the next.
         is_set = isinstance(names, (set, frozenset))
@@ -96,12 +104,14 @@ class JointEnv:
             for agent, spaces in declared.items()
             if spaces is not None and is_of_numbers(spaces[0])
         }
-        self._play: _AECPlay | _ParallelPlay
+        self._play: AECPlay | ParallelPlay | RLlibPlay
         if isinstance(env, AECEnv):
-            self._play = _AECPlay(env, self.possible_agents)
+            self._play = AECPlay(env, self.possible_agents)
+        elif is_rllib_env(env):
+            self._play = RLlibPlay(env, self.possible_agents)
         else:
             silence = {a: None if a in self._numbers else "" for a in declared}
-            self._play = _ParallelPlay(env, silence)
+            self._play = ParallelPlay(env, silence)
         self._asked: tuple[str, ...] = ()
         self._ended: set[str] = set()
         self._live: set[str] = set()
@@ -152,7 +162,7 @@ class JointEnv:
         """Close the environment."""
         self.env.close()
 
-    def _collect(self, raw: _Raw) -> JointStep:
+    def _collect(self, raw: Raw) -> JointStep:
         for agent, reward in raw.rewards:
             self._require_declared(agent, f"the reward {reward!r}")
             if not is_finite(reward):
@@ -178,10 +188,10 @@ class JointEnv:
         if self._live:
             step.observations = self._questions(raw)
         self._asked = tuple(step.observations)
-        _read_results(step)
+        _read_results(step, raw.shared_info)
         return step
 
-    def _account_for_agents(self, raw: _Raw) -> None:
+    def _account_for_agents(self, raw: Raw) -> None:
         """Update who lives; nobody may vanish, come back, or be unknown."""
         ended_now = raw.terminated | raw.truncated
         for agent in sorted(raw.alive | ended_now):
@@ -215,9 +225,9 @@ class JointEnv:
             )
         return observation
 
-    def _questions(self, raw: _Raw) -> dict[str, Any]:
+    def _questions(self, raw: Raw) -> dict[str, Any]:
         texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
-        if isinstance(self._play, _ParallelPlay):
+        if isinstance(self._play, ParallelPlay):
             spoken = {a for a, text in texts.items() if not _is_nothing(text)}
             texts = {a: texts[a] for a in self._ordered(spoken)}
         for agent, text in texts.items():
@@ -246,119 +256,10 @@ class JointEnv:
         return tuple(a for a in self.possible_agents if a in chosen)
 
 
-@dataclasses.dataclass(slots=True)
-class _Raw:
-    """What a PettingZoo environment said, before it is checked and ordered."""
-
-    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
-    rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
-    terminated: set[str] = dataclasses.field(default_factory=set)
-    truncated: set[str] = dataclasses.field(default_factory=set)
-    finals: dict[str, Any] = dataclasses.field(default_factory=dict)
-    infos: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    alive: set[str] = dataclasses.field(default_factory=set)
-
-
-class _AECPlay:
-    """Reads an ``AECEnv`` after each of its steps, and does the dead steps."""
-
-    def __init__(self, env: AECEnv, names: list[str]):
-        self._env, self._names = env, names
-        # Not env.unwrapped: behind a conversion, the game's own state runs ahead.
-        inner = env
-        while isinstance(inner, BaseWrapper):
-            inner = inner.env
-        self._text_env = inner if isinstance(inner, MultiAgentTextEnv) else None
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Raw:
-        self._env.reset(seed=seed, options=options)
-        raw = _Raw()
-        self._look(raw)
-        return self._bury(raw)
-
-    def step(self, actions: dict[str, Any]) -> _Raw:
-        raw = _Raw()
-        for agent, text in actions.items():
-            if self._env.agent_selection != agent:
-                raise EnvContractError(
-                    f"{self._env} wants {self._env.agent_selection!r} to act, but "
-                    f"{agent!r} was asked; it changed agent_selection between steps."
-                )
-            self._env.step(text)
-            self._look(raw)
-        return self._bury(raw)
-
-    def _look(self, raw: _Raw) -> None:
-        env = self._env
-        # The text environments also reward agents that are absent or gone.
-        given = self._text_env.grants if self._text_env else env.rewards.items()
-        raw.rewards += given
-        raw.infos.update({a: dict(info or {}) for a, info in env.infos.items()})
-        for agent in list(env.agents):
-            if env.terminations[agent]:
-                raw.terminated.add(agent)
-            elif env.truncations[agent] and agent not in raw.truncated:
-                raw.truncated.add(agent)
-                raw.finals[agent] = env.observe(agent)
-
-    def _bury(self, raw: _Raw) -> _Raw:
-        """Step ended agents until a live one must act, or none is left."""
-        env = self._env
-        for _ in range(len(self._names) + 1):
-            agent = env.agent_selection if env.agents else None
-            if agent is None:
-                return raw
-            if not (env.terminations[agent] or env.truncations[agent]):
-                ended = {a for a in env.agents if env.terminations[a]}
-                ended |= {a for a in env.agents if env.truncations[a]}
-                raw.alive = set(env.agents) - ended
-                pending = self._text_env.pending if self._text_env else [agent]
-                raw.asked = {a: env.observe(a) for a in pending}
-                return raw
-            env.step(None)
-            self._look(raw)
-        raise EnvContractError(
-            f"{env} keeps {env.agent_selection!r} among its agents after step(None). "
-            "Call _was_dead_step(action) at the top of step() for ended agents."
-        )
-
-
-class _ParallelPlay:
-    """Reads a ``ParallelEnv``."""
-
-    def __init__(self, env: ParallelEnv, silence: dict[str, str | None]):
-        self._env, self._names, self._silence = env, list(silence), silence
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Raw:
-        observations, infos = self._env.reset(seed=seed, options=options)
-        return self._read(observations, {}, {}, {}, infos)
-
-    def step(self, actions: dict[str, Any]) -> _Raw:
-        silent = {a: self._silence[a] for a in self._names if a in self._env.agents}
-        return self._read(*self._env.step({**silent, **actions}))
-
-    def _read(
-        self,
-        observations: dict[str, Any],
-        rewards: dict[str, float],
-        terminated: dict[str, bool],
-        truncated: dict[str, bool],
-        infos: dict[str, dict[str, Any]] | None,
-    ) -> _Raw:
-        return _Raw(
-            # Beside agents, the dictionaries may hold shared keys such as "common".
-            asked={a: o for a, o in observations.items() if a in self._names},
-            rewards=list(rewards.items()),
-            terminated={a for a in self._names if terminated.get(a)},
-            truncated={a for a in self._names if truncated.get(a)},
-            finals=observations,
-            infos={a: dict(i or {}) for a, i in (infos or {}).items()},
-            alive=set(self._env.agents),
-        )
-
-
 def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
     """Return the declared spaces; None where there are none (agents of text)."""
+    if is_rllib_env(env):
+        return rllib_spaces(env, agent)
     defaults = (AECEnv.observation_space, ParallelEnv.observation_space)
     if type(env).observation_space in defaults:  # they read this, with a warning
         reads = getattr(env, "observation_spaces", {}).get(agent)
@@ -388,10 +289,10 @@ def _text_of(observation: Any, agent: str) -> str:
     return str(text)
 
 
-def _read_results(step: JointStep) -> None:
+def _read_results(step: JointStep, shared: dict[str, Any]) -> None:
     """Lift what concerns the whole episode out of the infos."""
     reason = None
-    for info in step.infos.values():
+    for info in (*step.infos.values(), shared):
         step.metrics.update(info.get("metrics") or {})
         if info.get("success") is not None:
             step.success = bool(info["success"])

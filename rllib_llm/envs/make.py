@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -12,6 +13,12 @@ import gymnasium as gym
 from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.envs.gym_text import GymTextEnv
+from rllib_llm.envs.kinds import (
+    as_env_context,
+    is_environment,
+    is_multi_agent,
+    is_rllib_env_class,
+)
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 
@@ -34,7 +41,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
 
             - a registered name, e.g. ``"frozen_lake-v0"``;
             - a Gymnasium id, made with ``gymnasium.make(id, **env_config)``;
-            - ``"package.module:Name"``, where ``Name`` is one of the following;
+            - ``"package.module:Name"``, where ``Name`` is one of the following, or an
+              environment, of which every runner plays copies;
             - a class, called with the config dictionary as RLlib does;
             - a function of the config dictionary that returns an environment.
         env_config: Options of the environment. For Gymnasium ids and classes that are
@@ -43,16 +51,19 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
             :class:`GymTextEnv` instead.
 
     Returns:
-        An environment whose ``unwrapped`` is a :class:`TextEnv`, or a PettingZoo
-        environment, which :class:`~rllib_llm.envs.joint_env.JointEnv` plays.
+        An environment whose ``unwrapped`` is a :class:`TextEnv`, or one of PettingZoo
+        or a ``MultiAgentEnv`` of RLlib, which
+        :class:`~rllib_llm.envs.joint_env.JointEnv` plays.
 
     Raises:
         ConfigError: If ``spec`` names nothing.
         EnvContractError: If the environment cannot speak text.
     """
-    config = dict(env_config or {})
+    config = copy.copy(env_config) if env_config else {}  # keeps RLlib's EnvContext
     if isinstance(spec, str):
-        return _make_named(spec, config)
+        return _make_named(spec, dict(config))
+    if is_rllib_env_class(spec):
+        return spec(as_env_context(config))
     if inspect.isclass(spec) and issubclass(spec, gym.Env):
         if issubclass(spec, TextEnv):
             return spec(config)
@@ -62,7 +73,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
         return _as_text_env(spec(config), spec, {})
     raise ConfigError(
         f"env={spec!r} must be a name, a class or a function of env_config that "
-        "returns an environment; every runner makes its own."
+        "returns an environment; every runner makes its own. An environment that "
+        "exists already is named by its place: 'package.module:name'."
     )
 
 
@@ -75,11 +87,30 @@ def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
         env = gym.make(spec, disable_env_checker=True, **rest)
         return _as_text_env(env, spec, adapter)
     if ":" in spec:
-        return make_env(_import_object(spec), config)
+        found = _import_object(spec)
+        if is_environment(found):
+            return _copy_of(found, spec, config)
+        return make_env(found, config)
     similar = difflib.get_close_matches(spec, list(gym.registry), n=1, cutoff=0.6)
     raise ConfigError(
         f"Unknown environment {spec!r}. {did_you_mean(spec, [*TEXT_ENVS, *similar])}"
     )
+
+
+def _copy_of(env: AnyEnv, spec: str, config: dict[str, Any]) -> AnyEnv:
+    """Return a copy of an environment that a module holds, for one runner alone."""
+    if config:
+        raise ConfigError(
+            f"env={spec!r} is an environment that exists already, so env_config="
+            f"{config!r} has no effect. Name its class, or leave env_config out."
+        )
+    try:
+        return _as_text_env(copy.deepcopy(env), spec, {})
+    except TypeError as error:
+        raise ConfigError(
+            f"env={spec!r} cannot be copied for each runner: {error}. Name its class, "
+            "or a function that makes it."
+        ) from error
 
 
 def _import_object(spec: str) -> Any:
@@ -102,12 +133,12 @@ def _import_object(spec: str) -> Any:
 
 def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
     """Return ``env`` as it is if it speaks text, or in the adapter."""
-    if isinstance(env, (AECEnv, ParallelEnv)):
+    if is_multi_agent(env):
         return env  # JointEnv checks its texts as they come
     if not isinstance(env, gym.Env):
         raise EnvContractError(
-            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env, or "
-            "a pettingzoo AECEnv or ParallelEnv."
+            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env, a "
+            "pettingzoo AECEnv or ParallelEnv, or a MultiAgentEnv of RLlib."
         )
     if isinstance(env.unwrapped, TextEnv):
         return env

@@ -24,6 +24,7 @@ from rllib_llm.envs.check_plays import (
     random_or_filler,
 )
 from rllib_llm.envs.joint_env import JointEnv
+from rllib_llm.envs.kinds import is_rllib_env
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
@@ -180,6 +181,8 @@ def _pettingzoo_tests(
     from pettingzoo import test as zoo
 
     raw, make = subject.build_raw(), subject.build_raw
+    if is_rllib_env(raw):
+        return
     kinds = [(zoo.parallel_api_test, zoo.parallel_seed_test, make)]
     if isinstance(raw, AECEnv):
         kinds = [(zoo.api_test, zoo.seed_test, make)]
