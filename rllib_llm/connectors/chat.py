@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from rllib_llm.connectors.control_tokens import ControlTokens
 from rllib_llm.connectors.tool_prompts import template_tool_format
 from rllib_llm.errors import TemplateError
 from rllib_llm.types import Message
@@ -24,10 +24,7 @@ _USER_2 = "Answer-b6d9"
 _ASSISTANT = "Reply-91c4"
 _SYSTEM = "System-5e20"
 _THOUGHT = "<think>\nThought-2d8b\n</think>\n\n"
-# Stands in a rendered text for the n-th control token that an observation spelled out.
-# The two characters are reserved by Unicode and stand in no text.
-_MARK = re.compile("\ufdd0(\\d+)\ufdd1")
-_CACHES = ("_first_ids", "_delta_ids")
+_CACHES = ("_first_ids", "_delta_ids", "_reply_ids")
 _CACHED_TEXTS = 512
 
 
@@ -80,8 +77,8 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.history = history
         self.template_kwargs = dict(template_kwargs or {})
-        self._controls: list[tuple[str, list[int]]] = []
-        self._control_pattern = re.compile(r"(?!)")  # matches nothing
+        self._gap = ""
+        self._controls = ControlTokens(tokenizer)
         tail = self._check_template()
         self.end_of_turn_id = self._find_end_of_turn(tail)
         ends = {self.end_of_turn_id, tokenizer.eos_token_id} - {None}
@@ -95,7 +92,7 @@ class ChatRenderer:
                 "starts a new row where it rewrites.",
                 stacklevel=2,
             )
-        self._find_controls()
+        self._controls = ControlTokens(tokenizer, self._control_names())
         self._add_caches()
 
     def _add_caches(self) -> None:
@@ -104,6 +101,7 @@ class ChatRenderer:
         self._delta_ids = functools.lru_cache(_CACHED_TEXTS)(
             lambda *news: self._encode(self._after_reply([dict(m) for m in news]))
         )
+        self._reply_ids = functools.lru_cache(_CACHED_TEXTS)(self._encode_reply)
 
     @functools.cached_property
     def tool_format(self) -> str | None:
@@ -113,6 +111,11 @@ class ChatRenderer:
         in the role ``tool`` without changing what stands before them.
         """
         return template_tool_format(self._render)
+
+    @functools.cached_property
+    def vocabulary(self) -> int:
+        """How many ids the tokenizer knows, were they numbered without gaps."""
+        return 1 + max(self.tokenizer.get_vocab().values())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the caches out: they cannot be pickled."""
@@ -183,22 +186,37 @@ class ChatRenderer:
             return Prompt(ids[len(ids_so_far) :], extends=True)
         # Equal text in other tokens is no rewriting: what was sampled stays.
         seen = self._decode(ids_so_far)
-        if _MARK.sub(self._spell_out, text).startswith(seen):
-            rest = text[self._marked_length(text, len(seen)) :]
+        if self._controls.spell_out(text).startswith(seen):
+            rest = text[self._controls.marked_length(text, len(seen)) :]
             rest = self._encode_after(last_sampled_id, rest)
             return Prompt(rest, extends=True)
         return Prompt(ids, extends=False)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of a sampled turn, its end-of-turn token removed."""
+        """Return the text of a sampled turn.
+
+        Its end-of-turn token and the space that the template writes before every reply
+        are no part of it.
+        """
         ids = list(ids)
         while ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        return self._decode(ids)
+        return self._decode(ids).removeprefix(self._gap)
 
     def encode_reply(self, text: str) -> list[int]:
-        """Return the ids of a demonstrated turn, end of turn included."""
-        return [*self._encode(text), self.end_of_turn_id]
+        """Return the ids of a demonstrated turn, end of turn included.
+
+        They are those of the reply within a conversation: by itself a text may be
+        tokenised otherwise, with a space before its first word for instance.
+        """
+        return [*self._reply_ids(text), self.end_of_turn_id]
+
+    def _encode_reply(self, text: str) -> list[int]:
+        opening, reply = self._opening(), self._gap + self._controls.clean(text)
+        before, ids = self._encode(opening), self._encode(opening + reply)
+        if ids[: len(before)] == before:
+            return ids[len(before) :]
+        return self._encode(reply)  # a token would reach back into the prompt
 
     # Template ----------------------------------------------------------------------
 
@@ -227,14 +245,7 @@ class ChatRenderer:
             ) from error
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for n, part in enumerate(_MARK.split(text)):
-            if n % 2:
-                ids += self._controls[int(part)][1]
-            elif part:
-                # The template writes bos and the like itself.
-                ids += self.tokenizer.encode(part, add_special_tokens=False)
-        return ids
+        return self._controls.encode(text)
 
     def _encode_after(self, last_id: int, text: str) -> list[int]:
         """Encode ``text`` as it stands after the token ``last_id``."""
@@ -253,50 +264,21 @@ class ChatRenderer:
 
     def _mark(self, message: Message) -> Message:
         """Put marks for the control tokens that an observation spells out."""
-        content = message["content"].replace("\ufdd0", "\ufffd")  # no forged marks
+        content = self._controls.clean(message["content"])
         if message["role"] in ("user", "tool"):
-            content = self._mark_controls(content)
+            content = self._controls.mark(content)
         return {**message, "content": content}
-
-    def _mark_controls(self, text: str) -> str:
-        names = [name for name, _ in self._controls]
-        return self._control_pattern.sub(
-            lambda match: f"\ufdd0{names.index(match[0])}\ufdd1", text
-        )
 
     def _mark_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Do the same in descriptions of tools, which may come from elsewhere."""
-        text = json.dumps(list(tools), ensure_ascii=False).replace("\ufdd0", "\ufffd")
-        return json.loads(self._mark_controls(text))
+        text = self._controls.clean(json.dumps(list(tools), ensure_ascii=False))
+        return json.loads(self._controls.mark(text))
 
-    def _spell_out(self, mark: re.Match[str]) -> str:
-        return self._controls[int(mark[1])][0]
-
-    def _marked_length(self, text: str, length: int) -> int:
-        """Return how much of ``text`` makes ``length`` characters once spelt out."""
-        for mark in _MARK.finditer(text):
-            if mark.start() >= length:
-                break
-            length += len(mark[0]) - len(self._spell_out(mark))
-        return length
-
-    def _find_controls(self) -> None:
+    def _control_names(self) -> set[str]:
         added = self.tokenizer.added_tokens_decoder.values()
         dialogue = self._dialogue(_ASSISTANT)
         names = {t.content for t in added if t.special and t.content in dialogue}
-        for name in sorted(names | set(self.tokenizer.all_special_tokens)):
-            ids = self.tokenizer(
-                name, add_special_tokens=False, split_special_tokens=True
-            )["input_ids"]
-            if self.tokenizer.convert_tokens_to_ids(name) in ids:
-                raise TemplateError(
-                    f"{type(self.tokenizer).__name__} cannot encode {name!r} as plain "
-                    "text, so an observation with this text would end the turn. Use "
-                    "a tokenizer that honours split_special_tokens."
-                )
-            self._controls.append((name, ids))
-        longest_first = sorted((n for n, _ in self._controls), key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)))
+        return names | set(self.tokenizer.all_special_tokens)
 
     # Probes of the template ----------------------------------------------------------
 
@@ -313,15 +295,22 @@ class ChatRenderer:
         )
 
     def _check_template(self) -> str:
-        """Return what follows a reply, or name what is wrong with the template."""
+        """Return what follows a reply, or name what is wrong with the template.
+
+        Sets the white space that the template writes between opening and reply.
+        """
         opening = self._opening()
         bare = self._render([{"role": "user", "content": _USER}], prompt=False)
-        if opening == bare:
+        full = self._dialogue(_ASSISTANT)
+        before = full.partition(_ASSISTANT)[0]
+        # Some templates need no prompt: what ends an observation opens a reply.
+        if opening == bare and before.rstrip() != opening.rstrip():
             raise TemplateError(
                 "The chat template ignores add_generation_prompt, so the model would "
                 "not know that it is its turn. Add a generation prompt to it."
             )
-        full = self._dialogue(_ASSISTANT)
+        if before.startswith(opening) and before.rstrip() == opening.rstrip():
+            self._gap = before[len(opening) :]
         if [full.count(t) for t in (_USER, _ASSISTANT, _USER_2)] != [1, 1, 1]:
             raise TemplateError(
                 "The chat template drops or repeats earlier turns: a conversation of "
@@ -337,7 +326,7 @@ class ChatRenderer:
         """Say how the template changes a turn once another one follows it."""
         tail = self._after_reply([{"role": "user", "content": _USER_2}])
         for reply in (_ASSISTANT, _THOUGHT + _ASSISTANT):
-            appended = self._opening() + reply + tail
+            appended = self._opening() + self._gap + reply + tail
             rendered = self._dialogue(reply)
             if appended != rendered:
                 return (
