@@ -67,4 +67,5 @@ def torch_engine(config: Any, modules: list[Any], *, share: float) -> Any:
         kv_budget_bytes=int(share * kv_budget_bytes(config.kv_cache_gib, device)),
         forward=config.engine_forward,
         others=others,
+        vocabulary=modules[0].vocabulary,
     )

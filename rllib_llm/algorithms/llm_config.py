@@ -169,6 +169,7 @@ class LLMConfigMixin(
             "value_model": self.lm_value_model,
             "reference": self.uses_reference,
             "temperature": self.temperature,
+            "vocabulary": self._vocabulary(),
             "init_seed": self.seed or 0,
             "gradient_checkpointing": self.gradient_checkpointing,
             "compile": self.lm_compile,
@@ -181,6 +182,12 @@ class LLMConfigMixin(
                 "seed": self.seed or 0,
             },
         }
+
+    def _vocabulary(self) -> int | None:
+        """Return how many ids the tokenizer knows; None while there is no model."""
+        if self.resolved_model is None and self.lm_model == "tiny":
+            return None
+        return self.chat_renderer().vocabulary
 
     @override(AlgorithmConfig)
     def build_env_to_module_connector(

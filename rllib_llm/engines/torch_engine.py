@@ -72,6 +72,8 @@ class TorchEngine(GenerationEngine):
         others: Models with the same base weights in the same memory and LoRA adapters
             of their own; ``open(..., adapter=n)`` samples from the n-th of them (0 is
             ``model``), and all share the batches.
+        vocabulary: None, or how many ids may be sampled: those below it. Models often
+            have more output rows than their tokenizer has tokens.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -95,6 +97,7 @@ class TorchEngine(GenerationEngine):
         kv_budget_bytes: int | None = None,
         forward: str = "auto",
         others: Sequence[nn.Module] = (),
+        vocabulary: int | None = None,
     ) -> None:
         """Check the model and settings; memory is taken when it is needed."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -106,6 +109,7 @@ class TorchEngine(GenerationEngine):
         self._runner = ModelRunner(model, device, forward, others)
         self._num_models = 1 + len(others)
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._max_context = max_context_tokens
         self._runner.check_context(max_context_tokens)
         row_bytes = self._runner.bytes_per_token * row_length(max_context_tokens)
@@ -356,7 +360,7 @@ class TorchEngine(GenerationEngine):
         self, batch: DecodeBatch, logits: torch.Tensor, others: list[Request]
     ) -> list[Generation]:
         """Sample a token for each request; those not finished run after ``others``."""
-        tokens, logps = batch.draw(logits)
+        tokens, logps = batch.draw(logits[:, : self._vocabulary])
         if not np.isfinite(logps).all():
             self._fail_on_nan()
         self._stats["decoded_tokens"] += len(batch)

@@ -52,6 +52,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
       base model with its adapter off serves, at no cost).
     - ``temperature``: the sampling temperature; the learner's log-probabilities are
       those of the tempered distribution, as sampled.
+    - ``vocabulary``: None, or how many ids the tokenizer knows. Models often have more
+      output rows; the others are no part of the distribution, here as in sampling.
     - ``init_seed``: seeds new parameters, so that every process starts alike.
     """
 
@@ -111,6 +113,9 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                     trunk=copy.deepcopy(self.lm.base_model) if own else None,
                 )
         self._trunk_and_head_suffice = self._head_is_plain(self.lm)
+        rows = self.lm.config.get_text_config().vocab_size
+        known = config.get("vocabulary") or rows
+        self.vocabulary: int | None = known if known < rows else None
         if config.get("compile") and not self.inference_only:
             # In place, so that names of parameters stay; lengths differ all the time.
             self.lm.base_model.compile(backend=config["compile"], dynamic=True)
@@ -157,7 +162,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Sample one turn per conversation, for RLlib's stock env runners."""
         if self._turn_sampler is None:
             self._turn_sampler = TurnSampler(
-                self.lm, self.model_config["turns"], self.model_config["temperature"]
+                self.lm,
+                self.model_config["turns"],
+                self.model_config["temperature"],
+                self.vocabulary,
             )
         return self._turn_sampler(batch, explore=explore)
 
@@ -288,11 +296,11 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         logps, entropies = zip(*parts, strict=True)
         return torch.cat(logps), torch.cat(entropies)
 
-    @staticmethod
     def _logit_scores(
-        logits: torch.Tensor, taken: torch.Tensor, temperature: float
+        self, logits: torch.Tensor, taken: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logps_and_entropy(logits, taken, temperature=temperature)
+        known = logits[:, : self.vocabulary]
+        return token_logps_and_entropy(known, taken, temperature=temperature)
 
     def _autocast(self, device: torch.device) -> Any:
         """Compute in the dtype of ``autocast`` meanwhile; parameters keep theirs."""

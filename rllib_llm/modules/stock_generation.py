@@ -23,10 +23,18 @@ class TurnSampler:
         lm: The causal language model.
         settings: ``max_new_tokens``, ``max_context_tokens``, ``max_slots``, ``seed``.
         temperature: Sampling temperature when exploring.
+        vocabulary: None, or how many ids may be sampled: those below it.
     """
 
-    def __init__(self, lm: Any, settings: dict[str, Any], temperature: float):
+    def __init__(
+        self,
+        lm: Any,
+        settings: dict[str, Any],
+        temperature: float,
+        vocabulary: int | None = None,
+    ):
         self.lm = lm
+        self.vocabulary = vocabulary
         self.settings = settings
         self.temperature = temperature
         self._calls = 0
@@ -45,6 +53,7 @@ class TurnSampler:
             self.lm,
             max_slots=settings["max_slots"],
             max_context_tokens=settings["max_context_tokens"],
+            vocabulary=self.vocabulary,
         )
         prompts, params = [], []
         for i in running:
