@@ -22,6 +22,10 @@ class EnvContractError(RLlibLLMError):
     """An environment broke the contract of :class:`rllib_llm.envs.TextEnv`."""
 
 
+class EnvRunnerError(RLlibLLMError, RuntimeError):
+    """No EnvRunner is left to sample with."""
+
+
 class EpisodeOverError(RLlibLLMError):
     """A conversation cannot go on: a limit of the training run has ended it."""
 

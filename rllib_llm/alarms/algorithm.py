@@ -11,7 +11,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from rllib_llm.alarms.guard import Guard
 from rllib_llm.errors import ModelError
 
-_GUARD_KEY = "llm_guard"
+GUARD_KEY = "llm_guard"
 _LEARNERS = "learners"
 _METRICS = f"{COMPONENT_LEARNER}/{COMPONENT_METRICS_LOGGER}"
 
@@ -94,20 +94,6 @@ class GuardedAlgorithm:
         )
         self.recall(state)
         self.sync_everyone()
-
-    # Checkpoints ---------------------------------------------------------------------
-
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Add what the guard remembers."""
-        state = super().get_state(*args, **kwargs)
-        state[_GUARD_KEY] = self.guard.get_state()
-        return state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Bring back what the guard remembered."""
-        super().set_state(state)
-        if _GUARD_KEY in state:
-            self.guard.set_state(state[_GUARD_KEY])
 
 
 def _lower_lr(

@@ -23,23 +23,21 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
-from rllib_llm.alarms.algorithm import GuardedAlgorithm
+from rllib_llm import plain_state
+from rllib_llm.alarms.algorithm import GUARD_KEY, GuardedAlgorithm
 from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.handing_over import handed_over_model, take_over
+from rllib_llm.algorithms.own_state import OWN_STATE, OwnState
 from rllib_llm.algorithms.preflight import preflight
-from rllib_llm.algorithms.runner_calls import (
-    SampleTasks,
-    deal,
-    sample_and_metrics,
-    sleep,
-    wake_up,
-)
+from rllib_llm.algorithms.runner_calls import sleep, wake_up
+from rllib_llm.algorithms.sampling import SamplingAlgorithm
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
 from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
 from rllib_llm.algorithms.weight_sync import send_weights
 from rllib_llm.callbacks.episode_metrics import returns_std
+from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.callbacks.transcript_notes import note_credit, note_rewards
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -53,10 +51,10 @@ from rllib_llm.live.algorithm import (
     LiveAlgorithm,
     preparing,
 )
+from rllib_llm.manifest import require_whole, write_manifest
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
 from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import Task
 
 logger = logging.getLogger("rllib_llm")
 
@@ -67,7 +65,9 @@ _PIECES_KEY = "llm_driver_pieces"
 _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
-class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
+class LLMAlgorithm(
+    EvaluatesFirst, SamplingAlgorithm, GuardedAlgorithm, LiveAlgorithm, PPO
+):
     """Sample exact episodes, give credit on the driver, update, sync.
 
     Subclasses say what happens to the sampled groups in :meth:`process_episodes`.
@@ -114,6 +114,9 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
         self._driver_pieces = DriverPieces(config)
         super().setup(config)
         self._share_weights()
+        plain_state.dumps(
+            self.memories(), "memories"
+        )  # known before anything is learnt
         # A checkpoint being restored has all that was handed over, and more.
         if self.config.handed_over and offered_model_folder() is None:
             take_over(self, Path(self.config.handed_over))
@@ -129,10 +132,12 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
             episodes = self.collect()
         note_credit(self.metrics, episodes)
         learners = max(1, self.config.num_learners or 0)
-        if len(episodes) < learners:
+        is_skipped = len(episodes) < learners
+        # In every iteration: RLlib reports NaN for a sum of nothing.
+        self.metrics.log_value("num_updates_skipped", int(is_skipped), reduce="sum")
+        if is_skipped:
             # E.g. every group of a GRPO iteration had equal returns.
             logger.warning("Nothing to learn from in this iteration; no update.")
-            self.metrics.log_value("num_updates_skipped", 1, reduce="sum")
             return
         with (
             self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
@@ -178,60 +183,6 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
         spread = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
         note_rewards(self.metrics, episodes)
-        return episodes
-
-    def play_groups(self, num_groups: int) -> list[Any]:
-        """Play the next ``num_groups`` groups, spread over the EnvRunners by group.
-
-        Returns:
-            Finished episodes, paid by the environment alone.
-        """
-        if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
-            return self._sample_with_stock_runners(num_groups)
-        tasks = self._task_source.next_groups(num_groups)
-        tasks = self._driver_pieces.assign(tasks, self.iteration)
-        runners = self.env_runner_group.healthy_env_runner_ids()
-        if not runners:
-            episodes = self.env_runner.sample(tasks=tasks)
-            results = [self.env_runner.get_metrics()]
-        else:
-            calls = [SampleTasks(part) for part in deal(tasks, len(runners))]
-            answers = self.env_runner_group.foreach_env_runner(
-                calls, local_env_runner=False, remote_worker_ids=runners
-            )
-            episodes = [e for part, _ in answers for e in part]
-            results = [m for _, m in answers]
-            if len(answers) < len(runners):
-                dead = len(runners) - len(answers)
-                lost = len(tasks) - len(episodes)
-                logger.warning("%s EnvRunners died; %s episodes lost.", dead, lost)
-                self.metrics.log_value("num_episodes_lost", lost, reduce="sum")
-        self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-        return episodes
-
-    def play_apart(self, tasks: list[Task], *, explore: bool) -> list[Any]:
-        """Play tasks that are not this iteration's; runners forget their metrics."""
-        runners = self.env_runner_group.healthy_env_runner_ids()
-        if not runners:
-            episodes = self.env_runner.sample(tasks=tasks, explore=explore)
-            self.env_runner.get_metrics()
-            return episodes
-        calls = [SampleTasks(p, explore) for p in deal(tasks, len(runners))]
-        answers = self.env_runner_group.foreach_env_runner(
-            calls, local_env_runner=False, remote_worker_ids=runners
-        )
-        return [e for part, _ in answers for e in part]
-
-    def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
-        """Compatibility mode: RLlib's own sampler, without tasks and groups."""
-        episodes: list[Any] = []
-        while len(episodes) < num_episodes:
-            answers = self.env_runner_group.foreach_env_runner(
-                sample_and_metrics,
-                local_env_runner=not self.env_runner_group.num_remote_workers(),
-            )
-            episodes += [e for part, _ in answers for e in part]
-            self.metrics.aggregate([m for _, m in answers], key=ENV_RUNNER_RESULTS)
         return episodes
 
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
@@ -306,16 +257,41 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
     # Checkpoints ---------------------------------------------------------------------
 
     @override(PPO)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(*args, **kwargs)
-        state[_TASKS_KEY] = self._task_source.get_state()
-        return {**state, **self.memories()}
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        return [*super().get_checkpointable_components(), (OWN_STATE, OwnState(self))]
+
+    @override(PPO)
+    def get_state(
+        self,
+        components: Any = None,
+        *,
+        not_components: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if self._check_component(OWN_STATE, components, not_components):
+            state[OWN_STATE] = self.own_state()
+        return state
 
     @override(PPO)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        if _TASKS_KEY in state:
-            self._task_source.set_state(state[_TASKS_KEY])
+        if OWN_STATE in state:
+            self.set_own_state(state[OWN_STATE])
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what the package adds to RLlib's state (see plain_state.py)."""
+        return {
+            ITERATION: self.training_iteration,
+            _TASKS_KEY: self._task_source.get_state(),
+            GUARD_KEY: self.guard.get_state(),
+            **self.memories(),
+        }
+
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        """Bring back :meth:`own_state`'s answer."""
+        self._task_source.set_state(state[_TASKS_KEY])
+        self.guard.set_state(state[GUARD_KEY])
         self.recall(state)
 
     @override(GuardedAlgorithm)
@@ -328,8 +304,22 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
             self._driver_pieces.set_state(state[_PIECES_KEY])
 
     @override(PPO)
+    def save_to_path(self, *args: Any, **kwargs: Any) -> str:
+        """Write a checkpoint and, last, its manifest (local file systems only)."""
+        written = super().save_to_path(*args, **kwargs)
+        if Path(written).is_dir():
+            write_manifest(Path(written))
+        return written
+
+    @override(PPO)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restore, and bring EnvRunners back to weights older than those they have."""
+        """Restore, and bring EnvRunners back to weights older than those they have.
+
+        Raises:
+            CheckpointError: If the checkpoint is not what its manifest says.
+        """
+        if kwargs.get("component") is None and Path(path).is_dir():
+            require_whole(Path(path))
         super().restore_from_path(path, *args, **kwargs)
         self.sync_everyone()
 
@@ -363,7 +353,10 @@ class LLMAlgorithm(EvaluatesFirst, GuardedAlgorithm, LiveAlgorithm, PPO):
         model is not part of it).
         """
         # A ray.tune.Checkpoint has a path, too.
-        modules = Path(getattr(path, "path", path)) / _MODULES_FOLDER
+        folder = Path(getattr(path, "path", path))
+        if folder.is_dir():
+            require_whole(folder)
+        modules = folder / _MODULES_FOLDER
         folders = modules.iterdir() if modules.is_dir() else ()
         with model_folders_offered({f.name: f / HF_FOLDER for f in folders}):
             return super().from_checkpoint(path, *args, **kwargs)

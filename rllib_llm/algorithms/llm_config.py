@@ -18,6 +18,7 @@ from rllib_llm.algorithms.policies import validate_trained
 from rllib_llm.algorithms.settings import (
     AlarmSettings,
     EvaluationSettings,
+    FaultToleranceSettings,
     GenerationSettings,
     LanguageModelSettings,
     MultiAgentSettings,
@@ -40,6 +41,7 @@ class LLMConfigMixin(
     TrainingSettings,
     EvaluationSettings,
     AlarmSettings,
+    FaultToleranceSettings,
 ):
     """Adds language-model settings to an RLlib AlgorithmConfig.
 
@@ -67,6 +69,7 @@ class LLMConfigMixin(
         self._set_training_defaults()
         self._set_evaluation_defaults()
         self._set_alarm_defaults()
+        self._set_fault_tolerance_defaults()
         # RLlib's defaults that do not suit language agents.
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 64
@@ -110,6 +113,7 @@ class LLMConfigMixin(
         super().validate()
         self.resolve_policies()
         self.validate_alarms()
+        self.validate_fault_tolerance()
         if not self.in_evaluation:
             validation.validate(self)
 

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from typing import Any
 
 from rllib_llm.types import Task
 
 
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """An EnvRunner's answer.
+
+    Attributes:
+        episodes: Finished, in the order of the tasks.
+        metrics: What was logged since the last answer.
+        num_hung_envs: Environments of the EnvRunner that hang in a call.
+    """
+
+    episodes: list[Any]
+    metrics: Any
+    num_hung_envs: int
+
+
 class SampleTasks:
-    """A picklable call: sample these tasks, return episodes and metrics."""
+    """A picklable call: sample these tasks."""
 
     def __init__(self, tasks: list[Task], explore: bool | None = None):
         self.tasks, self.explore = tasks, explore
 
-    def __call__(self, runner: Any) -> tuple[list[Any], Any]:
+    def __call__(self, runner: Any) -> Sampled:
         episodes = runner.sample(tasks=self.tasks, explore=self.explore)
-        return episodes, runner.get_metrics()
+        return Sampled(episodes, runner.get_metrics(), runner.num_hung_envs)
 
 
 def sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
     """Sample as RLlib's own runners do; return episodes and metrics."""
     return runner.sample(), runner.get_metrics()
+
+
+def exit_if_hung(runner: Any, *, limit: int) -> None:
+    """End the process of an EnvRunner with more hung environments than ``limit``.
+
+    Ray restarts it: a thread cannot be ended otherwise.
+    """
+    if runner.num_hung_envs > limit:
+        sys.exit(1)
 
 
 def sleep(runner: Any) -> None:

@@ -16,7 +16,7 @@ from rllib_llm.env_runner.agents import agents_of, as_playable
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.modules.loading import find_model, lora_settings
+from rllib_llm.modules.loading import find_model, lora_settings, require_weights
 
 # RLlib settings without meaning for whole episodes of text on the new API stack.
 WITHOUT_EFFECT = (
@@ -70,7 +70,9 @@ def validate_model(config: Any) -> None:
     _validate_critic(config)
     _validate_precision(config)
     if config.lm_model != "tiny":
-        find_model(config.lm_model, weights_follow=not config.lm_lora)
+        model = find_model(config.lm_model, weights_follow=not config.lm_lora)
+        if model == config.lm_model:  # else the checkpoint being restored stands in
+            require_weights(model)
 
 
 def _validate_precision(config: Any) -> None:

@@ -118,6 +118,8 @@ METRICS = (
     "num_episodes_lost",
     "evaluation_before_training/random_success_rate",
     "evaluation_before_training/advice",
+    "num_episodes_sampled_locally",
+    "num_hung_envs",
     "env_runners/env/<name>",
     "timers/training_iteration",
     "timers/training_step",

@@ -11,6 +11,7 @@ from rllib_llm.cli.loading import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner
+from rllib_llm.manifest import built_whole
 
 
 def export(
@@ -37,8 +38,9 @@ def export(
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
         module = _choose(local_runner(algo).modules, policy)
-        module.save_model(out, merged=not adapter)
-        parameters = verify(out, module)
+        with built_whole(out, manifest=False) as work:
+            module.save_model(work, merged=not adapter)
+            parameters = verify(work, module)
         algo.stop()
     typer.echo(
         f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
@@ -85,7 +87,7 @@ def verify(folder: Path, module: Any) -> int:
     tolerance = 1e-4 if model.dtype == torch.float32 else 0.05 * ours.abs().max().item()
     if gap > tolerance:
         raise CheckpointError(
-            f"{folder} was written, but its logits differ from the policy's by "
-            f"{gap:.3g}. Do not use it; please report this."
+            f"What was exported has logits that differ from the policy's by {gap:.3g}, "
+            "so it was deleted. Please report this."
         )
     return sum(p.numel() for p in model.parameters())

@@ -16,12 +16,12 @@ class EnvReply:
     Attributes:
         token: What the caller passed along to recognise the call.
         value: The return value, if the call succeeded.
-        error: The exception, if it failed.
+        error: The exception, if it failed; SystemExit and KeyboardInterrupt count.
     """
 
     token: Any
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class EnvWorker:
@@ -48,6 +48,11 @@ class EnvWorker:
         """Ask for ``env.method(*args, **kwargs)``; the outcome comes as an EnvReply."""
         self._calls.put((token, method, args, kwargs))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has not ended yet, which it does some time after close."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Close the environment and end the thread once its calls are done."""
         self._calls.put(None)
@@ -62,7 +67,7 @@ class EnvWorker:
                 self._replies.put(
                     EnvReply(token, value=getattr(env, method)(*args, **kwargs))
                 )
-            except Exception as error:
+            except BaseException as error:  # sys.exit() in an environment ends it alone
                 self._replies.put(EnvReply(token, error=error))
         if env is not None:
             env.close()

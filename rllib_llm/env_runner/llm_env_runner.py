@@ -32,6 +32,7 @@ from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes, log_wa
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import casting
 from rllib_llm.env_runner.classic_seats import ClassicActor, share_tensors
+from rllib_llm.env_runner.env_worker import EnvWorker
 from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.scripts import Script
 from rllib_llm.envs.spaces import UnicodeText
@@ -89,6 +90,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._monitor = casting.monitor(self.config, self.worker_index or 0)
         self.module: Any = None
         self._rollout: Rollout | None = None
+        self._abandoned: list[EnvWorker] = []
         self._line_up: casting.LineUp | None = None
         self._taught: dict[str, Script] = {}
         self.make_env()
@@ -113,7 +115,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Forget the environments; the next sample builds them anew."""
         if self._rollout is not None:
             self._rollout.close()
+            self._abandoned += self._rollout.abandoned
             self._rollout = None
+
+    @property
+    def num_hung_envs(self) -> int:
+        """Environments given up because a call timed out, and still in that call."""
+        recent = [] if self._rollout is None else self._rollout.abandoned
+        return sum(worker.is_running for worker in (*self._abandoned, *recent))
 
     @override(EnvRunner)
     def make_module(self) -> None:

@@ -54,6 +54,12 @@ class Rollout:
         module: The RLModule, handed to connectors.
         on_event: Called as ``on_event(name, episode)`` for RLlib's callbacks.
         monitor: Says how far sampling is, and what it waits for.
+
+    Attributes:
+        slots: Places of running episodes.
+        num_tasks: How many are being played.
+        failures: Tasks that were left out, and why.
+        abandoned: Workers whose environments were replaced and may hang for ever.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Rollout:
         self.slots = [
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
         ]
+        self.abandoned: list[EnvWorker] = []
         self._done: dict[int, Any] = {}
         self.num_tasks = 0
         self._by_session: dict[Any, tuple[Slot, Seat]] = {}
@@ -364,7 +371,7 @@ class Rollout:
         slot: Slot,
         reason: StopReason,
         why: str,
-        error: Exception | None = None,
+        error: BaseException | None = None,
     ) -> None:
         """Give an episode up because the environment failed or a limit passed."""
         if isinstance(error, EnvContractError):
@@ -428,6 +435,7 @@ class Rollout:
     def _replace_env(self, slot: Slot) -> None:
         """Take a new environment: the state of the old one is unknown."""
         slot.worker.close()
+        self.abandoned = [w for w in (*self.abandoned, slot.worker) if w.is_running]
         slot.worker = EnvWorker(self._make_env, self._replies)
 
     def _check_time_limits(self) -> None:

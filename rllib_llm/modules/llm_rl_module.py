@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -453,19 +452,37 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     ) -> str:
         """Write RLlib's module checkpoint plus the model's config and tokenizer.
 
-        Weights stand in the module state only; ``rllib-llm export`` writes a complete
-        Hugging Face folder.
+        Weights are written as ``module_state.safetensors`` in the place of RLlib's
+        pickle; ``rllib-llm export`` writes a complete Hugging Face folder.
         """
-        written = super().save_to_path(path, filesystem=filesystem, **kwargs)
-        with tempfile.TemporaryDirectory() as folder:
-            self.lm.config.save_pretrained(folder)
-            loading.load_tokenizer(self.model_config["model"]).save_pretrained(folder)
-            target = filesystem or pyarrow.fs.LocalFileSystem()
-            target.create_dir(f"{written}/{HF_FOLDER}", recursive=True)
-            pyarrow.fs.copy_files(
-                folder, f"{written}/{HF_FOLDER}", destination_filesystem=target
-            )
+        weights = kwargs.pop("state", None) or self.get_state()
+        written = super().save_to_path(
+            path, filesystem=filesystem, state={"weights": state.FILE}, **kwargs
+        )
+        target = filesystem or pyarrow.fs.LocalFileSystem()
+        target.delete_file(f"{written}/{self.STATE_FILE_NAME}.pkl")
+        with state.written_to(written, target) as folder:
+            state.save(weights, folder / state.FILE)
+            self.lm.config.save_pretrained(folder / HF_FOLDER)
+            tokenizer = loading.load_tokenizer(self.model_config["model"])
+            tokenizer.save_pretrained(folder / HF_FOLDER)
         return written
+
+    @override(RLModule)
+    def restore_from_path(
+        self,
+        path: Any,
+        *,
+        component: str | None = None,
+        filesystem: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take over the weights that :meth:`save_to_path` wrote."""
+        if filesystem is None:
+            filesystem, path = pyarrow.fs.FileSystem.from_uri(str(path))
+        if component is None:
+            with state.read_from(f"{path}/{state.FILE}", filesystem) as file:
+                self.set_state(state.load(file))
 
     @classmethod
     @override(RLModule)

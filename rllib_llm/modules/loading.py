@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import torch
 from annotated_types import Interval
+from safetensors import SafetensorError
 from torch import nn
 
 from rllib_llm import compat
+from rllib_llm.cache import cache_dir
 from rllib_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -48,6 +51,16 @@ LORA_DEFAULTS: LoraSettings = {
     "target_modules": "all-linear",
 }
 
+
+# What transformers raises for folders that lack files, or hold damaged ones.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
 
 _offered: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
     "offered_model_folders", default=None
@@ -152,10 +165,10 @@ def load_tokenizer(model: str) -> Any:
     check_model_path(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(model))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"No tokenizer could be loaded from {model!r}: {error}") from (
-            error
-        )
+    except Exception as error:  # tokenizers raises plain Exception for damaged files
+        raise ModelError(
+            f"No tokenizer could be loaded from {model!r}: {error}{_remedy(model)}"
+        ) from error
     if not tokenizer.chat_template:
         raise TemplateError(
             f"The tokenizer of {model!r} has no chat template, so conversations cannot "
@@ -175,17 +188,18 @@ def load_causal_lm(
 ) -> nn.Module:
     """Load an ``AutoModelForCausalLM``, its dropout switched off.
 
-    A folder that holds a ``config.json`` but no weights gives a randomly initialised
-    model; checkpoints use that, since their weights are stored beside it.
+    The model folder of a checkpoint gives a randomly initialised model: its weights
+    are part of the checkpoint's state. Every other folder must hold all weights.
 
     Args:
         model: Folder or hub id.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        needs_weights: Refuse a folder without weights.
+        needs_weights: Refuse the model folder of a checkpoint, too.
         kwargs: Passed on, e.g. ``attn_implementation``.
 
     Raises:
-        ModelError: If there is no such model or dtype, or if it computes at random.
+        ModelError: If there is no such model or dtype, if weights are missing, or if it
+            computes at random.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -195,12 +209,10 @@ def load_causal_lm(
     path = os.path.expanduser(model)
     is_local = os.path.isdir(path)
     is_bare = is_local and not _has_weights(Path(path))
-    if is_bare and needs_weights:
-        raise ModelError(
-            f"language_model.model={model!r} holds a config but no weights, so there "
-            "is no base model to put adapters on. Give a folder with weights."
-        )
+    if is_bare and (needs_weights or not _is_of_checkpoint(Path(path))):
+        raise _without_weights(model)
     kwargs["dtype"] = DTYPES[dtype]
+    missing: Iterable[str] = ()
     try:
         # The bars of a download stay: that may take long.
         with quiet_progress() if is_local else contextlib.nullcontext():
@@ -208,12 +220,59 @@ def load_causal_lm(
                 config = AutoConfig.from_pretrained(path)
                 loaded = AutoModelForCausalLM.from_config(config, **kwargs)
             else:
-                loaded = AutoModelForCausalLM.from_pretrained(path, **kwargs)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"No model could be loaded from {model!r}: {error}") from error
+                loaded, found = AutoModelForCausalLM.from_pretrained(
+                    path, output_loading_info=True, **kwargs
+                )
+                missing = sorted(found["missing_keys"])
+    except _UNREADABLE as error:
+        raise ModelError(
+            f"No model could be loaded from {model!r}: {error}{_remedy(model)}"
+        ) from error
+    if missing:
+        raise ModelError(
+            f"The weights of {model!r} lack {', '.join(missing[:3])} "
+            f"({len(missing)} in all), which would begin at random.{_remedy(model)}"
+        )
     disable_dropout(loaded)
     check_training_mode(loaded)
     return loaded.eval()
+
+
+def require_weights(model: str) -> None:
+    """Refuse a folder with a config but no weights (its model would be random).
+
+    Raises:
+        ModelError: Naming the folder.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir() and not _has_weights(path):
+        raise _without_weights(model)
+
+
+def _without_weights(model: str) -> ModelError:
+    hint = _remedy(model) or (
+        " It belongs to a checkpoint: give what 'rllib-llm export' writes."
+        if _is_of_checkpoint(Path(model).expanduser())
+        else " Give a folder with weights; AutoModelForCausalLM.from_config(...)"
+        ".save_pretrained(...) writes random ones."
+    )
+    return ModelError(
+        f"language_model.model={model!r} holds a config but no weights, so there is "
+        f"no model to begin with.{hint}"
+    )
+
+
+def _remedy(model: str) -> str:
+    """Return what to do about a damaged folder of the cache, else nothing."""
+    path = Path(model).expanduser()
+    if not path.is_dir() or not path.is_relative_to(cache_dir()):
+        return ""
+    return f" The folder is a cache: delete {path}, and it is built anew."
+
+
+def _is_of_checkpoint(folder: Path) -> bool:
+    """Whether the weights of a model folder are part of the checkpoint it lies in."""
+    return any(folder.parent.glob("module_state.*"))
 
 
 def _has_weights(folder: Path) -> bool:

@@ -11,17 +11,20 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rllib_llm.cache import cache_dir
 from rllib_llm.live.lines import progress_lines
+from rllib_llm.manifest import built_whole, find_damage, remove_partial
 from rllib_llm.modules import loading, positions
 from rllib_llm.version import __version__
+
+logger = logging.getLogger("rllib_llm")
 
 # Raise when what is built from the same settings changes.
 RECIPE_VERSION = 1
@@ -145,22 +148,27 @@ def _warm_start_key(config: Any) -> Any:
 
 
 def _cached(key: Any, build: Callable[[Path], None]) -> str:
-    """Return the folder of ``key``, building it into a temporary folder first."""
+    """Return the folder of ``key``, built if it is missing or damaged."""
     text = json.dumps([RECIPE_VERSION, __version__, key], sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     folder = cache_dir() / digest
-    if (folder / "config.json").is_file():
+    if find_damage(folder) is None:
         return str(folder)
     cache_dir().mkdir(parents=True, exist_ok=True)
     with _lock(cache_dir() / f"{digest}.lock"):
-        if not (folder / "config.json").is_file():
-            work = Path(tempfile.mkdtemp(dir=cache_dir(), prefix=f"{digest}-"))
-            try:
+        damage = find_damage(folder)
+        if damage is not None:
+            remove_partial(folder)
+            if folder.exists():
+                logger.warning(
+                    "The cached model %s is damaged (%s); it is built anew.",
+                    folder,
+                    damage,
+                )
+                shutil.rmtree(folder)
+            with built_whole(folder) as work:
                 build(work)
                 (work / "rllib_llm_recipe.json").write_text(text)
-                work.rename(folder)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
     return str(folder)
 
 

@@ -6,13 +6,21 @@ bfloat16 module fails there. Such tensors travel as their bits (uint16) instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.fs
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from rllib_llm.errors import CheckpointError
 
+FILE = "module_state.safetensors"  # what checkpoints keep states in
 _BF16 = "@bf16"
 
 
@@ -50,6 +58,58 @@ def unpack(state: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
             name, tensor = name.removesuffix(_BF16), tensor.view(torch.bfloat16)
         tensors[name] = tensor
     return tensors
+
+
+def save(packed: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write what :func:`pack` returned as a safetensors file, which runs no code."""
+    tensors = {name: t.contiguous() for name, t in unpack(packed).items()}
+    path.touch()
+    access = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(access)  # safetensors writes 0600
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    """Return the packed state that :func:`save` wrote.
+
+    Raises:
+        CheckpointError: If there is none, or it is damaged.
+    """
+    try:
+        return pack(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"The weights of a policy cannot be read from {path}: {error}. Use another "
+            "checkpoint."
+        ) from error
+
+
+@contextlib.contextmanager
+def written_to(folder: str, filesystem: Any) -> Iterator[Path]:
+    """Yield a local folder whose content reaches ``folder`` when the block ends.
+
+    Args:
+        folder: A folder that exists in ``filesystem``.
+        filesystem: A pyarrow file system.
+    """
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as local:
+        yield Path(local)
+        pyarrow.fs.copy_files(local, folder, destination_filesystem=filesystem)
+
+
+@contextlib.contextmanager
+def read_from(file: str, filesystem: Any) -> Iterator[Path]:
+    """Yield a local copy of a file of a pyarrow file system, or the file itself."""
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        yield Path(file)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, Path(file).name)
+        pyarrow.fs.copy_files(file, str(local), source_filesystem=filesystem)
+        yield local
 
 
 def copy_into(

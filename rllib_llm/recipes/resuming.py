@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from ray.tune.tune_config import ResumeConfig
 from ray.tune.utils.serialization import TuneFunctionEncoder
 from ray.tune.utils.util import flatten_dict
 
-from rllib_llm import compat
+from rllib_llm import compat, plain_state
+from rllib_llm.algorithms.own_state import OWN_STATE, STATE_FILE
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.recipes.recipe import (
@@ -40,6 +40,7 @@ from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
 from rllib_llm.results.reading import read_history
 
+_OWN_STATE = f"{OWN_STATE}/{STATE_FILE}"
 _STATE_FILES = "experiment_state-*.json"
 # What Tune would bring back of the interrupted process: its stopping condition, which
 # the recipe decides, and its wish to stop.
@@ -196,8 +197,8 @@ def _goes_on_from_another(known: Path, newest: Path, metrics: dict[str, Any]) ->
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:
     """Return the result that was reported when ``checkpoint`` was written."""
-    state = pickle.loads((checkpoint / "algorithm_state.pkl").read_bytes())
-    iteration = state[TRAINING_ITERATION]
+    own = plain_state.loads((checkpoint / _OWN_STATE).read_text(encoding="ascii"))
+    iteration = own[TRAINING_ITERATION]
     log = checkpoint.parent / "result.json"
     for line in reversed(log.read_text().splitlines() if log.is_file() else []):
         with contextlib.suppress(json.JSONDecodeError):  # the line being written

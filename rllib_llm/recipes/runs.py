@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rllib_llm.errors import CheckpointError
+from rllib_llm.manifest import find_damage, require_whole
 from rllib_llm.recipes import yaml_io
 
 RECIPE_FILE = "recipe.yaml"
 _CHECKPOINT_FILE = "rllib_checkpoint.json"
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
 MODULES = "learner_group/learner/rl_module"
-# Written by RLlib for every algorithm of this package; without them a checkpoint was
-# cut short.
-_REQUIRED = (
-    "class_and_ctor_args.pkl",
-    "algorithm_state.pkl",
-    "learner_group/learner/state.pkl",
-    f"{MODULES}/class_and_ctor_args.pkl",
-)
-_OF_EACH_MODULE = ("class_and_ctor_args.pkl", "module_state.pkl")
+
+logger = logging.getLogger("rllib_llm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,23 +77,21 @@ def run_folder(path: Path) -> Path:
 
 
 def locate_checkpoint(path: Path) -> RunPaths:
-    """Return the newest complete checkpoint in a run, trial or checkpoint folder.
+    """Return the newest whole checkpoint in a run, trial or checkpoint folder.
 
-    Of a staged run it is that of the last stage that has one.
+    The newest has the highest number. Of a staged run it is that of the last stage
+    that has one; of several trials with equal numbers that of the last by name.
 
     Raises:
         CheckpointError: If there is none.
     """
     checkpoint: Path | None = path
-    if not (path / _CHECKPOINT_FILE).is_file():
+    if (path / _CHECKPOINT_FILE).is_file():
+        require_whole(path)
+    else:
         stages = reversed(stage_folders(path))
-        found = (_newest_below(folder) for folder in [*stages, path])
+        found = (_newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
         checkpoint = next((c for c in found if c is not None), None)
-    elif not is_complete(path):
-        raise CheckpointError(
-            f"The checkpoint {path} is incomplete; writing it was interrupted. Use an "
-            "older one of the same trial."
-        )
     if checkpoint is None:
         raise CheckpointError(
             f"{path} holds no complete checkpoint. Runs write one every "
@@ -120,53 +116,37 @@ def stage_folder(index: int, name: str) -> str:
     return f"{index + 1}_{name}"
 
 
-def _newest_below(path: Path) -> Path | None:
-    return max(
-        (c for c in path.rglob("checkpoint_*") if is_complete(c)),
-        key=lambda c: (c.stat().st_mtime, c.name),
-        default=None,
-    )
-
-
 def newest_checkpoint(trial: Path) -> Path | None:
-    """Return the trial's complete checkpoint with the highest number, if any."""
-    return max(
-        (c for c in trial.glob("checkpoint_*") if is_complete(c)),
-        key=lambda c: c.name,
-        default=None,
-    )
+    """Return the trial's whole checkpoint with the highest number, if any."""
+    return _newest_whole(trial.glob("checkpoint_*"))
+
+
+def _newest_whole(found: Iterable[Path]) -> Path | None:
+    """Return the whole checkpoint with the highest number; say what is passed over."""
+    numbered = [(number_of(c), c.parent.name, c) for c in found]
+    passed_over = []
+    for _, _, checkpoint in sorted(n for n in numbered if n[0] is not None)[::-1]:
+        damage = find_damage(checkpoint)
+        if damage is None:
+            for text in passed_over:
+                logger.warning("%s; %s is used instead.", text, checkpoint)
+            return checkpoint
+        passed_over.append(f"The checkpoint {checkpoint} is not whole: {damage}")
+    return None
+
+
+def number_of(checkpoint: Path) -> int | None:
+    """Return the number in a checkpoint folder's name, None if it has none."""
+    match = _NUMBERED.fullmatch(checkpoint.name)
+    return int(match[1]) if match else None
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether every file a checkpoint needs is there and written to its end.
+    """Whether a checkpoint is what its manifest says, byte by byte.
 
-    Tune copies checkpoints file by file, so a killed run may leave half of one.
+    Tune copies checkpoints file by file, so a killed run may leave part of one.
     """
-    try:
-        return _is_whole(checkpoint)
-    except FileNotFoundError:  # a run that goes on deletes its old ones
-        return False
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    if not (checkpoint / _CHECKPOINT_FILE).is_file():
-        return False
-    modules = [p for p in (checkpoint / MODULES).glob("*") if p.is_dir()]
-    required = [checkpoint / name for name in _REQUIRED]
-    required += [module / name for module in modules for name in _OF_EACH_MODULE]
-    if not modules or not all(path.is_file() for path in required):
-        return False
-    return all(_ends_as_pickle(p) for p in checkpoint.rglob("*.pkl"))
-
-
-def _ends_as_pickle(path: Path) -> bool:
-    """Pickles end with the STOP opcode, a dot."""
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell() == 0:
-            return False
-        file.seek(-1, 2)
-        return file.read(1) == b"."
+    return find_damage(checkpoint) is None
 
 
 def stored_recipe(run: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_llm.modules import state
 from rllib_llm.recipes import runs, yaml_io
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
@@ -170,6 +170,10 @@ def test_export_loads_with_the_auto_classes(call, warm_started, tmp_path):
     assert status == 0 and "loaded back" in said, err
     model = AutoModelForCausalLM.from_pretrained(out)
     assert len(AutoTokenizer.from_pretrained(out)) == model.config.vocab_size
+    assert [p.name for p in tmp_path.iterdir()] == ["exported"]
+    (tmp_path / "new").write_text("")
+    access = {p.stat().st_mode for p in (*out.iterdir(), tmp_path / "new")}
+    assert len(access) == 1  # whoever may read a new file may read these
     status, _, err = call("export", warm_started, out)
     assert status == 1 and "exists" in err
     status, _, err = call("export", warm_started, tmp_path / "x", "--adapter")
@@ -247,7 +251,7 @@ def test_a_distributed_run_loads_in_one_process(call, storage):
     assert algo.learner_group.is_local and algo.training_iteration == 2
     got = local_runner(algo).module.get_state()
     module = checkpoint / runs.MODULES / DEFAULT_MODULE_ID
-    saved = pickle.loads((module / "module_state.pkl").read_bytes())
+    saved = state.load(module / state.FILE)
     for name, value in got.items():
         assert np.array_equal(value, saved[name]), name
     algo.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from rllib_llm import LLMPPOConfig
@@ -63,6 +64,25 @@ class Hanging(Countdown):
 
     def reply(self, action):
         time.sleep(60)
+
+
+class Stuck(Countdown):
+    """Hangs in a step until it is released."""
+
+    released = threading.Event()
+
+    def reply(self, action):
+        Stuck.released.wait()
+        return super().reply(action)
+
+
+class Exiting(Countdown):
+    """Ends the program, or tries to."""
+
+    error: BaseException = SystemExit(3)
+
+    def reply(self, action):
+        raise self.error
 
 
 class Slow(Countdown):

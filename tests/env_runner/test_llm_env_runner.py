@@ -9,11 +9,13 @@ from runner_helpers import (
     Broken,
     Countdown,
     Endless,
+    Exiting,
     Flaky,
     Hanging,
     Huge,
     NaNReward,
     Slow,
+    Stuck,
     make_runner,
 )
 
@@ -179,6 +181,34 @@ def test_a_hanging_step_times_out_and_is_dropped():
     started = time.perf_counter()
     assert runner.sample(num_episodes=2) == []
     assert time.perf_counter() - started < 20
+
+
+def test_environments_that_hang_are_counted_until_they_return():
+    Stuck.released.clear()
+    runner = make_runner(
+        Stuck, step_timeout_s=0.3, max_failed_fraction=1.0, max_retries=0
+    )
+    assert runner.num_hung_envs == 0
+    runner.sample(num_episodes=2)
+    assert runner.num_hung_envs == 2
+    runner.make_env()  # as a change of opponents does
+    runner.sample(num_episodes=1)
+    assert runner.num_hung_envs == 3
+    Stuck.released.set()
+    deadline = time.perf_counter() + 20
+    while runner.num_hung_envs and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert runner.num_hung_envs == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_an_environment_that_exits_fails_at_once(error, monkeypatch):
+    monkeypatch.setattr(Exiting, "error", error)
+    runner = make_runner(Exiting, max_retries=0)
+    started = time.perf_counter()
+    with pytest.raises(EnvContractError, match=f"env_error: {type(error).__name__}"):
+        runner.sample(num_episodes=2)
+    assert time.perf_counter() - started < 20  # step_timeout_s is 60
 
 
 def test_a_timeout_may_be_kept_and_masked():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.fs
 import pytest
 import torch
 from hf_folders import write_folder
@@ -21,9 +22,10 @@ from module_helpers import (
     step,
 )
 from ray.rllib.core.rl_module.rl_module import RLModule
+from safetensors.torch import load_file, save_file
 
 from rllib_llm.errors import CheckpointError, ModelError
-from rllib_llm.modules import state
+from rllib_llm.modules import loading, state
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 SETTINGS = [
@@ -247,12 +249,52 @@ def test_a_lora_checkpoint_without_its_base_model_says_so(tmp_path):
         RLModule.from_checkpoint(tmp_path / "checkpoint")
 
 
-def test_lora_needs_a_base_with_weights(tmp_path):
+def test_a_folder_without_weights_is_no_model(tmp_path):
     folder = write_folder(tmp_path, "qwen2")
     (tmp_path / "model.safetensors").unlink()
-    make_module(folder)
-    with pytest.raises(ModelError, match="no weights"):
-        make_module(folder, lora=LORA)
+    for lora in (None, LORA):
+        with pytest.raises(ModelError, match=f"'{folder}' holds a config but no weig"):
+            make_module(folder, lora=lora)
+
+
+def test_weights_that_lack_a_layer_are_refused(tmp_path):
+    folder = write_folder(tmp_path, "qwen2")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp\.up_proj.*1 in"):
+        make_module(folder)
+
+
+def test_a_checkpoint_keeps_weights_in_safetensors_alone(tmp_path):
+    module = family_module(tmp_path / "model", "qwen2", dtype="bfloat16")
+    module.save_to_path(tmp_path / "checkpoint")
+    saved = load_file(tmp_path / "checkpoint" / "module_state.safetensors")
+    tensors = module.shared_tensors()
+    assert saved.keys() == tensors.keys()
+    assert all(torch.equal(saved[name], t) for name, t in tensors.items())
+    pickles = [p.name for p in (tmp_path / "checkpoint").rglob("*.pkl")]
+    assert pickles == ["class_and_ctor_args.pkl"]
+    again = LLMRLModule.from_checkpoint(tmp_path / "checkpoint")
+    assert all(torch.equal(again.shared_tensors()[n], t) for n, t in tensors.items())
+    # Its model folder holds no weights; only the checkpoint may stand in for them.
+    with pytest.raises(ModelError, match="belongs to a checkpoint"):
+        loading.require_weights(str(tmp_path / "checkpoint" / "hf"))
+
+
+def test_a_checkpoint_of_another_file_system_is_read_and_written(tmp_path):
+    module = family_module(tmp_path / "model", "qwen2")
+    (tmp_path / "bucket").mkdir()
+    remote = pyarrow.fs.SubTreeFileSystem(
+        str(tmp_path / "bucket"), pyarrow.fs.LocalFileSystem()
+    )
+    module.save_to_path("checkpoint", filesystem=remote)
+    other = make_module(str(tmp_path / "model"))
+    with torch.no_grad():
+        other.lm.model.norm.weight.add_(1.0)
+    other.restore_from_path("checkpoint", filesystem=remote)
+    tensors = module.shared_tensors()
+    assert all(torch.equal(other.shared_tensors()[n], t) for n, t in tensors.items())
 
 
 _OTHER_PROCESS = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
+import torch
 from hf_folders import write_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
@@ -89,6 +92,59 @@ def test_a_failed_build_leaves_nothing_behind(cache):
     with pytest.raises(RuntimeError, match="no space left"):
         preparation._cached(["key"], fail)
     assert not [p for p in cache.iterdir() if p.is_dir()]
+
+
+def damage_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def cut_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def damage_tokenizer(folder):
+    (folder / "tokenizer.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (damage_weights, "model.safetensors is missing"),
+        (cut_weights, r"model.safetensors has \d+ bytes of \d+"),
+        (damage_tokenizer, r"tokenizer.json has 1 bytes of \d+"),
+    ],
+)
+def test_a_damaged_cache_is_named_and_built_anew(cache, caplog, damage, told):
+    folder = Path(prepare_language_model(config()))
+    loaded = load_causal_lm(str(folder)).state_dict()
+    whole = {name: t.clone() for name, t in loaded.items()}  # it is memory-mapped
+    damage(folder)
+    # Whoever reads it as it is learns which folder to delete.
+    with pytest.raises(ModelError, match=f"delete {folder}, and it is built anew"):
+        load_tokenizer(str(folder))
+        load_causal_lm(str(folder))
+    assert prepare_language_model(config()) == str(folder)
+    (record,) = caplog.records
+    assert re.search(f"{folder} is damaged .{told}.; it is built anew", record.message)
+    again = load_causal_lm(str(folder)).state_dict()
+    assert all(torch.equal(again[name], t) for name, t in whole.items())
+    load_tokenizer(str(folder))
+
+
+def test_what_a_killed_build_left_is_removed(cache):
+    left = []
+
+    def die(folder):
+        left.append(folder)
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preparation._cached(["key"], die)
+    left[0].mkdir()  # as after a kill, which runs no "finally"
+    folder = preparation._cached(["key"], lambda f: (f / "x").write_text("y"))
+    assert [p.name for p in cache.iterdir() if p.is_dir()] == [Path(folder).name]
 
 
 def test_two_builders_of_one_model_build_it_once(cache):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 
 import pytest
 
 from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.manifest import write_manifest
 from rllib_llm.recipes import recipe_from_dict, runs, yaml_io
 
 RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iteration": 2}}
 
 
 def write_checkpoint(folder, modules=("default_policy",)):
-    names = [f"{m}/{name}" for m in modules for name in runs._OF_EACH_MODULE]
-    for name in (*runs._REQUIRED, *(f"{runs.MODULES}/{n}" for n in names)):
+    """Write a folder like a checkpoint, its manifest last."""
+    names = [f"{runs.MODULES}/{m}/module_state.safetensors" for m in modules]
+    for name in ("class_and_ctor_args.pkl", "algorithm_state.pkl", *names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(pickle.dumps({"some": "state"}))
     (folder / "rllib_checkpoint.json").write_text("{}")
+    write_manifest(folder)
     return folder
 
 
@@ -45,23 +49,53 @@ def test_every_way_to_name_a_run_finds_the_newest_checkpoint(run):
     assert runs.run_folder(newest) == run
 
 
-def test_half_written_checkpoints_are_passed_over(run):
+def test_the_newest_checkpoint_has_the_highest_number_whatever_was_touched(run):
+    trial = run / "trial_a"
+    write_checkpoint(trial / "checkpoint_1000000")
+    write_checkpoint(trial / "checkpoint_latest")  # no number: nobody's newest
+    os.utime(trial / "checkpoint_000000", (2e9, 2e9))
+    newest = trial / "checkpoint_1000000"
+    assert runs.newest_checkpoint(trial) == newest
+    for given in (run, trial):
+        assert runs.locate_checkpoint(given).checkpoint == newest
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_cut, r"algorithm_state\.pkl has \d+ bytes of \d+"),
+        (_flip, r"algorithm_state\.pkl has other content"),
+        (os.unlink, r"algorithm_state\.pkl is missing"),
+        (lambda path: _cut(path.with_name("manifest.json")), "is not readable"),
+        (lambda path: path.with_name("manifest.json").unlink(), "written last"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(run, caplog, damage, told):
     newest = run / "trial_a" / "checkpoint_000001"
-    state = newest / "algorithm_state.pkl"
-    whole = state.read_bytes()
-    for broken in (whole[:-1], b""):
-        state.write_bytes(broken)
-        assert runs.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
-        with pytest.raises(CheckpointError, match="interrupted"):
-            runs.locate_checkpoint(newest)
-    state.unlink()
+    damage(newest / "algorithm_state.pkl")
+    assert not runs.is_complete(newest)
+    assert runs.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
     assert runs.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
+    (text, _) = (record.getMessage() for record in caplog.records)
+    assert re.search(f"{newest} is not whole: .*{told}.* is used instead", text)
+    with pytest.raises(CheckpointError, match=told):
+        runs.locate_checkpoint(newest)
 
 
 def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", ["alice", "bob", "critic"])
     assert runs.is_complete(folder)
-    (folder / runs.MODULES / "bob" / "module_state.pkl").unlink()
+    (folder / runs.MODULES / "bob" / "module_state.safetensors").unlink()
     assert not runs.is_complete(folder)
 
 

@@ -3,6 +3,7 @@
 from rllib_llm.algorithms.settings.alarms import AlarmSettings
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.settings.evaluation import EvaluationSettings
+from rllib_llm.algorithms.settings.fault_tolerance import FaultToleranceSettings
 from rllib_llm.algorithms.settings.generation import GenerationSettings
 from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
 from rllib_llm.algorithms.settings.league import LeagueSettings
@@ -14,6 +15,7 @@ from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
 __all__ = [
     "AlarmSettings",
     "EvaluationSettings",
+    "FaultToleranceSettings",
     "GenerationSettings",
     "LanguageModelSettings",
     "LeagueSettings",

@@ -1,0 +1,219 @@
+"""Sampling when EnvRunners die, hang or are missing."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms import sampling
+from rllib_llm.algorithms.runner_calls import Sampled
+from rllib_llm.algorithms.sampling import SamplingAlgorithm
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import ConfigError, EnvRunnerError
+
+
+class Runner:
+    """Answers each task with its seed."""
+
+    def __init__(self, num_hung_envs=0):
+        self.num_hung_envs, self.exited = num_hung_envs, False
+
+    def sample(self, *, tasks, explore=None):
+        return [task.seed for task in tasks]
+
+    def get_metrics(self):
+        return {}
+
+
+class Group:
+    """Remote EnvRunners of which some are healthy, and some die when asked."""
+
+    env_runner_cls = LLMEnvRunner
+
+    def __init__(self, runners, healthy=None, dying=()):
+        self.runners = dict(enumerate(runners, 1))
+        self.healthy = list(self.runners) if healthy is None else healthy
+        self.dying = dying
+
+    def healthy_env_runner_ids(self):
+        return list(self.healthy)
+
+    def num_remote_workers(self):
+        return len(self.runners)
+
+    def foreach_env_runner(self, func, *, local_env_runner, remote_worker_ids=None):
+        assert not local_env_runner
+        ids = remote_worker_ids or self.healthy
+        calls = func if isinstance(func, list) else [func] * len(ids)
+        answers = []
+        for index, call in zip(ids, calls, strict=True):
+            if index in self.dying:
+                self.healthy.remove(index)
+                continue
+            try:
+                answers.append(call(self.runners[index]))
+            except SystemExit:
+                self.runners[index].exited = True
+        return answers
+
+
+class Metrics(dict):
+    """Keeps what is logged."""
+
+    def log_value(self, name, value, *, reduce):
+        assert reduce == "sum"
+        self[name] = value
+
+    def aggregate(self, results, key):
+        """Nothing to add up."""
+
+
+class Algorithm(SamplingAlgorithm):
+    """As much of an Algorithm as sampling needs."""
+
+    iteration = 0
+
+    def __init__(self, group, local=None, comes_back=None, **settings):
+        self.config = LLMPPOConfig().environment("guess_number-v0")
+        self.config.fault_tolerance(**settings)
+        self.env_runner_group, self.env_runner = group, local
+        self._task_source = TaskSource(seed=0, group_size=2)
+        self._driver_pieces = types.SimpleNamespace(assign=lambda tasks, _: tasks)
+        self.metrics, self.num_looks = Metrics(), 0
+        self._comes_back = comes_back
+
+    def restore_env_runners(self, group):
+        self.num_looks += 1
+        if self.num_looks == self._comes_back:
+            group.healthy.append(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """A clock that only sleeping moves."""
+    now = [0.0]
+    monkeypatch.setattr(
+        sampling,
+        "time",
+        types.SimpleNamespace(
+            monotonic=lambda: now[0],
+            sleep=lambda s: now.__setitem__(0, now[0] + s),
+        ),
+    )
+
+
+def test_groups_are_spread_and_every_count_is_a_number():
+    algo = Algorithm(Group([Runner(), Runner()]), local=Runner())
+    episodes = algo.play_groups(4)
+    expected = [task.seed for task in TaskSource(seed=0, group_size=2).next_groups(4)]
+    assert sorted(episodes) == sorted(expected)
+    counts = ("num_episodes_lost", "num_episodes_sampled_locally", "num_hung_envs")
+    assert algo.metrics == dict.fromkeys(counts, 0)
+
+
+def test_what_a_dead_runner_loses_is_counted_in_that_iteration_alone(caplog):
+    algo = Algorithm(Group([Runner(), Runner()], dying=[2]))
+    assert len(algo.play_groups(4)) == 4
+    assert algo.metrics["num_episodes_lost"] == 4
+    assert "1 EnvRunners died; 4 episodes lost" in caplog.text
+    assert len(algo.play_groups(4)) == 8
+    assert algo.metrics["num_episodes_lost"] == 0
+
+
+def test_without_a_healthy_runner_the_run_waits_for_one(caplog):
+    algo = Algorithm(Group([Runner()], healthy=[]), local=Runner(), comes_back=3)
+    assert len(algo.play_groups(2)) == 4
+    assert algo.num_looks == 3 and "waiting up to 90 s" in caplog.text
+    assert algo.metrics["num_episodes_sampled_locally"] == 0
+
+
+def test_without_any_runner_the_run_ends_with_a_sentence():
+    for local in (Runner(), None):  # None: create_local_env_runner=False
+        algo = Algorithm(Group([Runner()], healthy=[]), local=local)
+        with pytest.raises(EnvRunnerError, match=r"None of 1 EnvRunners.*within 90 s"):
+            algo.play_groups(2)
+        assert algo.num_looks == 90
+    settings = {"restart_failed_env_runners": False}
+    algo = Algorithm(Group([Runner()], healthy=[]), **settings)
+    with pytest.raises(EnvRunnerError, match="within 0 s"):
+        algo.play_apart(TaskSource(seed=0).next_groups(1), explore=False)
+
+
+def test_the_local_runner_samples_alone_only_if_asked_to_and_is_counted(caplog):
+    group = Group([Runner()], healthy=[])
+    algo = Algorithm(group, local=Runner(), sample_locally_if_none=True)
+    assert len(algo.play_groups(2)) == 4 and algo.num_looks == 0
+    assert algo.metrics["num_episodes_sampled_locally"] == 4
+    assert algo.metrics["num_episodes_lost"] == 0
+    assert "the local one samples this iteration alone" in caplog.text
+    alone = Algorithm(Group([]), local=Runner())  # num_env_runners=0: nothing to say
+    assert len(alone.play_groups(2)) == 4
+    assert alone.metrics["num_episodes_sampled_locally"] == 0
+
+
+def test_runners_with_too_many_hung_environments_exit(caplog):
+    runners = [Runner(num_hung_envs=4), Runner(num_hung_envs=3)]
+    algo = Algorithm(Group(runners), max_hung_envs_per_env_runner=3)
+    assert len(algo.play_groups(2)) == 4
+    assert [r.exited for r in runners] == [True, False]
+    assert algo.metrics["num_hung_envs"] == 7 and "are restarted" in caplog.text
+    local = Runner(num_hung_envs=4)
+    algo = Algorithm(Group([]), local=local, max_hung_envs_per_env_runner=3)
+    algo.play_groups(1)
+    assert not local.exited and "cannot be restarted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sample_locally_if_none": "yes"}, {"max_hung_envs_per_env_runner": -1}],
+)
+def test_mistaken_settings_are_named(settings):
+    config = LLMPPOConfig().environment("guess_number-v0")
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"fault_tolerance.{name}="):
+        config.fault_tolerance(**settings).validate()
+
+
+def test_sampling_locally_needs_a_local_runner():
+    config = LLMPPOConfig().environment("guess_number-v0")
+    config.env_runners(num_env_runners=1, create_local_env_runner=False)
+    config.fault_tolerance(sample_locally_if_none=True)
+    with pytest.raises(ConfigError, match="needs the local EnvRunner"):
+        config.validate()
+
+
+def test_an_answer_tells_how_many_environments_hang():
+    tasks = TaskSource(seed=0).next_groups(1)
+    answer = sampling.SampleTasks(tasks)(Runner(num_hung_envs=2))
+    assert answer == Sampled([tasks[0].seed], {}, 2)
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_runner_comes_back_and_counts_return_to_0():
+    import ray
+
+    config = (
+        LLMPPOConfig()
+        .environment("copy_probe-v0")
+        .language_model(tiny=TINY)
+        .generation(max_new_tokens=3)
+        .rollouts(episodes_per_iteration=8)
+        .training(minibatch_size=4)
+        .env_runners(num_env_runners=1, create_local_env_runner=False)
+    )
+    algo = config.build_algo()
+    assert algo.train()["num_episodes_lost"] == 0
+    (actor,) = algo.env_runner_group._worker_manager.actors().values()
+    ray.kill(actor, no_restart=False)
+    found = [algo.train() for _ in range(3)]
+    assert [r["num_episodes_lost"] for r in found] in ([8, 0, 0], [0, 0, 0])
+    assert found[-1]["env_runners"]["num_episodes"] == 8
+    algo.stop()
