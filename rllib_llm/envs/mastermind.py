@@ -135,4 +135,6 @@ def most_telling(possible: tuple[str, ...], marks: Marks) -> str:
 def _entropy(guess: str, possible: tuple[str, ...], marks: Marks) -> float:
     """Return the entropy of the answer to ``guess``, in nats."""
     counts = Counter(marks(guess, secret) for secret in possible).values()
-    return -sum(n * math.log(n / len(possible)) for n in counts) / len(possible)
+    # fsum: the same in any order, so that guesses that tell as much are equal.
+    total = math.fsum(n * math.log(n / len(possible)) for n in counts)
+    return -total / len(possible)
