@@ -1,4 +1,4 @@
-"""docs/coming_from.md: every name of ours in its tables exists."""
+"""docs/coming_from.md: names of ours exist, those of others were looked up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rllib_llm.algorithms import ALGORITHMS
 from rllib_llm.recipes.recipe import FIELDS
@@ -13,6 +14,7 @@ from rllib_llm.recipes.sections import SECTIONS, section_keys
 from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
+RECORD = Path(__file__).parent / "peer_names.yaml"
 LIBRARIES = ("verl", "TRL", "RAGEN", "MARFT", "SkyRL", "RLlib")
 
 
@@ -53,3 +55,30 @@ def test_prose_names_settings_that_exist(settings):
     sections = "|".join(SECTIONS)
     for name in re.findall(rf"`((?:{sections})\.\w+)", text):
         assert name in settings, name
+
+
+def test_names_of_others_were_looked_up_in_the_version_that_the_page_gives():
+    """The record holds each name with the version and the place where it was found."""
+    record = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
+    assert set(record) == set(LIBRARIES)
+    named: dict[str, set[str]] = {library: set() for library in LIBRARIES}
+    for library, theirs, _ in rows():
+        named[library] |= set(re.findall(r"`([^`]+)`", theirs))
+    text = PAGE.read_text(encoding="utf-8")
+    for library, entry in record.items():
+        assert named[library] == set(entry["names"]), library
+        (version,) = re.findall(rf"^\| {library} \| ([^|]+) \|$", text, re.MULTILINE)
+        assert entry["version"] in version and entry["source"], library
+
+
+def test_names_of_rllib_are_those_of_the_installed_version():
+    import dataclasses
+
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    names = {f.name for f in dataclasses.fields(DefaultModelConfig)}
+    names |= {*dir(PPOConfig), *vars(PPOConfig())}
+    old = {"num_sgd_iter", "sgd_minibatch_size", "num_workers"}  # the page says so
+    record = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
+    assert set(record["RLlib"]["names"]) - names <= old

@@ -1,0 +1,81 @@
+"""The game of docs/pettingzoo_walkthrough.md: a PettingZoo game of two, in text.
+
+The page shows the class as it stands here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium.spaces import Text
+from pettingzoo import ParallelEnv
+
+CHARACTERS = "".join(map(chr, range(32, 127)))
+BERTHS = ("red", "blue", "green", "white", "black", "yellow")
+
+
+class Harbour(ParallelEnv):
+    """A lookout sees the free berth and calls; a pilot hears the call and steers.
+
+    Both earn 1 if the pilot names the free berth, and 0.1 each for a message that names
+    a berth at all.
+    """
+
+    metadata = {"name": "harbour_v0", "is_parallelizable": True}
+    possible_agents = ["lookout_0", "pilot_0"]
+
+    def __init__(self, env_config=None):
+        self.render_mode = None
+        text = Text(min_length=0, max_length=200, charset=CHARACTERS)
+        self.observation_spaces = dict.fromkeys(self.possible_agents, text)
+        self.action_spaces = dict.fromkeys(self.possible_agents, text)
+
+    def observation_space(self, agent):
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent):
+        return self.action_spaces[agent]
+
+    def reset(self, seed=None, options=None):
+        """Draw the free berth from the seed alone."""
+        self.free = str(np.random.default_rng(seed).choice(BERTHS))
+        self.agents, self.call = list(self.possible_agents), None
+        told = self._observe({"lookout_0": f"Free: {self.free}. Call?"})
+        return told, {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        """Hear the lookout's call in the first round; steer in the second."""
+        speaker = "lookout_0" if self.call is None else "pilot_0"
+        berth = berth_in(actions[speaker])
+        rewards = dict.fromkeys(self.agents, 0.0)
+        rewards[speaker] += 0.1 * (berth is not None)
+        infos = {agent: {} for agent in self.agents}
+        told, over = {}, self.call is not None
+        if over:
+            for agent in self.agents:
+                rewards[agent] += float(berth == self.free)
+                infos[agent] = {"success": berth == self.free}
+        else:
+            self.call = berth or "nothing"
+            told = {"pilot_0": f"Heard: {self.call}. Steer?"}
+        ended = dict.fromkeys(self.agents, over)
+        never = dict.fromkeys(self.agents, False)
+        self.agents = [] if over else self.agents
+        return self._observe(told), rewards, ended, never, infos
+
+    def expert_action(self, agent, rng):
+        """Call the free berth; steer to what was heard."""
+        return self.free if agent == "lookout_0" else str(self.call)
+
+    def random_action(self, agent, rng):
+        """Name any berth."""
+        return str(rng.choice(BERTHS))
+
+    def _observe(self, told):
+        # An agent that reads "" is not asked.
+        return {agent: told.get(agent, "") for agent in self.possible_agents}
+
+
+def berth_in(text):
+    """Return the last berth that a text names, or None."""
+    named = [word for word in text.lower().split() if word in BERTHS]
+    return named[-1] if named else None
