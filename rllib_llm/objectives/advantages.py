@@ -265,7 +265,9 @@ def whiten(
     """Return ``(values - mean) / (std + eps)`` over the unmasked entries.
 
     The statistics are those of the arrays given. Where the batch is split over
-    learners, sum :func:`masked_moments` and use :func:`whiten_with_moments`.
+    learners, sum :func:`masked_moments` and use :func:`whiten_with_moments`. RLlib's
+    connector for GAE divides by ``max(1e-4, std)`` with the population deviation of
+    each learner's time steps instead.
 
     Args:
         values: Entries to standardise; masked ones may hold anything. [...]

@@ -30,9 +30,11 @@ from rllib_llm.recipes.stages import (
 STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "works": (frozenset({"yaml"}), frozenset()),
     "by config": (frozenset({"yaml", "change"}), frozenset()),
+    "text only": (frozenset({"yaml", "change"}), frozenset()),
     "part two": (frozenset({"lacks"}), frozenset({"yaml", "pieces", "env"})),
-    "not feasible here": (frozenset({"why"}), frozenset()),
+    "out of scope": (frozenset({"why"}), frozenset()),
 }
+_CHANGED = ("by config", "text only")
 _ANYWHERE = {"id", "system", "state", "paper", "note"}
 
 _SECTIONS = {
@@ -83,7 +85,7 @@ class System:
         pieces: What there is of it beside recipes, as ``"kind name"``.
         env: Where what there is could run.
         lacks: What it still needs, of ``missing``.
-        why: It is not feasible here.
+        why: It is out of scope.
         note: In what it differs from the paper's.
     """
 
@@ -160,7 +162,7 @@ def read_systems(data: Mapping[str, Any]) -> Systems:
             )
         systems[system.id] = system
     _check_pieces_missing(missing, systems.values())
-    run = {n for row in systems.values() if row.state != "by config" for n in row.yaml}
+    run = {n for row in systems.values() if row.state not in _CHANGED for n in row.yaml}
     examples = tuple(sorted(set(shipped_recipes()) - run))
     return Systems(tuple(systems.values()), groups, missing, examples)
 
@@ -290,7 +292,7 @@ def state_of(system: System) -> str:
 def _counts(systems: Systems) -> str:
     states = [s.state for s in systems.rows]
     counted = ", ".join(f"{states.count(s)} {s}" for s in STATES)
-    return f"{len(states)} systems: {counted}."
+    return f"{len(states)} entries: {counted}."
 
 
 def _row(system: System) -> str:

@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rllib_llm.algorithms import ALGORITHMS
 from rllib_llm.envs import TEXT_ENVS
@@ -273,3 +274,74 @@ def test_every_dependency_has_a_reason():
     extras = {ast.literal_eval(k) for k in settings["extras_require"].keys}
     for name in required | extras:
         assert re.search(rf"^\| `{re.escape(name)}` \|", page, re.MULTILINE), name
+
+
+# Defaults ----------------------------------------------------------------------------
+
+_SETTING = re.compile(
+    r"^\| ((?:`\w+`(?: \(RLlib\))?(?:, )?)+)(?: \(RLlib\))? \| ([^|]*) \|", re.MULTILINE
+)
+_SECTIONED = ["language_model", "generation", "rollouts", "warm_start"]
+_TABLES = [
+    *(("recipes.md", section, "LLMPPO") for section in _SECTIONED),
+    ("algorithms/ppo.md", "setting", "LLMPPO"),
+    ("algorithms/grpo.md", "setting", "GRPO"),
+    ("algorithms/marft.md", "setting", "MARFT"),
+    ("algorithms/sft.md", "setting", "SFT"),
+    ("algorithms/selfplay.md", "setting", "SelfPlay"),
+]
+
+
+def shown_defaults(page: str, section: str) -> dict[str, str]:
+    """Return what the tables of a page say about defaults, by setting."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = {}
+    for part in re.split(rf"\n\| `?{section}`? \| default \|", text)[1:]:
+        for names, cell in _SETTING.findall(part.split("\n\n", 1)[0]):
+            keys = re.findall(r"`(\w+)`", names)
+            cells = re.split(r", (?![^\[{]*[\]}])", cell) if len(keys) > 1 else [cell]
+            cells *= len(keys) if len(cells) == 1 else 1
+            assert len(cells) == len(keys), f"{page}: {names} | {cell}"
+            found |= zip(keys, cells, strict=True)
+    return found
+
+
+def default_of(config, section: str, key: str):
+    prefixes = (f"{section}_", "lm_", "league_", "action_", "")
+    names = [prefix + key for prefix in prefixes]
+    return next(getattr(config, n) for n in names if hasattr(config, n))
+
+
+@pytest.mark.parametrize("page, section, algo", _TABLES)
+def test_defaults_of_settings_are_those_of_the_code(page, section, algo):
+    config = ALGORITHMS.get(algo).config_class()()
+    shown = shown_defaults(page, section)
+    assert shown
+    for key, cell in shown.items():
+        # A word of explanation may follow, after a colon or a semicolon.
+        literal = cell if cell.startswith(("{", "[")) else re.split("[:;]", cell)[0]
+        said = yaml.safe_load(literal.strip("`"))
+        value = default_of(config, section, key)
+        value = list(value) if isinstance(value, tuple) else value
+        if said in ("none", "None"):
+            assert value in (None, [], "none"), f"{page}: {key}"
+        elif isinstance(value, float):
+            assert float(said) == value, f"{page}: {key}"
+        else:
+            assert said == value, f"{page}: {key}"
+
+
+def test_concepts_name_all_methods_that_rllib_does_not_have():
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from rllib_llm.recipes.sections import SECTIONS
+
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `AlgorithmConfig` \|.*$", page, re.MULTILINE)
+    classes = [ALGORITHMS.get(name).config_class() for name in ALGORITHMS]
+    ours = {
+        s
+        for s in SECTIONS
+        if not hasattr(AlgorithmConfig, s) and any(hasattr(c, s) for c in classes)
+    }
+    assert ours <= set(re.findall(r"`(\w+)`", row))

@@ -10,9 +10,11 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_llm.cli.main import app
+from rllib_llm.envs import TextEnv
 from rllib_llm.errors import ConfigError
 from rllib_llm.pieces import PIECES
 from rllib_llm.recipes import load_recipe, shipped_recipes, systems
+from rllib_llm.recipes.recipe import FIELDS
 from rllib_llm.recipes.systems import (
     load_systems,
     markdown,
@@ -23,14 +25,14 @@ from rllib_llm.recipes.systems import (
 PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
 DATA = yaml.safe_load(Path(systems.__file__).with_name("systems.yaml").read_text())
 ROWS = load_systems().rows
-BY_CONFIG = [row for row in ROWS if row.state == "by config"]
-NUMBERS = {"A": 37, "B": 25, "C": 10, "E": 22, "F": 23, "I": 8}
+BY_CONFIG = [row for row in ROWS if row.state in ("by config", "text only")]
+NUMBERS = {"A": 37, "B": 25, "C": 10, "D": 8, "E": 22, "F": 23, "G": 4, "H": 17, "I": 8}
 
 
 def test_every_system_stands_once():
     expected = [f"{group}{i + 1}" for group, n in NUMBERS.items() for i in range(n)]
-    assert [row.id for row in ROWS] == expected and len(expected) == 125
-    assert len({row.system for row in ROWS}) == 125
+    assert [row.id for row in ROWS] == expected and len(expected) == 154
+    assert len({row.system for row in ROWS}) == 154
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
@@ -39,7 +41,7 @@ def test_every_piece_is_registered_and_every_recipe_shipped(row):
         kind, _, name = piece.partition(" ")
         assert name in PIECES[kind]
     assert set(row.yaml) <= set(shipped_recipes())
-    if row.state in ("works", "by config"):
+    if row.state in ("works", "by config", "text only"):
         assert row.yaml and not row.lacks and row.envs()
     assert (row.state == "part two") == bool(row.lacks)
 
@@ -49,6 +51,22 @@ def test_examples_are_what_no_row_runs():
     assert {"frozen_lake_ppo", "kuhn_poker"} <= set(examples)
     assert "gigpo" not in examples
     assert list(examples) == sorted(examples)
+
+
+def test_papers_of_pictures_and_screens_are_text_only_or_lack_them():
+    """A text in the place of pictures, videos or screens is not what they did."""
+    games = {"F5", "F7", "F8", "F11"}  # read pages as text, or robots
+    lacking = {"screens", "pictures", "videos", "judging"}
+    for row in ROWS:
+        if row.group == "F" and row.id not in games:
+            assert row.state == "text only" or lacking & set(row.lacks), row.id
+
+
+def test_what_is_missing_is_not_there():
+    """``stages`` and ``snapshot`` exist; no row may lack them."""
+    missing = load_systems().missing
+    assert "alternation" not in missing and hasattr(TextEnv, "snapshot")
+    assert "restore" not in missing and "stages" in FIELDS
 
 
 @pytest.mark.parametrize("row", BY_CONFIG, ids=lambda row: row.id)
@@ -85,7 +103,7 @@ def test_list_shows_all_with_their_states():
     shown = CliRunner().invoke(app, ["list", "systems"])
     assert shown.exit_code == 0
     lines = shown.output.splitlines()[1:]
-    assert len(lines) == 125
+    assert len(lines) == 154
     for line, row in zip(lines, ROWS):
         assert f" {row.id} {row.system} " in line and row.state in line
         assert all(name in line for name in row.yaml)

@@ -1,0 +1,72 @@
+"""Shipped recipes that need an extra say so in their first lines, and no others do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rllib_llm.recipes import load_recipe, shipped_recipes
+
+# Extras by what a recipe names: its environment up to a slash, its algorithm, settings.
+_ENVS = {
+    "babyai-v0": "babyai",
+    "open_spiel": "games",
+    "open_spiel-v0": "games",
+    "pettingzoo_classic-v0": "classic",
+    "reasoning_gym-v0": "reasoning",
+    "scienceworld-v0": "scienceworld",
+    "text_arena-v0": "games",
+    "textworld-v0": "textworld",
+}
+_ALGORITHMS = {"SelfPlay": "games"}  # ratings
+_VALUES = {
+    ("engine", "vllm"): "vllm",
+    ("engine", "vllm_actor"): "vllm",
+    ("engine", "tantivy"): "search",
+    ("sandbox", "monty"): "sandbox",
+}
+
+
+def entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all keys with their values, nested ones too."""
+    if isinstance(value, dict):
+        yield from value.items()
+    inside = value.values() if isinstance(value, dict) else value
+    for each in inside if isinstance(value, dict | list) else ():
+        yield from entries(each)
+
+
+def needed(recipe: dict[str, Any]) -> set[str]:
+    found = {_ENVS.get(recipe["env"].split("/")[0]), _ALGORITHMS.get(recipe["algo"])}
+    for key, value in entries(recipe):
+        if key == "lora" and value:
+            found.add("lora")
+        if isinstance(value, str):
+            found.add(_VALUES.get((key, value)))
+        if key == "loggers":
+            found |= {name for name in ("wandb", "mlflow") if name in str(value)}
+    return found - {None}
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_first_lines_name_the_extras(name):
+    head = shipped_recipes()[name].read_text(encoding="utf-8").split("\ndesc")[0]
+    said = set(re.findall(r"pip install 'rllib-llm\[(\w+)\]'", head))
+    stages = load_recipe(name).stages
+    assert said == set().union(*(needed(stage.resolved) for stage in stages))
+
+
+def test_extras_of_environments_are_those_that_their_errors_name():
+    from rllib_llm.envs import TEXT_ENVS, make_env
+    from rllib_llm.errors import MissingExtraError
+
+    for name, extra in _ENVS.items():
+        if name not in TEXT_ENVS:
+            continue
+        try:
+            make_env(name).close()
+        except MissingExtraError as error:
+            assert f"rllib-llm[{extra}]" in str(error)
