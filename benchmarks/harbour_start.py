@@ -3,8 +3,8 @@
 Run:  python benchmarks/harbour_start.py --seeds 0 1 2
       python benchmarks/harbour_start.py --table
 
-The game of harbour.py, the tiny model, GRPO for both agents with one policy. What varies
-is the warm start: how many games are imitated, and which share of their turns is random.
+The game of harbour.py, the tiny model, GRPO, one policy for both agents. What varies is
+the warm start: how many games are imitated, and which share of their turns is random.
 Results lie in benchmarks/results/harbour_start/; the table is that of
 docs/pettingzoo_walkthrough.md.
 """
@@ -75,7 +75,8 @@ def print_table() -> None:
     print("| games imitated | random turns | success before | after | seeds |")
     print("|---|---|---|---|---|")
     for arm in ARMS:
-        runs = [json.loads(p.read_text()) for s in range(9) if (p := path_of(*arm, s)).is_file()]
+        paths = [path for seed in range(9) if (path := path_of(*arm, seed)).is_file()]
+        runs = [json.loads(path.read_text()) for path in paths]
         if runs:
             cells = [str(arm[0]), f"{arm[1]:g}"]
             for key in ("before", "after"):
