@@ -40,6 +40,7 @@ from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.callbacks.transcript_notes import note_credit, note_rewards
+from rllib_llm.env_runner.groups import check_first_texts
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -176,6 +177,7 @@ class LLMAlgorithm(
             Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
         """
         episodes = self.play_groups(num_groups)
+        check_first_texts(episodes, self.config.env)
         if self.config.team_share:
             share_rewards(episodes, self.config.team_share)
         for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():

@@ -314,6 +314,22 @@ class LLMConfigMixin(
         """Build one environment."""
         return validation.make_env(self.env, self.env_config)
 
+    def make_sampled_env(self) -> Any:
+        """Build one environment for an EnvRunner: in this process, or in its own."""
+        if not self.env_processes:
+            return self.make_text_env()
+        from ray import cloudpickle
+
+        from rllib_llm.envs.process_env import ProcessEnv
+
+        maker = validation.env_maker(self.env, self.env_config)
+        return ProcessEnv(cloudpickle.dumps(maker))
+
+    @property
+    def most_envs_in_threads(self) -> int:
+        """How many environments the driver may play at a time in threads."""
+        return 1 if self.env_processes else self.num_envs_per_env_runner
+
     def build_task_source(self, *, offset: int = 0, in_evaluation: bool = False) -> Any:
         """Return the source of training or evaluation tasks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from rllib_llm.algorithms.action_head import validate_action_heads
@@ -12,8 +13,9 @@ from rllib_llm.algorithms.policies import validate_policies
 from rllib_llm.algorithms.settings.calls import check_attributes
 from rllib_llm.algorithms.vllm_engines import validate_engine
 from rllib_llm.algorithms.without_effect import refuse_without_effect
-from rllib_llm.env_runner.agents import agents_of, as_playable
+from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.make import make_env as make_registered_env
+from rllib_llm.envs.make import make_playable
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.loading import find_model, lora_settings, require_weights
@@ -154,7 +156,7 @@ def _validate_env_runner(config: Any) -> None:
     if stock:
         why = f"{config.env_runner_cls.__name__} plays no tasks. Use LLMEnvRunner."
         pieces = ("rewards", "reward_transforms", "filters", "curriculum")
-        refuse_without_effect(config, pieces, why)
+        refuse_without_effect(config, (*pieces, "env_processes"), why)
 
 
 def _validate_weight_sync(config: Any) -> None:
@@ -237,6 +239,19 @@ def _validate_mismatch(config: Any) -> None:
 
 def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
     """Build an environment from whatever ``config.environment(env)`` accepts."""
+    return make_playable(*_resolved(env, env_config))
+
+
+def env_maker(env: Any, env_config: dict[str, Any] | None) -> Callable[[], Any]:
+    """Return a function that does so in another process, which it is pickled for."""
+    found, config = _resolved(env, env_config)
+    if isinstance(found, str) and found in TEXT_ENVS:
+        found = TEXT_ENVS.get(found)  # its module may not have been imported there
+    return functools.partial(make_playable, found, config)
+
+
+def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
+    """Return the environment and its options, an id of RLlib's registry looked up."""
     from ray.rllib.env.env_context import EnvContext
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
@@ -246,8 +261,8 @@ def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
         creator = _global_registry.get(ENV_CREATOR, env)
         if getattr(creator, "func", None) is not _create:  # that is for RLlib's eyes
             # RLlib calls creators with its own kind of dictionary.
-            env, config = creator, EnvContext(config, worker_index=0)
-    return as_playable(make_registered_env(env, config))
+            return creator, EnvContext(config, worker_index=0)
+    return env, config
 
 
 def register_env(env: Any, env_config: dict[str, Any]) -> None:
@@ -275,7 +290,7 @@ def _create(env: str, env_config: Any) -> Any:
     config = dict(env_config)
     count = config.pop("num_envs", None)
     if count is None:
-        made = as_playable(make_registered_env(env, config))
+        made = make_playable(env, config)
         if agents_of(made) is None:
             return made
         from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env

@@ -21,6 +21,8 @@ class EpisodeData:
 
     Attributes:
         task: Which instance and group this is.
+        first_texts: What agents of text read at first, by AgentID; on the episode
+            that holds the task.
         agent_index: Number of the agent in its environment's declared order.
         system: System message in place of the settings' and the environment's.
         messages: The conversation as text, for people and environments.
@@ -47,6 +49,7 @@ class EpisodeData:
     """
 
     task: Task | None = None
+    first_texts: dict[str, str] = dataclasses.field(default_factory=dict)
     agent_index: int = 0
     system: str | None = None
     messages: list[Message] = dataclasses.field(default_factory=list)

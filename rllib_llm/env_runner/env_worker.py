@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rllib_llm.envs.process_env import ProcessEnv
+
 
 @dataclasses.dataclass(slots=True)
 class EnvReply:
@@ -41,6 +43,7 @@ class EnvWorker:
         self._make = make
         self._replies = replies
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._env: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -57,13 +60,19 @@ class EnvWorker:
         """Close the environment and end the thread once its calls are done."""
         self._calls.put(None)
 
+    def abandon(self) -> None:
+        """Close the environment, at once if it runs in a process of its own."""
+        self.close()
+        if isinstance(self._env, ProcessEnv):
+            self._env.kill()  # then a call that hangs returns, and the thread ends
+
     def _run(self) -> None:
         env = None
         while (item := self._calls.get()) is not None:
             token, method, args, kwargs = item
             try:
                 if env is None:
-                    env = self._make()
+                    env = self._env = self._make()
                 self._replies.put(
                     EnvReply(token, value=getattr(env, method)(*args, **kwargs))
                 )

@@ -78,6 +78,8 @@ class JointPlay:
                 "An episode needs at least one agent and its observation."
             )
         self._take_notes(reply)
+        texts = {a: o for a, o in reply.observations.items() if isinstance(o, str)}
+        self.data.first_texts = texts
         self.episode.add_env_reset(
             observations=self._as_read(reply.observations), infos=self._infos(reply)
         )

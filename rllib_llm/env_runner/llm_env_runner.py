@@ -289,7 +289,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 config, self.engines, self.actors, self.choosers, self._line_up
             )
             self._rollout = Rollout(
-                make_env=config.make_text_env,
+                make_env=config.make_sampled_env,
                 make_play=casting.play_maker(config, self._line_up),
                 voices=self._voices,
                 env_to_module=self._env_to_module,

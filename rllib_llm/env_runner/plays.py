@@ -97,6 +97,7 @@ class SinglePlay:
     def begin(self, reply: tuple[str, dict[str, Any]]) -> list[Seat]:
         """Record what ``env.reset`` answered; return the seats that must act."""
         observation, info = reply
+        self.data.first_texts = {DEFAULT_AGENT_ID: observation}
         self.episode.add_env_reset(observation=observation, infos=info)
         return [self._seat]
 

@@ -434,7 +434,7 @@ class Rollout:
 
     def _replace_env(self, slot: Slot) -> None:
         """Take a new environment: the state of the old one is unknown."""
-        slot.worker.close()
+        slot.worker.abandon()
         self.abandoned = [w for w in (*self.abandoned, slot.worker) if w.is_running]
         slot.worker = EnvWorker(self._make_env, self._replies)
 

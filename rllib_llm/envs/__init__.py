@@ -6,6 +6,7 @@ from rllib_llm.envs.joint_env import JointEnv, JointStep
 from rllib_llm.envs.make import make_env
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.multi_checks import check_multi_env
+from rllib_llm.envs.random_states import OwnRandomState
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, in_split, register_text_env
 from rllib_llm.envs.tool_env import ToolEnv
 from rllib_llm.types import TurnResult
@@ -18,6 +19,7 @@ __all__ = [
     "JointStep",
     "MultiAgentTextEnv",
     "Outcome",
+    "OwnRandomState",
     "TextEnv",
     "ToolEnv",
     "TurnResult",

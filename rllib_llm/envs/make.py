@@ -78,6 +78,14 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     )
 
 
+def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
+    """Make an environment as it is played: one of several agents as a JointEnv."""
+    from rllib_llm.envs.joint_env import JointEnv
+
+    env = make_env(spec, env_config)
+    return JointEnv(env) if is_multi_agent(env) else env
+
+
 def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
     if spec in TEXT_ENVS:
         return TEXT_ENVS.get(spec)(config)

@@ -94,7 +94,7 @@ def _build_tiny(
     texts = transcript_texts(
         config.make_text_env,
         seed=config.seed or 0,
-        most_envs=config.num_envs_per_env_runner,
+        most_envs=config.most_envs_in_threads,
         on_progress=lambda done: on_progress("tokenizer", done),
     )
     save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)

@@ -75,7 +75,7 @@ def store_random_play(
         config.make_text_env,
         [task.seed for task in tasks],
         play,
-        most_envs=config.num_envs_per_env_runner,
+        most_envs=config.most_envs_in_threads,
         on_progress=on_progress,
     )
     known = [bool(success) for success in outcomes if success is not None]

@@ -42,7 +42,7 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         config.warm_start_demonstrations,
         seed=seed,
         mistake_rate=config.warm_start_mistake_rate,
-        most_envs=config.num_envs_per_env_runner,
+        most_envs=config.most_envs_in_threads,
         on_progress=lambda done: on_progress("demonstrations", done),
     )
     roles = config.role_prompts()
@@ -75,7 +75,7 @@ def demonstrated_episodes(
         config.make_text_env,
         seeds,
         mistake_rate,
-        most_envs=config.num_envs_per_env_runner,
+        most_envs=config.most_envs_in_threads,
     )
     return _as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
 

@@ -30,6 +30,7 @@ class RolloutSettings:
         self.group_size = 1
         self.max_turns: int | None = None
         self.max_tokens_per_episode: int | None = None
+        self.env_processes = False
         self.step_timeout_s: float | None = 60.0
         self.turn_timeout_s: float | None = 600.0
         self.episode_timeout_s: float | None = None
@@ -50,6 +51,7 @@ class RolloutSettings:
         group_size: PositiveInt = NotProvided,
         max_turns: PositiveInt | None = NotProvided,
         max_tokens_per_episode: PositiveInt | None = NotProvided,
+        env_processes: bool = NotProvided,
         step_timeout_s: PositiveFloat | None = NotProvided,
         turn_timeout_s: PositiveFloat | None = NotProvided,
         episode_timeout_s: PositiveFloat | None = NotProvided,
@@ -72,6 +74,11 @@ class RolloutSettings:
                 ``num_generations``); must divide episodes_per_iteration.
             max_turns: Cut episodes after this many turns, beside the env's own limit.
             max_tokens_per_episode: Cut after this many sampled tokens.
+            env_processes: Run each environment of an EnvRunner in a process of its
+                own (RLlib's ``gym_env_vectorize_mode="async"``) instead of a thread:
+                for libraries that seed the process-wide random states, or that bear
+                one instance per process only. Observations, infos and the
+                environment's class must be picklable.
             step_timeout_s: Longest env.reset/env.step call.
             turn_timeout_s: Longest generation of one turn.
             episode_timeout_s: Longest episode.
@@ -96,6 +103,7 @@ class RolloutSettings:
             group_size=group_size,
             max_turns=max_turns,
             max_tokens_per_episode=max_tokens_per_episode,
+            env_processes=env_processes,
             step_timeout_s=step_timeout_s,
             turn_timeout_s=turn_timeout_s,
             episode_timeout_s=episode_timeout_s,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.parsing import require_int
+from rllib_llm.envs.random_states import OwnRandomState
 from rllib_llm.envs.text_env import register_text_env
 from rllib_llm.errors import (
     ConfigError,
@@ -22,7 +20,6 @@ from rllib_llm.errors import (
 
 # The library never ends a game for invalid moves: TextGame counts them.
 _NO_LIMIT = 10**9
-_ONE_AT_A_TIME = threading.RLock()
 
 
 @register_text_env("text_arena-v0")
@@ -74,8 +71,8 @@ class TextArenaGame(TextGame):
 
     def _begin(self, rng: np.random.Generator) -> None:
         options, seed = self._options, int(rng.integers(2**31))
-        self._random_states = _seeded_states(seed)
-        with self._own_randomness():
+        self._random_state = OwnRandomState(seed)
+        with self._random_state.swapped_in():
             try:
                 env = _import_text_arena().make(
                     options["game"], **options["game_options"]
@@ -113,7 +110,7 @@ class TextArenaGame(TextGame):
 
     def _news(self) -> str:
         """Return what the game has told the player to move since its last turn."""
-        with self._own_randomness():
+        with self._random_state.swapped_in():
             player, messages = self._game.get_observation()
         kinds = _import_text_arena().ObservationType
         names = self._game.state.role_mapping
@@ -135,7 +132,7 @@ class TextArenaGame(TextGame):
             text = f"[{text}]"
         state = self._game.state
         errors = getattr(state, "error_count", 0)
-        with self._own_randomness():
+        with self._random_state.swapped_in():
             try:
                 self._done, _ = self._game.step(action=text)
             except ValueError:
@@ -148,18 +145,6 @@ class TextArenaGame(TextGame):
             f"player_{player}": _number(reward, details.get(player, {}))
             for player, reward in (rewards or {}).items()
         }
-
-    @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Give the game its own global random states, and put the others back."""
-        with _ONE_AT_A_TIME:
-            others = random.getstate(), np.random.get_state()
-            _set_states(self._random_states)
-            try:
-                yield
-            finally:
-                self._random_states = random.getstate(), np.random.get_state()
-                _set_states(others)
 
 
 def _import_text_arena() -> Any:
@@ -191,16 +176,6 @@ def _fields(message: tuple[Any, Any, Any], kinds: Any) -> tuple[int, Any, str]:
         if isinstance(part, wanted)
     }
     return by_type["sender"], by_type["kind"], by_type["text"]
-
-
-def _seeded_states(seed: int) -> tuple[Any, Any]:
-    generator = np.random.RandomState(seed)
-    return random.Random(seed).getstate(), generator.get_state()
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
 
 
 def _number(reward: Any, details: dict[str, Any]) -> float:

@@ -1,0 +1,98 @@
+"""Environments that treat their process as their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+
+import numpy as np
+from multi_toys import Together, over
+
+from rllib_llm.envs import OwnRandomState, TextEnv
+from rllib_llm.types import TurnResult
+
+
+class Library:
+    """Makes puzzles as many libraries do: from random numbers of the process."""
+
+    def __init__(self, seed):
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def puzzle(self):
+        """Return a puzzle; other threads have time to draw in between."""
+        drawn = []
+        for _ in range(4):
+            time.sleep(0.002)
+            drawn += [random.randrange(100), int(np.random.randint(100))]
+        return " ".join(map(str, drawn))
+
+
+class SeedsGlobally(TextEnv):
+    """Its tasks are right where nobody else draws, in a process of its own."""
+
+    max_turns = 2
+
+    def start(self, rng):
+        return Library(int(rng.integers(2**31))).puzzle()
+
+    def reply(self, action):
+        return TurnResult(f"You said {action}.", reward=1.0)
+
+    def random_action(self, rng):
+        return "hi"
+
+
+class Tamed(SeedsGlobally):
+    """The same library with states of its own."""
+
+    def start(self, rng):
+        seed = int(rng.integers(2**31))
+        self.state = OwnRandomState(seed)
+        with self.state.swapped_in():
+            return Library(seed).puzzle()
+
+
+class TeamThatSeeds(Together):
+    """The same for several agents."""
+
+    plan = (over({"ann_0": 1.0}),)
+
+    def start(self, rng, **options):
+        super().start(rng, **options)
+        self.puzzle = Library(int(rng.integers(2**31))).puzzle()
+
+    def prompt_for(self, agent):
+        return f"{agent}: {self.puzzle}"
+
+
+class Restless(TextEnv):
+    """Breaks its process in its second turn, in the first attempt of a seed."""
+
+    max_turns = 2
+    how = ""
+
+    def start(self, rng, how: str = "", marks: str = ""):
+        self.how = how
+        self.mark = os.path.join(marks, str(rng.integers(2**31)))
+        sys.stdout.write("noise among the messages")
+        sys.stdout.flush()
+        return f"Go on in {os.getpid()}."
+
+    def reply(self, action):
+        if not os.path.exists(self.mark):
+            with open(self.mark, "w"):
+                pass
+            if self.how == "exit":
+                os._exit(3)
+            if self.how == "hang":
+                time.sleep(600)
+            if self.how == "raise":
+                raise CannotBePickled(sys.stdout)
+        return TurnResult("Fine.", reward=1.0, terminated=True, success=True)
+
+
+class CannotBePickled(Exception):
+    """An exception that stays in its process."""
