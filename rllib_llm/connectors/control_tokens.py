@@ -13,6 +13,9 @@ from rllib_llm.errors import TemplateError
 _MARK = re.compile("\ufdd0(\\d+)\ufdd1")
 
 
+_UNREADABLE = re.compile("[\ufdd0\ud800-\udfff]")
+
+
 class ControlTokens:
     """Encodes texts in which the names of control tokens were marked as plain text.
 
@@ -33,8 +36,11 @@ class ControlTokens:
         self._pattern = re.compile(pattern)
 
     def clean(self, text: str) -> str:
-        """Return ``text`` without forged marks."""
-        return text.replace("\ufdd0", "\ufffd")
+        """Return ``text`` without forged marks, and without what has no UTF-8.
+
+        Tokenizers refuse lone surrogates, which decoded bytes and JSON may hold.
+        """
+        return _UNREADABLE.sub("\ufffd", text)
 
     def mark(self, text: str) -> str:
         """Return ``text`` with a mark in place of each control token's name."""

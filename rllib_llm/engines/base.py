@@ -248,6 +248,9 @@ class GenerationEngine(abc.ABC):
         the model).
         """
 
+    def start(self) -> None:  # noqa: B027
+        """Start what serves requests, if it does not run yet; may take minutes."""
+
     def sleep(self) -> None:  # noqa: B027
         """Release device memory while nothing is sampled, if the engine can.
 

@@ -122,6 +122,10 @@ class ActorEngine(HistoryEngine):
         if self._host is not None:
             self._attempt(lambda host: self._send_weights(host, is_older))
 
+    def start(self) -> None:
+        """Start the actor and its engine, if they do not run yet."""
+        self._attempt(lambda host: ray.get(host.start.remote()))
+
     def sleep(self) -> None:
         """Let the hosted engine release memory, if it was started."""
         if self._host is not None:

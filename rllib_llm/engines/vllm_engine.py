@@ -148,6 +148,11 @@ class VLLMEngine(HistoryEngine):
             self.wake_up()
             self._push()
 
+    def start(self) -> None:
+        """Start vLLM, unless it serves in this process already."""
+        if _live is None:
+            self._acquire()
+
     def sleep(self) -> None:
         """Release GPU memory, weights going to main memory; does nothing on a CPU.
 

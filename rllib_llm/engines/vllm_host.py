@@ -169,6 +169,10 @@ class EngineHost:
         self._engine.reset_stats()
         return stats
 
+    async def start(self) -> None:
+        """Start the engine."""
+        self._engine.start()
+
     async def sleep(self) -> None:
         """Let the engine release memory."""
         self._engine.sleep()

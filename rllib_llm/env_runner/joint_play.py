@@ -10,7 +10,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from rllib_llm import columns
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
-from rllib_llm.env_runner.plays import Seat, check_reward
+from rllib_llm.env_runner.plays import Seat, check_reward, checked_success
 from rllib_llm.envs.joint_env import JointStep
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task
@@ -184,7 +184,7 @@ class JointPlay:
         self._ended |= dict.fromkeys(reply.truncated, True)
         self._last_words |= self._as_read(reply.final_observations)
         if reply.success is not None:
-            self.data.success = reply.success
+            self.data.success = checked_success(reply.success, self.task)
         if reply.metrics:
             self.data.metrics = dict(reply.metrics)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -125,7 +126,7 @@ class SinglePlay:
             given=info.get("stop_reason"),
         )
         seat.turn.invalid = bool(info.get("invalid_action"))
-        data.success = info.get("success")
+        data.success = checked_success(info.get("success"), self.task)
         data.metrics = dict(info.get("metrics") or {})
         self.episode.add_env_step(
             observation=observation,
@@ -150,6 +151,21 @@ class SinglePlay:
         """Write the verdict."""
         self.data.stop_policy = policy(self.data.stop_reason)
         self.data.seconds = seconds
+
+
+def checked_success(success: Any, task: Task) -> Any:
+    """Return what an environment says of success if it is None, a truth or a share.
+
+    Raises:
+        EnvContractError: If it is anything else.
+    """
+    is_number = isinstance(success, bool | int | float | np.bool_ | np.number)
+    if success is None or (is_number and 0 <= success <= 1):
+        return success
+    raise EnvContractError(
+        f"The environment played seed {task.seed} and told success={success!r}; it "
+        "must be True, False, None, or a number in [0, 1]."
+    )
 
 
 def check_reward(reward: Any, seat: Seat, task: Task) -> None:

@@ -135,6 +135,8 @@ class Rollout:
         self._order: dict[int, int] = {}
         self._done = {}
         self.num_tasks = len(tasks)
+        for engine in self._engines:
+            engine.start()  # before the monitor's clock: vLLM takes minutes
         try:
             with self._monitor.watching(self):
                 while self._todo or any(s.waiting_for for s in self.slots):

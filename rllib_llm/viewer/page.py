@@ -6,6 +6,7 @@ import base64
 import gzip
 import html
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def build_page(contents: dict[str, Any]) -> str:
     The data is compressed and in base64, so that no text of a model can end its
     element; the script puts texts into the page as text nodes alone.
     """
-    data = json.dumps(contents, allow_nan=False, separators=(",", ":"))
+    # JSON has no NaN, but an environment's numbers may be one.
+    data = json.dumps(_finite(contents), allow_nan=False, separators=(",", ":"))
     packed = gzip.compress(data.encode("utf-8"), mtime=0)
     script = "\n".join(_part(f"{name}.js") for name in (*_SCRIPTS, "main"))
     page = _part("page.html")
@@ -63,6 +65,15 @@ def build_page(contents: dict[str, Any]) -> str:
     ):
         page = page.replace(mark, text, 1)
     return page
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _part(name: str) -> str:

@@ -129,6 +129,21 @@ class NaNReward(Countdown):
         return text, float("nan"), terminated, truncated, info
 
 
+class Odd(Countdown):
+    """Lasts one turn; says and tells what a test wants (past TextEnv's own types)."""
+
+    says, success = "Go.", True
+
+    def start(self, rng):
+        self.left = 1
+        return Odd.says
+
+    def step(self, action):
+        text, reward, terminated, truncated, info = super().step(action)
+        info["success"] = Odd.success
+        return text, reward, terminated, truncated, info
+
+
 class Endless(Countdown):
     """Never ends by itself within the limits of a test."""
 

@@ -1,5 +1,6 @@
 """The env runner: exact episodes, groups, limits, failures, determinism."""
 
+import re
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from runner_helpers import (
     Hanging,
     Huge,
     NaNReward,
+    Odd,
     Slow,
     Stuck,
     make_runner,
@@ -237,6 +239,36 @@ def test_nan_reward_names_the_seed():
     runner = make_runner(NaNReward)
     with pytest.raises(EnvContractError, match=r"reward nan at turn 1 of seed"):
         runner.sample(num_episodes=1)
+
+
+@pytest.mark.parametrize("success", ["yes", float("nan"), 2, [True]])
+def test_a_success_that_is_none_names_value_and_seed(success, monkeypatch):
+    monkeypatch.setattr(Odd, "success", success)
+    told = re.escape(f"success={success!r}; it must be True, False, None")
+    with pytest.raises(EnvContractError, match=rf"played seed \d+ and told {told}"):
+        make_runner(Odd).sample(num_episodes=1)
+
+
+def test_an_observation_without_utf8_is_shown_and_learnt_from(monkeypatch):
+    monkeypatch.setattr(Odd, "says", "left \ud83d right \udfff.")
+    (episode,) = make_runner(Odd).sample(num_episodes=1)
+    (turn,) = episode.get_extra_model_outputs(columns.TURN)
+    renderer = make_runner(Odd).config.chat_renderer()
+    assert "left \ufffd right \ufffd." in renderer.decode(turn.prompt_ids.tolist())
+    assert episode.get_observations(0) == "left \ud83d right \udfff."
+
+
+def test_the_clock_of_stalls_begins_when_engines_serve(monkeypatch):
+    """As with vLLM, which starts for minutes."""
+    runner = make_runner(Countdown)
+    calls = []
+    engine, watching = type(runner.engine), runner._monitor.watching
+    monkeypatch.setattr(engine, "start", lambda self: calls.append("start"))
+    monkeypatch.setattr(
+        runner._monitor, "watching", lambda r: calls.append("watch") or watching(r)
+    )
+    runner.sample(num_episodes=1)
+    assert calls == ["start", "watch"]
 
 
 def test_an_episode_the_environment_aborts_is_played_anew():

@@ -43,6 +43,17 @@ def test_made_up_records_follow_the_schema():
     jsonschema.validate(make_record(3), schema())
 
 
+def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
+    record = make_record(0)
+    record |= {"return": float("nan"), "success": float("inf")}
+    record["turns"][0]["reward_parts"] = {"length": float("-inf")}
+    run = write_viewed_run(tmp_path, [record])
+    file, _ = write_page(run)
+    (shown,) = packed(file.read_text(encoding="utf-8"))["episodes"]
+    assert shown["return"] is None and shown["success"] is None
+    assert shown["turns"][0]["reward_parts"] == {"length": None}
+
+
 def test_page_holds_the_run(tmp_path):
     records = [make_record(i, iteration=1 + i // 4) for i in range(12)]
     run = write_viewed_run(tmp_path, records)
