@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rllib_llm.algorithms.action_head import validate_action_heads
@@ -18,6 +19,7 @@ from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.make import make_playable
 from rllib_llm.envs.text_env import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.loading import find_model, lora_settings, require_weights
 
 # RLlib settings without meaning for whole episodes of text on the new API stack.
@@ -75,6 +77,8 @@ def validate_model(config: Any) -> None:
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
         if model == config.lm_model:  # else the checkpoint being restored stands in
             require_weights(model)
+        if Path(model).expanduser().is_dir():
+            check_folder(model, config.lm_lora)
 
 
 def _validate_precision(config: Any) -> None:

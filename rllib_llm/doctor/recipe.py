@@ -223,7 +223,7 @@ class _Steps:
                 FAIL,
                 f"{found}, gradient norms {norms}",
                 "Gradients are not finite: lower training.lr, look for extreme "
-                "rewards, use bfloat16 instead of float16.",
+                "rewards.",
             )
         if any(norms):
             return Finding("iteration", OK, f"{found}, gradients finite")

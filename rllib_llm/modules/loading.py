@@ -25,6 +25,11 @@ from rllib_llm.errors import (
     TemplateError,
     did_you_mean,
 )
+from rllib_llm.modules.architectures import (
+    check_all_linear,
+    linear_layer_names,
+    read_config,
+)
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
 from rllib_llm.schema import PositiveFloat, PositiveInt, require
 
@@ -201,14 +206,14 @@ def load_causal_lm(
         ModelError: If there is no such model or dtype, if weights are missing, or if it
             computes at random.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if dtype not in DTYPES:
         raise ModelError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
     check_model_path(model)
     path = os.path.expanduser(model)
     is_local = os.path.isdir(path)
-    is_bare = is_local and not _has_weights(Path(path))
+    is_bare = is_local and not has_weights(Path(path))
     if is_bare and (needs_weights or not _is_of_checkpoint(Path(path))):
         raise _without_weights(model)
     kwargs["dtype"] = DTYPES[dtype]
@@ -216,8 +221,8 @@ def load_causal_lm(
     try:
         # The bars of a download stay: that may take long.
         with quiet_progress() if is_local else contextlib.nullcontext():
+            config = read_config(path)
             if is_bare:
-                config = AutoConfig.from_pretrained(path)
                 loaded = AutoModelForCausalLM.from_config(config, **kwargs)
             else:
                 loaded, found = AutoModelForCausalLM.from_pretrained(
@@ -245,7 +250,7 @@ def require_weights(model: str) -> None:
         ModelError: Naming the folder.
     """
     path = Path(model).expanduser()
-    if path.is_dir() and not _has_weights(path):
+    if path.is_dir() and not has_weights(path):
         raise _without_weights(model)
 
 
@@ -275,7 +280,8 @@ def _is_of_checkpoint(folder: Path) -> bool:
     return any(folder.parent.glob("module_state.*"))
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder holds weights beside its config."""
     patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
     return any(any(folder.glob(p)) for p in patterns)
 
@@ -314,7 +320,8 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
 
     Raises:
         MissingExtraError: If peft is not installed.
-        ModelError: If no module matches ``target_modules``.
+        ModelError: If no module matches ``target_modules``, or most weights lie in
+            experts that "all-linear" passes over.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -323,13 +330,16 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     settings = lora_settings(lora)
     targets = settings["target_modules"]
     if targets == "all-linear":
+        check_all_linear(model)
         targets = linear_layer_names(model)
     config = LoraConfig(
         r=settings["rank"],
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         target_modules=targets,
-        fan_in_fan_out=any(_is_conv1d(m) for m in model.modules()),
+        fan_in_fan_out=any(
+            isinstance(m, compat.conv1d_classes()) for m in model.modules()
+        ),
         task_type="CAUSAL_LM",
     )
     try:
@@ -350,23 +360,6 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
 def is_adapter(parameter_name: str) -> bool:
     """Whether a parameter belongs to a LoRA adapter."""
     return "lora_" in parameter_name
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    return isinstance(module, compat.conv1d_classes())
-
-
-def linear_layer_names(model: nn.Module) -> list[str]:
-    """Return the distinct leaf names of linear layers, the output head excluded."""
-    head = model.get_output_embeddings()
-    return sorted(
-        {
-            name.rsplit(".", 1)[-1]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) or _is_conv1d(module)
-            if module is not head
-        }
-    )
 
 
 @contextlib.contextmanager

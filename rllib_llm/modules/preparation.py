@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from rllib_llm.cache import cache_dir
 from rllib_llm.live.lines import progress_lines
 from rllib_llm.manifest import built_whole, find_damage, remove_partial
 from rllib_llm.modules import loading, positions
+from rllib_llm.modules.architectures import read_config
 from rllib_llm.version import __version__
 
 logger = logging.getLogger("rllib_llm")
@@ -76,13 +76,10 @@ def text_config(model: str) -> Any:
     """Return the text config of a checkpoint folder or hub id.
 
     Raises:
-        ModelError: If there is no such folder.
+        ModelError: If there is no such folder, or its model can be no policy.
     """
-    from transformers import AutoConfig
-
     loading.check_model_path(model)
-    config = AutoConfig.from_pretrained(os.path.expanduser(model))
-    return config.get_text_config()
+    return read_config(model).get_text_config()
 
 
 def _build_tiny(

@@ -307,8 +307,13 @@ def _check_names(data: dict[str, Any]) -> None:
 def _check_fields(data: dict[str, Any]) -> None:
     _check_names(data)
     for key, example in (("algo", "LLMPPO"), ("env", "frozen_lake-v0")):
-        if not isinstance(data.get(key), str):
+        if data.get(key) is None:
             raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")
+        if not isinstance(data[key], str):
+            raise ConfigError(
+                f"{key}: {data[key]!r} must be one name, e.g. {key}: {example}. Train "
+                "on each in a run of its own."
+            )
 
 
 def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any:

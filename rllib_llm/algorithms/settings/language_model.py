@@ -9,9 +9,9 @@ from annotated_types import MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.modules.loading import DTYPES, LoraSettings
+from rllib_llm.modules.loading import LoraSettings
 from rllib_llm.modules.tiny import TinySizes
-from rllib_llm.schema import Hint, OneOf, Rule
+from rllib_llm.schema import Hint, Rule
 
 
 def _is_json(value: Any) -> bool:
@@ -22,7 +22,9 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-Autocast = Annotated[Literal["bfloat16"], Hint("float16 would need its loss scaled.")]
+_HINT = Hint("float16 would need its loss scaled.")
+Autocast = Annotated[Literal["bfloat16"], _HINT]
+Dtype = Annotated[Literal["float32", "bfloat16"], _HINT]
 JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
 
 
@@ -49,7 +51,7 @@ class LanguageModelSettings:
         self,
         *,
         model: Annotated[str, MinLen(1)] = NotProvided,
-        dtype: Annotated[str, OneOf(DTYPES)] = NotProvided,
+        dtype: Dtype = NotProvided,
         autocast: Autocast | None = NotProvided,
         lora: LoraSettings | None = NotProvided,
         tiny: TinySizes = NotProvided,
@@ -68,7 +70,7 @@ class LanguageModelSettings:
         Args:
             model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
                 random model with its own tokenizer, built on the spot (default).
-            dtype: Parameters' dtype: "float32", "bfloat16", "float16".
+            dtype: Parameters' dtype: "float32" or "bfloat16".
             autocast: "bfloat16" lets the learner compute in it with float32 parameters
                 (torch.autocast); None: in the parameters' dtype.
             lora: None trains all weights; a dict trains adapters only: ``rank``,

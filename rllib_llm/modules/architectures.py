@@ -1,0 +1,104 @@
+"""Which architectures can be policies, and what LoRA reaches in them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from rllib_llm import compat
+from rllib_llm.errors import ModelError
+
+
+def read_config(model: str) -> Any:
+    """Return the config of a checkpoint folder or hub id.
+
+    Raises:
+        ModelError: If it cannot be read, or is not that of a causal language model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(os.path.expanduser(model))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"No model config could be read from {model!r}: {error}"
+        ) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"language_model.model={model!r} is of type {config.model_type!r}, which "
+            "transformers does not load as a causal language model: models that read "
+            "images or audio, and encoder-decoders, cannot be policies. Use a text "
+            "model, e.g. 'Qwen/Qwen2.5-0.5B-Instruct'."
+        )
+    return config
+
+
+def check_folder(model: str, lora: dict[str, Any] | None) -> None:
+    """Check the model of a local folder without loading its weights.
+
+    Args:
+        model: The folder.
+        lora: Complete LoRA settings, or None.
+
+    Raises:
+        ModelError: If it cannot be a policy, or LoRA would not reach its experts.
+    """
+    is_all_linear = bool(lora) and lora["target_modules"] == "all-linear"
+    path = os.path.join(os.path.expanduser(model), "config.json")
+    _check_folder(model, is_all_linear, os.path.getmtime(path))
+
+
+@functools.lru_cache(maxsize=16)
+def _check_folder(model: str, is_all_linear: bool, _changed: float) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(model)
+    if is_all_linear:
+        with torch.device("meta"):
+            check_all_linear(AutoModelForCausalLM.from_config(config))
+
+
+def check_all_linear(model: nn.Module) -> None:
+    """Refuse ``all-linear`` where most weights lie in no linear layer.
+
+    transformers holds the experts of a mixture in one tensor per layer, which adapters
+    of linear layers pass over.
+
+    Raises:
+        ModelError: Naming the experts, and the layers that can be adapted.
+    """
+    fused = {
+        name: parameter.numel()
+        for module_name, module in model.named_modules()
+        if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        for name, parameter in module.named_parameters(module_name, recurse=False)
+        if parameter.ndim > 2
+    }
+    if not fused:
+        return
+    share = sum(fused.values()) / sum(math.prod(p.shape) for p in model.parameters())
+    leaves = sorted({".".join(name.split(".")[-2:]) for name in fused})
+    raise ModelError(
+        f"LoRA target_modules='all-linear' would leave the experts of "
+        f"{type(model).__name__} without adapters: {share:.0%} of its weights lie in "
+        f"tensors that are no linear layers ({', '.join(leaves)}). To adapt the rest "
+        f"only, name it: target_modules: [{', '.join(linear_layer_names(model))}]."
+    )
+
+
+def linear_layer_names(model: nn.Module) -> list[str]:
+    """Return the distinct leaf names of linear layers, the output head excluded."""
+    head = model.get_output_embeddings()
+    kinds = (nn.Linear, *compat.conv1d_classes())
+    return sorted(
+        {
+            name.rsplit(".", 1)[-1]
+            for name, module in model.named_modules()
+            if isinstance(module, kinds) and module is not head
+        }
+    )
