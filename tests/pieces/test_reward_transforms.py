@@ -58,14 +58,19 @@ def test_later_turns_are_worth_less():
 
 
 def test_renorm_takes_half_of_both_signals():
-    """PPR: r_p - 1/2 in turns with a search, r_o - 1/2 in the last one."""
+    """PPR: the mean of r_p - 1/2 over turns with a search, r_o - 1/2 in the last."""
     of = user(0, 2, True)
-    of.rewards = [0.9, 0.2, 1.0]
+    of.rewards = [0.45, 0.1, 1.0]  # scores of 0.9 and 0.2, over two
     got = changed("centre", TurnTable([of]))
+    np.testing.assert_allclose(got, [0.2, -0.15, 0.5])
+    of.rewards = [0.9, 0.2, 1.0]
+    got = changed("centre", TurnTable([of]), aggregate="sum")
     np.testing.assert_allclose(got, [0.4, -0.3, 0.5])
-    # Good steps of a failed run now earn less than one search less would.
-    of.rewards = [0.4, 0.4, 0.0]
-    assert changed("centre", TurnTable([of])).sum() < -0.5
+    # However many good steps a failed run has, it earns nothing.
+    for searches in (1, 2, 9):
+        of = user(0, searches, True)
+        of.rewards = [1.0 / searches] * searches + [0.0]
+        assert changed("centre", TurnTable([of])).sum() == pytest.approx(0.0)
     with pytest.raises(ConfigError, match="'tool'"):
         changed("centre", random_table())
 

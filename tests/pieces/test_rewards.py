@@ -205,8 +205,13 @@ def test_well_formed_needs_actions_an_answer_and_a_pattern():
 def test_rules_judge_turns():
     of = searcher([[NOISE]])
     rules = {"<search>": 3.0, "x": 1.0, "<answer>": 1.0}
-    assert paid("rubric", of, rules=rules) == pytest.approx([0.8, 0.2])
+    assert paid("rubric", of, rules=rules) == pytest.approx([0.4, 0.1])
     assert paid("rubric", of, rules=rules, turns="tool") == pytest.approx([0.8, 0.0])
+    summed = paid("rubric", of, rules=rules, aggregate="sum")
+    assert summed == pytest.approx([0.8, 0.2])
+    of = searcher([[NOISE], [NOISE], [NOISE]])
+    tool = paid("rubric", of, rules=rules, turns="tool")
+    assert tool == pytest.approx([0.8 / 3] * 3 + [0.0])
 
 
 @pytest.mark.parametrize(
@@ -281,6 +286,7 @@ BAD = [
     ({"name": "information_gain", "redundancy": -1}, "redundancy=-1 must be >= 0"),
     ({"name": "rubric", "rules": {"x": 0}}, "weights > 0"),
     ({"name": "rubric", "rules": {"x": 1}, "turns": "some"}, "'all' or 'tool'"),
+    ({"name": "rubric", "rules": {"x": 1}, "aggregate": "max"}, "'mean', 'sum'"),
     ({"name": "overlong", "longest": 5, "buffer": 6}, "buffer=6 must be in"),
     ({"name": "overlong", "longest": 5, "buffer": 1, "penalty": -1}, "must be >= 0"),
     ({"name": "repetition", "n": 0}, "n=0 must be a number of words"),

@@ -214,10 +214,10 @@ def test_otc_multiplies_success_by_how_few_calls_it_took():
 
 @pytest.mark.parametrize("iteration, judge", [(0, 0.5), (10, 0.25), (20, 0), (99, 0)])
 def test_atom_searchers_judge_fades_linearly(iteration, judge):
-    """The search follows one of two rules, the answer none: 1/2 of the judge."""
+    """The search follows one of two rules, the answer none: 1/4 of the judge."""
     made = searcher(0, [FIND_HOME], "right")
     (search, answer) = paid("atom_searcher", made, iteration=iteration)[0]
-    assert search == approx(judge / 2) and answer == approx(1 - judge)
+    assert search == approx(judge / 4) and answer == approx(1 - judge)
 
 
 def test_ppr_takes_half_of_both_signals():
@@ -226,7 +226,7 @@ def test_ppr_takes_half_of_both_signals():
         searcher(0, [("home of Zanos", []), ("home?", [])], "right"),
         searcher(1, [("home of Zanos", [])], "wrong"),
     )
-    assert found == [[0.5, -0.5, 0.5], [0.5, -0.5]]
+    assert found == [approx([0.25, -0.25, 0.5]), approx([0.5, -0.5])]
 
 
 def test_demystifying_punishes_length_softly():

@@ -99,7 +99,8 @@ def atom_searcher(played, left, result):
 def ppr_renorm(played, left, result):
     for t in played:
         for r, info in zip(t.rewards[:-1], t.infos[:-1], strict=True):
-            assert r in ((-0.5, 0.5) if info["tool"] else (0.0,))
+            half = 0.5 * bool(info["tool"]) / max(num_calls(t), 1)
+            assert abs(r) == pytest.approx(half)
         assert t.rewards[-1] <= 0.5
 
 

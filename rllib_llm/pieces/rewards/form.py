@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rllib_llm.graders.patterns import is_found
+from rllib_llm.objectives._checks import check_choice
 from rllib_llm.pieces.registry import piece
 from rllib_llm.pieces.rewards.texts import (
     ANSWER,
@@ -15,6 +16,8 @@ from rllib_llm.pieces.rewards.texts import (
 )
 from rllib_llm.pieces.rewards.tools import calls
 from rllib_llm.pieces.trajectories import Trajectory
+
+AGGREGATES = ("mean", "sum")
 
 
 @piece("reward", "well_formed", paper="ReSearch, Chen et al. 2025, arXiv:2503.19470")
@@ -41,19 +44,25 @@ def well_formed(
 
 @piece("reward", "rubric", paper="PPR, arXiv:2509.25598 (a judge's place, by rules)")
 def rubric(
-    trajectory: Trajectory, *, rules: Mapping[str, float], turns: str = "all"
+    trajectory: Trajectory,
+    *,
+    rules: Mapping[str, float],
+    turns: str = "all",
+    aggregate: str = "mean",
 ) -> list[float]:
-    """Score each turn by rules: the weight of those it follows, of all rules' weight.
+    """Score turns by rules: the weight of those a turn follows, of all rules' weight.
 
     It stands where the papers ask a judge for a score in [0, 1].
 
     Args:
         trajectory: What an agent did.
         rules: Regular expressions that a good completion contains, with weights > 0.
-        turns: "all"; "tool": those that called a tool, the others get 0.
+        turns: Which are scored: "all", or "tool": those that called a tool.
+        aggregate: "mean": each scored turn is paid its score over their number, so that
+            more turns do not earn more; "sum": its score, which has no bound.
 
     Returns:
-        Reward of each turn, in [0, 1]. [H]
+        Reward of each turn; their sum is in [0, 1] under "mean". [H]
     """
     if not isinstance(rules, Mapping) or not rules or min(rules.values()) <= 0:
         raise ValueError(
@@ -64,15 +73,19 @@ def rubric(
         raise ValueError(f"turns={turns!r} must be 'all' or 'tool'.")
     for rule in rules:
         check_pattern(rule)
+    check_choice("aggregate", aggregate, AGGREGATES)
     total = sum(rules.values())
     scores = [
         sum(w for rule, w in rules.items() if is_found(rule, text)) / total
         for text in trajectory.completions
     ]
-    if turns == "all":
-        return scores
-    named = calls(trajectory)
-    return [s if called else 0.0 for s, (called, _) in zip(scores, named, strict=True)]
+    if turns == "tool":
+        named = [called for called, _ in calls(trajectory)]
+        scores = [s if n else 0.0 for s, n in zip(scores, named, strict=True)]
+        count = sum(map(bool, named))
+    else:
+        count = len(scores)
+    return [s / count for s in scores] if aggregate == "mean" and count else scores
 
 
 @piece("reward", "overlong", paper="DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rllib_llm.objectives._checks import check_choice
 from rllib_llm.objectives.keys import joint_keys, key_means
 from rllib_llm.pieces.registry import piece
+from rllib_llm.pieces.rewards.form import AGGREGATES
 from rllib_llm.pieces.rewards.tools import calls
 from rllib_llm.pieces.trajectories import TurnTable
 
@@ -53,22 +55,32 @@ def discount_rewards(table: TurnTable, *, discount: float) -> np.ndarray:
 
 @piece("reward_transform", "centre", paper="PPR (ReNorm), arXiv:2509.25598")
 def centre(
-    table: TurnTable, *, process: float = 0.5, outcome: float = 0.5
+    table: TurnTable,
+    *,
+    process: float = 0.5,
+    outcome: float = 0.5,
+    aggregate: str = "mean",
 ) -> np.ndarray:
     """Subtract a constant from turns that called a tool, and one from the last turn.
 
-    So a good step of a failed trajectory earns less than it would alone. A constant
-    per turn also changes how much a longer trajectory is worth.
+    So a good step of a failed trajectory earns less than it would alone.
 
     Args:
         table: Whole groups; ``info["tool"]`` tells which turns called one.
-        process: Taken from each turn that called a tool.
+        process: Taken from turns that called a tool.
         outcome: Taken from the last turn.
+        aggregate: "mean": they share ``process`` in equal parts, as goes with a reward
+            that is a mean over them; "sum": each gives it, so that a trajectory with
+            more of them is worth less, or more if ``process`` is negative.
 
     Returns:
         Rewards. [M]
     """
-    called = np.array([c for t in table.trajectories for c, _ in calls(t)], bool)
+    check_choice("aggregate", aggregate, AGGREGATES)
+    called = np.array([c for t in table.trajectories for c, _ in calls(t)], float)
+    if aggregate == "mean":
+        counts = np.bincount(table.owner, called, len(table.num_turns))
+        called = called / np.maximum(counts, 1)[table.owner]
     return table.rewards - process * called - outcome * is_last(table)
 
 

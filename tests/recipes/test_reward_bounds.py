@@ -1,0 +1,220 @@
+"""No shipped reward recipe pays a failed trajectory more than a solved one.
+
+Trajectories are played by scripts: every sequence of a few kinds of turns, ended in
+every way, and long ones that repeat what a recipe pays for.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm.pieces.trajectories import Trajectory
+from rllib_llm.recipes import load_recipe
+from rllib_llm.types import Task
+
+SHIPPED = Path(__file__).parents[2] / "tuned_examples"
+ITERATIONS = (0, 7, 1000)  # weights of rewards may change as training goes on
+LONGEST = 8
+
+# Of a turn of a search game, given the expert's action and the turn's number.
+SEARCHES = {
+    "good": lambda env, i: env.expert_action(np.random.default_rng(0)),
+    "again": lambda env, i: "<search>home of Nobody</search>",
+    "other": lambda env, i: f"<search>item {i} of No{'abcdefgh'[i]}</search>",
+    "unreadable": lambda env, i: "well",
+}
+ENDS = {
+    "right": lambda gold: f"<answer>{gold}</answer>",
+    "wrong": lambda gold: "<answer>Nobody</answer>",
+    "partly": lambda gold: f"<answer>{gold} Nobody</answer>",
+    "both": lambda gold: "<search>home of Nobody</search><answer>Nobody</answer>",
+    "none": lambda gold: "well",
+}
+
+
+def recipes_with_rewards():
+    """Name and stage of everything shipped that sets rewards."""
+    found = []
+    for path in sorted(SHIPPED.rglob("*.yaml")):
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        own = ("rewards", "reward_transforms")
+        stages = [s for s in recipe.get("stages", ()) if set(own) & set(_rollouts(s))]
+        found += [f"{path.stem}/{stage['name']}" for stage in stages]
+        if set(own) & set(_rollouts(recipe)):
+            found.append(path.stem)
+    return found
+
+
+def _rollouts(section):
+    return section.get("rollouts") or {}
+
+
+RECIPES = recipes_with_rewards()
+
+
+@functools.cache
+def config_of(name):
+    name, _, stage = name.partition("/")
+    recipe = load_recipe(name)
+    index = recipe.stage_names.index(stage) if stage else -1
+    return recipe.stages[index].config
+
+
+def play(env, moves, rollout):
+    """Play until the game ends; a move says what to do, given the game and the turn."""
+    told, _ = env.reset(seed=0)
+    t = Trajectory(
+        Task(0, rollout, seed=0),
+        *(rollout, 0, "agent", "policy"),
+        *([], [], [], [], [], []),
+        success=False,
+    )
+    for index, move in enumerate(moves):
+        said = move(env, index)
+        t.observations.append(told)
+        told, reward, ended, cut, info = env.step(said)
+        t.completions.append(said)
+        t.rewards.append(reward)
+        t.steps.append(index)
+        t.num_tokens.append(2)
+        t.invalid.append(info["invalid_action"])
+        t.infos.append(info)
+        if ended or cut:
+            break
+    t.success = bool(info["success"])
+    return t
+
+
+def search_games(env):
+    """All short games, and long ones of one kind of turn."""
+    starts = [
+        *itertools.chain(*(itertools.product(SEARCHES, repeat=n) for n in range(3))),
+        *((kind,) * n for kind in SEARCHES for n in (4, 6, LONGEST)),
+    ]
+    for start, end in itertools.product(starts, ENDS):
+        env.reset(seed=0)
+        gold = env.gold_answers()[0]
+        last = ENDS[end](gold)
+        yield [*(SEARCHES[kind] for kind in start), lambda env, i, last=last: last]
+
+
+def lake_games(env):
+    """The expert after some turns of no use, and walks that never arrive."""
+
+    def expert(env, i):
+        return env.expert_action(np.random.default_rng(0))
+
+    def unreadable(env, i):
+        return "well"
+
+    def stumble(env, i):
+        return env.random_action(np.random.default_rng(i))
+
+    for n in range(LONGEST):
+        for kind in (unreadable, stumble):
+            yield [kind] * n + [expert] * 20
+            yield [kind] * n
+    yield [unreadable] * 20
+    yield [stumble] * 20
+
+
+def on_lake(name):
+    return "lake" in str(config_of(name).env)
+
+
+ANSWERED = [r for r in RECIPES if r != "deepretrieval" and not on_lake(r)]
+
+
+@functools.cache
+def played(name, is_long):
+    config = config_of(name)
+    env = config.make_text_env()
+    games = lake_games if on_lake(name) else search_games
+    if is_long:
+        env.unwrapped.max_turns = 25
+    cut = slice(config.max_turns)
+    found = [play(env, game[cut], i) for i, game in enumerate(games(env)) if game]
+    env.close()
+    return found
+
+
+def found_all(t):
+    """Whether the documents that the question needs were found."""
+    found = {text for info in t.infos for text in info["documents"]}
+    return set(t.infos[-1]["gold_documents"]) <= found
+
+
+def well_formed(t):
+    return not any(t.invalid)
+
+
+# What success means where it is not the answer, or form is a part of it.
+SOLVED = {
+    "deepretrieval": found_all,
+    "research": lambda t: t.success and well_formed(t),
+    "r1_searcher/answer": lambda t: t.success and well_formed(t),
+}
+# Why a solved game may earn less than a failed one.
+NOT_BY_OUTCOME = {
+    "r1_searcher/search": "the first stage pays for searching and form alone",
+    "stepsearch": "the paper's weights pay good searches more than a lucky guess",
+}
+
+
+def returns(name, iteration, *, is_long=False):
+    """What a recipe pays for each game [N], and which are solved. [N]"""
+    made = copy.deepcopy(played(name, is_long))
+    DriverPieces(config_of(name)).rewards(made, iteration=iteration)
+    solved = SOLVED.get(name, lambda t: t.success)
+    earned = np.array([t.earned for t in made])
+    return made, earned, np.array([bool(solved(t)) for t in made])
+
+
+def test_recipes_are_found():
+    assert {"atom_searcher", "ppr_renorm", "starpo", "r1_searcher/answer"} <= {*RECIPES}
+    assert {*SOLVED, *NOT_BY_OUTCOME} <= {*RECIPES}
+
+
+@pytest.mark.parametrize("iteration", ITERATIONS)
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {*NOT_BY_OUTCOME}))
+def test_no_failed_trajectory_earns_more_than_a_solved_one(name, iteration):
+    made, earned, solved = returns(name, iteration)
+    assert 4 < solved.sum() < len(made) - 4
+    best, worst = np.flatnonzero(~solved), np.flatnonzero(solved)
+    best, worst = best[earned[best].argmax()], worst[earned[worst].argmin()]
+    told = f"{made[best].completions} vs. {made[worst].completions}"
+    assert earned[best] <= earned[worst] + 1e-9, told
+
+
+@pytest.mark.parametrize("iteration", ITERATIONS)
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_right_end_never_earns_less_than_another(name, iteration):
+    """Of games whose turns before the last are the same; and nobody beats the best."""
+    made, earned, solved = returns(name, iteration)
+    assert earned[~solved].max() <= earned[solved].max() + 1e-9
+    before = {}
+    for t, paid, is_solved in zip(made, earned, solved, strict=True):
+        before.setdefault(tuple(t.completions[:-1]), []).append((is_solved, paid))
+    compared = 0
+    for ends in before.values():
+        right = [paid for is_solved, paid in ends if is_solved]
+        other = [paid for is_solved, paid in ends if not is_solved]
+        if right and other:
+            assert max(other) <= min(right) + 1e-9
+            compared += 1
+    assert compared > 4
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_long_failed_games_earn_less_than_the_best_solved_one(name):
+    """Also where the game's own limit on turns does not bound what they earn."""
+    _, earned, solved = returns(name, 0, is_long=True)
+    assert earned[~solved].max() <= earned[solved].max() + 1e-9
