@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,60 @@ def all_reduce_sum(values: Sequence[float], device: torch.device) -> list[float]
     return tensor.tolist()
 
 
+def sum_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return each scalar's sum over all Learners, which must have the same keys."""
+    if world_size() == 1 or not tensors:
+        return dict(tensors)
+    keys = sorted(tensors)
+    values = torch.stack([tensors[key] for key in keys])
+    dist.all_reduce(values)
+    return dict(zip(keys, values, strict=True))
+
+
+def gather(values: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return the vectors of all Learners, one behind the other.
+
+    Args:
+        values: This Learner's; the others' may be of other lengths. [N]
+
+    Returns:
+        All of them [M], and where this Learner's begins.
+    """
+    if world_size() == 1:
+        return values, 0
+    rank = dist.get_rank()
+    lengths = torch.zeros(world_size(), dtype=torch.int64, device=values.device)
+    lengths[rank] = len(values)
+    dist.all_reduce(lengths)
+    start, end = int(lengths[:rank].sum()), int(lengths[: rank + 1].sum())
+    # A sum of which all terms but one are zero: every backend has it.
+    together = values.new_zeros(int(lengths.sum()))
+    together[start:end] = values
+    if len(together):
+        dist.all_reduce(together)
+    return together, start
+
+
+def sum_by_key(sums: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Return each key's sum over all Learners; a Learner may lack keys of others."""
+    if world_size() == 1:
+        return dict(sums)
+    ours = "".join(f"{key}\n" for key in sums).encode()
+    letters, _ = gather(torch.tensor(list(ours), dtype=torch.int32, device=device))
+    keys = sorted(set(bytes(letters.tolist()).decode().splitlines()))
+    totals = all_reduce_sum([sums.get(key, 0.0) for key in keys], device)
+    return dict(zip(keys, totals, strict=True))
+
+
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all Learners, in one message.
 
     A parameter that this Learner's rows did not touch counts as zero, so that every
     Learner sends the same number of values.
     """
-    if world_size() == 1:
-        return
     parameters = list(parameters)
+    if world_size() == 1 or not parameters:
+        return
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 
 from rllib_llm.distributed import all_reduce_sum
 
-RLLIB_MEANS = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, "mean_kl_loss")
+RLLIB_MEANS = (
+    POLICY_LOSS_KEY,
+    VF_LOSS_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+    ENTROPY_KEY,
+    "mean_kl_loss",
+)
 
 
 class ClassicLearnerMixin:

@@ -31,7 +31,7 @@ from rllib_llm.algorithms.token_pieces import TokenPiecesMixin
 from rllib_llm.algorithms.token_stats import correct_mismatch
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
-from rllib_llm.distributed import all_reduce_sum, sum_gradients
+from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.modules.critic import CRITIC_MODULE
@@ -246,7 +246,7 @@ class LLMLearnerMixin(
         }
         if self._all_finite():
             self.apply_gradients(self.postprocess_gradients(gradients))
-        return fwd_out, losses, {}
+        return fwd_out, sum_tensors(losses), {}
 
     def _parameters_of(self, module_id: str) -> list[torch.nn.Parameter]:
         return [

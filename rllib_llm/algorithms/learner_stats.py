@@ -21,12 +21,15 @@ from rllib_llm.algorithms.token_stats import (
 )
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.connectors.episode_data import agent_episodes
+from rllib_llm.distributed import sum_by_key
 
 
 class LearnerStats:
     """Weighted means and maxima over micro-batches, logged once per update.
 
-    Numbers stay tensors until then, so that no micro-batch waits for the device.
+    Means are over the tokens of all Learners. Numbers stay tensors until the end of the
+    update, so that keeping one does not wait for the device. A micro-batch does wait
+    for it all the same, to find out which of its tokens are trained.
     """
 
     @override(Learner)
@@ -67,13 +70,26 @@ class LearnerStats:
         share = 1.0 - real.sum() / real.numel()
         self._add_stat(module_id, "padding_frac", share, real.numel())
 
+    def _means(self) -> dict[str, dict[str, float]]:
+        """Return the means over the tokens of all Learners, by module."""
+        sums = {
+            f"{module_id}\t{key}": value
+            for module_id, stats in self._stats.items()
+            for key, value in stats.items()
+        }
+        tensors = [torch.as_tensor(v).to(self._device).double() for v in sums.values()]
+        values = torch.stack(tensors).tolist() if tensors else []
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        totals = sum_by_key(dict(zip(sums, values, strict=True)), self._device)
+        for name, total in totals.items():
+            weight = totals.get(name + "/weight")
+            if weight:
+                module_id, key = name.split("\t")
+                found[module_id][key] = total / weight
+        return found
+
     def _log_stats(self) -> None:
-        for module_id, stats in self._stats.items():
-            means = {
-                key: float(total) / stats[key + "/weight"]
-                for key, total in stats.items()
-                if stats.get(key + "/weight")
-            }
+        for module_id, means in self._means().items():
             if "value_target_mean" in means:
                 explained = explained_variance(means)
                 for key in INTERMEDIATE_STATS:
@@ -104,26 +120,24 @@ class LearnerStats:
                 lags[module_id].append(self._weights_seq_no - 1 - turn.weights_seq_no)
         for module_id, values in lags.items():
             lag = sum(values) / len(values)
-            self.metrics.log_value((module_id, "weights_lag_mean"), lag, window=1)
+            self._add_stat(module_id, "weights_lag_mean", lag, len(values))
 
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():
             mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
-            trained = int(mask.sum())
+            trained, read = int(mask.sum()), int(attention.sum())
             for key, value in (
                 ("num_rows", len(mask)),
                 ("num_trained_tokens", trained),
-                ("num_sequence_tokens", int(attention.sum())),
+                ("num_sequence_tokens", read),
             ):
                 self.metrics.log_value((module_id, key), value, reduce="sum")
+            self._add_stat(module_id, "trained_token_frac", trained / read, read)
             if not trained:
                 continue
             advantages = d[Columns.ADVANTAGES][mask]
             self._spread(module_id, "advantages", advantages)
-            for key, value in (
-                ("trained_token_frac", trained / int(attention.sum())),
-                ("advantage_abs_mean", float(advantages.abs().mean())),
-            ):
-                self.metrics.log_value((module_id, key), value, window=1)
+            size = advantages.abs().mean()
+            self._add_stat(module_id, "advantage_abs_mean", size, trained)
             if not self._gap_in_first_pass and not self._is_critic(module_id):
                 add_gap(self, module_id, d[Columns.ACTION_LOGP], d)

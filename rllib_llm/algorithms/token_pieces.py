@@ -10,7 +10,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm import columns
 from rllib_llm.connectors.learner.micro_batches import micro_batches
-from rllib_llm.distributed import all_reduce_sum
+from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.pieces.token_batch import TokenBatch, rank_from_top
@@ -23,8 +23,8 @@ class TokenPiecesMixin:
     """Holds each policy's pieces; see docs/losses.md.
 
     What pieces know of the whole batch (ranks, shares, transformed advantages) is made
-    once per iteration, before it is cut, so that no cut changes a gradient. Ranks and
-    the moments of transforms are over one Learner's rows.
+    once per iteration over the tokens of all Learners, before it is cut, so that
+    neither micro-batches nor the number of Learners change a gradient.
     """
 
     def build(self) -> None:
@@ -46,12 +46,27 @@ class TokenPiecesMixin:
             batch = data.get(module_id)
             if "success" in pieces.needs:
                 self._share_success(module_id, batch)
-            if batch is None or "scores" not in pieces.needs:
+            if "scores" not in pieces.needs or (batch is None and world_size() == 1):
                 continue
+            # The other Learners wait for this one's part of moments and ranks.
+            batch = self._no_rows() if batch is None else batch
             tokens = self._scored(module_id, batch)
             batch[columns.ENTROPY_RANK] = tokens.entropy_rank
             batch[columns.COVARIANCE_RANK] = tokens.covariance_rank
             batch[Columns.ADVANTAGES] = pieces.transform(tokens)
+
+    def _no_rows(self) -> dict[str, Any]:
+        """Return a batch without rows of what :meth:`token_batch` reads."""
+        none = torch.zeros(0, 1, device=self._device)
+        index = torch.zeros(0, dtype=torch.int64, device=self._device)
+        reals = (Columns.ACTION_LOGP, columns.TOKEN_ENTROPY, Columns.ADVANTAGES)
+        return {
+            **dict.fromkeys((*reals, columns.REF_LOGP), none),
+            Columns.LOSS_MASK: none.bool(),
+            columns.TURN_IDS: none.long(),
+            columns.EPISODE_INDEX: index,
+            columns.SUCCESS: index.float(),
+        }
 
     def _scored(self, module_id: str, batch: dict[str, Any]) -> TokenBatch:
         """Return all rows as they are before the update, with their ranks."""
@@ -60,8 +75,9 @@ class TokenPiecesMixin:
         old, mask = batch[Columns.ACTION_LOGP], batch[Columns.LOSS_MASK]
         scores = torch.stack([old, batch[columns.TOKEN_ENTROPY]], dim=-1)
         tokens = self.token_batch(module_id, batch, scores)
-        tokens.entropy_rank = rank_from_top(tokens.entropy, mask)
-        tokens.covariance_rank = rank_from_top(covariances(tokens), mask)
+        tokens.pool = gather
+        tokens.entropy_rank = rank_from_top(tokens.entropy, mask, gather)
+        tokens.covariance_rank = rank_from_top(covariances(tokens), mask, gather)
         return tokens
 
     def _share_success(self, module_id: str, batch: dict[str, Any] | None) -> None:
@@ -111,6 +127,7 @@ class TokenPiecesMixin:
             covariance_rank=batch.get(columns.COVARIANCE_RANK),
             update=update,
             seed=stable_seed(self.config.seed or 0, update, 0, module_id),
+            pool=None,
         )
 
     def _add_terms(

@@ -25,6 +25,11 @@ LEVELS = ("token", "turn", "sequence")
 NEEDS = ("reference", "scores", "sequences", "success", "unweighted")
 
 
+def alone(values: Tensor) -> tuple[Tensor, int]:
+    """Return the tokens of all Learners where there is but one. [N]"""
+    return values, 0
+
+
 def asks_for(
     *needs: str, when: Callable[[dict[str, Any]], bool] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -70,6 +75,8 @@ class TokenBatch:
             advantage. [B, T]
         update: Number of this update, from 0.
         seed: For pieces that draw; another one in every iteration.
+        pool: Takes one number per trained token [N] and returns those of all Learners
+            [M] and where this one's begin. None in micro-batches, which hold a part.
     """
 
     logp: Tensor
@@ -86,6 +93,7 @@ class TokenBatch:
     covariance_rank: Tensor | None = None
     update: int = 0
     seed: int = 0
+    pool: Callable[[Tensor], tuple[Tensor, int]] | None = alone
 
     def __post_init__(self) -> None:
         """Blot out what is not trained, whatever it holds."""
@@ -137,32 +145,73 @@ class TokenBatch:
         return torch.zeros_like(values).masked_scatter(self.mask, found[unit])
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and sample standard deviation over trained tokens; 0 of none."""
-        chosen = values[self.mask]
+        """Return mean and sample standard deviation over trained tokens; 0 of none.
+
+        They are those of the iteration's tokens, of all Learners.
+
+        Raises:
+            ValueError: In a micro-batch.
+        """
+        chosen, _ = self.everyone(values[self.mask])
         if len(chosen) < 2:
             return chosen.sum(), chosen.sum() * 0.0
         return chosen.mean(), chosen.std()
 
+    def everyone(self, values: Tensor) -> tuple[Tensor, int]:
+        """Return the numbers of all Learners' tokens.
 
-def rank_from_top(values: Tensor, mask: Tensor) -> Tensor:
+        All Learners must call it equally often, also those whose batch has no rows.
+
+        Args:
+            values: One number per trained token, or per token that matters. [N]
+
+        Returns:
+            All numbers [M], and where this Learner's begin.
+
+        Raises:
+            ValueError: In a micro-batch.
+        """
+        if self.pool is None:
+            raise ValueError(
+                "Moments and ranks of a micro-batch would depend on how the batch is "
+                "cut. Take them in a token_transform, which sees the iteration's "
+                "tokens of all Learners."
+            )
+        return self.pool(values)
+
+
+def rank_from_top(
+    values: Tensor,
+    mask: Tensor,
+    pool: Callable[[Tensor], tuple[Tensor, int]] = alone,
+) -> Tensor:
     """Return the share of masked-in entries that stand before each in falling order.
 
     Those below ``share`` are the ``ceil(share * N)`` largest. Equal entries are ordered
     by their place. 1 where masked. [B, T]
+
+    Args:
+        values: What to rank. [B, T]
+        mask: Which of them. bool [B, T]
+        pool: See :class:`TokenBatch`; N counts what it returns.
     """
-    chosen = values[mask]
+    chosen, start = pool(values[mask])
     order = torch.argsort(chosen, descending=True, stable=True)
     ranks = torch.empty_like(chosen, dtype=torch.float64)
     places = torch.arange(len(order), device=chosen.device, dtype=torch.float64)
     ranks[order] = places / max(1, len(order))
-    return torch.ones_like(values, dtype=torch.float64).masked_scatter(mask, ranks)
+    ours = ranks[start : start + int(mask.sum())]
+    return torch.ones_like(values, dtype=torch.float64).masked_scatter(mask, ours)
 
 
-def example_batch(needs: frozenset[str] = frozenset(NEEDS)) -> TokenBatch:
+def example_batch(
+    needs: frozenset[str] = frozenset(NEEDS), *, is_part: bool = False
+) -> TokenBatch:
     """Return four short rows of three episodes, for trials.
 
     Args:
         needs: What is in it of what pieces may ask for.
+        is_part: Whether it stands for a micro-batch, as losses and terms see.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (4, 6)
@@ -188,4 +237,5 @@ def example_batch(needs: frozenset[str] = frozenset(NEEDS)) -> TokenBatch:
         success_share=0.5,
         entropy_rank=rank_from_top(entropy.detach(), mask) if has_scores else None,
         covariance_rank=rank_from_top(advantages, mask) if has_scores else None,
+        pool=None if is_part else alone,
     )

@@ -105,8 +105,9 @@ class TokenPieces:
         if self.transforms:
             self.transform(example_batch(self.needs))
         if self.loss is not None:
-            total = total + self.policy_loss(example_batch(self.needs))[0].sum()
-        for _, loss in self.term_losses(example_batch(self.needs)):
+            part = example_batch(self.needs, is_part=True)
+            total = total + self.policy_loss(part)[0].sum()
+        for _, loss in self.term_losses(example_batch(self.needs, is_part=True)):
             total = total + loss.sum()
         if not torch.isfinite(total):
             names = ", ".join(c.piece.name for c in self.chosen)

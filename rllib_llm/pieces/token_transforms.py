@@ -1,7 +1,8 @@
 """What is done to the advantages of tokens, once per iteration, before any update.
 
 A transform takes a :class:`~rllib_llm.pieces.token_batch.TokenBatch` with all rows of
-the Learner and returns new advantages [B, T]. Here ``logp`` is ``old_logp`` and
+the Learner, at times none, and returns new advantages [B, T]. Moments and ranks are
+over the tokens of all Learners. Here ``logp`` is ``old_logp`` and
 ``entropy`` that of the policy before the update. Transforms act in order, after credit
 and its whitening and before importance weights.
 """
@@ -86,11 +87,14 @@ def clip_cov(
         raise ValueError(f"low={low} must be below high={high}.")
     covariance = covariances(batch)
     found = (batch.mask & (covariance >= low) & (covariance <= high)).nonzero()
-    count = max(1, int(share * int(batch.mask.sum())))
-    draw = torch.Generator().manual_seed(batch.seed)
-    chosen = found[torch.randperm(len(found), generator=draw)[:count].to(found.device)]
+    total = len(batch.everyone(batch.advantages[batch.mask])[0])
+    in_band, start = batch.everyone(batch.advantages[found[:, 0], found[:, 1]])
+    draw = torch.Generator().manual_seed(batch.seed)  # alike on all Learners
+    chosen = torch.randperm(len(in_band), generator=draw)[: max(1, int(share * total))]
+    ours = chosen[(chosen >= start) & (chosen < start + len(found))] - start
+    rows, cols = found[ours.to(found.device)].unbind(1)
     advantages = batch.advantages.clone()
-    advantages[chosen[:, 0], chosen[:, 1]] = 0.0
+    advantages[rows, cols] = 0.0
     return advantages
 
 

@@ -125,7 +125,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         other[Columns.ADVANTAGES][rows, cols] *= factors / known[rows, cols]
         known[rows, cols] = factors
         change = (factors - 1).abs().mean()
-        self._add_stat(module_id, "sequential_factor_gap", change, 1.0)
+        self._add_stat(module_id, "sequential_factor_gap", change, len(factors))
 
     def _message_changes(
         self, module_id: str, batch: dict[str, Any]

@@ -55,7 +55,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         )
         means = RLLIB_MEANS
         if not config.use_critic:  # RLlib logs zeros for a critic that is not there
-            means = [key for key in means if key != VF_LOSS_KEY]
+            means = [key for key in means if key not in _OF_CRITIC]
             for key in _OF_CRITIC:
                 self.metrics.delete(module_id, key, key_error=False)
         for key in means:
