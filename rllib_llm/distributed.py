@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+_MESSAGE = 2**22  # float32 values that are sent at a time: 16 MiB
+
 
 def world_size() -> int:
     """Return the number of Learners that train together."""
@@ -68,21 +70,30 @@ def sum_by_key(sums: Mapping[str, float], device: torch.device) -> dict[str, flo
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over all Learners, in one message.
+    """Replace each gradient by its sum over all Learners, in messages of bounded size.
 
     A parameter that this Learner's rows did not touch counts as zero, so that every
     Learner sends the same number of values.
     """
-    parameters = list(parameters)
-    if world_size() == 1 or not parameters:
+    if world_size() == 1:
         return
+    message: list[torch.Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    flat = torch.cat([p.grad.flatten().float() for p in parameters])
+        for part in parameter.grad.view(-1).split(_MESSAGE):
+            if sum(map(len, message)) + len(part) > _MESSAGE:
+                _sum_together(message)
+                message = []
+            message.append(part)
+    if message:
+        _sum_together(message)
+
+
+def _sum_together(parts: list[torch.Tensor]) -> None:
+    """Replace vectors by their sums over all Learners, in one message of float32."""
+    flat = torch.cat([part.float() for part in parts])
     dist.all_reduce(flat)
-    start = 0
-    for parameter in parameters:
-        end = start + parameter.numel()
-        parameter.grad.copy_(flat[start:end].view_as(parameter))
-        start = end
+    sums = flat.split([len(part) for part in parts])
+    for part, total in zip(parts, sums, strict=True):
+        part.copy_(total)

@@ -87,7 +87,7 @@ class LLMLearnerMixin(
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
-        """Gradients are summed in one message after backward instead."""
+        """Gradients are summed over Learners after backward instead."""
 
     @override(Learner)
     def configure_optimizers_for_module(
@@ -122,9 +122,16 @@ class LLMLearnerMixin(
 
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Update as RLlib does, with ``matmul_precision`` in force meanwhile."""
+        """Update as RLlib does, with ``matmul_precision`` in force meanwhile.
+
+        Gradients are freed in the end: sampling has their memory.
+        """
         with precision_in_force(self.config.matmul_precision):
-            return super().update(*args, **kwargs)
+            try:
+                return super().update(*args, **kwargs)
+            finally:
+                for optimizer in self._optimizer_parameters:
+                    optimizer.zero_grad(set_to_none=True)
 
     # Minibatches ---------------------------------------------------------------------
 
@@ -321,11 +328,13 @@ class LLMLearnerMixin(
         total = torch.zeros((), device=self._device)
         for module_id in self.module.keys():
             parameters = self.module[module_id].unwrapped().parameters()
-            squares = [
-                p.grad.float().square().sum() for p in parameters if p.grad is not None
+            norms = [
+                torch.linalg.vector_norm(p.grad, dtype=torch.float32)
+                for p in parameters
+                if p.grad is not None
             ]
-            if squares:
-                square = torch.stack(squares).sum()
+            if norms:
+                square = torch.stack(norms).square().sum()
                 self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
                 total = total + square
         norm = total.sqrt()

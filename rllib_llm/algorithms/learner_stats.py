@@ -77,7 +77,10 @@ class LearnerStats:
             for module_id, stats in self._stats.items()
             for key, value in stats.items()
         }
-        tensors = [torch.as_tensor(v).to(self._device).double() for v in sums.values()]
+        tensors = [
+            torch.as_tensor(v, dtype=torch.float64, device=self._device)
+            for v in sums.values()
+        ]
         values = torch.stack(tensors).tolist() if tensors else []
         found: dict[str, dict[str, float]] = defaultdict(dict)
         totals = sum_by_key(dict(zip(sums, values, strict=True)), self._device)

@@ -1,4 +1,4 @@
-"""AdamW for parameters of any precision."""
+"""AdamW for parameters of any precision, with bounded temporaries."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
 
 _MASTER = "master"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _LOW = (torch.bfloat16, torch.float16)
+BLOCK = 2**22
+"""Elements that one call of torch's AdamW sees, however large the parameters are."""
+
+# Of the block that is being updated, per element: torch needs two temporaries of
+# float32; a low-precision gradient is converted as well.
+_TEMPORARY_BYTES = {False: 8, True: 12}
 
 
 class MixedPrecisionAdamW(torch.optim.AdamW):
@@ -20,53 +28,141 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
     the steps; the parameter is that copy, rounded (Micikevicius et al. 2018,
     arXiv:1710.03740). Float32 parameters are treated as by ``torch.optim.AdamW``.
 
+    A step works through blocks of :data:`BLOCK` elements: temporaries and converted
+    gradients exist for one of them, not for the whole model.
+
     A parameter that something else has written to (a restored state) is read anew.
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Take one step."""
         assert closure is None, "Gradients come from the Learner, not from a closure."
-        with self._in_float32() as masters:
-            super().step()
-        for parameter, master in masters.items():
-            if self.state.get(parameter):  # it had a gradient
-                self.state[parameter][_MASTER] = master
-                parameter.copy_(master)
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            for parameter in trained:
+                self._prepare(parameter)
+            for block in _blocks(trained):
+                self._step_block(group, block)
+            for parameter in trained:
+                self.state[parameter]["step"] += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state without rounding it to the parameters' precision."""
-        with self._in_float32():
+        with self._seen_as_float32():
             super().load_state_dict(state_dict)
 
+    def _prepare(self, parameter: torch.Tensor) -> None:
+        """Make the state of a new parameter; read one anew that was written to."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name in _MOMENTS:
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+        if parameter.dtype not in _LOW:
+            return
+        if _MASTER not in state:
+            state[_MASTER] = parameter.detach().float()
+        elif _was_written_to(parameter, state[_MASTER]):
+            state[_MASTER].copy_(parameter)
+
+    def _step_block(
+        self, group: dict[str, Any], block: list[tuple[torch.Tensor, slice]]
+    ) -> None:
+        """Update slices of parameters, [start, end) of each seen as a vector."""
+        of_state: dict[str, list[torch.Tensor]] = {n: [] for n in _MOMENTS}
+        weights, gradients, steps, lows = [], [], [], []
+        for parameter, where in block:
+            state = self.state[parameter]
+            ours = parameter.detach().view(-1)[where]
+            if parameter.dtype in _LOW:
+                master = state[_MASTER].view(-1)[where]
+                lows.append((ours, master))
+                ours = master
+            weights.append(ours)
+            gradients.append(parameter.grad.reshape(-1)[where].float())
+            for name in _MOMENTS:
+                of_state[name].append(state[name].view(-1)[where])
+            steps.append(state["step"].clone())
+        beta1, beta2 = group["betas"]
+        adamw(
+            weights,
+            gradients,
+            *of_state.values(),
+            [],
+            steps,
+            foreach=group["foreach"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        for low, master in lows:
+            low.copy_(master)
+
     @contextlib.contextmanager
-    def _in_float32(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
-        """Let torch see float32 parameters and gradients meanwhile.
-
-        Yields:
-            The masters of the low-precision parameters.
-        """
-        lows, masters = {}, {}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.dtype in _LOW:
-                    low, gradient = parameter.data, parameter.grad
-                    lows[parameter] = low, gradient
-                    masters[parameter] = self._master(parameter)
-                    parameter.grad = None
-                    parameter.data = masters[parameter]
-                    if gradient is not None:
-                        parameter.grad = gradient.float()
+    def _seen_as_float32(self) -> Iterator[None]:
+        """Let torch take low-precision parameters for float32, without a copy."""
+        lows = {
+            parameter: parameter.data
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.dtype in _LOW
+        }
+        gradients = {parameter: parameter.grad for parameter in lows}
+        for parameter in lows:
+            parameter.grad = None
+            parameter.data = torch.empty(0, device=parameter.device)
         try:
-            yield masters
+            yield
         finally:
-            for parameter, (low, gradient) in lows.items():
-                parameter.grad = None
+            for parameter, low in lows.items():
                 parameter.data = low
-                parameter.grad = gradient
+                parameter.grad = gradients[parameter]
 
-    def _master(self, parameter: torch.Tensor) -> torch.Tensor:
-        master = self.state.get(parameter, {}).get(_MASTER)
-        if master is None or not torch.equal(master.to(parameter.dtype), parameter):
-            return parameter.data.float()
-        return master
+
+def step_bytes(parameters: list[torch.Tensor]) -> int:
+    """Return the bytes that a step needs besides parameters, gradients and state.
+
+    Args:
+        parameters: Those that are trained; their values are not read.
+    """
+    blocks = [
+        sum(
+            (where.stop - where.start) * _TEMPORARY_BYTES[parameter.dtype in _LOW]
+            for parameter, where in block
+        )
+        for block in _blocks(parameters)
+    ]
+    return max(blocks, default=0)
+
+
+def _blocks(
+    parameters: list[torch.Tensor],
+) -> Iterator[list[tuple[torch.Tensor, slice]]]:
+    """Cut parameters, each seen as a vector, into blocks of at most ``BLOCK``."""
+    block: list[tuple[torch.Tensor, slice]] = []
+    room = BLOCK
+    for parameter in parameters:
+        start, end = 0, parameter.numel()
+        while start < end:
+            stop = min(end, start + room)
+            block.append((parameter, slice(start, stop)))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield block
+                block, room = [], BLOCK
+    if block:
+        yield block
+
+
+def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> bool:
+    ours, masters = parameter.detach().view(-1), master.view(-1)
+    return any(
+        not torch.equal(part.to(parameter.dtype), own)
+        for part, own in zip(masters.split(BLOCK), ours.split(BLOCK), strict=True)
+    )

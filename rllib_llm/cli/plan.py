@@ -81,6 +81,6 @@ def _lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _memory(memory: Memory) -> str:
-    parts = ("weights", "gradients", "optimizer", "kv_cache")
+    parts = ("weights", "gradients", "optimizer", "step", "kv_cache")
     listed = ", ".join(f"{p} {size(getattr(memory, p))}" for p in parts)
     return f"about {size(memory.total)} and activations ({listed})"

@@ -275,5 +275,5 @@ def _shrunk(config: Any) -> Any:
 
 
 def _parts(needs: Memory) -> str:
-    names = ("weights", "gradients", "optimizer", "kv_cache")
+    names = ("weights", "gradients", "optimizer", "step", "kv_cache")
     return ", ".join(f"{n.replace('_', ' ')} {size(getattr(needs, n))}" for n in names)

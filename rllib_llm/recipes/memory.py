@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rllib_llm.algorithms.optimizers import step_bytes
 from rllib_llm.modules import loading
 from rllib_llm.modules.value_head import ValueHead
 
@@ -27,17 +28,20 @@ class Memory:
             parameters.
         kv_cache: Keys and values if every slot holds a full conversation, at most
             ``kv_cache_gib``.
+        step: Temporaries of an optimiser step.
     """
 
     weights: int
     gradients: int
     optimizer: int
     kv_cache: int
+    step: int = 0
 
     @property
     def total(self) -> int:
         """Return the sum."""
-        return self.weights + self.gradients + self.optimizer + self.kv_cache
+        held = self.weights + self.gradients + self.optimizer
+        return held + self.kv_cache + self.step
 
 
 def count_weights(config: Any) -> tuple[int, int, Memory]:
@@ -82,6 +86,7 @@ def count_weights(config: Any) -> tuple[int, int, Memory]:
         gradients=_bytes(trained),
         optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
         kv_cache=cache,
+        step=step_bytes(trained),
     )
     return sum(p.numel() for p in held), sum(p.numel() for p in trained), memory
 

@@ -50,6 +50,8 @@ class TrainingSettings:
         self.is_sequence_mask_low: float | None = None
         self.is_sequence_mask_high: float | None = None
         self.nan_policy = "skip"
+        # RLlib's own two checks would repeat that of nan_policy, and need memory.
+        self.torch_skip_nan_gradients = True
         self.loss_agg_mode = "token-mean"
         self.loss_agg_constant: float | None = None
         self.ref_kl_coeff = 0.0

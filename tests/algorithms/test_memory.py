@@ -1,0 +1,120 @@
+"""Bytes that an update needs per parameter, counted and not sampled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_helpers import fake_episode, make_learner, policy, update
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from rllib_llm import GRPOConfig
+from rllib_llm.algorithms import optimizers
+from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.recipes.memory import count_weights
+
+WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that exist after each operation."""
+
+    def __init__(self, tensors=()):
+        super().__init__()
+        self._live, self.peak = {}, 0
+        for tensor in tensors:
+            self._add(tensor)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for found in tree_iter(out):
+            if isinstance(found, torch.Tensor):
+                self._add(found)
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def _add(self, tensor):
+        storage = tensor.untyped_storage()
+        self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+
+    def now(self):
+        """Return the bytes that exist."""
+        gone = [key for key, (ref, _) in self._live.items() if ref.expired()]
+        for key in gone:
+            del self._live[key]
+        return sum(size for _, size in self._live.values())
+
+
+def config_of(dtype):
+    config = GRPOConfig().environment("guess_number-v0")
+    config.language_model(tiny=WIDE, dtype=dtype).training(grad_clip=1.0)
+    config.validate()
+    config.resolved_model = prepare_language_model(config)
+    return config
+
+
+def episode():
+    found = fake_episode(0, turns=1)
+    episode_data(found).advantage = 1.0
+    return found
+
+
+# Bytes of a parameter with its gradient and state, and without its gradient.
+HELD = {"float32": (4 + 4 + 8, 4 + 8), "bfloat16": (2 + 2 + 12, 2 + 12)}
+
+
+@pytest.mark.parametrize("dtype", HELD)
+def test_an_update_needs_little_more_than_what_it_keeps(dtype, monkeypatch):
+    monkeypatch.setattr(optimizers, "BLOCK", 2**14)  # as small beside this model
+    config = config_of(dtype)
+    learner = make_learner(config)
+    parameters = list(policy(learner).parameters())
+    count = sum(p.numel() for p in parameters)
+    with LiveBytes(parameters) as memory:
+        for _ in range(2):  # in the first one the optimiser's state is made
+            update(learner, [episode()])
+    during, after = HELD[dtype]
+    assert during < memory.peak / count < during + 0.55
+    assert after <= memory.now() / count < after + 0.1
+    _, trained, planned = count_weights(config)
+    assert trained == count
+    known = planned.weights + planned.gradients + planned.optimizer + planned.step
+    assert known == pytest.approx(memory.peak, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temporaries_of_a_step_are_those_of_one_block(dtype, monkeypatch):
+    monkeypatch.setattr(optimizers, "BLOCK", 1000)
+    shapes = [(50, 70), (3,), (999,), (1000,), (2500, 1)]
+    parameters = [torch.nn.Parameter(torch.ones(s, dtype=dtype)) for s in shapes]
+    optimizer = optimizers.MixedPrecisionAdamW(parameters, lr=1e-2)
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        held = [*parameters, *(p.grad for p in parameters)]
+        held += [v for s in optimizer.state.values() for v in s.values()]
+        memory = LiveBytes(held)
+        before = memory.now()
+        with memory:
+            optimizer.step()
+        return memory.peak - before
+
+    step()
+    expected = optimizers.step_bytes(parameters)
+    assert expected == 1000 * (8 if dtype is torch.float32 else 12)
+    assert step() == pytest.approx(expected, rel=0.02)
+
+
+def test_a_loaded_state_is_converted_without_a_copy_of_the_model():
+    parameters = [torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))]
+    optimizer = optimizers.MixedPrecisionAdamW(parameters, lr=1e-2)
+    parameters[0].grad = torch.ones_like(parameters[0])
+    optimizer.step()
+    state = optimizer.state_dict()
+    with LiveBytes() as memory:
+        optimizer.load_state_dict(state)
+    assert memory.peak <= 3 * 4 * 1000 + 16  # the state itself: moments and master
+    assert parameters[0].dtype == torch.bfloat16 and parameters[0].grad is not None
