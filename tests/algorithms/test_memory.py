@@ -81,7 +81,7 @@ def test_an_update_needs_little_more_than_what_it_keeps(dtype, monkeypatch):
     _, trained, planned = count_weights(config)
     assert trained == count
     known = planned.weights + planned.gradients + planned.optimizer + planned.step
-    assert known == pytest.approx(memory.peak, rel=0.02)
+    assert known < memory.peak < known + 0.5 * count  # and a few activations
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
