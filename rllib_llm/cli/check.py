@@ -12,7 +12,12 @@ from rllib_llm.recipes.overrides import apply_overrides
 
 
 def check(
-    env: str, options: list[str], model: str | None, max_context_tokens: int | None
+    env: str,
+    options: list[str],
+    model: str | None,
+    max_context_tokens: int | None,
+    *,
+    env_processes: bool = False,
 ) -> bool:
     """Print :func:`rllib_llm.envs.check_env`'s report; return whether it is clean."""
     from rllib_llm.envs import check_env
@@ -22,6 +27,7 @@ def check(
         apply_overrides({}, options),
         tokenizer=_tokenizer(model),
         max_context_tokens=_context(model, max_context_tokens),
+        env_processes=env_processes,
     )
     typer.echo(printable(str(report)))
     return report.ok

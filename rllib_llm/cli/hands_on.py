@@ -148,12 +148,20 @@ def check(
     max_context_tokens: Annotated[
         int | None, typer.Option(help="With --model: the longest conversation.")
     ] = None,
+    env_processes: Annotated[
+        bool,
+        typer.Option(
+            "--env-processes", help="As it is with rollouts(env_processes=True)."
+        ),
+    ] = False,
 ) -> None:
     """Play an environment and report what would break training."""
     configure_output(verbose=False)
     from rllib_llm.cli import check as command
 
-    ok = command.check(env, options or [], model, max_context_tokens)
+    ok = command.check(
+        env, options or [], model, max_context_tokens, env_processes=env_processes
+    )
     raise typer.Exit(0 if ok else 1)
 
 

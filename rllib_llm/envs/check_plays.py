@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.envs.check_remedies import TEXT_ENV, Remedies
 from rllib_llm.envs.transcript import Policy, Transcript, play_turns, random_policy
 from rllib_llm.types import Message
 
@@ -80,6 +81,9 @@ class Subject:
         tokenizer: See :func:`rllib_llm.envs.check_env`.
         max_context_tokens: See :func:`rllib_llm.envs.check_env`.
         system_prompt: The environment's own, if any.
+        remedies: What the author of this kind of environment can change.
+        env_processes: Whether each environment will have a process of its own.
+        first_reset_s: Seconds for building the first instance and its first reset.
         random: Episodes of the random policy, one per seed.
         expert: Episodes of the expert, none if there is no expert.
     """
@@ -90,6 +94,9 @@ class Subject:
     tokenizer: Any = None
     max_context_tokens: int | None = None
     system_prompt: str | None = None
+    remedies: Remedies = TEXT_ENV
+    env_processes: bool = False
+    first_reset_s: float = 0.0
     random: list[Play] = dataclasses.field(default_factory=list)
     expert: list[Play] = dataclasses.field(default_factory=list)
 
@@ -155,8 +162,11 @@ def replay(actions: list[str]) -> Policy:
 def measure(subject: Subject) -> dict[str, float]:
     """Return speed, lengths, and how well the scripted policies do."""
     seconds = sum(play.transcript.seconds for play in subject.plays)
+    resets = sum(play.transcript.reset_seconds for play in subject.plays)
     turns = [len(play.transcript.actions) for play in subject.plays]
     numbers = {
+        "first_reset_s": subject.first_reset_s,
+        "ms_per_reset": 1e3 * resets / max(1, len(subject.plays)),
         "ms_per_turn": 1e3 * seconds / max(1, sum(turns)),
         "observation_chars_max": max(map(len, subject.texts()), default=0),
         **_scores("random", subject.random),

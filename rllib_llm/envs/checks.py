@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,10 +22,17 @@ from rllib_llm.envs.check_plays import (
     random_or_filler,
     replay,
 )
+from rllib_llm.envs.check_remedies import Advice, described
+from rllib_llm.envs.check_sharing import (
+    check_random_states,
+    check_resets,
+    check_threads,
+)
+from rllib_llm.envs.check_texts import check_context, check_round_trip
 from rllib_llm.envs.kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.transcript import Transcript, expert_policy, random_policy
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, RLlibLLMError
 
 Check = Callable[[Subject], Iterator[str]]
 
@@ -56,11 +64,13 @@ class CheckReport:
         env: Name of the environment.
         problems: One message per fault: what was returned, what is needed, how to
             mend it.
+        warnings: What training survives: slow resets, stricter rules of others.
         measurements: Numbers such as ``ms_per_turn`` or ``random_success``.
     """
 
     env: str
     problems: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
     measurements: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -71,6 +81,7 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [f"{self.env}: {'ok' if self.ok else 'FAULTY'}"]
         lines += [f"  problem: {problem}" for problem in self.problems]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
         lines += [f"  {name}: {v:.4g}" for name, v in self.measurements.items()]
         return "\n".join(lines)
 
@@ -82,6 +93,7 @@ def check_env(
     tokenizer: Any = None,
     max_context_tokens: int | None = None,
     seeds: Iterable[int] = range(16),
+    env_processes: bool = False,
 ) -> CheckReport:
     """Play an environment and report everything that would break training.
 
@@ -94,6 +106,8 @@ def check_env(
             template if it has one.
         max_context_tokens: With a tokenizer: the longest conversation, in tokens.
         seeds: Episodes to play with each of the random and the expert policy.
+        env_processes: Whether training will have ``rollouts(env_processes=True)``: then
+            instances need not bear each other in one process.
 
     Returns:
         The problems found, and measurements.
@@ -101,9 +115,19 @@ def check_env(
     Raises:
         ConfigError: If ``spec`` names no environment, or there are no seeds.
     """
-    config = dict(env_config or {})
-    env = make_env(spec, config)
-    env.close()
+    config, seeds = dict(env_config or {}), list(seeds)
+    started = time.perf_counter()
+    try:
+        env = make_env(spec, config)
+        # Import, construction and what the first reset loads; faults are found later.
+        raised_by(lambda: env.reset(seed=seeds[0] if seeds else 0))
+        first_reset_s = time.perf_counter() - started
+        env.close()
+    except RLlibLLMError:
+        raise
+    except Exception as error:  # whatever an environment raises is a finding
+        text = f"Building it raised {described(error)}"
+        return CheckReport(name_of(spec), [f"{text}\n      Mend __init__()."])
     if is_multi_agent(env):
         from rllib_llm.envs.multi_checks import check_multi_env
 
@@ -113,13 +137,17 @@ def check_env(
             tokenizer=tokenizer,
             max_context_tokens=max_context_tokens,
             seeds=seeds,
+            env_processes=env_processes,
+            first_reset_s=first_reset_s,
         )
     subject = Subject(
         name=name_of(spec),
         build=lambda **changed: make_env(spec, {**config, **changed}),
-        seeds=list(seeds),
+        seeds=seeds,
         tokenizer=tokenizer,
         max_context_tokens=max_context_tokens,
+        env_processes=env_processes,
+        first_reset_s=first_reset_s,
     )
     return run_checks(subject, _CHECKS)
 
@@ -140,7 +168,9 @@ def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
         subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
     report = CheckReport(subject.name, measurements=measure(subject))
     for check in checks:
-        report.problems.extend(check(subject))
+        for found in check(subject):
+            is_advice = isinstance(found, Advice)
+            (report.warnings if is_advice else report.problems).append(str(found))
     env.close()
     return report
 
@@ -153,9 +183,8 @@ def _check_errors(subject: Subject) -> Iterator[str]:
         said = play.transcript.actions
         call = f"step({said[-1]!r})" if said else "reset()"
         yield (
-            f"{call} raised {type(play.error).__name__}: {play.error} ({play.where}). "
-            "It must not raise. Mend start(), reply() or apply(), or the scripted "
-            "policy."
+            f"{call} raised {described(play.error)}\n      ({play.where}). It must not "
+            f"raise. {subject.remedies.errors}"
         )
         return
 
@@ -192,8 +221,8 @@ def _check_ending(subject: Subject) -> Iterator[str]:
         if play.error is None and not play.ended:
             yield (
                 f"The episode had not ended ({play.where}). Every episode must end "
-                f"within max_turns, and within {MOST_TURNS} turns. Set max_turns, and "
-                "leave step() to TextEnv or return truncated=True there."
+                f"within max_turns, and within {MOST_TURNS} turns. "
+                f"{subject.remedies.ending}"
             )
             return
 
@@ -207,15 +236,16 @@ def _check_determinism(subject: Subject) -> Iterator[str]:
         if play.error is not None:
             continue
         alone = Play(once, seed, replay(actions)).finish()
-        beside = _interleaved(again, other, seed, actions)
-        for what, second in (("played again", alone), ("interleaved", beside)):
+        plays = [("played again", alone)]
+        if not subject.env_processes:
+            beside = _interleaved(again, other, seed, actions)
+            plays.append(("interleaved", beside))
+        for what, second in plays:
             difference = _difference(play.transcript, second.transcript)
             if difference is not None:
                 yield (
                     f"Seed {seed} {what} with the same actions gave {difference}. "
-                    "Everything random must come from the rng given to start(); keep "
-                    "it, and use neither the modules random and np.random nor "
-                    "state shared between instances or episodes."
+                    f"{subject.remedies.randomness}"
                 )
                 return
 
@@ -244,6 +274,8 @@ def _difference(first: Transcript, second: Transcript) -> str | None:
 
 def _check_garbage(subject: Subject) -> Iterator[str]:
     """Whatever a model may write, step() must answer."""
+    if all(play.error is not None for play in subject.plays):
+        return  # it fails on sound text, too
     env, seed = subject.build(), subject.seeds[0]
     valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
     damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
@@ -252,9 +284,8 @@ def _check_garbage(subject: Subject) -> Iterator[str]:
         if play.error is not None and play.transcript.actions:
             shown = repr(text if len(text) < 40 else text[:40] + "...")
             yield (
-                f"step({shown}) raised {type(play.error).__name__}: {play.error}. "
-                "Models write anything: let parse() return None for text it cannot "
-                "read, and check ranges before use."
+                f"step({shown}) raised {described(play.error)}\n      Models write "
+                f"anything: {subject.remedies.garbage}"
             )
             return
 
@@ -334,56 +365,20 @@ def _check_expert(subject: Subject) -> Iterator[str]:
         )
 
 
-def _check_context(subject: Subject) -> Iterator[str]:
-    """Conversations must fit the context."""
-    limit = subject.max_context_tokens
-    if subject.tokenizer is None or limit is None:
-        return
-    longest, play = max(
-        ((subject.count_tokens(p), p) for p in subject.plays), key=lambda x: x[0]
-    )
-    if longest > limit:
-        yield (
-            f"The conversation reached {longest} tokens ({play.where}), but "
-            f"max_context_tokens={limit}. Shorten the observations, lower max_turns, "
-            "or raise the limit; completions of a model may be longer still."
-        )
-
-
-def _check_round_trip(subject: Subject) -> Iterator[str]:
-    """The tokenizer and the chat template must keep every character."""
-    tokenizer = subject.tokenizer
-    if tokenizer is None:
-        return
-    for text in subject.texts():
-        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-        if back != text:
-            yield (
-                f"The tokenizer turned the observation {text!r} into {back!r}; it must "
-                "come back unchanged. Use a byte-level tokenizer, or avoid the "
-                "characters that are lost."
-            )
-            return
-        if text not in subject.as_chat([{"role": "user", "content": text}]):
-            yield (
-                f"The chat template does not show the observation {text!r} unchanged. "
-                "Templates often strip spaces and line ends: let observations neither "
-                "begin nor end with them."
-            )
-            return
-
-
 _CHECKS: tuple[Check, ...] = (
     _check_errors,
     _check_observations,
     _check_rewards,
     _check_ending,
     _check_determinism,
+    check_random_states,
+    check_threads,
+    check_resets,
     _check_garbage,
     _check_options,
     _check_split,
     _check_policies,
     _check_expert,
-    _check_context,
-    _check_round_trip,
+    check_context,
+    check_round_trip,
 )

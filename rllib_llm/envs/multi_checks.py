@@ -23,6 +23,13 @@ from rllib_llm.envs.check_plays import (
     raised_by,
     random_or_filler,
 )
+from rllib_llm.envs.check_remedies import (
+    FOREIGN_GAME,
+    GAME,
+    Advice,
+    described,
+    where_raised,
+)
 from rllib_llm.envs.joint_env import JointEnv
 from rllib_llm.envs.kinds import is_rllib_env
 from rllib_llm.envs.make import EnvSpec, make_env
@@ -43,14 +50,17 @@ def check_multi_env(
     tokenizer: Any = None,
     max_context_tokens: int | None = None,
     seeds: Iterable[int] = range(16),
+    env_processes: bool = False,
+    first_reset_s: float = 0.0,
 ) -> checks.CheckReport:
     """Play a multi-agent environment and report everything that would break training.
 
     One player takes all seats, so that the checks of :func:`rllib_llm.envs.check_env`
-    apply. In addition PettingZoo's ``api_test`` and ``seed_test`` (or their parallel
-    relatives) must pass, garbage is tried on every agent, and the game is cut after
-    every number of turns. Options and splits are checked for
-    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv` only.
+    apply. In addition garbage is tried on every agent, the game is cut after every
+    number of turns, and PettingZoo's ``api_test`` and ``seed_test`` (or their parallel
+    relatives) are run: a :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`
+    must pass them, for others it is a warning, since they ask for more than training
+    needs. Options and splits are checked for ``MultiAgentTextEnv`` only.
 
     Args:
         spec: Whatever :func:`~rllib_llm.envs.make_env` accepts.
@@ -58,6 +68,8 @@ def check_multi_env(
         tokenizer: See :func:`~rllib_llm.envs.check_env`.
         max_context_tokens: With a tokenizer: the longest conversation of any agent.
         seeds: Episodes to play with each of the random and the expert policy.
+        env_processes: See :func:`~rllib_llm.envs.check_env`.
+        first_reset_s: Seconds that the first instance and its first reset have taken.
 
     Returns:
         The problems found, and measurements; returns are sums over agents, and those of
@@ -74,9 +86,12 @@ def check_multi_env(
         seeds=list(seeds),
         tokenizer=tokenizer,
         max_context_tokens=max_context_tokens,
+        env_processes=env_processes,
+        first_reset_s=first_reset_s,
         build_raw=build_raw,
     )
     env = subject.build()
+    subject.remedies = GAME if env.is_text_env else FOREIGN_GAME
     skipped = () if env.is_text_env else _ONLY_TEXT_ENVS
     if not getattr(env.joint.unwrapped, "has_success", False):
         # Nobody need gain where experts compete for a constant sum.
@@ -165,10 +180,17 @@ def _check_pettingzoo(subject: JointSubject) -> Iterator[str]:
     for name, test in _pettingzoo_tests(subject):
         error = _quietly(test)
         if error is not None:
-            yield (
-                f"PettingZoo's {name} fails: {type(error).__name__}: {error}. Leave "
-                "reset(), step(), observe() and last() to MultiAgentTextEnv, or follow "
-                "PettingZoo's contract."
+            fails = f"PettingZoo's {name} fails: {described(error)}"
+            if isinstance(subject.build_raw(), MultiAgentTextEnv):
+                yield (
+                    f"{fails}\n      Leave reset(), step(), observe() and last() to "
+                    "MultiAgentTextEnv."
+                )
+                return
+            where = where_raised(error)
+            line = "" if where in fails else f"\n      The test's line: {where}"
+            yield Advice(
+                f"{fails}{line}\n      Training does not need what it asks for."
             )
             return
 
@@ -210,6 +232,8 @@ def _quietly(test: Callable[[], Any]) -> Exception | None:
 
 def _check_every_parser(subject: JointSubject) -> Iterator[str]:
     """Whatever any agent may write, step() must answer."""
+    if all(play.error is not None for play in subject.plays):
+        return  # it fails on sound text, too
     is_text_env = subject.build().is_text_env
     env = subject.build(max_turns=MOST_TURNS) if is_text_env else subject.build()
     names = env.joint.possible_agents
@@ -223,9 +247,8 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
             if play.error is not None and play.transcript.actions:
                 shown = repr(text if len(text) < 40 else text[:40] + "...")
                 yield (
-                    f"{victim!r} saying {shown} raised {type(play.error).__name__}: "
-                    f"{play.error}. Models write anything: let parse() return None for "
-                    "text it cannot read, and check ranges before use."
+                    f"{victim!r} saying {shown} raised {described(play.error)}\n"
+                    f"      Models write anything: {subject.remedies.garbage}"
                 )
                 return
 
@@ -241,9 +264,9 @@ def _check_truncation(subject: JointSubject) -> Iterator[str]:
         if play.error is not None:
             yield (
                 f"With max_turns={turns} {play.where} raised "
-                f"{type(play.error).__name__}: {play.error}. At the limit prompt_for() "
-                "is called for all agents left, whoever's turn it is; let it return '' "
-                "where nothing is new."
+                f"{described(play.error)}\n      At the limit prompt_for() is called "
+                "for all agents left, whoever's turn it is; let it return '' where "
+                "nothing is new."
             )
             return
 

@@ -29,6 +29,7 @@ class Transcript:
         terminated: Whether the episode reached an end.
         truncated: Whether it was cut short.
         seconds: Time spent inside ``step``, in seconds.
+        reset_seconds: Time spent inside ``reset``, in seconds.
     """
 
     seed: int
@@ -39,6 +40,7 @@ class Transcript:
     terminated: bool = False
     truncated: bool = False
     seconds: float = 0.0
+    reset_seconds: float = 0.0
 
     @property
     def success(self) -> bool | None:
@@ -84,7 +86,9 @@ def play_turns(
     # Not default_rng(seed), which is the stream that the environment itself draws
     # from: a random policy would guess its secrets.
     rng = np.random.default_rng((transcript.seed, 1))
+    started = time.perf_counter()
     observation, _ = env.reset(seed=transcript.seed, options=options)
+    transcript.reset_seconds = time.perf_counter() - started
     transcript.observations.append(observation)
     yield
     for _ in range(limit):

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from check_toys import MainThreadOnly
 
-from rllib_llm.envs import TextEnv, TurnResult, check_env, checks
+from rllib_llm.envs import TextEnv, TurnResult, check_env, check_sharing, checks
 from rllib_llm.errors import ConfigError
 
 
@@ -262,6 +263,9 @@ def test_every_check_fires_on_some_broken_environment(monkeypatch):
     for env, _ in BROKEN:
         check_env(env)
     check_env(Trailing, tokenizer=Stripping(), max_context_tokens=1)
+    check_env(MainThreadOnly)
+    monkeypatch.setattr(check_sharing, "STEP_TIMEOUT_S", 0.0)
+    check_env(Sound)
     assert fired == names
 
 

@@ -1,0 +1,150 @@
+"""Checks of how environments share a process: time, threads, random states."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+
+from rllib_llm.envs.check_plays import Play, Subject, replay
+from rllib_llm.envs.check_remedies import Advice, described
+from rllib_llm.envs.random_states import global_states
+
+STEP_TIMEOUT_S = 60.0
+"""Default of ``rollouts(step_timeout_s=...)``."""
+SLOW_RESET_S = 0.25
+SLOW_START_S = 10.0
+_THREADS = 4
+_SEEDS = 4
+_MOST_S = 120.0  # for all threads
+_IN_PROCESSES = (
+    "Environments run in threads of one process. Draw from what reset() is seeded "
+    "with; where a library seeds or draws by itself, make its calls inside of "
+    "rllib_llm.envs.OwnRandomState(seed).swapped_in(), or train and check with "
+    "rollouts(env_processes=True)."
+)
+
+
+def check_resets(subject: Subject) -> Iterator[str]:
+    """Building and resetting must not take longer than a call may."""
+    start = subject.first_reset_s
+    if start > STEP_TIMEOUT_S:
+        yield (
+            f"Building the environment and its first reset took {start:.0f} s; every "
+            f"EnvRunner gives a call up after step_timeout_s={STEP_TIMEOUT_S:g}. Raise "
+            "rollouts(step_timeout_s=...), and start once per process what instances "
+            "can share."
+        )
+    elif start > SLOW_START_S:
+        yield Advice(
+            f"Building the environment and its first reset took {start:.0f} s, and "
+            "env_runners(num_envs_per_env_runner=...) instances begin so. Start once "
+            "per process, behind a lock, what they can share."
+        )
+    resets = [p.transcript.reset_seconds for p in subject.plays if p.error is None]
+    mean = sum(resets) / len(resets) if resets else 0.0
+    if mean > SLOW_RESET_S:
+        yield Advice(
+            f"A reset takes {mean:.2g} s, and every episode begins with one: "
+            f"{64 * mean:.0f} s for 64 episodes one after another. Keep what does not "
+            "change between episodes, or raise "
+            "env_runners(num_envs_per_env_runner=...)."
+        )
+
+
+def check_random_states(subject: Subject) -> Iterator[str]:
+    """Neither reset nor step may change the random states of the process."""
+    if subject.env_processes:
+        return
+    env = _Watched(subject.build())
+    for play in subject.random[:_SEEDS]:
+        Play(env, play.transcript.seed, replay(play.transcript.actions)).finish()
+    env.close()
+    for call, names in env.changed.items():
+        yield (
+            f"{call}() changed the process-wide state of {' and '.join(sorted(names))}"
+            ": it seeds it or draws from it, and so disturbs all other environments; "
+            f"rollouts of a group would get different tasks. {_IN_PROCESSES}"
+        )
+
+
+def check_threads(subject: Subject) -> Iterator[str]:
+    """Instances in threads must play what one alone has played."""
+    if subject.env_processes:
+        return
+    wanted = [p for p in subject.random if p.error is None][:_SEEDS]
+    if not wanted:
+        return
+    together = threading.Barrier(_THREADS)
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            env = subject.build()
+            for play in wanted:
+                together.wait(_MOST_S)
+                found.extend(_compared(env, play))
+            env.close()
+        except threading.BrokenBarrierError:
+            pass  # another thread has said why
+        except Exception as error:  # whatever an environment raises is a finding
+            found.append(f"In a thread, building it raised {described(error)}.")
+            together.abort()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_MOST_S)
+    if any(thread.is_alive() for thread in threads):
+        found.append(
+            f"{_THREADS} instances in threads were not done after {_MOST_S:.0f} s."
+        )
+    if found:
+        yield f"{found[0]} {_IN_PROCESSES}"
+
+
+def _compared(env: gym.Env, play: Play) -> Iterator[str]:
+    """Play an episode once more; yield what is different."""
+    transcript = play.transcript
+    again = Play(env, transcript.seed, replay(transcript.actions)).finish()
+    if again.error is not None:
+        yield f"In a thread, seed {transcript.seed} raised {described(again.error)}."
+        return
+    first, second = transcript.observations, again.transcript.observations
+    if first[:1] != second[:1]:
+        yield (
+            f"With {_THREADS} instances in threads, seed {transcript.seed} began with "
+            f"{second[0]!r} instead of {first[0]!r}."
+        )
+    elif first != second or transcript.rewards != again.transcript.rewards:
+        yield (
+            f"With {_THREADS} instances in threads, seed {transcript.seed} went "
+            "otherwise than alone."
+        )
+
+
+class _Watched(gym.Wrapper):
+    """Notes which calls change the process-wide random states, and which states."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.changed: dict[str, set[str]] = {}
+
+    def reset(self, **keywords: Any) -> Any:
+        return self._watch("reset", lambda: self.env.reset(**keywords))
+
+    def step(self, action: Any) -> Any:
+        return self._watch("step", lambda: self.env.step(action))
+
+    def _watch(self, name: str, call: Callable[[], Any]) -> Any:
+        before = global_states()
+        try:
+            return call()
+        finally:
+            after = global_states()
+            changed = {n for n in before if before[n] != after[n]}
+            if changed:
+                self.changed.setdefault(name, set()).update(changed)

@@ -1,0 +1,91 @@
+"""check_env on games of PettingZoo, on time, threads and random states."""
+
+import pytest
+from check_toys import (
+    Agree,
+    BuggyGive,
+    BuggyStart,
+    Give,
+    MainThreadOnly,
+    Say,
+    Seeds,
+    SeedsTamed,
+    SlowReset,
+)
+
+from rllib_llm.envs import check_env, check_sharing
+
+FEW = range(3)
+
+
+@pytest.mark.parametrize(
+    ("env", "test", "why"),
+    [
+        (Agree, "parallel_api_test", "assert set(par_env.agents).issubset(set(infos"),
+        (Give, "api_test", "has no attribute 'observation_spaces'"),
+    ],
+)
+def test_stricter_rules_of_pettingzoo_are_warnings(env, test, why):
+    report = check_env(env, seeds=FEW)
+    assert report.ok, str(report)
+    (warning,) = report.warnings
+    assert f"PettingZoo's {test} fails: " in warning and why in warning
+    assert "Training does not need what it asks for." in warning
+    assert f"  warning: {warning}" in str(report)
+
+
+def test_a_bug_in_the_games_code_is_shown_with_its_line():
+    report = check_env(BuggyGive, seeds=FEW)
+    (problem,) = report.problems
+    assert "step('hello') raised KeyError: 'giver_0'" in problem
+    assert 'in step: self.scores["giver_0"] += 1' in problem
+    assert (
+        "check_toys.py:" in problem and "Mend reset(), step() or observe()" in problem
+    )
+    for word in ("start()", "apply()", "parse()", "prompt_for()", "rng given"):
+        assert word not in str(report)
+
+
+def test_an_environment_that_cannot_be_built_is_faulty():
+    (problem,) = check_env(BuggyStart).problems
+    assert "Building it raised KeyError: 'words'" in problem
+    assert 'in __init__: raise KeyError("words")' in problem
+
+
+def test_resets_are_measured_and_judged(monkeypatch):
+    report = check_env(SlowReset, seeds=FEW)
+    assert report.ok and not report.warnings
+    assert report.measurements["ms_per_reset"] >= 20.0
+    assert report.measurements["first_reset_s"] >= 0.02
+    monkeypatch.setattr(check_sharing, "SLOW_RESET_S", 0.01)
+    monkeypatch.setattr(check_sharing, "SLOW_START_S", 0.01)
+    first, every = check_env(SlowReset, seeds=FEW).warnings
+    assert "first reset took" in first and "A reset takes 0.02" in every
+    monkeypatch.setattr(check_sharing, "STEP_TIMEOUT_S", 0.01)
+    report = check_env(SlowReset, seeds=FEW)
+    assert not report.ok and "rollouts(step_timeout_s=...)" in report.problems[0]
+
+
+def test_what_works_in_the_main_thread_only_is_found():
+    (problem,) = check_env(MainThreadOnly, seeds=FEW).problems
+    assert "In a thread, seed 0 raised ValueError: signal only works" in problem
+    assert check_env(MainThreadOnly, seeds=FEW, env_processes=True).ok
+
+
+def test_seeding_the_process_is_found_though_it_plays_alike():
+    report = check_env(Seeds, seeds=FEW)
+    found = [p for p in report.problems if p.startswith("reset() changed the process")]
+    assert len(found) == 1, str(report)
+    assert "state of random and torch" in found[0]
+    assert "OwnRandomState(seed).swapped_in()" in found[0]
+    assert "rollouts(env_processes=True)" in found[0]
+    assert check_env(Seeds, seeds=FEW, env_processes=True).ok
+    assert check_env(SeedsTamed, seeds=FEW).ok and check_env(Say, seeds=FEW).ok
+
+
+def test_the_command_line_takes_processes(capsys):
+    from rllib_llm.cli.check import check
+
+    assert not check("check_toys:Seeds", [], None, None)
+    assert check("check_toys:Seeds", [], None, None, env_processes=True)
+    assert "changed the process-wide state" in capsys.readouterr().out
