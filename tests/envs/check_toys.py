@@ -125,10 +125,10 @@ class Seeds(Say):
     """Seeds what it then draws from, so that playing again gives the same."""
 
     def start(self, rng):
-        self.library(int(rng.integers(2**31)))
+        self.reseed(int(rng.integers(2**31)))
         return super().start(np.random.default_rng(random.randrange(100)))
 
-    def library(self, seed):
+    def reseed(self, seed):
         random.seed(seed)
         torch.manual_seed(seed)
 
