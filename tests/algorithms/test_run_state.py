@@ -1,0 +1,208 @@
+"""A restored run has all that training changed, and goes on bit by bit as it would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from team_helpers import PairTogether, single_config, team_config
+
+from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
+from rllib_llm.pieces.curricula.options import with_options
+from rllib_llm.types import Task
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+# How long things took, and since when, which is nobody's state.
+OF_TIME = {
+    "env_runners/sample",
+    "env_runners/engine_busy_frac",
+    "iterations_since_restore",
+    "timestamp",
+}
+
+
+class Counted:
+    """Counts how often it was asked, and lets that show in what it answers."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def get_state(self):
+        return self.asked
+
+    def set_state(self, state):
+        self.asked = state
+
+
+class Bonus(Counted):
+    """A reward that grows with every trajectory."""
+
+    def __call__(self, trajectory):
+        self.asked += 1
+        return 0.01 * self.asked + 0.1 * len(trajectory.completions[-1])
+
+
+class Passing(Counted):
+    """A filter that masks another trajectory in every iteration."""
+
+    def __call__(self, table):
+        self.asked += 1
+        return np.arange(len(table)) != self.asked % max(len(table), 1)
+
+
+class Walking(Counted):
+    """A curriculum of one more turn in every group, up to three."""
+
+    def assign(self, task: Task, iteration: int) -> Task:
+        self.asked += 1
+        return with_options(task, {})
+
+    def observe(self, table):
+        self.asked += len(table)
+
+
+class Fading(Counted):
+    """A loss term that grows with every update."""
+
+    def __call__(self, batch):
+        return 0.01 * self.asked * batch.logp
+
+    def end_update(self, means):
+        self.asked += 1
+
+
+def grpo():
+    return single_config(
+        GRPOConfig,
+        slots=1,
+        rollouts={
+            "episodes_per_iteration": 8,
+            "group_size": 4,
+            "rewards": [Bonus],
+            "filters": [{"name": Passing, "effect": "mask"}],
+            "curriculum": {"name": Walking},
+        },
+        training={
+            "lr": [[0, 1e-2], [100, 1e-3]],
+            "drop_zero_variance_groups": False,
+            "credit": ["group", {"name": "history", "weight": 0.5}],
+            "ref_kl_coeff": 0.1,
+            "ref_kl_target": 1e-9,
+            "loss_terms": [Fading, {"name": "entropy_target", "target": 9.0}],
+        },
+        alarms={"entropy_explosion": {"above": 0.01, "action": "lower_lr"}},
+    )
+
+
+def ppo():
+    return single_config(
+        LLMPPOConfig,
+        slots=1,
+        training={
+            "use_kl_loss": True,
+            "kl_target": 1e-9,
+            "entropy_coeff": [[0, 0.1], [60, 0.0]],
+            "critic_lr": 1e-2,
+            "num_epochs": 2,
+            "minibatch_size": 2,
+        },
+        alarms={"entropy_explosion": {"above": 0.01, "action": "rollback"}},
+    )
+
+
+def marft():
+    return team_config(
+        PairTogether,
+        MARFTConfig,
+        slots=1,
+        policies=("a", "b"),
+        mapping={"ann": "a", "ben": "b"},
+        training={"update_schedule": "alternate", "alternate_every": 1},
+    )
+
+
+def self_play():
+    pytest.importorskip("openskill")
+    return team_config(
+        PairTogether,
+        SelfPlayConfig,
+        slots=1,
+        policies=None,
+        league={"pool_size": 2, "snapshot_min_games": 1, "snapshot_max_games": 2},
+    )
+
+
+# What has nothing to remember: rewards and credit of the group alone.
+STATELESS = {
+    "grpo": set(),
+    "ppo": {"llm_driver_pieces"},
+    "marft": {"llm_driver_pieces"},
+    "self_play": {"llm_driver_pieces"},
+}
+RUNS = {f.__name__: f for f in (grpo, ppo, marft, self_play)}
+
+
+def flat(tree, path=()):
+    """Leaves of nested mappings and sequences by path; arrays as bytes."""
+    if isinstance(tree, Mapping):
+        parts = tree.items()
+    elif isinstance(tree, list | tuple):
+        parts = enumerate(tree)
+    elif hasattr(tree, "detach"):
+        return {path: tree.detach().cpu().numpy().tobytes()}
+    else:
+        return {path: tree.tobytes() if isinstance(tree, np.ndarray) else tree}
+    return {k: v for name, part in parts for k, v in flat(part, (*path, name)).items()}
+
+
+def state_of(algo):
+    """All that is saved but what RLlib measured, times among it."""
+    found = flat(algo.get_state())
+    return {k: v for k, v in found.items() if "metrics_logger" not in k}
+
+
+def numbers_of(result):
+    """What a result says beside how long things took."""
+    found = flat({k: v for k, v in result.items() if k != "config"})
+    names = {path: "/".join(map(str, path)) for path in found}
+    return {
+        path: value
+        for path, value in found.items()
+        if isinstance(value, int | float | np.number)
+        and names[path] not in OF_TIME
+        and not re.search("time|throughput|_s$|_sec_|perf", names[path])
+    }
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    unequal = [k for k in left if not _equal(left[k], right[k])]
+    assert not unequal, unequal
+
+
+def _equal(a, b):
+    both_nan = isinstance(a, float) and isinstance(b, float) and a != a and b != b
+    return both_nan or bool(a == b)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_restored_run_has_everything_and_goes_on_as_it_would(name, tmp_path):
+    algo = RUNS[name]().build_algo()
+    fresh = state_of(algo)
+    for _ in range(2):
+        algo.train()
+    path = algo.save_to_path(tmp_path / "checkpoint")
+    restored = type(algo).from_checkpoint(path)
+    saved = state_of(algo)
+    assert_equal(state_of(restored), saved)
+    unchanged = {k[0] for k in saved} - {
+        k[0] for k in saved if not _equal(saved[k], fresh.get(k))
+    }
+    assert unchanged <= STATELESS[name], "A restored default proves nothing."
+    for _ in range(2):
+        assert_equal(numbers_of(restored.train()), numbers_of(algo.train()))
+        assert_equal(state_of(restored), state_of(algo))
+    algo.stop()
+    restored.stop()

@@ -1,0 +1,490 @@
+"""Every class with a state: a new object that takes it over goes on as the old one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_helpers import fake_episode, make_config, make_learner, weights
+
+from rllib_llm import GRPOConfig, LLMPPOConfig, columns
+from rllib_llm.alarms.guard import Guard
+from rllib_llm.alarms.history import History
+from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.objectives.role_baselines import RoleBaselines
+from rllib_llm.pieces.credit.combine import Credit
+from rllib_llm.pieces.registry import choose
+from rllib_llm.pieces.token_batch import example_batch
+from rllib_llm.pieces.token_pieces import TokenPieces
+from rllib_llm.pieces.trajectories import TurnTable, example_table
+from rllib_llm.selfplay.league import League
+from rllib_llm.selfplay.matchmaker import Matchmaker
+from rllib_llm.selfplay.payoffs import GameResult, Payoffs
+from rllib_llm.selfplay.ratings import Ratings
+from rllib_llm.types import Task
+
+PACKAGE = Path(__file__).parents[2] / "rllib_llm"
+GIVES_STATE = {"get_state", "state_dict", "memories", "rollback_state"}
+TAKES_STATE = {"set_state", "load_state", "load_state_dict", "recall", "roll_back"}
+# tests/algorithms/test_run_state.py saves and restores whole runs of these.
+OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "GRPO", "SelfPlay"}
+
+
+@dataclasses.dataclass
+class Case:
+    """How a class is built, used, and looked at.
+
+    Attributes:
+        fresh: Builds an object.
+        use: Changes its state.
+        look: What it does next; this may change its state once more.
+        save: Returns its state.
+        load: Brings a state back.
+    """
+
+    fresh: Callable[[], Any]
+    use: Callable[[Any], Any]
+    look: Callable[[Any], Any]
+    save: Callable[[Any], Any] = lambda thing: thing.get_state()
+    load: Callable[[Any, Any], Any] = lambda thing, state: thing.set_state(state)
+
+
+def by_dict(**case):
+    """A case of a class that names its methods as torch does."""
+    return Case(
+        **case,
+        save=lambda thing: thing.state_dict(),
+        load=lambda thing, state: thing.load_state(state),
+    )
+
+
+# Pieces -------------------------------------------------------------------------------
+
+
+def played(first: int = 0, scale: float = 1.0) -> TurnTable:
+    """A table of solved and unsolved trajectories of tasks ``first`` and on."""
+    table = example_table(("ann", "ben"))
+    for i, one in enumerate(table.trajectories):
+        one.task = dataclasses.replace(one.task, group_id=first + one.task.group_id)
+        one.success = i % 3 > 0
+        one.rewards = [scale * (0.1 * i + 0.2 * j) for j in range(len(one.rewards))]
+    return TurnTable(table.trajectories)
+
+
+def taught(curriculum: Any) -> None:
+    for first in (0, 10):
+        table = played(first)
+        for group in sorted({t.task.group_id for t in table.trajectories}):
+            curriculum.assign(Task(group, 0, group), 0)
+        curriculum.observe(table)
+
+
+def assigned(curriculum: Any) -> list[Any]:
+    return [curriculum.assign(Task(g, 0, g), 0).options for g in range(50, 56)]
+
+
+def curriculum(name: str, **settings: Any) -> Case:
+    spec = {"name": name, **settings}
+    return Case(lambda: choose("curriculum", spec).call, taught, assigned)
+
+
+def credit(name: str, **settings: Any) -> Case:
+    spec = {"name": name, **settings}
+    return Case(
+        lambda: choose("credit", spec).call, lambda of: of(played(scale=3.0)), valued_by
+    )
+
+
+def valued_by(estimate: Callable[[TurnTable], Any]) -> list[float]:
+    return np.asarray(estimate(played(20))).tolist()
+
+
+LADDER = {"levels": [{"size": 3}, {"size": 4}], "window": 2, "threshold": 0.5}
+
+
+class Asked:
+    """Counts how often it was asked; the answer depends on it."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, given):
+        """Answer."""
+        self.asked += 1
+        if isinstance(given, TurnTable):
+            return np.arange(len(given)) != self.asked
+        return float(self.asked)
+
+    def get_state(self):
+        """Return the count."""
+        return self.asked
+
+    def set_state(self, state):
+        """Bring it back."""
+        self.asked = state
+
+
+def driver_pieces() -> DriverPieces:
+    ladder = {
+        "name": "ladder",
+        "levels": [{"size": 3}, {"size": 4}],
+        "window": 2,
+        "threshold": 0.5,
+    }
+    settings = {"rewards": [Asked], "filters": [Asked], "curriculum": ladder}
+    return DriverPieces(GRPOConfig().rollouts(**settings))
+
+
+def use_driver_pieces(pieces: DriverPieces) -> None:
+    taught(pieces.curriculum.call)
+    pieces.rewards(played().trajectories)
+    pieces.filters(played().trajectories)
+
+
+def look_at_driver_pieces(pieces: DriverPieces) -> list[Any]:
+    paid = pieces.rewards(played().trajectories)
+    verdicts, _ = pieces.filters(played().trajectories)
+    parts = {name: part.tolist() for name, part in paid.items()}
+    return [assigned(pieces.curriculum.call), parts, [v.is_dropped for v in verdicts]]
+
+
+TARGET = {"name": "entropy_target", "target": 9.0, "step": 0.01}
+
+
+def term_losses(pieces: TokenPieces) -> list[Any]:
+    batch = example_batch(pieces.needs)
+    return [(name, loss.tolist()) for name, loss in pieces.term_losses(batch)]
+
+
+# League -------------------------------------------------------------------------------
+
+
+def games(first: int = 0) -> list[GameResult]:
+    return [
+        GameResult(first, ("learner", "old"), (1.0, 0.0)),
+        GameResult(first + 1, ("old", "learner"), (1.0, 0.0)),
+        GameResult(first + 2, ("learner", "old"), (1.0, 0.0)),
+    ]
+
+
+def use_league(league: League) -> None:
+    league.add("oldest", 0)
+    league.add("old", 1)
+    league.record(games())
+
+
+def look_at_league(league: League) -> list[Any]:
+    seen = [league.probabilities(), league.should_snapshot(), league.choose(3, 1)]
+    return [*seen, league.add("new", 2), league.probabilities()]
+
+
+def use_matchmaker(maker: Matchmaker) -> None:
+    for iteration in range(3):
+        maker.add_snapshot(iteration)
+        slots = {member: slot for slot, member in maker.members().items()}
+        line_up = {"ann": "policy", "ben": slots[f"snapshot_{iteration}"]}
+        maker.record([maker.result(iteration, line_up, {"ann": 1.0})])
+
+
+def look_at_matchmaker(maker: Matchmaker) -> list[Any]:
+    seen = [maker.members(), maker.metrics(), [maker.line_up(s) for s in range(9)]]
+    return [*seen, maker.wants_snapshot(), maker.add_snapshot(9), maker.members()]
+
+
+def matchmaker() -> Matchmaker:
+    pytest.importorskip("openskill")
+    return Matchmaker(
+        "policy", ("one", "two"), ("ann", "ben"), {}, snapshot_min_games=1
+    )
+
+
+def ratings() -> Ratings:
+    pytest.importorskip("openskill")
+    return Ratings()
+
+
+def look_at_ratings(of: Ratings) -> list[Any]:
+    of.record(games(5))
+    return [of.rating("old"), of.rating("learner"), of.games("old"), of.ranking()]
+
+
+# Alarms -------------------------------------------------------------------------------
+
+
+def result(iteration: int, entropy: float) -> dict[str, Any]:
+    learners = {"default_policy": {"entropy": entropy, "approx_kl_k3": 0.01}}
+    returns = {"episode_return_mean": entropy}
+    return {
+        "training_iteration": iteration,
+        "learners": learners,
+        "env_runners": returns,
+        "done": False,
+    }
+
+
+def guard() -> Guard:
+    told: list[Any] = []
+    algorithm = SimpleNamespace(
+        told=told,
+        logdir="/nowhere",
+        iteration=0,
+        lower_lr=lambda *given: told.append(given),
+        lr_scales=dict,
+    )
+    low = {"below": 0.5, "action": "lower_lr", "cooldown": 3}
+    return Guard(GRPOConfig().alarms(entropy_collapse=low), algorithm)
+
+
+def watch(of: Guard, iterations: range) -> list[Any]:
+    reports = []
+    for iteration in iterations:
+        seen = result(iteration, 0.1)
+        of.after_iteration(seen)
+        reports.append(seen["alarms"])
+    return [reports, of._algorithm.told[:]]
+
+
+def look_at_guard(of: Guard) -> list[Any]:
+    of._algorithm.told.clear()
+    return watch(of, range(4, 8))
+
+
+def look_at_history(of: History) -> list[Any]:
+    key = "learners/<module>/entropy"
+    return [
+        of.series(key, "default_policy"),
+        of.newest(key, "default_policy"),
+        list(of.module_ids),
+    ]
+
+
+# Learners, runners, modules -----------------------------------------------------------
+
+
+STEERED = {
+    "lr": [[0, 1e-2], [100, 1e-3]],
+    "critic_lr": 1e-2,
+    "ref_kl_coeff": 0.1,
+    "ref_kl_target": 1e-9,
+}
+
+
+def learner(**training: Any) -> Any:
+    return make_learner(make_config(LLMPPOConfig, **STEERED, **training))
+
+
+def train(of: Any, first: int) -> None:
+    steps = {"num_env_steps_sampled_lifetime": 10 * (first + 1)}
+    data = [fake_episode(seed) for seed in range(first, first + 4)]
+    of.update(
+        training_data=LLMTrainingData(episodes=data),
+        timesteps=steps,
+        num_epochs=2,
+        minibatch_size=2,
+    )
+
+
+def use_learner(of: Any) -> None:
+    for first in (0, 4):
+        train(of, first)
+    of.lower_lr(None, 0.5, 1e-6)
+
+
+def look_at_learner(of: Any) -> list[Any]:
+    seen = [of._ref_kl_coeffs["default_policy"], dict(of.lr_scales)]
+    seen += [float(of.curr_kl_coeffs_per_module["default_policy"])]
+    seen += [g["lr"] for o in of._named_optimizers.values() for g in o.param_groups]
+    train(of, 8)
+    seen += [of._weights_seq_no, of._ref_kl_coeffs["default_policy"]]
+    return [*seen, {n: w.numpy() for n, w in weights(of).items()}]
+
+
+def module() -> Any:
+    return make_learner(make_config(LLMPPOConfig)).module["default_policy"].unwrapped()
+
+
+def move(of: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in of.parameters():
+            parameter += 0.01
+
+
+def values_of(of: Any) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in of.get_state().items()}
+
+
+def runner() -> LLMEnvRunner:
+    config = make_config(LLMPPOConfig)
+    config.env_runners(num_envs_per_env_runner=1).generation(max_new_tokens=4)
+    return LLMEnvRunner(config=config, worker_index=1)
+
+
+def use_runner(of: LLMEnvRunner) -> None:
+    of.sample(num_episodes=3)
+    move(of.module)
+    of.set_weights_version(4)
+
+
+def look_at_runner(of: LLMEnvRunner) -> list[Any]:
+    (episode,) = of.sample(num_episodes=1)
+    turns = episode.get_extra_model_outputs(columns.TURN)
+    said = [(t.action_ids.tolist(), t.weights_seq_no) for t in turns]
+    return [said, episode.get_observations(0), of.num_env_steps_sampled_lifetime]
+
+
+def optimizer() -> SimpleNamespace:
+    parameter = torch.nn.Parameter(torch.arange(1.0, 4.0).bfloat16())
+    return SimpleNamespace(
+        parameter=parameter, optimizer=MixedPrecisionAdamW([parameter], lr=1e-3)
+    )
+
+
+def step(of: SimpleNamespace, times: int = 3) -> list[Any]:
+    for scale in range(1, times + 1):
+        of.parameter.grad = torch.full_like(of.parameter, float(scale))
+        of.optimizer.step()
+    master = of.optimizer.state[of.parameter]["master"]
+    return [of.parameter.tolist(), master.tolist()]
+
+
+def load_optimizer(of: SimpleNamespace, state: Any) -> None:
+    values, moments = state
+    with torch.no_grad():
+        of.parameter.copy_(values)
+    of.optimizer.load_state_dict(moments)
+
+
+CASES = {
+    "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
+    "Ladder": curriculum(
+        "ladder", levels=[{"size": 3}, {"size": 4}], window=2, threshold=0.5
+    ),
+    "pieces.credit.history.History": credit("history"),
+    "Role": credit("role"),
+    "Credit": Case(
+        lambda: Credit(["role", "history"]),
+        lambda of: of.advantages(played(scale=3.0)),
+        lambda of: valued_by(of.advantages),
+    ),
+    "Chosen": Case(
+        lambda: choose("credit", "role"),
+        lambda of: of.call(played(scale=3.0)),
+        lambda of: valued_by(of.call),
+    ),
+    "RoleBaselines": Case(
+        lambda: RoleBaselines(0.5),
+        lambda of: of.advantages([1.0, 3.0], ["g", "g"], [0, 1]),
+        lambda of: of.advantages([2.0, 2.0], ["g", "g"], [0, 1]).tolist(),
+        save=lambda of: of.state_dict(),
+        load=lambda of, state: of.load_state_dict(state),
+    ),
+    "DriverPieces": Case(driver_pieces, use_driver_pieces, look_at_driver_pieces),
+    "EntropyTarget": Case(
+        lambda: choose("loss_term", TARGET).call,
+        lambda of: of.end_update({"entropy": 1.0}),
+        lambda of: (of.coeff, of.end_update({"entropy": 99.0}), of.coeff),
+    ),
+    "TokenPieces": Case(
+        lambda: TokenPieces(None, [TARGET], ()),
+        lambda of: of.end_update({"entropy": 1.0}),
+        term_losses,
+    ),
+    "Payoffs": by_dict(
+        fresh=Payoffs,
+        use=lambda of: [of.record(game) for game in games()],
+        look=lambda of: (of.table(["learner", "old"]), of.games("old", "learner")),
+    ),
+    "Ratings": by_dict(
+        fresh=ratings, use=lambda of: of.record(games()), look=look_at_ratings
+    ),
+    "League": by_dict(
+        fresh=lambda: League(max_members=2, snapshot_min_games=2),
+        use=use_league,
+        look=look_at_league,
+    ),
+    "Matchmaker": by_dict(
+        fresh=matchmaker, use=use_matchmaker, look=look_at_matchmaker
+    ),
+    "alarms.history.History": Case(
+        History, lambda of: of.add(result(1, 0.5)), look_at_history
+    ),
+    "Guard": Case(guard, lambda of: watch(of, range(1, 4)), look_at_guard),
+    "TaskSource": Case(
+        lambda: TaskSource(seed=3, group_size=2),
+        lambda of: of.next_groups(5),
+        lambda of: of.next_groups(2),
+    ),
+    "LLMLearnerMixin": Case(
+        lambda: learner(use_kl_loss=True, kl_target=1e-9), use_learner, look_at_learner
+    ),
+    "TokenPiecesMixin": Case(
+        lambda: learner(loss_terms=[TARGET]), use_learner, look_at_learner
+    ),
+    "LLMRLModule": Case(module, move, values_of),
+    "LLMEnvRunner": Case(runner, use_runner, look_at_runner),
+    "MixedPrecisionAdamW": Case(
+        optimizer,
+        step,
+        step,
+        save=lambda of: (of.parameter.data.clone(), of.optimizer.state_dict()),
+        load=load_optimizer,
+    ),
+}
+
+
+def classes_with_state() -> dict[str, str]:
+    """Return the module of every class that gives or takes a state, by its name."""
+    found: dict[str, str] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+                if names & (GIVES_STATE | TAKES_STATE):
+                    found[f"{module}.{node.name}"] = node.name
+    names = list(found.values())
+    return {
+        name if names.count(name) == 1 else path: path for path, name in found.items()
+    }
+
+
+def test_no_class_with_a_state_is_left_out():
+    assert set(classes_with_state()) == set(CASES) | OF_RUNS
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_new_object_goes_on_from_the_state(name):
+    case = CASES[name]
+    used = case.fresh()
+    case.use(used)
+    # As a checkpoint does; what is shared with the old object would show.
+    state = pickle.loads(pickle.dumps(case.save(used)))
+    restored = case.fresh()
+    case.load(restored, state)
+    expected = case.look(used)
+    assert alike(case.look(restored), expected)
+    assert not alike(case.look(case.fresh()), expected), "It makes no difference."
+
+
+def alike(found: Any, expected: Any) -> bool:
+    """Whether two answers are equal; arrays up to the order of additions."""
+    if isinstance(expected, dict):
+        both = found.keys() == expected.keys()
+        return both and all(alike(found[k], expected[k]) for k in expected)
+    if isinstance(expected, list | tuple) and len(found) == len(expected):
+        return all(map(alike, found, expected))
+    if isinstance(expected, np.ndarray):
+        return np.allclose(found, expected, rtol=1e-5, atol=1e-7)
+    return bool(found == expected)

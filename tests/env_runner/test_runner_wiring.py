@@ -1,0 +1,208 @@
+"""What reaches the EnvRunner: splits, seeds, versions, what a critic is shown."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from multi_toys import Together, made, over
+from runner_helpers import Countdown, Endless, make_runner
+from team_helpers import Run, team_config
+
+from rllib_llm import LLMPPOConfig, columns
+from rllib_llm.connectors.episode_data import EpisodeData, agent_episodes, episode_data
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.plays import Seat
+from rllib_llm.env_runner.turns import turn_seed
+from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.types import FinishReason, StopReason, Task, Turn
+
+
+class Noting(Countdown):
+    """Notes with which options it was begun."""
+
+    begun: list[dict] = []
+
+    def reset(self, *, seed=None, options=None):
+        Noting.begun += [dict(options)] if options else []
+        return super().reset(seed=seed, options=options)
+
+
+def turns_of(episode):
+    return episode.get_extra_model_outputs(columns.TURN)
+
+
+def sampled(episodes):
+    return [[t.action_ids.tolist() for t in turns_of(e)] for e in episodes]
+
+
+def own_tasks(runner, count):
+    return [episode_data(e).task for e in runner.sample(num_episodes=count)]
+
+
+# Tasks --------------------------------------------------------------------------------
+
+
+def evaluation_runner(seed=0):
+    config = make_runner(Noting).config.copy(copy_frozen=False)
+    config.debugging(seed=seed).evaluation(evaluation_interval=1).validate()
+    return LLMEnvRunner(config=config.get_evaluation_config_object(), worker_index=0)
+
+
+def test_evaluation_plays_held_out_tasks_and_training_does_not():
+    Noting.begun.clear()
+    training = own_tasks(make_runner(Noting), 6)
+    assert {o["split"] for o in Noting.begun} == {"train"}
+    Noting.begun.clear()
+    evaluation = own_tasks(evaluation_runner(), 6)
+    assert {o["split"] for o in Noting.begun} == {"test"}
+    assert {t.options["split"] for t in evaluation} == {"test"}
+    assert {t.seed for t in evaluation}.isdisjoint(t.seed for t in training)
+    # The same ones at every evaluation, whatever the run's seed.
+    assert own_tasks(evaluation_runner(seed=5), 6) == evaluation
+
+
+def test_runners_that_draw_their_own_tasks_draw_different_ones():
+    seeds = [
+        {t.seed for t in own_tasks(make_runner(Countdown, worker_index=i), 8)}
+        for i in range(3)
+    ]
+    assert all(len(own) == 8 for own in seeds)
+    assert all(a.isdisjoint(b) for a, b in itertools.combinations(seeds, 2))
+
+
+def test_the_run_s_seed_decides_the_training_tasks():
+    def seeds(seed):
+        source = LLMPPOConfig().debugging(seed=seed).build_task_source()
+        return [t.seed for t in source.next_groups(20)]
+
+    assert seeds(1) == seeds(1)
+    assert set(seeds(1)).isdisjoint(seeds(2))
+
+
+# Sampling seeds -----------------------------------------------------------------------
+
+
+def test_every_turn_of_every_rollout_attempt_and_agent_has_its_own_seed():
+    def seat(turn, index):
+        data = EpisodeData(num_turns=turn)
+        return Seat(f"agent_{index}", "policy", index=index, data=data)
+
+    asked = list(itertools.product((3, 4), range(3), range(2), range(4), range(3)))
+    seeds = {
+        turn_seed(Task(0, rollout, seed), attempt, seat(turn, index))
+        for seed, rollout, attempt, turn, index in asked
+    }
+    assert len(seeds) == len(asked)
+
+
+def test_agents_that_read_the_same_at_the_same_time_say_different_things():
+    class Alike(made(Together, [None, None, over()])):
+        def prompt_for(self, agent):
+            return "Say anything."
+
+    config = team_config(
+        Alike, LLMPPOConfig, policies=("a",), mapping={"*": "a"}, slots=1
+    )
+    (episode,) = Run(config, learner=False).runner.sample(tasks=[Task(0, 0, 3)])
+    said = sampled(agent_episodes(episode))
+    assert len(said) == 3
+    # Those of one turn started from the same ids, those of one agent never repeat.
+    firsts = [tuple(turns[0]) for turns in said]
+    assert len(set(firsts)) == 3
+    assert all(len({tuple(t) for t in turns}) == len(turns) for turns in said)
+
+
+# Weights ------------------------------------------------------------------------------
+
+
+def test_turns_say_which_weights_sampled_them():
+    runner = make_runner(Countdown)
+    runner.set_weights_version(7)
+    first = runner.sample(num_episodes=2)
+    runner.set_weights_version(8)
+    second = runner.sample(num_episodes=2)
+    versions = [
+        {t.weights_seq_no for e in es for t in turns_of(e)} for es in (first, second)
+    ]
+    assert versions == [{7}, {8}]
+
+
+def test_rllib_s_own_sync_reaches_the_engine():
+    asked = [Task(g, 0, 100 + g) for g in range(4)]
+    runner, other = make_runner(Countdown), make_runner(Countdown)
+    before = sampled(runner.sample(tasks=asked))
+    state = runner.get_state()
+    moved = {
+        name: array + np.random.default_rng(0).normal(0, 0.2, array.shape).astype("f4")
+        for name, array in state["rl_module"].items()
+    }
+    synced = {"rl_module": moved, "weights_seq_no": 5}
+    runner.set_state(synced)
+    other.set_state(synced)
+    assert runner.engine.weights_version == other.engine.weights_version == 5
+    # Nothing that was cached for the old weights is read again.
+    after = runner.sample(tasks=asked)
+    assert sampled(after) == sampled(other.sample(tasks=asked)) != before
+    assert {t.weights_seq_no for e in after for t in turns_of(e)} == {5}
+    runner.set_state({**synced, "weights_seq_no": 4})  # a late message
+    assert runner.engine.weights_version == 5
+
+
+# Conversations ------------------------------------------------------------------------
+
+
+def test_an_edited_context_starts_the_ids_anew():
+    def turn(ids, extends):
+        return Turn(
+            prompt_ids=np.array(ids, np.int32),
+            extends=extends,
+            action_ids=np.array([9], np.int32),
+            action_logps=np.zeros(1, np.float32),
+            finish=FinishReason.STOP,
+        )
+
+    data = EpisodeData()
+    data.record(turn([1, 2], True))
+    data.record(turn([3], True))
+    assert data.ids == [1, 2, 9, 3, 9]
+    data.record(turn([4, 5], False))
+    assert data.ids == [4, 5, 9]
+    assert data.num_turns == data.num_sampled == 3
+
+
+def test_latest_history_keeps_the_newest_prompt_only():
+    runner = make_runner(Endless, max_turns=3)
+    config = runner.config.copy(copy_frozen=False).language_model(history="latest")
+    config.validate()
+    config.resolved_model = prepare_language_model(config)
+    latest = LLMEnvRunner(config=config, worker_index=0)
+    (episode,) = latest.sample(num_episodes=1)
+    last = turns_of(episode)[-1]
+    whole = [*last.prompt_ids.tolist(), *last.action_ids.tolist()]
+    assert episode_data(episode).ids == whole
+
+
+def test_what_overflows_the_context_is_not_shown_to_the_critic():
+    runner = make_runner(
+        Endless, generation={"max_new_tokens": 4, "max_context_tokens": 120}
+    )
+    (episode,) = runner.sample(num_episodes=1)
+    data = episode_data(episode)
+    assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert data.prompt is None
+    # By contrast, where turns run out there is room for what comes next.
+    (episode,) = make_runner(Endless, max_turns=2).sample(num_episodes=1)
+    assert episode_data(episode).prompt.ids
+
+
+@pytest.mark.parametrize("limit", [90, 120])
+def test_no_row_is_longer_than_the_context(limit):
+    runner = make_runner(
+        Endless, generation={"max_new_tokens": 4, "max_context_tokens": limit}
+    )
+    for episode in runner.sample(num_episodes=2):
+        data = episode_data(episode)
+        shown = len(data.prompt.ids) if data.prompt is not None else 0
+        assert len(data.ids) + shown <= limit
