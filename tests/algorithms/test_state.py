@@ -92,6 +92,7 @@ def taught(curriculum: Any) -> None:
 
 
 def assigned(curriculum: Any) -> list[Any]:
+    taught(curriculum)  # what was counted before decides what this leads to
     return [curriculum.assign(Task(g, 0, g), 0).options for g in range(50, 56)]
 
 
@@ -111,7 +112,7 @@ def valued_by(estimate: Callable[[TurnTable], Any]) -> list[float]:
     return np.asarray(estimate(played(20))).tolist()
 
 
-LADDER = {"levels": [{"size": 3}, {"size": 4}], "window": 2, "threshold": 0.5}
+LADDER = {"levels": [{"size": 3}, {"size": 4}], "window": 20, "threshold": 0.5}
 
 
 class Asked:
@@ -137,13 +138,8 @@ class Asked:
 
 
 def driver_pieces() -> DriverPieces:
-    ladder = {
-        "name": "ladder",
-        "levels": [{"size": 3}, {"size": 4}],
-        "window": 2,
-        "threshold": 0.5,
-    }
-    settings = {"rewards": [Asked], "filters": [Asked], "curriculum": ladder}
+    settings: dict[str, Any] = {"rewards": [Asked], "filters": [Asked]}
+    settings["curriculum"] = {"name": "ladder", **LADDER}
     return DriverPieces(GRPOConfig().rollouts(**settings))
 
 
@@ -368,9 +364,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
-    "Ladder": curriculum(
-        "ladder", levels=[{"size": 3}, {"size": 4}], window=2, threshold=0.5
-    ),
+    "Ladder": curriculum("ladder", **LADDER),
     "pieces.credit.history.History": credit("history"),
     "Role": credit("role"),
     "Credit": Case(

@@ -72,6 +72,21 @@ def test_runners_that_draw_their_own_tasks_draw_different_ones():
     assert all(a.isdisjoint(b) for a, b in itertools.combinations(seeds, 2))
 
 
+def test_training_tasks_follow_one_another():
+    source = LLMPPOConfig().rollouts(group_size=2).build_task_source()
+    first, second = source.next_groups(3), source.next_groups(2)
+    assert [t.group_id for t in first] == [0, 0, 1, 1, 2, 2]
+    assert [t.group_id for t in second] == [3, 3, 4, 4]
+    assert {t.seed for t in first}.isdisjoint(t.seed for t in second)
+
+
+def test_evaluation_runners_divide_the_tasks():
+    source = LLMPPOConfig().build_task_source(in_evaluation=True)
+    everything = source.fixed(6)
+    parts = [source.fixed(3, first, 2) for first in (0, 1)]
+    assert [t for pair in zip(*parts) for t in pair] == everything
+
+
 def test_the_run_s_seed_decides_the_training_tasks():
     def seeds(seed):
         source = LLMPPOConfig().debugging(seed=seed).build_task_source()

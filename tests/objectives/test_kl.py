@@ -128,3 +128,17 @@ def test_errors_name_the_value():
         kl_k3(logp, logp, clamp=0)
     with pytest.raises(ValueError, match="largest is -1"):
         kl_k3(logp, logp, largest=-1)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_masked_entries_of_either_policy_leave_no_trace(estimator):
+    mask = torch.tensor([[True, False, False, True]])
+    logp = torch.tensor([[-1.0, -2.0, -0.5, -3.0]], requires_grad=True)
+    ref = torch.tensor([[-1.5, -0.1, float("nan"), -2.0]])
+    found = kl_penalty(logp, ref, mask, estimator)
+    assert found[~mask].tolist() == [0.0, 0.0]
+    assert torch.equal(
+        found[mask], kl_penalty(logp[mask], ref[mask], mask[mask], estimator)
+    )
+    found.sum().backward()
+    assert logp.grad[~mask].tolist() == [0.0, 0.0] and logp.grad[mask].all()

@@ -333,3 +333,14 @@ def test_other_errors_name_the_value():
         weighted_loss(logp, logp, -1.0)
     with pytest.raises(ValueError, match=r"loss is \[5, 7\] but weights is \[4, 7\]"):
         weighted_loss(logp, logp[:4], 1.0)
+
+
+def test_the_policy_before_the_update_gets_no_gradient():
+    """Where it is computed in the same graph, it must be a constant."""
+    batch = make_batch(0)
+    logp = batch["logp"].requires_grad_()
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    loss, _ = clipped_policy_loss(logp, logp * 1.0, batch["advantages"], mask)
+    (found,) = torch.autograd.grad(loss.sum(), logp)
+    # At ratio 1 the gradient is -A; through both policies it would be 0.
+    torch.testing.assert_close(found, -batch["advantages"], **TOLERANCE)

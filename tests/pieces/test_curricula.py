@@ -70,6 +70,16 @@ def test_a_level_may_have_several_options_and_groups_stay_whole():
     assert of.assign(task, 0) == of.assign(task, 5)
 
 
+# Horizon -----------------------------------------------------------------------------
+
+
+def test_the_horizon_grows_by_phases_and_the_last_one_stays():
+    of = curriculum("horizon", turns=[2, 5, 9], every=3)
+    task = Task(0, 0, 0)
+    bounds = [of.assign(task, iteration).max_turns for iteration in range(12)]
+    assert bounds == [2, 2, 2, 5, 5, 5, 9, 9, 9, 9, 9, 9]
+
+
 # Bandit ------------------------------------------------------------------------------
 
 

@@ -60,6 +60,37 @@ def test_the_tasks_that_vary_most_stay():
 # Members -----------------------------------------------------------------------------
 
 
+def test_the_best_earners_are_those_of_the_batch_or_of_each_task():
+    pairs = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
+    table = TurnTable([t for k, four in enumerate(pairs) for t in group(k, four)])
+    of_batch = kept("success", table, top=0.5)
+    assert of_batch.tolist() == [False] * 4 + [True] * 4
+    of_tasks = kept("success", table, top=0.5, per_task=True)
+    assert of_tasks.tolist() == [False, False, True, True] * 2
+
+
+def test_a_filter_does_not_see_what_an_earlier_one_dropped():
+    seen = []
+
+    def first(table):
+        return np.arange(len(table)) >= 2
+
+    def second(table):
+        seen.append(table.returns.tolist())
+        return np.arange(len(table)) > 0
+
+    table = TurnTable(group(0, [1.0, 2.0, 3.0, 4.0]))
+    for effect, later in (("drop", [3.0, 4.0]), ("mask", [1.0, 2.0, 3.0, 4.0])):
+        seen.clear()
+        filters = Filters([{"name": first, "effect": effect}, second])
+        verdicts, shares = filters(table.trajectories)
+        assert seen == [later]
+        assert shares["second"] == 1 / len(later)
+        dropped = [v.is_dropped for v in verdicts]
+        first_kept = 2 if effect == "drop" else 0
+        assert dropped.index(False) == (first_kept + 1 if effect == "drop" else 1)
+
+
 def roc_table(solved, errors, task=0):
     """Rollouts with one call each, or none where the error is None."""
     made = []

@@ -153,6 +153,7 @@ _EPISODES = (
 _SCHEDULES = "it is deprecated. Give the schedule to"
 _MOVED = "RLlib has moved it. Use"
 _OLD_STACK = "RLlib reads it on its old API stack only. Leave it out"
+_ASYNCHRONOUS = "RLlib's asynchronous algorithms alone read it. Leave it out"
 _OFFLINE = "no algorithm here learns from files. Leave it out"
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "training": {
@@ -166,6 +167,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "lr_schedule": f"{_SCHEDULES} training.lr",
         "entropy_coeff_schedule": f"{_SCHEDULES} training.entropy_coeff",
         "shuffle_batch_per_epoch": "minibatches are always shuffled. Leave it out",
+        "use_gae": "LLMPPO and MARFT always estimate advantages so. Leave it out",
         "optimizer": "the optimiser is AdamW. Use training.weight_decay",
         "learner_class": f"{_MOVED} learners.learner_class",
         "learner_connector": f"{_MOVED} learners.learner_connector",
@@ -175,6 +177,8 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "env_runners": {
         "rollout_fragment_length": _EPISODES,
         "batch_mode": "batches are whole episodes. Leave it out",
+        "use_env_runner_state_server": _ASYNCHRONOUS,
+        "env_runner_state_server_max_concurrency": _ASYNCHRONOUS,
         **dict.fromkeys(
             (
                 "compress_observations",
@@ -235,7 +239,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             _OFFLINE,
         ),
     },
-    "debugging": {"fake_sampler": _OLD_STACK},
+    "debugging": {"fake_sampler": _OLD_STACK, "log_sys_usage": _OLD_STACK},
     "reporting": {"keep_per_episode_custom_metrics": _OLD_STACK},
 }
 # Those of them that AlgorithmConfig.update_from_dict gives to fluent methods.

@@ -1,0 +1,402 @@
+"""For every setting: two values, and where it shows that they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from setting_looks import (
+    driven,
+    one_pass,
+    rows,
+    runner_of,
+    said,
+    update,
+)
+from setting_places import (
+    Broken,
+    Failing,
+    Listed,
+    Slow,
+    Taught,
+    about,
+    alternating,
+    bundles,
+    cache_rows,
+    calls_in_update,
+    collected,
+    configured,
+    demonstrated,
+    engine_built,
+    engine_bundle,
+    engines_asleep,
+    evaluated,
+    exploited,
+    exploiter_noise,
+    explored,
+    fired,
+    flat_collected,
+    gradient_norm,
+    imitated,
+    kept_on_disk,
+    league,
+    learner_after,
+    length_of,
+    lowering,
+    more_slots,
+    of_team,
+    on_nan,
+    opponent_or_refusal,
+    precision_meanwhile,
+    prepared_size,
+    refusal,
+    survived,
+    sync_dtype,
+)
+from team_helpers import Pair, PairTogether, tiny_model
+
+from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.learner import LLMLearnerMixin
+from rllib_llm.modules.llm_rl_module import LLMRLModule
+
+
+@dataclasses.dataclass
+class Effect:
+    """How a setting shows.
+
+    Attributes:
+        look: Called with the section's settings; what it returns differs.
+        values: Two values of the setting; ``DEFAULT`` leaves it out.
+        given: Settings of the same section that it needs.
+        more: Settings of other sections that it needs.
+    """
+
+    look: Callable[..., Any]
+    values: tuple[Any, Any]
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def seen(self, path: str, value: Any) -> Any:
+        """Return what is seen with a value."""
+        section, _, key = path.partition(".")
+        own = dict(self.given) if value is DEFAULT else {**self.given, key: value}
+        return self.look(**{section: own}, **self.more)
+
+
+DEFAULT = object()
+
+
+def of(look: Callable[..., Any], algo: str, *values: Any, env: Any = None) -> Any:
+    """Return an Effect without further settings."""
+
+    def seen(**sections: Any) -> Any:
+        return look(algo, env, **sections)
+
+    return Effect(seen, values if len(values) == 2 else (DEFAULT, values[0]))
+
+
+def needing(effect: Effect, **sections: Any) -> Effect:
+    """Return it with further settings; ``own`` is the setting's own section."""
+    return dataclasses.replace(effect, given=sections.pop("own", {}), more=sections)
+
+
+# The table ----------------------------------------------------------------------------
+
+CUT = {"loss_agg_mode": "seq-mean-token-sum-norm"}
+OLD = {"old_logps": "engine"}
+REF = {"ref_kl_coeff": 1.0}
+SERIES = {"snapshot_min_games": 2, "snapshot_max_games": None}
+LANGUAGE_MODEL = {
+    "model": of(said, "PPO", tiny_model(0), tiny_model(7)),
+    "dtype": of(about(lambda m: str(next(m.lm.parameters()).dtype)), "PPO", "bfloat16"),
+    "autocast": of(one_pass, "PPO", "bfloat16"),
+    "lora": of(
+        about(lambda m: [n for n, p in m.named_parameters() if p.requires_grad]),
+        "PPO",
+        {"rank": 2, "target_modules": ["q_proj"]},
+    ),
+    "tiny": needing(
+        of(
+            prepared_size,
+            "PPO",
+            {"hidden_size": 32, "num_hidden_layers": 1},
+            {"hidden_size": 64, "num_hidden_layers": 1},
+        ),
+        own={"model": "tiny"},
+    ),
+    "value_head": of(about(lambda m: str(m.value_head)), "PPO", "linear"),
+    "value_head_detach": of(one_pass, "PPO", False),
+    "value_model": of(about(lambda m: m.value_head.trunk is None), "PPO", "own"),
+    "model_kwargs": of(
+        about(lambda m: m.lm.config._attn_implementation),
+        "PPO",
+        {"attn_implementation": "eager"},
+    ),
+    "gradient_checkpointing": of(
+        about(lambda m: m.lm.is_gradient_checkpointing), "PPO", True
+    ),
+    "compile": of(
+        about(lambda m: m.lm.base_model._compiled_call_impl is not None), "PPO", "eager"
+    ),
+    "history": of(said, "PPO", "latest"),
+    "chat_template_kwargs": of(
+        configured(lambda c: c.chat_renderer().template_kwargs), "PPO", {"thinking": 1}
+    ),
+    "system_prompt": of(said, "PPO", "Speak up."),
+}
+GENERATION = {
+    "head": needing(of(said, "PPO", "score", env=Listed), own={"max_new_tokens": 32}),
+    "score_norm": needing(
+        of(said, "PPO", "token", env=Listed),
+        own={"head": "score", "max_new_tokens": 32},
+    ),
+    "engine": of(engine_built, "GRPO", "vllm"),
+    "engine_kwargs": needing(
+        of(engine_built, "GRPO", {"block_size": 64}), own={"engine": "vllm"}
+    ),
+    "engine_num_gpus": of(engine_bundle, "GRPO", 0.5),
+    "engine_sleep": of(engines_asleep, "GRPO", True),
+    "engine_forward": of(
+        lambda *a, **s: runner_of(*a, **s).engine.is_fused, "PPO", "plain"
+    ),
+    "kv_cache_gib": of(cache_rows, "PPO", 1e-3),
+    "max_new_tokens": of(said, "PPO", 2, 4),
+    "max_context_tokens": of(said, "PPO", 100),
+    "temperature": of(said, "PPO", 0.5),
+    "top_p": of(evaluated, "PPO", 0.1),
+    "top_k": of(evaluated, "PPO", 1),
+    "stop_strings": of(said, "PPO", list("abcdefghijklmnopqrstuvwxyz")),
+}
+ROLLOUTS = {
+    "episodes_per_iteration": of(collected, "PPO", 4),
+    "group_size": of(collected, "GRPO", 2),
+    "max_turns": of(said, "PPO", 1),
+    "max_tokens_per_episode": of(said, "PPO", 3),
+    "step_timeout_s": of(survived, "PPO", 0.02, env=Slow),
+    "turn_timeout_s": needing(
+        of(survived, "PPO", 1e-6), generation={"max_new_tokens": 400}
+    ),
+    "episode_timeout_s": of(survived, "PPO", 0.02, env=Slow),
+    "max_retries": of(survived, "PPO", 0, env=Failing),
+    "max_failed_fraction": needing(
+        of(survived, "PPO", 1.0, env=Broken), own={"max_retries": 0}
+    ),
+    "stop_policies": of(said, "PPO", {"max_tokens_turn": "mask"}),
+    "row_per_turn": of(rows, "PPO", True),
+    "weight_sync_dtype": of(sync_dtype, "PPO", "bfloat16"),
+    "rewards": of(driven, "PPO", [length_of]),
+    "reward_transforms": of(driven, "PPO", [{"name": "clip", "high": 0.1}]),
+    "filters": of(driven, "PPO", [{"name": "success", "least": 0.5}]),
+    "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
+}
+WARM_START = {
+    "demonstrations": of(imitated, "PPO", 4, 6, env=Taught),
+    "mistake_rate": of(imitated, "PPO", 0.0, 1.0, env=Taught),
+    "epochs": of(imitated, "PPO", 3, env=Taught),
+    "lr": of(imitated, "PPO", 1e-2, env=Taught),
+    "minibatch_size": of(imitated, "PPO", 2, 4, env=Taught),
+    "observation_weight": of(imitated, "PPO", 1.0, env=Taught),
+}
+TRAINING = {
+    "lr": of(update, "PPO", 1e-2, 2e-2),
+    "gamma": of(rows, "PPO", 0.5),
+    "lambda_": of(rows, "PPO", 0.2),
+    "gamma_token": of(rows, "PPO", 0.9),
+    "lambda_token": of(rows, "PPO", 0.5),
+    "gae_level": of(rows, "PPO", "turn"),
+    "lambda_critic": of(rows, "PPO", 0.3),
+    "lambda_length_alpha": of(rows, "PPO", 0.5),
+    "whiten_advantages": of(rows, "PPO", False),
+    "critic_lr": of(update, "PPO", 1e-1),
+    "critic_warmup_iters": of(update, "PPO", 5),
+    "weight_decay": of(update, "PPO", 0.5),
+    "micro_batch_tokens": of(
+        calls_in_update(LLMLearnerMixin, "_note_tokens"), "PPO", 64
+    ),
+    "head_chunk_tokens": of(calls_in_update(LLMRLModule, "_head"), "PPO", 4),
+    "matmul_precision": of(precision_meanwhile, "PPO", "medium", "highest"),
+    "old_logps": of(update, "GRPO", "engine"),
+    "tis": of(one_pass, "GRPO", None, "token"),
+    "tis_clip": needing(of(one_pass, "GRPO", 0.1), own={"tis": "token"}),
+    "is_mask_low": of(one_pass, "GRPO", 0.999),
+    "is_mask_high": of(one_pass, "GRPO", 1.001),
+    "is_sequence_mask_low": of(one_pass, "GRPO", 0.999),
+    "is_sequence_mask_high": of(one_pass, "GRPO", 1.001),
+    "nan_policy": of(on_nan, "PPO", "error"),
+    "loss_agg_mode": of(one_pass, "GRPO", "seq-mean-token-sum"),
+    "loss_agg_constant": needing(of(gradient_norm, "GRPO", 8.0, 80.0), own=CUT),
+    "ref_kl_coeff": of(one_pass, "GRPO", 1.0),
+    "ref_kl_estimator": needing(of(one_pass, "GRPO", "k2"), own=REF),
+    "ref_kl_clip": needing(of(one_pass, "GRPO", 1e-4), own=REF),
+    "ref_kl_in": needing(of(one_pass, "PPO", "reward"), own=REF),
+    "ref_kl_target": needing(
+        of(learner_after(lambda x: dict(x._ref_kl_coeffs)), "GRPO", 1e-9), own=REF
+    ),
+    "policy_loss": of(update, "GRPO", "cispo"),
+    "loss_terms": of(one_pass, "GRPO", [{"name": "entropy", "weight": 0.5}]),
+    "token_transforms": of(one_pass, "GRPO", [{"name": "weigh_signs"}]),
+    "team_share": of(collected, "GRPO", 1.0, env=Pair),
+    "minibatch_size": of(update, "PPO", 4, 8),
+    "num_epochs": of(update, "PPO", 1, 3),
+    "clip_param": needing(of(one_pass, "GRPO", 0.001, 0.9), own=OLD),
+    "clip_param_high": needing(of(one_pass, "GRPO", 5.0), own=OLD),
+    "dual_clip": needing(of(one_pass, "GRPO", 1.001), own=OLD),
+    "advantage_baseline": needing(
+        of(collected, "GRPO", "leave_one_out"), own={"advantage_scale": "none"}
+    ),
+    "advantage_scale": of(collected, "GRPO", "none"),
+    "advantage_group_by": of(collected, "GRPO", "turn"),
+    "turn_discount": needing(
+        of(collected, "GRPO", 0.5), own={"advantage_group_by": "turn"}
+    ),
+    "credit": of(collected, "GRPO", ["history"]),
+    "credit_transforms": of(collected, "GRPO", ["positive_only"]),
+    "drop_zero_variance_groups": of(flat_collected, "GRPO", True),
+    "dynamic_sampling_rounds": needing(
+        of(flat_collected, "GRPO", 2), own={"drop_zero_variance_groups": True}
+    ),
+    "use_critic": of(refusal, "PPO", False),
+    "use_kl_loss": of(update, "PPO", True, False),
+    "kl_coeff": needing(of(update, "PPO", 5.0), own={"use_kl_loss": True}),
+    "kl_target": needing(
+        of(
+            learner_after(
+                lambda x: float(x.curr_kl_coeffs_per_module["default_policy"])
+            ),
+            "PPO",
+            1e-9,
+            1e3,
+        ),
+        own={"use_kl_loss": True},
+    ),
+    "vf_loss_coeff": of(gradient_norm, "PPO", 0.1),
+    "entropy_coeff": of(one_pass, "PPO", 1.0),
+    "vf_clip_param": of(one_pass, "PPO", 1e-3),
+    "grad_clip": of(gradient_norm, "PPO", 1e-3),
+    "grad_clip_by": needing(of(gradient_norm, "PPO", "value"), own={"grad_clip": 1e-4}),
+    "value_loss": of(one_pass, "PPO", "huber"),
+    "value_huber_delta": needing(
+        of(gradient_norm, "PPO", 1e-3), own={"value_loss": "huber"}
+    ),
+    "vf_clip_range": needing(of(update, "PPO", 1e-4, 10.0), own={"critic_lr": 1e-1}),
+    "level": of(one_pass, "MARFT", "token"),
+    "critic": of(configured(lambda c: c.critic_view), "MARFT", "own", "central"),
+    "team_reward": of(rows, "MARFT", "sum"),
+    "message_logp": needing(of(one_pass, "MARFT", "sum", "mean"), own=OLD),
+    "update_schedule": of(update, "MARFT", "sequential"),
+    "alternate_every": of(alternating, "MARFT", 2),
+    "sequential_ratio_clip": needing(
+        of(update, "MARFT", 1e-3), own={"update_schedule": "sequential"}
+    ),
+    "sequential_factor_clip": needing(
+        of(update, "MARFT", 1e-3), own={"update_schedule": "sequential"}
+    ),
+    "whiten_by": of(rows, "MARFT", "batch"),
+    "mistake_rate": of(demonstrated, "SFT", 1.0, env=Taught),
+    "observation_weight": of(one_pass, "SFT", 0.5),
+    "role_decay": of(collected, "SelfPlay", 0.1, env=PairTogether),
+}
+ALARMS = {
+    **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},
+    "lr_factor": needing(of(fired, "GRPO", 0.25), own=lowering()),
+    "min_lr": needing(of(fired, "GRPO", 1e-3), own=lowering()),
+    "max_rollbacks": needing(of(fired, "GRPO", 0), own=lowering("rollback")),
+    "snapshot_interval": needing(of(fired, "GRPO", 1), own=lowering("rollback")),
+    "snapshots": of(kept_on_disk, "GRPO", "disk"),
+}
+LEAGUE = {
+    "opponents": of(league, "SelfPlay", "latest"),
+    "mirror_fraction": of(league, "SelfPlay", 0.1),
+    "pool_size": of(league, "SelfPlay", 2),
+    "snapshot_win_rate": needing(of(league, "SelfPlay", 0.99, 0.6), own=SERIES),
+    "snapshot_min_games": of(league, "SelfPlay", 3),
+    "snapshot_max_games": needing(
+        of(league, "SelfPlay", 4),
+        own={"snapshot_min_games": 3, "snapshot_win_rate": 0.99},
+    ),
+    "decay": of(league, "SelfPlay", 0.5),
+    "evaluation_opponent": needing(
+        of(opponent_or_refusal, "SelfPlay", "other"),
+        multi_agent={
+            "policies": {"default_policy": None, "other": {"script": length_of}}
+        },
+    ),
+}
+MAPPED = {"policies": ["a", "b"], "policy_mapping_fn": {"ann": "a", "ben": "b"}}
+MODES = {
+    "own": MAPPED,
+    "shared": {"policies": ["a"], "policy_mapping_fn": "a"},
+}
+MULTI_AGENT = {
+    "policies": needing(
+        of(of_team, "PPO", ["a"], {"a": {"training": {"lr": 0.5}}}, env=Pair),
+        own={"policy_mapping_fn": "a"},
+    ),
+    "policy_mapping_fn": needing(
+        of(
+            of_team, "PPO", {"ann": "a", "ben": "b"}, {"ann": "b", "ben": "a"}, env=Pair
+        ),
+        own={"policies": ["a", "b"]},
+    ),
+    "policies_to_train": needing(of(of_team, "PPO", ["b"], env=Pair), own=MAPPED),
+    "sharing_modes": needing(
+        of(of_team, "PPO", MODES, {"own": MODES["shared"]}, env=Pair),
+        own={"sharing_mode": "own"},
+    ),
+    "sharing_mode": needing(
+        of(of_team, "PPO", "own", "shared", env=Pair), own={"sharing_modes": MODES}
+    ),
+}
+LEAGUE |= {
+    "exploitability_interval": of(exploited, "SelfPlay", 2),
+    "exploiter_fraction": of(exploited, "SelfPlay", 0.5),
+    "exploiter_noise": of(exploiter_noise, "SelfPlay", 0.7),
+}
+# RLlib's own, where this package or Tune acts on them.
+RLLIB = {
+    "env_runners.explore": of(explored, "PPO", False),
+    "env_runners.num_envs_per_env_runner": of(more_slots, "PPO", 3),
+    "env_runners.num_env_runners": of(bundles, "PPO", 3),
+    "env_runners.num_cpus_per_env_runner": needing(
+        of(bundles, "PPO", 2), own={"num_env_runners": 1}
+    ),
+    "env_runners.num_gpus_per_env_runner": needing(
+        of(bundles, "PPO", 1), own={"num_env_runners": 1}
+    ),
+    "env_runners.custom_resources_per_env_runner": needing(
+        of(bundles, "PPO", {"chip": 1.0}), own={"num_env_runners": 1}
+    ),
+    "learners.num_learners": of(bundles, "PPO", 2),
+    "learners.num_cpus_per_learner": needing(
+        of(bundles, "PPO", 3), own={"num_learners": 2}
+    ),
+    "learners.num_gpus_per_learner": needing(
+        of(bundles, "PPO", 1), own={"num_learners": 2}
+    ),
+    "learners.custom_resources_per_learner": needing(
+        of(bundles, "PPO", {"chip": 1.0}), own={"num_learners": 2}
+    ),
+    "resources.num_cpus_for_main_process": of(bundles, "PPO", 4),
+    "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
+    "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
+    "evaluation.evaluation_before_training": needing(
+        of(configured(lambda c: c.evaluates_first), "PPO", False),
+        own={"evaluation_interval": 5},
+    ),
+    "debugging.seed": of(said, "PPO", 1),
+}
+PROBES = {
+    f"{section}.{key}": effect
+    for section, effects in {
+        "language_model": LANGUAGE_MODEL,
+        "generation": GENERATION,
+        "rollouts": ROLLOUTS,
+        "warm_start": WARM_START,
+        "training": TRAINING,
+        "alarms": ALARMS,
+        "league": LEAGUE,
+        "multi_agent": MULTI_AGENT,
+    }.items()
+    for key, effect in effects.items()
+} | RLLIB
