@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Class to the names that we override, call or read there without being promised them.
 RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
+    "ray.rllib.algorithms.algorithm.Algorithm": ("_get_env_id_and_creator",),
     "ray.rllib.algorithms.algorithm_config.AlgorithmConfig": (
         "_env_to_module_connector",
         "_module_to_env_connector",

@@ -7,6 +7,7 @@ take one message and survive pickling, so they cross Ray actors unchanged.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -52,6 +53,29 @@ class MissingExtraError(RLlibLLMError, ImportError):
             f"This feature needs the package {package!r}. "
             f"Install it with: pip install 'rllib-llm[{extra}]'"
         )
+
+
+def summarize(error: BaseException, limit: int = 300) -> str:
+    """Return type, message and origin of an error in one line.
+
+    Args:
+        error: Any error.
+        limit: Most characters of the message.
+
+    Returns:
+        E.g. ``"KeyError: 'x' (maze.py:12)"``; the origin is the innermost frame.
+    """
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:
+        text = f"<{type(broken).__name__} in its message>"
+    if len(text) > limit:
+        text = f"{text[:limit]}..."
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return named  # the message of a SyntaxError names file and line
+    return f"{named} ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rllib_llm.alarms.catalogue import ACTIONS, ALARMS, WARN, Alarm
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.schema import is_number, show
 
 _ACTION, _SOLVED, _COOLDOWN = "action", "solved", "cooldown"
 _COUNTS = ("window", "baseline", "history", _COOLDOWN)
@@ -60,7 +61,7 @@ def _chosen(alarm: Alarm, given: Any) -> Chosen:
     if not isinstance(given, Mapping):
         example = dict(list(alarm.thresholds.items())[:1])
         raise ConfigError(
-            f"alarms.{alarm.name}={given!r} must be a mapping such as "
+            f"alarms.{alarm.name}={show(given)} must be a mapping such as "
             f"{ {**example, _ACTION: WARN} }, true, or false to switch it off."
         )
     solved = {_SOLVED: 0.9} if alarm.unless_solved else {}
@@ -83,7 +84,7 @@ def _chosen(alarm: Alarm, given: Any) -> Chosen:
 
 
 def _check(alarm: Alarm, key: str, value: Any) -> None:
-    where = f"alarms.{alarm.name}.{key}={value!r}"
+    where = f"alarms.{alarm.name}.{key}={show(value)}"
     if key == _ACTION:
         if value not in ACTIONS:
             raise ConfigError(f"{where}: {did_you_mean(str(value), alarm.actions)}")
@@ -94,8 +95,7 @@ def _check(alarm: Alarm, key: str, value: Any) -> None:
         return
     if key == _SOLVED and value is None:
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key in _COUNTS and (not is_number or value != int(value) or value < 1):
-        raise ConfigError(f"{where} must be a number of iterations, at least 1.")
-    if not is_number or value < 0:
-        raise ConfigError(f"{where} must be a number, at least 0.")
+    if key in _COUNTS and not (is_number(value, int) and value >= 1):
+        raise ConfigError(f"{where} must be a whole number of iterations >= 1.")
+    if not is_number(value) or value < 0:
+        raise ConfigError(f"{where} must be a number >= 0.")

@@ -34,6 +34,7 @@ from rllib_llm.algorithms.runner_calls import sleep, wake_up
 from rllib_llm.algorithms.sampling import SamplingAlgorithm
 from rllib_llm.algorithms.team_rewards import share_rewards
 from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm.algorithms.validation import env_creator
 from rllib_llm.algorithms.vllm_engines import new_actor_name, with_engine_bundle
 from rllib_llm.algorithms.weight_sync import send_weights
 from rllib_llm.callbacks.episode_metrics import returns_std
@@ -121,6 +122,14 @@ class LLMAlgorithm(
         # A checkpoint being restored has all that was handed over, and more.
         if self.config.handed_over and offered_model_folder() is None:
             take_over(self, Path(self.config.handed_over))
+
+    @staticmethod
+    @override(PPO)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        """Take functions of ``env_config``, too, which RLlib refuses."""
+        if callable(env_specifier) and not isinstance(env_specifier, type):
+            return env_specifier, env_creator(env_specifier)
+        return PPO._get_env_id_and_creator(env_specifier, config)
 
     # One iteration -------------------------------------------------------------------
 

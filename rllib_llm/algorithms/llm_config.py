@@ -6,11 +6,12 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
+from ray.util import log_once
 
 from rllib_llm.algorithms import validation
 from rllib_llm.algorithms.classic import classic_specs
@@ -29,6 +30,7 @@ from rllib_llm.algorithms.settings import (
 from rllib_llm.algorithms.settings.calls import check_attributes, check_calls
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.env_runner.agents import role_prompts
+from rllib_llm.errors import ConfigError
 from rllib_llm.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
 
 
@@ -99,9 +101,41 @@ class LLMConfigMixin(
     # What RLlib asks for -------------------------------------------------------------
 
     @override(AlgorithmConfig)
+    def api_stack(
+        self,
+        enable_rl_module_and_learner: bool = NotProvided,
+        enable_env_runner_and_connector_v2: bool = NotProvided,
+    ) -> Self:
+        """Refuse RLlib's old API stack, which language agents do not have.
+
+        Args:
+            enable_rl_module_and_learner: True or not given.
+            enable_env_runner_and_connector_v2: True or not given.
+        """
+        super().api_stack(
+            enable_rl_module_and_learner=enable_rl_module_and_learner,
+            enable_env_runner_and_connector_v2=enable_env_runner_and_connector_v2,
+        )
+        self._require_new_api_stack()
+        return self
+
+    def _require_new_api_stack(self) -> None:
+        for name in (
+            "enable_rl_module_and_learner",
+            "enable_env_runner_and_connector_v2",
+        ):
+            if getattr(self, name) is not True:
+                raise ConfigError(
+                    f"api_stack.{name}={getattr(self, name)!r} must be True: language "
+                    "agents are RLModules on RLlib's new API stack. Leave .api_stack() "
+                    "out."
+                )
+
+    @override(AlgorithmConfig)
     def validate(self) -> None:
         """Check every setting; the message names value, rule and remedy."""
         check_attributes(self)
+        self._require_new_api_stack()
         self._use_sharing_mode()
         install_defaults(self)  # again: .callbacks() may have replaced them
         validation.register_env(self.env, self.env_config)
@@ -110,6 +144,12 @@ class LLMConfigMixin(
 
             self.env_runner_cls = LLMEnvRunner
         validate_trained(self)
+        # RLlib compares minibatch_size, which counts episodes here, with time steps.
+        self.train_batch_size_per_learner = max(
+            self.episodes_per_iteration, self.minibatch_size or 0
+        )
+        # RLlib would advise to leave its new API stack, which api_stack() refuses.
+        log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
         self.resolve_policies()
         self.validate_alarms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.make import make_playable
 from rllib_llm.envs.text_env import TEXT_ENVS
-from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.loading import find_model, lora_settings, require_weights
+from rllib_llm.modules.tiny import TINY_DEFAULTS
 
 # RLlib settings without meaning for whole episodes of text on the new API stack.
 WITHOUT_EFFECT = (
@@ -50,6 +52,7 @@ def validate(config: Any) -> None:
     _validate_embedded_engine(config)
     _validate_groups(config)
     _validate_mismatch(config)
+    _validate_learner(config)
     _validate_env_runner(config)
     _validate_weight_sync(config)
     validate_action_heads(config)
@@ -71,14 +74,33 @@ def validate_model(config: Any) -> None:
     lora = lora_settings(config.lm_lora)
     if lora != config.lm_lora:
         config.lm_lora = lora
+    if config.lm_lora and importlib.util.find_spec("peft") is None:
+        raise MissingExtraError.for_extra("peft", "lora")
     _validate_critic(config)
     _validate_precision(config)
+    _validate_tiny(config)
     if config.lm_model != "tiny":
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
         if model == config.lm_model:  # else the checkpoint being restored stands in
             require_weights(model)
         if Path(model).expanduser().is_dir():
             check_folder(model, config.lm_lora)
+
+
+def _validate_tiny(config: Any) -> None:
+    sizes = {**TINY_DEFAULTS, **config.lm_tiny}
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    shared = sizes["num_key_value_heads"]
+    if width % (2 * heads):
+        raise ConfigError(
+            f"language_model.tiny.hidden_size={width} must be a multiple of twice "
+            f"num_attention_heads={heads}: rotary positions take pairs of each head."
+        )
+    if heads % shared:
+        raise ConfigError(
+            f"language_model.tiny.num_key_value_heads={shared} must divide "
+            f"num_attention_heads={heads}."
+        )
 
 
 def _validate_precision(config: Any) -> None:
@@ -144,6 +166,17 @@ def _validate_sampling(config: Any) -> None:
             f"top_p={config.top_p}, top_k={config.top_k}: training needs 1.0 and 0, "
             "since the learner's log-probabilities are those of the whole vocabulary. "
             "Set them in evaluation_config only."
+        )
+
+
+def _validate_learner(config: Any) -> None:
+    default = config.get_default_learner_class()
+    if not issubclass(config.learner_class, default):
+        raise ConfigError(
+            f"learners.learner_class={config.learner_class.__name__} must be a "
+            f"subclass of {default.__name__}, the Learner of "
+            f"{type(config).__name__.removesuffix('Config')}. Derive it from that, or "
+            "leave it out."
         )
 
 
@@ -286,10 +319,15 @@ def register_env(env: Any, env_config: dict[str, Any]) -> None:
     if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
         # An unknown name or option fails here, with a suggestion.
         make_registered_env(env, dict(env_config)).close()
-        tune.register_env(env, functools.partial(_create, env))
+        tune.register_env(env, env_creator(env))
 
 
-def _create(env: str, env_config: Any) -> Any:
+def env_creator(env: Any) -> Callable[[Any], Any]:
+    """Return RLlib's creator of what ``config.environment(env)`` names."""
+    return functools.partial(_create, env)
+
+
+def _create(env: Any, env_config: Any) -> Any:
     """Create what RLlib asks for: one environment, or a vector of ``num_envs``."""
     config = dict(env_config)
     count = config.pop("num_envs", None)

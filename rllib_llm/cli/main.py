@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except RLlibLLMError as error:
+        if "--verbose" in (sys.argv[1:] if arguments is None else arguments):
+            traceback.print_exception(error)
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
 

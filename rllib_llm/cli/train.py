@@ -13,6 +13,7 @@ from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.cli.view import write_view
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
+from rllib_llm.recipes.boundary import explained
 from rllib_llm.recipes.expectations import Verdict, judge
 from rllib_llm.recipes.runs import default_storage, find_run, run_folder
 
@@ -49,7 +50,8 @@ def train(
     if dry_run:
         from rllib_llm.cli.plan import show_plan
 
-        show_plan(recipe)
+        with explained(recipe.name):
+            show_plan(recipe)
         return 0
     cpus = max(_cpus(stage) for stage in recipe.stages)
     with ray_session(cpus=cpus, verbose=verbose):

@@ -113,7 +113,8 @@ def check_env(
         The problems found, and measurements.
 
     Raises:
-        ConfigError: If ``spec`` names no environment, or there are no seeds.
+        ConfigError: If ``spec`` names no environment, an option is wrong, or there are
+            no seeds.
     """
     config, seeds = dict(env_config or {}), list(seeds)
     started = time.perf_counter()
@@ -166,7 +167,12 @@ def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
     subject.random = [Play(env, s, random_or_filler).finish() for s in subject.seeds]
     if implements(env, expert_policy):
         subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
+    for play in subject.plays:
+        if isinstance(play.error, ConfigError):  # an option is wrong
+            raise play.error
     report = CheckReport(subject.name, measurements=measure(subject))
+    if all(play.error and not play.transcript.observations for play in subject.plays):
+        checks = (_check_errors,)  # nothing was played that others could judge
     for check in checks:
         for found in check(subject):
             is_advice = isinstance(found, Advice)

@@ -7,6 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.schema import hints_of, is_number, require
 
 SPLITS = ("train", "test")
 
@@ -68,18 +69,20 @@ class EnvOptions:
                     f"{type(self).__name__} has no option {name!r}. "
                     + did_you_mean(name, [*known, *also])
                 )
+            if given[name] is not known.get(name):
+                kind = hints_of(type(self).start).get(name, Any)
+                require(f"{type(self).__name__}.{name}", given[name], kind)
         return given
 
     def _check_base_options(self) -> None:
-        is_int = isinstance(self.max_turns, int) and self.max_turns is not True
-        if not is_int or self.max_turns < 1:
+        if not is_number(self.max_turns, int) or self.max_turns < 1:
             raise ConfigError(f"max_turns={self.max_turns!r} must be an int >= 1.")
         if self.invalid_action not in ("retry", "end"):
             raise ConfigError(
                 f"invalid_action={self.invalid_action!r} must be 'retry' (the model "
                 "reads format_hint and tries again) or 'end' (the episode is over)."
             )
-        if not is_finite(self.invalid_action_reward):
+        if not is_number(self.invalid_action_reward):
             raise ConfigError(
                 f"invalid_action_reward={self.invalid_action_reward!r} must be a "
                 "finite number, e.g. -0.1."

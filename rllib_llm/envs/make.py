@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from rllib_llm.envs.kinds import (
 )
 from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+from rllib_llm.imports import import_object
 
 AnyEnv = gym.Env | AECEnv | ParallelEnv
 EnvSpec = str | type[AnyEnv] | Callable[[dict[str, Any]], AnyEnv]
@@ -92,16 +92,23 @@ def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
     if spec in gym.registry:
         adapter, rest = _split_config(config)
         # check_env does what Gymnasium's own checker would do, without warnings.
-        env = gym.make(spec, disable_env_checker=True, **rest)
+        try:
+            env = gym.make(spec, disable_env_checker=True, **rest)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise ConfigError(f"env={spec!r}: {error}. Mend env_config.") from error
         return _as_text_env(env, spec, adapter)
     if ":" in spec:
-        found = _import_object(spec)
+        found = import_object(spec, "env")
         if is_environment(found):
             return _copy_of(found, spec, config)
         return make_env(found, config)
     similar = difflib.get_close_matches(spec, list(gym.registry), n=1, cutoff=0.6)
+    hint = did_you_mean(spec[:100], [*TEXT_ENVS, *similar])
     raise ConfigError(
-        f"Unknown environment {spec!r}. {did_you_mean(spec, [*TEXT_ENVS, *similar])}"
+        f"Unknown environment {spec[:100]!r}. {hint} An environment of your own is a "
+        "class, a function of env_config, or 'package.module:Name' of one."
     )
 
 
@@ -121,28 +128,16 @@ def _copy_of(env: AnyEnv, spec: str, config: dict[str, Any]) -> AnyEnv:
         ) from error
 
 
-def _import_object(spec: str) -> Any:
-    """Import ``package.module:Name``."""
-    module_name, _, name = spec.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"Cannot import {module_name!r} for env={spec!r}: {error}. Install the "
-            "package, or put its folder on PYTHONPATH."
-        ) from error
-    if not hasattr(module, name):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(
-            f"{module_name!r} has no {name!r}. {did_you_mean(name, public)}"
-        )
-    return getattr(module, name)
-
-
 def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
     """Return ``env`` as it is if it speaks text, or in the adapter."""
     if is_multi_agent(env):
         return env  # JointEnv checks its texts as they come
+    if type(env).__module__.partition(".")[0] == "textarena":
+        raise EnvContractError(
+            f"{source!r} made TextArena's own {type(env).__name__}, whose turns "
+            "Gymnasium does not know. Use env='textarena/NAME', e.g. "
+            "'textarena/TicTacToe-v0', or rllib_llm.envs.adapters.text_arena."
+        )
     if not isinstance(env, gym.Env):
         raise EnvContractError(
             f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env, a "

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.imports import import_object
 from rllib_llm.registry import Registry
+from rllib_llm.schema import hints_of, is_number, require, show
 
 # What calls a piece of each kind, and where it is built in.
 _HOMES = {
@@ -169,7 +171,7 @@ def choose(kind: str, spec: Spec) -> Chosen:
     settings = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if "name" not in settings:
         raise ConfigError(
-            f"A piece of kind {kind} is given as {spec!r}, without a name. "
+            f"A piece of kind {kind} is given as {show(spec)}, without a name. "
             f"Known: {', '.join(PIECES[kind].names())}."
         )
     found = _find(kind, settings.pop("name"))
@@ -180,6 +182,7 @@ def choose(kind: str, spec: Spec) -> Chosen:
                 f"{kind} {found.name!r} has no setting {key!r}. "
                 f"{did_you_mean(key, [*found.parameters, *general])}"
             )
+        _check_setting(found, key, settings[key])
     for key, parameter in found.parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise ConfigError(
@@ -190,6 +193,14 @@ def choose(kind: str, spec: Spec) -> Chosen:
         return Chosen(found, settings, **general)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {found.name!r}: {error}") from error
+
+
+def _check_setting(found: Piece, key: str, value: Any) -> None:
+    """Hold a setting against its annotation, if the piece has one."""
+    default = found.parameters[key].default
+    kind = hints_of(found.make).get(key, Any)
+    if value is not default:
+        require(f"{found.kind} {found.name}.{key}", value, kind)
 
 
 def _general_settings(found: Piece, settings: dict[str, Any]) -> dict[str, Any]:
@@ -204,17 +215,13 @@ def _general_settings(found: Piece, settings: dict[str, Any]) -> dict[str, Any]:
             )
     if found.kind not in _UNWEIGHTED and "weight" not in found.parameters:
         general["weight"] = weight = settings.pop("weight", 1.0)
-        if not _is_number(weight) and not _is_schedule(found.kind, weight):
+        if not is_number(weight) and not _is_schedule(found.kind, weight):
             also = " or pairs [[iteration, value], ...]" * _may_change(found.kind)
             raise ConfigError(
-                f"{found.kind} {found.name!r}: weight={weight!r} must be a "
+                f"{found.kind} {found.name!r}: weight={show(weight)} must be a "
                 f"number{also}."
             )
     return general
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _may_change(kind: str) -> bool:
@@ -225,7 +232,7 @@ def _is_schedule(kind: str, weight: Any) -> bool:
     if not _may_change(kind) or not isinstance(weight, list | tuple) or not weight:
         return False
     pairs = all(isinstance(p, list | tuple) and len(p) == 2 for p in weight)
-    if not pairs or not all(_is_number(x) for p in weight for x in p):
+    if not pairs or not all(is_number(x) for p in weight for x in p):
         return False
     at = [p[0] for p in weight]
     return at == sorted(set(at))
@@ -247,11 +254,4 @@ def _find(kind: str, name: Any) -> Piece:
         raise ConfigError(f"A piece of kind {kind} is named {name!r}; use its name.")
     if ":" not in name:
         return PIECES[kind].get(name)
-    module, _, attribute = name.partition(":")
-    try:
-        return Piece(kind, name, getattr(import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{kind} {name!r} cannot be imported: {error}. Install the package, or put "
-            "its folder on PYTHONPATH."
-        ) from error
+    return Piece(kind, name, import_object(name, kind))

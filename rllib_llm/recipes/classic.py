@@ -8,6 +8,7 @@ from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.algorithms.settings.rllib_kinds import RENAMED
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes.sections import SECTIONS, section_keys, suggestion
+from rllib_llm.schema import require, show
 
 _TOP = ("env", "run", "stop", "config", "num_samples", "checkpoint_config", "expect")
 _CHECKPOINT = {
@@ -37,13 +38,16 @@ def from_classic(data: dict[str, Any]) -> dict[str, Any]:
         ConfigError: For a key that has no counterpart.
     """
     ((name, body),) = data.items()
+    require("the recipe", data, dict[str, dict[str, Any]])
     for key in body:
         if key not in _TOP:
             raise ConfigError(
-                f"{name}: unknown field {key!r}. {suggestion(key, _TOP)}"
+                f"{name}: unknown field {key!r}. {suggestion(key[:60], _TOP)}"
                 f"Fields of the classic shape: {', '.join(_TOP)}."
             )
     recipe: dict[str, Any] = {"name": name, "algo": body["run"]}
+    for field in ("config", "checkpoint_config"):
+        require(f"{name}.{field}", body.get(field), dict[str, Any] | None)
     flat = dict(body.get("config") or {})
     env = body.get("env", flat.pop("env", None))
     if env is not None:
@@ -87,8 +91,8 @@ def _place(
         return
     elif key == "model" and not isinstance(value, str):
         raise ConfigError(
-            f"config.model={value!r} describes a network of the old API stack. Name a "
-            "language model instead, e.g. model: tiny."
+            f"config.model={show(value)} describes a network of the old API stack. "
+            "Name a language model instead, e.g. model: tiny."
         )
     else:
         section, keyword = _locate(config_class, RENAMED.get(key, key))

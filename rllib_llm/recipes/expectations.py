@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from rllib_llm.errors import ConfigError
+from rllib_llm.schema import require
+
+
+class _Bounds(TypedDict, total=False):
+    min: float
+    max: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,21 +46,18 @@ def check_expectations(expect: Any) -> dict[str, dict[str, float]]:
     Raises:
         ConfigError: If a bound is neither a number nor such a mapping.
     """
-    expect = expect or {}
-    if not isinstance(expect, dict):
-        raise ConfigError(f"expect: {expect!r} must map result keys to numbers.")
-    return {str(metric): _bounds(metric, given) for metric, given in expect.items()}
+    expect = {} if expect is None else expect
+    require("expect", expect, dict[str, Any], "Result keys stand before numbers.")
+    return {metric: _bounds(metric, given) for metric, given in expect.items()}
 
 
 def _bounds(metric: str, given: Any) -> dict[str, float]:
+    example = "The least value, or a mapping such as {min: 0.5, max: 1.0}."
+    require(f"expect.{metric}", given, float | _Bounds, example)
     bounds = given if isinstance(given, dict) else {"min": given}
-    numbers = all(
-        isinstance(b, int | float) and not isinstance(b, bool) for b in bounds.values()
-    )
-    if not bounds or not numbers or not set(bounds) <= {"min", "max"}:
+    if not bounds or bounds.get("min", -math.inf) > bounds.get("max", math.inf):
         raise ConfigError(
-            f"expect.{metric}={given!r} must be a number (the least value) or a "
-            "mapping such as {min: 0.5, max: 1.0}."
+            f"expect.{metric}={given!r} is fulfilled by no value. {example}"
         )
     return bounds
 

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+from rllib_llm.schema import show
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
         return {TENSORBOARD: {}}
     if not isinstance(given, list):
         raise ConfigError(
-            f"loggers: {given!r} must be a list, e.g. [tensorboard, "
+            f"loggers: {show(given)} must be a list, e.g. [tensorboard, "
             "{wandb: {project: my_project}}]."
         )
     found: dict[str, dict[str, Any]] = {}
@@ -43,7 +44,8 @@ def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
         name, settings = _entry(entry)
         if name not in LOGGERS:
             raise ConfigError(
-                f"loggers: there is no logger {name!r}. {did_you_mean(name, LOGGERS)}"
+                f"loggers: there is no logger {show(name, 60)}. "
+                f"{did_you_mean(name[:60], LOGGERS)}"
             )
         if name in found:
             raise ConfigError(f"loggers: {name} stands there twice; once is enough.")
@@ -60,7 +62,7 @@ def _entry(entry: Any) -> tuple[str, dict[str, Any]]:
         if settings is None or isinstance(settings, dict):
             return str(name), dict(settings or {})
     raise ConfigError(
-        f"loggers: {entry!r} must be a name, or a name with its settings, e.g. "
+        f"loggers: {show(entry)} must be a name, or a name with its settings, e.g. "
         "{wandb: {project: my_project, mode: offline}}."
     )
 

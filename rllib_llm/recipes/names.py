@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
+from typing import Any
 
-from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.errors import ConfigError, did_you_mean, summarize
+from rllib_llm.schema import show
+
+# One folder's name on any file system, which cannot lead anywhere else.
+RUN_NAME = re.compile(r"\w[\w .+=@-]{0,99}")
+
+
+def check_run_name(name: Any) -> None:
+    """Raise ConfigError unless ``name`` can name a run's folder."""
+    if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
+        raise ConfigError(
+            f"name={show(name, 100)} names a folder of results: it must begin with a "
+            "letter, digit or '_', have at most 100 characters, and no '/'."
+        )
 
 
 def recipes_folder() -> Path:
@@ -31,9 +46,15 @@ def find_recipe(name_or_path: str | Path) -> Path:
         ConfigError: If there is no such file or name.
     """
     text = str(name_or_path)
-    path = Path(text).expanduser()
-    if path.is_file():
-        return path
+    try:
+        path = Path(text).expanduser()
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # no path at all
+        raise ConfigError(
+            f"{text[:100]!r} names no recipe: {summarize(error, 100)}. 'rllib-llm list "
+            "examples' shows the shipped ones."
+        ) from error
     shipped = shipped_recipes()
     if text in shipped:
         return shipped[text]

@@ -8,6 +8,7 @@ from typing import Any
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import yaml_io
+from rllib_llm.schema import show
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -25,10 +26,10 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(
-                f"The override {override!r} must read section.key=value, e.g. "
+                f"The override {show(override)} must read section.key=value, e.g. "
                 "training.lr=2e-5."
             )
-        _set(data, keys, yaml_io.parse(text, f"The value of {path}"), override)
+        _set(data, keys, yaml_io.parse(text, f"The value of {path[:100]}"), override)
     return data
 
 
@@ -40,7 +41,7 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
         node = node[key]
         if not isinstance(node, dict):
             raise ConfigError(
-                f"The override {override!r} looks inside "
-                f"{'.'.join(keys[:depth])}={node!r}, which is not a mapping."
+                f"The override {show(override)} looks inside "
+                f"{'.'.join(keys[:depth])}={show(node)}, which is not a mapping."
             )
     node[keys[-1]] = value

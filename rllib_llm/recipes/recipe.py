@@ -12,10 +12,11 @@ from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces, yaml_io
+from rllib_llm.recipes.boundary import explained
 from rllib_llm.recipes.classic import from_classic, is_classic
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
-from rllib_llm.recipes.names import find_recipe
+from rllib_llm.recipes.names import check_run_name, find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
 from rllib_llm.recipes.runs import stage_folder
 from rllib_llm.recipes.sections import SECTIONS, apply_section, suggestion
@@ -27,6 +28,7 @@ from rllib_llm.recipes.stages import (
     stages_by_name,
 )
 from rllib_llm.recipes.tune_settings import check_search, check_tune, paths_searched
+from rllib_llm.schema import PositiveFloat, require, show
 
 if TYPE_CHECKING:
     from ray import tune
@@ -45,6 +47,7 @@ FIELDS = (
     "loggers",
     STAGES,
 )
+TRAINING_ITERATION = "training_iteration"
 # Written into a run's recipe.yaml for the record; of no effect when read back.
 VERSIONS = "versions"
 
@@ -91,7 +94,7 @@ class Recipe:
     @property
     def total_iterations(self) -> int | None:
         """Training iterations per trial, if ``stop`` bounds them."""
-        return self.stop.get("training_iteration")
+        return self.stop.get(TRAINING_ITERATION)
 
     def build_config(
         self, values: Callable[[Any], Any] = spaces.to_tune
@@ -113,9 +116,15 @@ class Recipe:
         Raises:
             ConfigError: Naming the value, the rule, and the remedy.
         """
+        with explained(self.name):
+            self._validate()
+
+    def _validate(self) -> None:
         require_loggers(self.loggers)
         for key in self.stop:
             check_metric_name(key, "stop")
+        for key in self.expect:
+            check_metric_name(key, "expect")
         if self.tune["metric"] is not None:
             check_metric_name(self.tune["metric"], "tune.metric")
         self._check_all_spaces_are_seen()
@@ -235,7 +244,7 @@ def load_recipe(
         >>> results = recipe.tuner().fit()  # doctest: +SKIP
     """
     path = find_recipe(name_or_path)
-    with _named(path.name):
+    with explained(path.name), _named(path.name):
         return recipe_from_dict(yaml_io.read(path), path.stem, overrides)
 
 
@@ -244,7 +253,10 @@ def recipe_from_dict(
 ) -> Recipe | StagedRecipe:
     """Return the recipe that ``data`` (parsed YAML) describes."""
     if not isinstance(data, dict):
-        raise ConfigError(f"A recipe is a mapping, not {type(data).__name__}.")
+        raise ConfigError(
+            f"A recipe is a mapping of fields, not {type(data).__name__}. Write e.g. "
+            "algo: LLMPPO, env: frozen_lake-v0, stop: {training_iteration: 100}."
+        )
     if is_classic(data):
         data = from_classic(data)
     data = {k: v for k, v in data.items() if k != VERSIONS}
@@ -257,6 +269,7 @@ def _staged(data: dict[str, Any], name: str, overrides: Iterable[str]) -> Staged
     data = override_stages(stages_by_name(data), overrides)
     _check_names(data)
     data.setdefault("name", name)
+    check_run_name(data["name"])
     stages = []
     for stage, merged in recipes_of_stages(data, str(data["name"])).items():
         with _named(f"stage {stage!r}"):
@@ -281,6 +294,8 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
     _check_fields(data)
     resolved = {k: data[k] for k in FIELDS if data.get(k) is not None}
     resolved.setdefault("name", name)
+    check_run_name(resolved["name"])
+    require("description", resolved.get("description", ""), str)
     tune = check_tune(resolved.get("tune"))
     check_search(tune, resolved)
     return Recipe(
@@ -299,7 +314,7 @@ def _check_names(data: dict[str, Any]) -> None:
     for key in data:
         if key not in FIELDS:
             raise ConfigError(
-                f"Unknown field {key!r}. {suggestion(str(key), FIELDS)}"
+                f"Unknown field {show(key, 60)}. {suggestion(str(key)[:60], FIELDS)}"
                 f"Fields of a recipe: {', '.join(FIELDS)}."
             )
 
@@ -311,16 +326,18 @@ def _check_fields(data: dict[str, Any]) -> None:
             raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")
         if not isinstance(data[key], str):
             raise ConfigError(
-                f"{key}: {data[key]!r} must be one name, e.g. {key}: {example}. Train "
-                "on each in a run of its own."
+                f"{key}: {show(data[key])} must be one name, e.g. {key}: {example}. "
+                "Train on each in a run of its own."
             )
 
 
 def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any:
     config = ALGORITHMS.get(resolved["algo"]).config_class()()
     env_config = resolved.get("env_config", {})
-    if not isinstance(env_config, dict):
-        raise ConfigError(f"env_config: {env_config!r} must be a mapping of options.")
+    hint = "It holds the environment's options; search spaces go into them."
+    if spaces.is_space(env_config):
+        raise ConfigError(f"env_config={show(env_config)} must be a mapping. {hint}")
+    require("env_config", env_config, dict[str, Any], hint)
     config.environment(resolved["env"], env_config=values(env_config))
     for section in SECTIONS:
         apply_section(config, section, values(resolved.get(section)))
@@ -335,11 +352,11 @@ def _check_stop(stop: Any) -> dict[str, float]:
             "The field 'stop' is missing: nothing would end the run. Set e.g. "
             "stop: {training_iteration: 100}."
         )
-    for key, value in stop.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(
-                f"stop.{key}={value!r} must be a number; a trial ends when the result "
-                "reaches it. Nested results are written with '/', e.g. "
-                "env_runners/episode_return_mean."
-            )
+    hint = (
+        "A trial ends when the result reaches it. Nested results are written with '/', "
+        "e.g. env_runners/episode_return_mean."
+    )
+    require("stop", stop, dict[str, float], hint)
+    if TRAINING_ITERATION in stop:
+        require(f"stop.{TRAINING_ITERATION}", stop[TRAINING_ITERATION], PositiveFloat)
     return dict(stop)

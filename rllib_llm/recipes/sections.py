@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from rllib_llm.algorithms.settings.schema import SECTIONS, section_keys
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.imports import import_object
 from rllib_llm.schema import show
 
 __all__ = ["SECTIONS", "apply_section", "section_keys", "suggestion"]
@@ -30,14 +30,14 @@ def apply_section(config: Any, section: str, values: Any) -> None:
         )
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{section}: {show(values)} must be a mapping of settings, e.g. "
-            f"{{{section_keys(type(config), section)[0]}: ...}}."
+            f"{section}: {show(values)} must be a mapping of settings: "
+            f"{', '.join(section_keys(type(config), section))}."
         )
     for key in values:
         if not isinstance(key, str):
             raise ConfigError(
-                f"{section}: the key {show(key, 60)} must be the name of a setting, "
-                f"e.g. {section_keys(type(config), section)[0]}."
+                f"{section}: the key {show(key, 60)} must be the name of a setting: "
+                f"{', '.join(section_keys(type(config), section))}."
             )
     keywords = {k: _as_object(k, v, section) for k, v in values.items()}
     try:
@@ -59,11 +59,4 @@ def _as_object(key: str, value: Any, section: str) -> Any:
     is_named = isinstance(value, str) and ":" in value
     if not (is_named and key.endswith(_OBJECT_SUFFIXES)):
         return value
-    module, _, name = value.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{section}.{key}={value!r} cannot be imported: {error}. Install the "
-            "package, or put its folder on PYTHONPATH."
-        ) from error
+    return import_object(value, f"{section}.{key}")

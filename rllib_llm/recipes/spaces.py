@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rllib_llm.errors import ConfigError
+from rllib_llm.schema import is_number, show
 
 SPACES = ("grid", "choice", "uniform", "loguniform", "randint")
 _CONTAINERS = (dict, list, tuple)
@@ -162,7 +163,7 @@ def _checked(space: dict[str, Any]) -> tuple[str, list[Any]]:
     kind, arguments = next(iter(space.items()))
     if not isinstance(arguments, list) or not arguments:
         raise ConfigError(
-            f"{{{kind}: {arguments!r}}} needs a list, e.g. {{{kind}: [1, 2]}}."
+            f"{{{kind}: {show(arguments)}}} needs a list, e.g. {{{kind}: [1, 2]}}."
         )
     if kind in _RANGES:
         _check_range(kind, arguments)
@@ -170,12 +171,11 @@ def _checked(space: dict[str, Any]) -> tuple[str, list[Any]]:
 
 
 def _check_range(kind: str, bounds: list[Any]) -> None:
-    types = int if kind == "randint" else (int, float)
-    numbers = all(isinstance(b, types) and not isinstance(b, bool) for b in bounds)
+    numbers = all(is_number(b, int if kind == "randint" else float) for b in bounds)
     if len(bounds) != 2 or not numbers or bounds[0] >= bounds[1]:
         what = "two whole numbers" if kind == "randint" else "two numbers"
         raise ConfigError(
-            f"{{{kind}: {bounds!r}}} needs {what}, the lower bound first, e.g. "
+            f"{{{kind}: {show(bounds)}}} needs {what}, the lower bound first, e.g. "
             f"{{{kind}: [1, 10]}}."
         )
     if kind == "loguniform" and bounds[0] <= 0:

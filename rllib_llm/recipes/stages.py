@@ -9,6 +9,7 @@ from typing import Any
 
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.recipes.overrides import apply_overrides
+from rllib_llm.schema import show
 
 STAGES = "stages"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -25,7 +26,7 @@ def stages_by_name(data: Mapping[str, Any]) -> dict[str, Any]:
     given = data[STAGES]
     if not isinstance(given, list) or not given:
         raise ConfigError(
-            f"stages: {given!r} must be a list of mappings, e.g. "
+            f"stages: {show(given)} must be a list of mappings, e.g. "
             "[{name: sft, algo: SFT}, {name: rl, algo: GRPO}]."
         )
     named: dict[str, Any] = {}
@@ -33,8 +34,8 @@ def stages_by_name(data: Mapping[str, Any]) -> dict[str, Any]:
         name = stage.get("name") if isinstance(stage, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in named:
             raise ConfigError(
-                f"stages: number {number} is {stage!r}. Each needs a name of its own, "
-                "of letters, digits, '_' and '-', e.g. {name: rl, algo: GRPO}."
+                f"stages: number {number} is {show(stage)}. Each needs a name of its "
+                "own, of letters, digits, '_' and '-', e.g. {name: rl, algo: GRPO}."
             )
         named[name] = {k: v for k, v in stage.items() if k != "name"}
     return {**data, STAGES: named}

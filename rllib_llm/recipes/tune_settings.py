@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
+
+from annotated_types import Ge, Gt, Interval
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces
 from rllib_llm.recipes.sections import suggestion
+from rllib_llm.schema import (
+    Fraction,
+    Hint,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    require,
+    show,
+)
 
-TUNE_DEFAULTS: dict[str, Any] = {
+
+class TuneSettings(TypedDict, total=False):
+    """Settings of ``tune``; missing ones take ``TUNE_DEFAULTS``."""
+
+    num_samples: PositiveInt
+    metric: str | None
+    mode: Literal["min", "max"] | None
+    scheduler: str | dict[str, Any] | None
+    max_concurrent_trials: PositiveInt | None
+    time_budget_s: PositiveFloat | None
+    checkpoint_frequency: NonNegativeInt
+    num_to_keep: PositiveInt | None
+    max_failures: Annotated[int, Ge(-1)]
+
+
+class AshaSettings(TypedDict, total=False):
+    """Settings of the scheduler ``asha``."""
+
+    name: str
+    grace_period: PositiveInt
+    reduction_factor: Annotated[
+        float, Gt(1), Hint("Of the trials at a rung, one in so many goes on.")
+    ]
+    max_t: PositiveInt | None
+
+
+class PbtSettings(TypedDict, total=False):
+    """Settings of the scheduler ``pbt``."""
+
+    name: str
+    perturbation_interval: PositiveInt
+    quantile_fraction: Annotated[float, Interval(ge=0, le=0.5)]
+    resample_probability: Fraction
+    burn_in_period: NonNegativeInt
+
+
+TUNE_DEFAULTS: TuneSettings = {
     "num_samples": 1,
     "metric": None,
     "mode": None,
@@ -47,7 +94,7 @@ MUTABLE = (
     "generation.temperature",
 )
 _PBT_TO_KEEP = 4
-_WHOLE = ("num_samples", "max_concurrent_trials", "num_to_keep")
+_KINDS = {"asha": AshaSettings, "pbt": PbtSettings}
 
 
 def check_tune(given: Any) -> dict[str, Any]:
@@ -56,15 +103,9 @@ def check_tune(given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: For an unknown or impossible setting.
     """
-    given = given or {}
-    if not isinstance(given, dict):
-        raise ConfigError(f"tune: {given!r} must be a mapping of settings.")
-    _check_keys("tune", given, TUNE_DEFAULTS)
+    given = {} if given is None else given
+    require("tune", given, TuneSettings)
     merged = {**TUNE_DEFAULTS, **given}
-    if merged["mode"] not in (None, "min", "max"):
-        raise ConfigError(f"tune.mode={merged['mode']!r} must be 'min' or 'max'.")
-    for key in _WHOLE:
-        _check_whole(f"tune.{key}", merged[key], or_none=key != "num_samples")
     merged["scheduler"] = _check_scheduler(merged["scheduler"])
     if merged["scheduler"] is not None:
         _check_order(merged)
@@ -122,64 +163,19 @@ def num_trials(tune: dict[str, Any], resolved: dict[str, Any]) -> int:
     return tune["num_samples"] * math.prod(spaces.grid_sizes(resolved))
 
 
-def _check_keys(where: str, given: dict[str, Any], known: dict[str, Any]) -> None:
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f"Unknown setting {where}.{key}. {suggestion(str(key), known)}"
-                f"Valid keys of {where}: {', '.join(known)}."
-            )
-
-
-def _check_whole(name: str, value: Any, *, or_none: bool, least: int = 1) -> None:
-    if value is None and or_none:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number, {least} or more.")
-
-
 def _check_scheduler(given: Any) -> dict[str, Any] | None:
     if given is None:
         return None
     given = {"name": given} if isinstance(given, str) else given
     name = given.get("name") if isinstance(given, dict) else None
-    if name not in SCHEDULERS:
+    if not isinstance(name, str) or name not in SCHEDULERS:
         raise ConfigError(
-            f"tune.scheduler={given!r} must be one of {', '.join(SCHEDULERS)}, or a "
-            f"mapping such as {{name: asha, grace_period: 2}}. "
+            f"tune.scheduler={show(given)} must be one of {', '.join(SCHEDULERS)}, or "
+            f"a mapping such as {{name: asha, grace_period: 2}}. "
             f"{suggestion(str(name), SCHEDULERS)}".rstrip()
         )
-    where = f"tune.scheduler ({name})"
-    _check_keys(
-        where, {k: v for k, v in given.items() if k != "name"}, SCHEDULERS[name]
-    )
-    merged = {"name": name, **SCHEDULERS[name], **given}
-    (_check_asha_numbers if name == "asha" else _check_pbt_numbers)(where, merged)
-    return merged
-
-
-def _check_asha_numbers(where: str, asha: dict[str, Any]) -> None:
-    _check_whole(f"{where}.grace_period", asha["grace_period"], or_none=False)
-    _check_whole(f"{where}.max_t", asha["max_t"], or_none=True)
-    factor = asha["reduction_factor"]
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 1:
-        raise ConfigError(
-            f"{where}.reduction_factor={factor!r} must be a number above 1: of the "
-            "trials at a rung, one in so many goes on."
-        )
-
-
-def _check_pbt_numbers(where: str, pbt: dict[str, Any]) -> None:
-    interval = f"{where}.perturbation_interval"
-    _check_whole(interval, pbt["perturbation_interval"], or_none=False)
-    _check_whole(
-        f"{where}.burn_in_period", pbt["burn_in_period"], or_none=False, least=0
-    )
-    for key, most in (("quantile_fraction", 0.5), ("resample_probability", 1.0)):
-        value = pbt[key]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value <= most:
-            raise ConfigError(f"{where}.{key}={value!r} must lie in [0, {most:g}].")
+    require(f"tune.scheduler ({name})", given, _KINDS[name])
+    return {"name": name, **SCHEDULERS[name], **given}
 
 
 def _check_order(tune: dict[str, Any]) -> None:

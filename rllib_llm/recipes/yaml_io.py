@@ -3,27 +3,84 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, summarize
+from rllib_llm.schema import show
+
+# Recipes are a few thousand characters; these bounds keep a file that is none from
+# exhausting time or memory, here and wherever values are walked later.
+MAX_CHARACTERS = 200_000
+MAX_DEPTH = 40
+MAX_NODES = 20_000
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """SafeLoader that reads ``5e-5`` as YAML 1.2 does, and refuses duplicate keys."""
+    """SafeLoader that reads ``5e-5`` and dates as YAML 1.2 does, within bounds.
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    Duplicate keys, recursive aliases, and tags that JSON has no counterpart of are
+    refused; merge keys (``<<: *base``) work.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._open: set[str] = set()
+        self._sizes: dict[int, int] = {}  # nodes below each, those of aliases included
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node, and count what stands below it."""
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
+            raise ConfigError(f"The alias *{event.anchor} (line {line}) holds itself.")
+        if self._depth >= MAX_DEPTH:
+            raise ConfigError(f"Line {line} is nested deeper than {MAX_DEPTH} levels.")
+        anchor = getattr(event, "anchor", None)
+        is_definition = anchor is not None and not isinstance(event, yaml.AliasEvent)
+        self._depth += 1
+        if is_definition:
+            self._open.add(anchor)
+        node = Composer.compose_node(self, parent, index)
+        self._depth -= 1
+        if is_definition:
+            self._open.discard(anchor)
+        self._count(node, line)
+        return node
+
+    def _count(self, node: Any, line: int) -> None:
+        below = []
+        if isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        total = 1 + sum(self._sizes[id(part)] for part in below)
+        self._sizes[id(node)] = total
+        if total > MAX_NODES:
+            raise ConfigError(
+                f"Line {line} holds more than {MAX_NODES} values, aliases included."
+            )
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Compose a mapping, and refuse keys that stand twice or are no scalars."""
+        node = super().compose_mapping_node(anchor)
         seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise ConfigError(f"The key {key!r} stands twice (line {line}).")
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"A key in line {line} is no name but a collection.")
+            if (key.tag, key.value) in seen:
+                raise ConfigError(
+                    f"The key {show(key.value, 60)} stands twice (line {line}). Keep "
+                    "one of them."
+                )
+            seen.add((key.tag, key.value))
+        return node
 
 
 # PyYAML follows YAML 1.1, in which a float needs a dot: 5e-5 would be a string.
@@ -32,6 +89,15 @@ _RecipeLoader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.[0-9]*)[eE][-+]?[0-9]+$"),
     list("-+0123456789."),
 )
+# Nor does YAML 1.2 know dates; what looks like one is a text.
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != _TIMESTAMP]
+    for first, found in _RecipeLoader.yaml_implicit_resolvers.items()
+}
+for _tag in ("timestamp", "binary", "set", "omap", "pairs"):
+    _RecipeLoader.add_constructor(
+        f"tag:yaml.org,2002:{_tag}", yaml.SafeLoader.construct_undefined
+    )
 
 
 def parse(text: str, where: str) -> Any:
@@ -42,19 +108,46 @@ def parse(text: str, where: str) -> Any:
         where: Named in error messages, e.g. a file.
 
     Raises:
-        ConfigError: If it is not YAML, or a key stands twice in one mapping.
+        ConfigError: If it is not YAML, a key stands twice in one mapping, or it
+            exceeds the bounds of this module.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            f"{where} has {len(text)} characters; a recipe has at most "
+            f"{MAX_CHARACTERS}. Move data into a file that the environment reads."
+        )
     try:
         return yaml.load(text, _RecipeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not valid YAML: {error}") from error
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error} Keep one of them.") from error
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:  # constructors raise anything on mistaken tags
+        what = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else ""
+        raise ConfigError(
+            f"{where} is not valid YAML: {what[:500] or summarize(error)}. Quote texts "
+            "that hold special characters."
+        ) from error
 
 
 def read(path: Path) -> Any:
-    """Return what the file ``path`` says."""
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    """Return what the file ``path`` says.
+
+    Raises:
+        ConfigError: If it cannot be read, is not UTF-8, or as :func:`parse` says.
+    """
+    try:
+        if path.stat().st_size > 4 * MAX_CHARACTERS:
+            raise ConfigError(
+                f"{path} has {path.stat().st_size} bytes; a recipe has at most "
+                f"{MAX_CHARACTERS} characters. Is it the right file?"
+            )
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse(text, str(path))
 
 
 def dump(data: Any) -> str:

@@ -1,6 +1,13 @@
 """Types and ranges of settings, declared as annotations and read by one validator."""
 
-from rllib_llm.schema.checking import Problem, find_problem, is_number, refuse, require
+from rllib_llm.schema.checking import (
+    Problem,
+    find_problem,
+    hints_of,
+    is_number,
+    refuse,
+    require,
+)
 from rllib_llm.schema.describing import bounds_of, choices_of, describe, show
 from rllib_llm.schema.kinds import (
     Fraction,
@@ -31,6 +38,7 @@ __all__ = [
     "choices_of",
     "describe",
     "find_problem",
+    "hints_of",
     "is_number",
     "refuse",
     "require",

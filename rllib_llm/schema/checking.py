@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -92,6 +93,20 @@ def find_problem(where: str, value: Any, kind: Any) -> Problem | None:
         return None
     inside = [p for p in problems if p is not None and p.where != where]
     return inside[0] if inside else _wrong(where, value, kind)
+
+
+@functools.cache
+def hints_of(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, of a class its __init__'s.
+
+    Empty if they name something that cannot be looked up, as under TYPE_CHECKING.
+    """
+    if inspect.isclass(function):
+        function = function.__init__
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        return {}
 
 
 def is_number(value: Any, kind: type = float) -> bool:

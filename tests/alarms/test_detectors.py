@@ -145,7 +145,7 @@ def test_defaults_warn_and_settings_change_them():
         ({"kl": {"action": "rolback"}}, "Did you mean 'rollback'"),
         ({"kl": {"above": "much"}}, "above='much' must be a number"),
         ({"kl": {"above": True}}, "above=True must be a number"),
-        ({"kl": {"window": 0}}, "window=0 must be a number of iterations"),
+        ({"kl": {"window": 0}}, "window=0 must be a whole number of iterations"),
         ({"kl": 0.5}, "must be a mapping such as {'above': 0.2, 'action': 'warn'}"),
         ({"stalled": {"action": "rollback"}}, "choose warn or stop"),
     ],

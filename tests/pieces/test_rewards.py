@@ -281,7 +281,7 @@ BAD = [
     ({"name": "accuracy", "tolerance": -1}, "tolerance=-1 must be >= 0"),
     ("outcome", "needs 'key'"),
     ({"name": "tool_use", "cap": 0}, "cap=0 must be > 0"),
-    ({"name": "tool_use", "tools": "search"}, "must be a list of names"),
+    ({"name": "tool_use", "tools": "search"}, "must be a list of texts"),
     ({"name": "evidence", "of": "titles"}, "must be 'documents' or 'answer'"),
     ({"name": "information_gain", "redundancy": -1}, "redundancy=-1 must be >= 0"),
     ({"name": "rubric", "rules": {"x": 0}}, "weights > 0"),
@@ -294,7 +294,7 @@ BAD = [
     ({"name": "gate", "levels": [{"when": "f1"}]}, "must have when, pay"),
     ({"name": "gate", "levels": [{"when": "exct_match", "pay": 1}]}, "Did you mean"),
     ({"name": "gate", "levels": [{"when": 1.0, "pay": 1}]}, "when=1.0 must name"),
-    ({"name": "tiers", "levels": [0.5]}, "must be pairs"),
+    ({"name": "tiers", "levels": [0.5]}, "must be a list of numbers"),
 ]
 
 

@@ -129,9 +129,9 @@ def test_settings_without_effect_are_refused(section, key, remedy):
         ({"training": [1]}, "must be a mapping"),
         ({"env_config": 3}, "must be a mapping"),
         ({"tune": {"num_sample": 2}}, "Did you mean 'num_samples'"),
-        ({"tune": {"mode": "best"}}, "'min' or 'max'"),
+        ({"tune": {"mode": "best"}}, "must be one of min, max or None"),
         ({"expect": {"x": "high"}}, "must be a number"),
-        ({"expect": {"x": {"least": 1}}}, "must be a number"),
+        ({"expect": {"x": {"least": 1}}}, "expect.x has no setting 'least'"),
     ],
 )
 def test_faulty_fields_say_what_is_needed(fields, message):

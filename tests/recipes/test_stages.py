@@ -19,7 +19,7 @@ STAGED = {
     "stop": {"training_iteration": 4},
     "stages": [
         {"name": "sft", "algo": "SFT", "training": {"lr": 1e-2}},
-        {"name": "rl", "rollouts": {"group_size": 4}, "expect": {"x": 1}},
+        {"name": "rl", "rollouts": {"group_size": 4}, "expect": {"return_std": 1}},
         {"name": "hard", "env_config": {"upper": 9}, "stop": {"training_iteration": 9}},
     ],
 }
@@ -45,7 +45,7 @@ def test_each_stage_is_what_is_common_and_its_own():
     assert all(s.config.episodes_per_iteration == 16 for s in recipe.stages)
     assert [s.config.env_config["upper"] for s in recipe.stages] == [7, 7, 9]
     assert [s.stop["training_iteration"] for s in recipe.stages] == [4, 4, 9]
-    assert (sft.expect, rl.expect) == ({}, {"x": {"min": 1}})
+    assert (sft.expect, rl.expect) == ({}, {"return_std": {"min": 1}})
     recipe.validate()
 
 

@@ -16,7 +16,6 @@ from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.selfplay.exploiter import EXPLOITER, untaught
-from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.positions import is_by_position
 
 _POOL_SETTINGS = (
@@ -119,7 +118,7 @@ def validate_league(config: Any) -> None:
         ConfigError: Naming the value, the rule, and the remedy.
     """
     _validate_use(config)
-    League(max_members=config.league_pool_size, **config.league_settings())
+    config.build_matchmaker()  # checks its settings, and that openskill is installed
     if config.league_opponents == MIRROR:
         why = "opponents='mirror' has no frozen ones. Choose others, or leave it out."
         refuse_without_effect(config, _POOL_SETTINGS, why)

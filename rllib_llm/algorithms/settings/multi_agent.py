@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from importlib import import_module
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
@@ -11,6 +10,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.imports import import_object
+from rllib_llm.schema import require
 
 SCRIPT, RL_MODULE = "script", "rl_module"
 _OF_MODES = ("sharing_modes", "sharing_mode")
@@ -289,10 +290,17 @@ class MultiAgentSettings:
             own = self.copy(copy_frozen=False)
             before = dict(vars(own))
             is_classic = self.rl_module_of(name) is not None
+            where = f"multi_agent.policies.{name}"
+            require(where, given, dict[str, Any])
             for section, values in given.items():
-                if section not in (SCRIPT, RL_MODULE):
-                    _check_section(name, section, values, is_classic)
+                if section in (SCRIPT, RL_MODULE):
+                    continue
+                require(f"{where}.{section}", values, dict[str, Any] | None)
+                _check_section(name, section, values, is_classic)
+                try:
                     apply_section(own, section, values)
+                except ConfigError as error:
+                    raise ConfigError(f"{where}: {error}") from error
             changed = {k: v for k, v in vars(own).items() if v is not before.get(k)}
             changed.pop("_is_frozen", None)
             overrides = self.algorithm_config_overrides_per_module
@@ -349,11 +357,4 @@ def imported(what: str, path: str) -> Any:
     Raises:
         ConfigError: If there is none.
     """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"multi_agent: {what}={path!r} cannot be imported: {error}. Install the "
-            "package, or put its folder on PYTHONPATH."
-        ) from error
+    return import_object(path, f"multi_agent.{what}")
