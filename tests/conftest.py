@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import sys
 import tempfile
 
 # Before torch or ray are imported, here and in Ray's workers.
@@ -44,3 +47,97 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if missing and any(name in item.name for name in _SANDBOXED):
             item.add_marker(pytest.mark.skip(reason=f"no sandbox here: {missing}"))
+
+
+# Modules of the extras that a checkout may lack.
+EXTRAS = frozenset(
+    [
+        "matplotlib",
+        "material",
+        "math_verify",
+        "mcp",
+        "minigrid",
+        "mlflow",
+        "nbclient",
+        "nbformat",
+        "open_spiel",
+        "openskill",
+        "peft",
+        "pydantic_monty",
+        "pygame",
+        "pyspiel",
+        "reasoning_gym",
+        "rlcard",
+        "scienceworld",
+        "selenium",
+        "tantivy",
+        "textarena",
+        "textworld",
+        "vllm",
+        "wandb",
+    ]
+)
+# Those that shall seem to be missing, to try what a checkout without them does.
+_BLOCKED = frozenset(filter(None, os.environ.get("RLLIB_LLM_BLOCKED", "").split(",")))
+
+
+class _Blocker:
+    """Finds none of the blocked modules."""
+
+    def find_spec(self, name, path=None, target=None):
+        """Raise as Python does for a module that is not there."""
+        if name.partition(".")[0] in _BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+if _BLOCKED:
+    sys.meta_path.insert(0, _Blocker())
+
+
+def _missing_extra(error):
+    """Return the module of an extra whose absence an error comes from, or None."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        name = _absent_module(error)
+        if name in EXTRAS:
+            return name if _is_missing(name) else None
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _absent_module(error):
+    """Return the module that an error says is not there, "" for other errors."""
+    if type(error).__name__ == "MissingExtraError":
+        package = re.search(r"needs the package '([^']+)'", str(error))
+        return package[1].replace("-", "_") if package else ""
+    if isinstance(error, ModuleNotFoundError):
+        return str(error.name or "").partition(".")[0]
+    return ""
+
+
+def _is_missing(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+
+
+def _skip_without_extra(outcome):
+    if outcome.excinfo is not None:
+        name = _missing_extra(outcome.excinfo[1])
+        if name:
+            skipped = pytest.skip.Exception(f"{name} is not installed")
+            outcome.force_exception(skipped)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_setup(item):
+    """Skip tests whose fixtures need an extra that is missing."""
+    _skip_without_extra((yield))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """Skip tests that need an extra that is missing."""
+    _skip_without_extra((yield))

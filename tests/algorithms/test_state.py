@@ -36,10 +36,10 @@ from rllib_llm.selfplay.ratings import Ratings
 from rllib_llm.types import Task
 
 PACKAGE = Path(__file__).parents[2] / "rllib_llm"
-GIVES_STATE = {"get_state", "state_dict", "memories", "rollback_state"}
-TAKES_STATE = {"set_state", "load_state", "load_state_dict", "recall", "roll_back"}
+GIVES_STATE = {"get_state", "state_dict", "memories", "own_state"}
+TAKES_STATE = {"set_state", "load_state", "load_state_dict", "recall"}
 # tests/algorithms/test_run_state.py saves and restores whole runs of these.
-OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "GRPO", "SelfPlay"}
+OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "OwnState", "GRPO", "SelfPlay"}
 
 
 @dataclasses.dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from runner_helpers import Countdown, Endless, make_runner
 from team_helpers import Run, team_config
 
 from rllib_llm import LLMPPOConfig, columns
+from rllib_llm.connectors.chat import Prompt
 from rllib_llm.connectors.episode_data import EpisodeData, agent_episodes, episode_data
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.plays import Seat
-from rllib_llm.env_runner.turns import turn_seed
+from rllib_llm.env_runner.slots import Voice
+from rllib_llm.env_runner.turns import request_turn, turn_seed
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.types import FinishReason, StopReason, Task, Turn
 
@@ -221,3 +224,46 @@ def test_no_row_is_longer_than_the_context(limit):
         data = episode_data(episode)
         shown = len(data.prompt.ids) if data.prompt is not None else 0
         assert len(data.ids) + shown <= limit
+
+
+class Telling(Countdown):
+    """Says after two turns that it is solved; the first turn is no action."""
+
+    def parse(self, completion):
+        return None if self.turn == 1 else super().parse(completion)
+
+    def start(self, rng, length: int = 0) -> str:
+        super().start(rng, length=2)
+        return "Go."
+
+
+def test_what_the_environment_says_of_turns_and_episodes_is_kept():
+    (episode,) = make_runner(Telling).sample(num_episodes=1)
+    assert [t.invalid for t in turns_of(episode)] == [True, False, False]
+    assert episode_data(episode).success is True
+    (episode,) = make_runner(Endless, max_turns=2).sample(num_episodes=1)
+    assert episode_data(episode).success is None
+
+
+@pytest.mark.parametrize(
+    ("context", "per_episode", "sampled", "expected"),
+    [(100, None, 0, 16), (20, None, 0, 7), (100, 30, 20, 10), (100, 30, 30, 1)],
+)
+def test_a_turn_has_the_room_that_context_and_episode_leave(
+    context, per_episode, sampled, expected
+):
+    asked = []
+    engine = SimpleNamespace(
+        submit=lambda session, ids, params, extends: asked.append(params) or 1
+    )
+    voice = Voice(
+        engine=engine,
+        max_new_tokens=16,
+        max_context_tokens=context,
+        max_tokens_per_episode=per_episode,
+    )
+    data = EpisodeData(ids=list(range(10)), prompt=Prompt([1, 2, 3], extends=True))
+    seat = Seat("agent", "policy", data=data)
+    request_turn(voice, seat, "session", num_sampled=sampled, seed=5)
+    assert [p.max_new_tokens for p in asked] == [expected]
+    assert asked[0].seed == 5

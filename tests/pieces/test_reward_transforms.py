@@ -245,3 +245,8 @@ def test_masked_rollouts_are_paid_like_others(name):
 def test_bad_settings_are_refused(spec, message):
     with pytest.raises(ConfigError, match=message):
         Rewards([], [spec]).try_out()
+
+
+def test_clip_bounds_both_ends():
+    table = TurnTable([trajectory(rewards=[-3.0, -0.5, 0.25, 4.0])])
+    assert changed("clip", table, low=-1.0, high=2.0).tolist() == [-1, -0.5, 0.25, 2]
