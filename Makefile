@@ -50,7 +50,7 @@ $(VENV)/.installed: setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e '.[test]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

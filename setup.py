@@ -32,6 +32,7 @@ def for_package_index(readme: str) -> str:
     return re.sub(r"(\]\()([^)\s]+)\)", absolute, readme)
 
 
+TEST = ["pytest>=8"]  # runs the tests that "rllib-llm init" writes
 LORA = ["peft>=0.18"]
 NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
 GAMES = ["open_spiel>=2.0,<3", "openskill>=6.2,<7"]
@@ -115,8 +116,9 @@ setup(
         "scienceworld": ["scienceworld>=1.2.3,<1.3"],
         "classic": ["pettingzoo[classic]>=1.27,<2"],
         "browser": BROWSER,
+        "test": TEST,
         "dev": [
-            "pytest>=8",
+            *TEST,
             "ruff>=0.14",
             "setuptools>=77",
             *NOTEBOOKS,
