@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +13,7 @@ import pytest
 from hostile_texts import FIXED, hostile_texts, random_texts
 
 from rllib_llm.graders import (
+    MathGrader,
     best_f1,
     exact_match,
     json_problem,
@@ -23,7 +26,8 @@ from rllib_llm.graders import (
     unit_tests,
     values_match,
 )
-from rllib_llm.graders.json_text import read_json
+from rllib_llm.graders.json_text import JsonGraderError, read_json
+from rllib_llm.graders.line_worker import LineWorker
 from rllib_llm.pieces import PIECES, Trajectory
 from rllib_llm.pieces.rewards.combine import Rewards
 from rllib_llm.types import Task
@@ -268,3 +272,62 @@ def test_patterns_that_backtrack_count_as_no_match(monkeypatch, caplog):
     graded(rewards, given)
     assert given[0].earned == 0.0
     assert "Rewrite the expression" in caplog.text
+
+
+ENDS = """
+import os, signal
+from rllib_llm.graders.line_server import serve
+
+def answer(line):
+    if line == "crash\\n":
+        os.abort()
+    if line == "kill\\n":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return line.strip()
+
+serve(answer)
+"""
+
+
+@pytest.fixture
+def ending_worker(tmp_path, monkeypatch):
+    (tmp_path / "ending_worker.py").write_text(ENDS)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+    worker = LineWorker("ending_worker", JsonGraderError)
+    yield worker
+    worker.close()
+
+
+def test_a_text_that_makes_the_worker_crash_is_wrong_and_a_killed_worker_an_error(
+    ending_worker, caplog
+):
+    assert ending_worker.ask("fine", 5.0) == "fine\n"
+    assert ending_worker.ask("crash", 5.0) is None
+    assert "SIGABRT" in caplog.text
+    with pytest.raises(JsonGraderError, match="ended twice"):  # the machine's fault
+        ending_worker.ask("kill", 5.0)
+    assert ending_worker.ask("fine", 5.0) == "fine\n"
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(ending_worker, monkeypatch):
+    assert ending_worker.ask("first", 5.0) == "first\n"
+
+    def interrupt(patience_s):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ending_worker, "_line", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ending_worker.ask("second", 5.0)
+    assert ending_worker.ask("third", 5.0) == "third\n"
+
+
+def test_mathematics():
+    pytest.importorskip("math_verify")
+    grader = MathGrader(timeout_s=2.0)
+    assert grader.match("2", "2")
+    for text in [*FIXED.values(), *random_texts(10, seed=3)]:
+        for given in (text[:1_900], f"${text[:1_900]}$", rf"\boxed{{{text[:1_900]}}}"):
+            assert graded(grader.match, given, "-271828") is False
+    grader.close()
