@@ -39,6 +39,10 @@ class CheckpointError(RLlibLLMError):
     """A checkpoint is missing, incomplete, or belongs to another configuration."""
 
 
+class StorageError(RLlibLLMError):
+    """A run cannot be written: its disk is full."""
+
+
 class ModelError(RLlibLLMError, ValueError):
     """A language model cannot be found, loaded, or adapted as asked."""
 

@@ -16,7 +16,7 @@ from ray.tune import Callback
 
 from rllib_llm.callbacks import keys
 from rllib_llm.callbacks.keys import lookup, lookup_learner
-from rllib_llm.callbacks.tune_logging import TRANSCRIPTS_FILE
+from rllib_llm.callbacks.tune_logging import TRANSCRIPTS_FILE, live_folder
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
@@ -160,8 +160,8 @@ class ProgressLine(Callback):
         if self.title:
             folder = trial.storage.experiment_fs_path
             self._print(f"{self.title}   run: {folder}", "bold")
-            live = shlex.quote(str(trial.local_experiment_path))
             if self.tensorboard:
+                live = shlex.quote(str(live_folder(trial, of_run=True)))
                 self._print(f"watch: tensorboard --logdir {live}")
             self.title = ""
         if self._several:

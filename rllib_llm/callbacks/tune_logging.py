@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.fs
 from ray.rllib.utils.annotations import override
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from ray.tune.utils.util import flatten_dict
+from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from rllib_llm.callbacks import keys
@@ -93,6 +95,18 @@ class TranscriptTensorBoard(TBXLoggerCallback):
         self._hyperparameters = dict(hyperparameters or {})
 
     @override(TBXLoggerCallback)
+    def log_trial_start(self, trial: Trial) -> None:
+        """Open the file in the run's own folder, where running curves are looked for.
+
+        Tune's place is a temporary folder that it copies from now and then.
+        """
+        if trial in self._trial_writer:
+            self._trial_writer[trial].close()
+        trial.init_local_path()
+        self._trial_writer[trial] = SummaryWriter(live_folder(trial))
+        self._trial_result[trial] = {}
+
+    @override(TBXLoggerCallback)
     def log_trial_result(
         self, iteration: int, trial: Trial, result: dict[str, Any]
     ) -> None:
@@ -133,6 +147,19 @@ class TranscriptTensorBoard(TBXLoggerCallback):
             writer = self._trial_writer[trial].file_writer
             for summary in hparams(settings, metrics):
                 writer.add_summary(summary)
+
+
+def live_folder(trial: Trial, *, of_run: bool = False) -> str:
+    """Return the folder in which TensorBoard finds a trial's curves while it runs.
+
+    Args:
+        trial: The trial.
+        of_run: Return that of all trials.
+    """
+    storage = trial.storage
+    if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+        return storage.experiment_fs_path if of_run else storage.trial_fs_path
+    return trial.local_experiment_path if of_run else trial.local_path
 
 
 class NoTensorBoard(TBXLoggerCallback):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rllib_llm.cli.failures import describe
+from rllib_llm.cli.failures import describe, describe_full_disk
 from rllib_llm.cli.progress import preparing
 from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.cli.view import write_view
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, StorageError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.boundary import explained
 from rllib_llm.recipes.expectations import Verdict, judge
 from rllib_llm.recipes.runs import default_storage, find_run, run_folder
+
+if TYPE_CHECKING:
+    from rllib_llm.recipes.interruption import Interruption
 
 INTERRUPTED = 130
 
@@ -53,15 +58,39 @@ def train(
         with explained(recipe.name):
             show_plan(recipe)
         return 0
+    from rllib_llm.recipes.interruption import interruptible
+
     cpus = max(_cpus(stage) for stage in recipe.stages)
-    with ray_session(cpus=cpus, verbose=verbose):
-        if isinstance(recipe, StagedRecipe):
-            return _fit_stages(recipe, run, storage, as_test=as_test)
-        results = _fit(recipe, run, storage)
-        if results is None:
-            return 0
-        write_view(Path(results.experiment_path))
-        return _verdict(recipe, results, as_test=as_test)
+    # Ray handles SIGTERM, too, once it is started: it comes first.
+    with ray_session(cpus=cpus, verbose=verbose), interruptible() as interruption:
+        try:
+            return _run(recipe, run, storage, interruption, as_test=as_test)
+        except Exception as error:
+            told = describe_full_disk(error, storage or default_storage())
+            if told is None:
+                raise
+            raise StorageError(told) from error
+
+
+def _run(
+    recipe: Recipe | StagedRecipe,
+    run: Path | None,
+    storage: Path | None,
+    interruption: Interruption,
+    *,
+    as_test: bool,
+) -> int:
+    """Train, and return the exit status."""
+    if isinstance(recipe, StagedRecipe):
+        return _fit_stages(recipe, run, storage, interruption, as_test=as_test)
+    from rllib_llm.recipes.locking import run_lock
+
+    with run_lock(run) if run else contextlib.nullcontext():
+        results = _fit(recipe, run, storage, interruption)
+    if results is None:
+        return 0
+    write_view(Path(results.experiment_path))
+    return _verdict(recipe, results, interruption, as_test=as_test)
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -88,7 +117,9 @@ def _cpus(recipe: Recipe) -> float:
     return request.required_resources.get("CPU", 1)
 
 
-def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
+def _fit(
+    recipe: Recipe, run: Path | None, storage: Path | None, interruption: Interruption
+) -> Any:
     """Train; return Tune's results, or None if there was nothing to do."""
     from rllib_llm.recipes.resuming import prepare_resume
     from rllib_llm.recipes.tuning import make_tuner, seed_search
@@ -96,7 +127,8 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
     seed_search(recipe)
     if run is None:
         tuner = make_tuner(recipe, storage, config=_with_model(recipe))
-        return tuner.fit()
+        with interruption.training():
+            return tuner.fit()
     how = prepare_resume(run, recipe)
     if how is None:
         reached = ", ".join(f"{k} {v}" for k, v in recipe.stop.items())
@@ -106,9 +138,9 @@ def _fit(recipe: Recipe, run: Path | None, storage: Path | None) -> Any:
         )
         return None
     config = _with_model(recipe)
-    return make_tuner(
-        recipe, run.parent, config=config, run_name=run.name, resume=how
-    ).fit()
+    tuner = make_tuner(recipe, run.parent, config=config, run_name=run.name, resume=how)
+    with interruption.training():
+        return tuner.fit()
 
 
 def _with_model(recipe: Recipe | StagedRecipe) -> Any:
@@ -121,7 +153,12 @@ def _with_model(recipe: Recipe | StagedRecipe) -> Any:
 
 
 def _fit_stages(
-    recipe: StagedRecipe, run: Path | None, storage: Path | None, *, as_test: bool
+    recipe: StagedRecipe,
+    run: Path | None,
+    storage: Path | None,
+    interruption: Interruption,
+    *,
+    as_test: bool,
 ) -> int:
     """Train the stages; return the exit status of the whole."""
     from rllib_llm.recipes.resuming import stored_values
@@ -142,33 +179,45 @@ def _fit_stages(
         stage = recipe.stages[index]
         if results is not None:
             write_view(Path(results.experiment_path).parent)
-            statuses.append(_verdict(stage, results, as_test=as_test))
+            statuses.append(_verdict(stage, results, interruption, as_test=as_test))
         else:
             values = stored_values(run / recipe.folders[index])
             statuses.append(_judge(stage, values) if as_test else 0)
-        return statuses[-1] == 0
+        return statuses[-1] == 0 and interruption.number is None
 
-    run_stages(
-        recipe, storage, resume=run, prepare_model=_with_model, on_stage=judge_stage
-    )
-    return statuses[-1]
+    def prepare_model(recipe: StagedRecipe) -> Any:
+        with interruption.preparing():
+            return _with_model(recipe)
+
+    with interruption.training():
+        run_stages(
+            recipe,
+            storage,
+            resume=run,
+            prepare_model=prepare_model,
+            on_stage=judge_stage,
+        )
+    return statuses[-1] or (interruption.status if interruption.number else 0)
 
 
-def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
+def _verdict(
+    recipe: Recipe, results: Any, interruption: Interruption, *, as_test: bool
+) -> int:
     """Say what went wrong, last, and return the exit status."""
     from rllib_llm.recipes.staging import stopped_by
 
     if results.errors:
         failed = next(r for r in results if r.error is not None)
+        full = describe_full_disk(failed.error, Path(results.experiment_path))
+        why = f"StorageError: {full}" if full else describe(failed.error)
         typer.echo(
             f"{results.num_errors} of {len(results)} trials failed. Traceback: "
-            f"{failed.path}/error.txt\n{describe(failed.error)}",
+            f"{failed.path}/error.txt\n{why}",
             err=True,
         )
         return 1
     if not all((r.metrics or {}).get("done") for r in results):
-        typer.echo("Interrupted before the end; --resume continues.", err=True)
-        return INTERRUPTED
+        return _interrupted(results, interruption)
     alarms = [stopped_by(r) for r in results]
     if alarms and all(alarms):
         typer.echo(
@@ -180,6 +229,21 @@ def _verdict(recipe: Recipe, results: Any, *, as_test: bool) -> int:
     if not as_test:
         return 0
     return _judge(recipe, {Path(r.path).name: _last_values(r) for r in results})
+
+
+def _interrupted(results: Any, interruption: Interruption) -> int:
+    """Say what was saved, and return the exit status."""
+    if interruption.number is None:  # e.g. SIGUSR1, which is Tune's own
+        typer.echo("Interrupted before the end; --resume continues.", err=True)
+        return INTERRUPTED
+    saved = [r.checkpoint.path for r in results if r.checkpoint is not None]
+    kept = f"Saved: {', '.join(saved)}." if saved else "There was nothing to save yet."
+    typer.echo(
+        f"{interruption.name}: stopped before the end. {kept} Go on with: rllib-llm "
+        f"train --resume {shlex.quote(str(results.experiment_path))}",
+        err=True,
+    )
+    return interruption.status
 
 
 def _judge(recipe: Recipe, values: dict[str, dict[str, Any]]) -> int:

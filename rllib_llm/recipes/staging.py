@@ -15,6 +15,7 @@ from rllib_llm.algorithms.preflight import preflight
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.recipes import spaces
+from rllib_llm.recipes.locking import run_lock
 from rllib_llm.recipes.recipe import Recipe, StagedRecipe
 from rllib_llm.recipes.resuming import has_reached_stop, prepare_resume
 from rllib_llm.recipes.runs import (
@@ -55,15 +56,26 @@ def run_stages(
         None of those that were finished before.
 
     Raises:
-        ConfigError: If a stage cannot take over what the one before hands over, or
-            ``stop`` of a stage was changed that others have built upon.
+        ConfigError: If a stage cannot take over what the one before hands over,
+            ``stop`` of a stage was changed that others have built upon, or another
+            process trains in the run folder.
     """
     recipe.validate()
     run = Path(resume) if resume else _new_run(recipe, storage_path)
+    with run_lock(run):
+        return _run_all(recipe, run, prepare_model or prepare_stages, on_stage)
+
+
+def _run_all(
+    recipe: StagedRecipe,
+    run: Path,
+    prepare_model: Callable[[StagedRecipe], Any],
+    on_stage: Callable[[int, ResultGrid | None], bool] | None,
+) -> list[ResultGrid | None]:
     begin = next_stage(recipe, run)
     configs = [stage.build_config() for stage in recipe.stages]
     if begin == 0:
-        configs[0] = (prepare_model or prepare_stages)(recipe)
+        configs[0] = prepare_model(recipe)
     write_recipe(recipe, run)
     every: list[ResultGrid | None] = []
     for index, config in enumerate(configs):

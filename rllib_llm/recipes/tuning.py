@@ -17,6 +17,8 @@ from ray.tune.tune_config import ResumeConfig
 from rllib_llm import compat
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.recipes import spaces, yaml_io
+from rllib_llm.recipes.interruption import SaveAndStop
+from rllib_llm.recipes.locking import HoldRunLock, run_lock
 from rllib_llm.recipes.loggers import TENSORBOARD, build_loggers, hyperparameters
 from rllib_llm.recipes.recipe import VERSIONS
 from rllib_llm.recipes.runs import RECIPE_FILE, default_storage
@@ -54,6 +56,8 @@ def make_tuner(
     name = run_name or f"{recipe.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
     if callbacks is None:
         callbacks = run_callbacks(recipe, config, storage / name)
+    with run_lock(storage / name):
+        write_recipe(recipe, storage / name)
     # Metrics are checked by name; evaluations are not in every result.
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     tuner = tune.Tuner(
@@ -64,7 +68,7 @@ def make_tuner(
             name=name,
             storage_path=str(storage),
             stop=RecipeStopper(recipe.stop),
-            callbacks=callbacks,
+            callbacks=[HoldRunLock(storage / name), SaveAndStop(), *callbacks],
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=recipe.tune["checkpoint_frequency"],
                 num_to_keep=recipe.tune["num_to_keep"],
@@ -74,7 +78,6 @@ def make_tuner(
             verbose=0,
         ),
     )
-    write_recipe(recipe, storage / name)
     if resume is not None:
         compat.continue_run(tuner, resume)
     return tuner

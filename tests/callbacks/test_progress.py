@@ -6,6 +6,7 @@ import copy
 import pickle
 from types import SimpleNamespace
 
+import pyarrow.fs
 import pytest
 from callback_helpers import make_result
 
@@ -17,13 +18,16 @@ RETURN = "env_runners/episode_return_mean"
 
 
 def make_trial(trial_id="t_0", **params):
-    storage = SimpleNamespace(experiment_fs_path="/results/my run")
+    storage = SimpleNamespace(
+        experiment_fs_path="/results/my run",
+        storage_filesystem=pyarrow.fs.LocalFileSystem(),
+    )
     return SimpleNamespace(
         trial_id=trial_id,
         storage=storage,
         evaluated_params=params,
         config=params,
-        local_experiment_path="/tmp/live",
+        local_experiment_path="/tmp/of_ray",
         path=f"/results/my run/{trial_id}",
         checkpoint=SimpleNamespace(path="/results/my run/checkpoint_0"),
         error_file="/results/error.txt",
@@ -194,3 +198,8 @@ def test_durations_and_lookups():
     assert lookup({"a": {"b": "text"}}, "a/b") is None
     assert lookup_learner({"learners": {"p": {"x": 1}, "q": {"x": 3}}}, "x") == 2
     assert RETURN in PROGRESS_KEYS
+
+
+def test_the_line_to_watch_names_the_runs_own_folder(capsys):
+    ProgressLine("GRPO").on_trial_start(0, [], make_trial())
+    assert "watch: tensorboard --logdir '/results/my run'\n" in capsys.readouterr().out

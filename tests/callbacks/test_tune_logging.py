@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pyarrow.fs
 import pytest
 from callback_helpers import make_episode, make_result
 from ray import tune
@@ -17,6 +18,7 @@ from rllib_llm.callbacks.transcripts import read_result, transcript_record
 from rllib_llm.callbacks.tune_logging import (
     TranscriptLogger,
     TranscriptTensorBoard,
+    live_folder,
     to_markdown,
 )
 from rllib_llm.results import read_transcripts
@@ -38,6 +40,10 @@ def trial(tmp_path):
     return Trial(
         local_path=str(tmp_path),
         init_local_path=lambda: None,
+        storage=SimpleNamespace(
+            storage_filesystem=pyarrow.fs.LocalFileSystem(),
+            trial_fs_path=str(tmp_path),
+        ),
         checkpoint=None,
         evaluated_params={},
     )
@@ -48,6 +54,23 @@ def texts_in(folder):
 
     events = EventAccumulator(str(folder)).Reload()
     return events, [t for t in events.Tags()["tensors"] if "transcripts" in t]
+
+
+def test_running_curves_are_in_the_runs_own_folder(trial, tmp_path):
+    trial.local_path = str(tmp_path / "temporary")
+    trial.storage.trial_fs_path = str(tmp_path / "run" / "trial")
+    logger = TranscriptTensorBoard()
+    logger.log_trial_start(trial)
+    logger.log_trial_result(1, trial, make_result(1))
+    events, _ = texts_in(tmp_path / "run" / "trial")  # while the run goes on
+    assert "ray/tune/time_this_iter_s" in events.Tags()["scalars"]
+    assert not (tmp_path / "temporary").exists()
+    logger.log_trial_end(trial)
+    # Elsewhere Tune copies what lies in its temporary folder.
+    trial.storage.storage_filesystem = pyarrow.fs.SubTreeFileSystem(
+        str(tmp_path), pyarrow.fs.LocalFileSystem()
+    )
+    assert live_folder(trial) == trial.local_path
 
 
 def test_logger_writes_and_strips(record, trial, tmp_path):

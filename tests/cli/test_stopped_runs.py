@@ -1,0 +1,52 @@
+"""Runs that a signal stops, and runs that somebody else trains."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+from test_cli_runs import command, results, write
+
+from rllib_llm.recipes import runs
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
+
+
+def test_sigterm_saves_and_a_living_run_is_not_resumed(call, tmp_path):
+    path = write(
+        tmp_path / "stopped.yaml",
+        evaluation=None,
+        expect=None,
+        tune={"checkpoint_frequency": 100_000},
+    )
+    endless = ("train", path, "--storage", tmp_path, "stop.training_iteration=100000")
+    process = subprocess.Popen(
+        command(*endless),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 180
+    for line in process.stdout:
+        assert time.monotonic() < deadline
+        if line.split()[:1] == ["2"]:
+            break
+    (run,) = tmp_path.glob("stopped_*")
+    status, _, err = call("train", "--resume", run, "stop.training_iteration=9")
+    assert status == 1
+    assert f"is being trained by process {process.pid} on" in err
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, out + err
+    assert "SIGTERM: stopped before the end. Saved: " in err
+    (trial,) = run.glob("trial_*")
+    checkpoint = runs.newest_checkpoint(trial)
+    at = max(results(run))
+    assert checkpoint is not None and at >= 2
+    end = f"stop.training_iteration={at + 1}"
+    status, _, err = call("train", "--resume", run, end)
+    assert status == 0, err
+    assert sorted(results(run)) == list(range(1, at + 2))
