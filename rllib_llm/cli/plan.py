@@ -56,13 +56,19 @@ def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
     ]
 
 
+def _turns(plan: Plan) -> str:
+    if plan.max_turns is None:
+        return "turns without a limit (rollouts.max_turns sets one)"
+    return f"at most {plan.max_turns} turns each"
+
+
 def _lines(plan: Plan) -> list[tuple[str, str]]:
     per_forward = plan.micro_batch_tokens or "all"
     return [
         (
             "per iteration",
             f"{plan.episodes} episodes = {plan.groups} tasks x {plan.group_size} "
-            f"rollouts, at most {plan.max_turns} turns each",
+            f"rollouts, {_turns(plan)}",
         ),
         (
             "tokens",

@@ -129,11 +129,12 @@ class _Steps:
         answer = self._config.max_new_tokens
         found = f"{found}, at most {answer} per turn"
         turns = room // answer
-        if turns < plan.max_turns and self._config.history != "latest":
+        most = plan.max_turns
+        if most and turns < most and self._config.history != "latest":
             return Finding(
                 "prompts",
                 WARN,
-                f"{found}: full after some {turns} of {plan.max_turns} turns if every "
+                f"{found}: full after some {turns} of {most} turns if every "
                 "answer takes all it may",
                 "Raise generation.max_context_tokens, or lower max_new_tokens; "
                 "docs/metrics.md: stop/context_overflow.",

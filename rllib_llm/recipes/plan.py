@@ -20,7 +20,8 @@ class Plan:
         episodes: Episodes sampled per iteration.
         groups: Tasks per iteration; each is played ``group_size`` times.
         group_size: Rollouts per task.
-        max_turns: Most turns of an episode.
+        max_turns: Most turns of an episode; None: neither the environment nor
+            ``rollouts(max_turns=...)`` says.
         first_prompt_tokens: Longest first prompt among a few.
         context_tokens: Most tokens of a conversation.
         episode_tokens: Most sampled tokens of an episode.
@@ -38,7 +39,7 @@ class Plan:
     episodes: int
     groups: int
     group_size: int
-    max_turns: int
+    max_turns: int | None
     first_prompt_tokens: int
     context_tokens: int
     episode_tokens: int
@@ -72,7 +73,7 @@ def make_plan(
     context_tokens = max(c.context_tokens for c in checked)
     turns = _max_turns(config)
     budget = context_tokens
-    if _samples_tokens(config):
+    if _samples_tokens(config) and turns is not None:
         budget = min(turns * config.max_new_tokens, budget)
     if config.max_tokens_per_episode:
         budget = min(budget, config.max_tokens_per_episode)
@@ -88,7 +89,8 @@ def make_plan(
         context_tokens=context_tokens,
         episode_tokens=budget,
         iteration_tokens=budget * config.episodes_per_iteration,
-        rows_per_update=minibatch * (turns if config.row_per_turn else 1),
+        # Every turn samples a token or more.
+        rows_per_update=minibatch * ((turns or budget) if config.row_per_turn else 1),
         updates=steps * config.num_epochs,
         micro_batch_tokens=config.micro_batch_tokens,
         parameters=parameters,
@@ -101,8 +103,9 @@ def _samples_tokens(config: Any) -> bool:
     return config.action_head == "generate"
 
 
-def _max_turns(config: Any) -> int:
+def _max_turns(config: Any) -> int | None:
     env = config.make_text_env()
-    turns = env.unwrapped.max_turns
+    own = getattr(env.unwrapped, "max_turns", None)
     env.close()
-    return min(turns, config.max_turns or turns)
+    known = [turns for turns in (own, config.max_turns) if turns is not None]
+    return min(known, default=None)

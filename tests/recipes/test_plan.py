@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rllib_llm import LLMPPOConfig
+from rllib_llm.cli.plan import _lines
 from rllib_llm.recipes import load_recipe
 from rllib_llm.recipes.plan import make_plan
 
@@ -14,6 +16,17 @@ SMALL = (
     "training.minibatch_size=4",
     "evaluation.evaluation_interval=null",
 )
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_game_may_have_no_limit_of_turns(most):
+    config = LLMPPOConfig().environment("rllib_toys:RelayRLlib")
+    config.rollouts(max_turns=most).generation(max_new_tokens=4, max_context_tokens=200)
+    plan = make_plan(config)
+    assert plan.max_turns == most
+    assert plan.episode_tokens == (12 if most else 200)
+    shown = "at most 3 turns each" if most else "turns without a limit"
+    assert shown in _lines(plan)[0][1]
 
 
 @pytest.mark.ray
