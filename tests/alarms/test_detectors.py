@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from rllib_llm.alarms import detectors
 from rllib_llm.alarms.catalogue import ALARMS
 from rllib_llm.alarms.settings import choose
 from rllib_llm.errors import ConfigError
@@ -183,3 +184,15 @@ def test_what_alarms_share_is_checked(settings, message):
 
     with pytest.raises(ConfigError, match=message):
         GRPOConfig().alarms(**settings).validate_alarms()
+
+
+def test_a_bound_itself_is_no_alarm():
+    assert detectors.is_above([0.5] * 3, above=0.5, window=3) is None
+    assert detectors.is_below([0.5] * 3, below=0.5, window=3) is None
+    assert detectors.is_above([0.5, 0.5, 0.6], above=0.5, window=3) is not None
+
+
+def test_a_spike_is_compared_with_what_came_before_it():
+    # The median of 1, 1 and 10 is 1; that of the last three is 10.
+    found = detectors.has_spiked([1.0, 1.0, 10.0, 11.0], factor=10.0, history=3)
+    assert found is not None and "11 times" in found

@@ -27,11 +27,17 @@ from rllib_llm.algorithms.driver_pieces import DriverPieces
 from rllib_llm.algorithms.grpo.grpo import credit_of_policies
 from rllib_llm.algorithms.learner import LLMLearnerMixin
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.runner_calls import Sampled
 from rllib_llm.algorithms.vllm_engines import with_engine_bundle
 from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
-from rllib_llm.errors import ConfigError, EnvContractError, RLlibLLMError
+from rllib_llm.errors import (
+    ConfigError,
+    EnvContractError,
+    EnvRunnerError,
+    RLlibLLMError,
+)
 from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.types import TurnResult
 
@@ -173,6 +179,8 @@ class Silent:
 
     def log_value(self, *args, **kwargs):
         """Take it."""
+
+    aggregate = log_value
 
 
 class Fake:
@@ -483,3 +491,41 @@ def prepared_size(algo, env=None, **sections):
 def lowering(action="lower_lr"):
     given = {"below": 0.02, "window": 1, "action": action, "cooldown": 2}
     return {"entropy_collapse": given}
+
+
+def without_healthy_runners(algo, env=None, **sections):
+    """What becomes of an iteration for which no EnvRunner is healthy."""
+    config = config_of(algo).copy(copy_frozen=False)
+    config.fault_tolerance(
+        restart_failed_env_runners=False, **sections["fault_tolerance"]
+    )
+    group = SimpleNamespace(
+        healthy_env_runner_ids=lambda: [], num_remote_workers=lambda: 2
+    )
+    fake = SimpleNamespace(config=config, env_runner_group=group, env_runner=None)
+    try:
+        return LLMAlgorithm._healthy_runners(fake)
+    except EnvRunnerError:
+        return "stops"
+
+
+def after_hung_envs(algo, env=None, **sections):
+    """Whether EnvRunners with three hung environments are restarted."""
+    config = config_of(algo).copy(copy_frozen=False)
+    config.fault_tolerance(**sections["fault_tolerance"])
+    restarted = []
+    answer = Sampled(episodes=[], metrics={}, num_hung_envs=3)
+    fake = SimpleNamespace(
+        config=config,
+        iteration=0,
+        metrics=Silent(),
+        env_runner_group=SimpleNamespace(
+            env_runner_cls=LLMEnvRunner, num_remote_workers=lambda: 1
+        ),
+        _task_source=config.build_task_source(),
+        _driver_pieces=DriverPieces(config),
+        _ask_runners=lambda tasks: ([answer], 1),
+        _restart_hung=lambda most, is_local: restarted.append(most),
+    )
+    LLMAlgorithm.play_groups(fake, 1)
+    return restarted

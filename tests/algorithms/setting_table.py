@@ -21,6 +21,7 @@ from setting_places import (
     Slow,
     Taught,
     about,
+    after_hung_envs,
     alternating,
     bundles,
     cache_rows,
@@ -53,6 +54,7 @@ from setting_places import (
     refusal,
     survived,
     sync_dtype,
+    without_healthy_runners,
 )
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -183,6 +185,9 @@ ROLLOUTS = {
         of(survived, "PPO", 1.0, env=Broken), own={"max_retries": 0}
     ),
     "stop_policies": of(said, "PPO", {"max_tokens_turn": "mask"}),
+    "env_processes": of(
+        configured(lambda c: type(c.make_sampled_env()).__name__), "PPO", True
+    ),
     "row_per_turn": of(rows, "PPO", True),
     "weight_sync_dtype": of(sync_dtype, "PPO", "bfloat16"),
     "rewards": of(driven, "PPO", [length_of]),
@@ -384,6 +389,8 @@ RLLIB = {
         of(configured(lambda c: c.evaluates_first), "PPO", False),
         own={"evaluation_interval": 5},
     ),
+    "fault_tolerance.sample_locally_if_none": of(without_healthy_runners, "PPO", True),
+    "fault_tolerance.max_hung_envs_per_env_runner": of(after_hung_envs, "PPO", 1),
     "debugging.seed": of(said, "PPO", 1),
 }
 PROBES = {
