@@ -24,6 +24,7 @@ from rllib_llm.errors import (
     ModelError,
     TemplateError,
     did_you_mean,
+    summarize,
 )
 from rllib_llm.modules.architectures import (
     check_all_linear,
@@ -31,7 +32,7 @@ from rllib_llm.modules.architectures import (
     read_config,
 )
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
-from rllib_llm.schema import PositiveFloat, PositiveInt, require
+from rllib_llm.schema import PositiveFloat, PositiveInt, require, show
 
 DTYPES = {
     "float32": torch.float32,
@@ -129,8 +130,14 @@ def find_model(
 def check_model_path(model: str) -> None:
     """Raise ModelError if ``model`` looks like a folder that does not exist."""
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder = path.is_dir()
+    except (OSError, RuntimeError) as error:  # too long, or no such user
+        raise ModelError(
+            f"language_model.model={show(model)} can be no path: {summarize(error, 60)}"
+        ) from error
+    if is_folder:
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"language_model.model={model!r} is a folder without a config.json. "

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.recipes import load_recipe, yaml_io
 
 RECIPE = "algo: LLMPPO\nenv: frozen_lake-v0\nstop: {training_iteration: 1}\n"
@@ -96,13 +96,15 @@ def test_dates_survive_a_dump():
         ("language_model: {chat_template_kwargs: {a: .nan}}", "that JSON can hold"),
         ("alarms: {kl: {above: .nan}}", "above=nan must be a number >= 0"),
         ("training: {loss_terms: [{name: entropy, weight: .nan}]}", "weight=nan must"),
+        ("language_model: {model: " + "x" * 3000 + "}", "can be no path: OSError"),
+        ("language_model: {model: ~nobody_here/x}", "can be no path: RuntimeError"),
         ("checkpointing: 3", "checkpointing: 3 must be a mapping"),
     ],
 )
 def test_nonsense_in_recipes_is_refused(tmp_path, text, message):
     path = tmp_path / "x.yaml"
     path.write_text(RECIPE + text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         load_recipe(path).validate()
 
 
