@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
 
 # Class to the names that we override, call or read there without being promised them.
 RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
@@ -128,6 +130,20 @@ def conv1d_classes() -> tuple[type, ...]:
     from transformers.pytorch_utils import Conv1D
 
     return (Conv1D,)
+
+
+def checkpoint_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return weights with the names and layouts that ``save_pretrained`` writes.
+
+    Args:
+        model: A transformers model; its own weights are not read.
+        tensors: Weights by the names of its modules, whole layers at a time.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, dict(tensors))
 
 
 def continue_run(tuner: Any, resume: Any) -> None:

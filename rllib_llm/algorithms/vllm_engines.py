@@ -63,6 +63,7 @@ def build_engine(config: Any) -> GenerationEngine:
         lora=config.lm_lora,
         sleeps=config.engine_sleep,
         engine_kwargs=config.engine_kwargs,
+        vocabulary=config.chat_renderer().vocabulary,
     )
     if not is_actor:
         return build()

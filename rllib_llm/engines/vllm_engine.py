@@ -8,19 +8,18 @@ each bringing its own weights along.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
-import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rllib_llm.engines import vllm_setup
+from rllib_llm.engines.adapter_files import memory_folder, write_adapter
 from rllib_llm.engines.base import Generation, SamplingParams, SessionError
+from rllib_llm.engines.checkpoint_format import CheckpointFormat
 from rllib_llm.engines.requests import Request
 from rllib_llm.engines.vllm_sessions import HistoryEngine
 from rllib_llm.errors import ModelError
@@ -79,6 +78,7 @@ class VLLMEngine(HistoryEngine):
             the adapter's tensors, and the base model stays as it is.
         sleeps: Whether :meth:`sleep` shall release memory (not on a CPU).
         engine_kwargs: More arguments of vLLM's ``EngineArgs``.
+        vocabulary: None, or how many ids may be sampled: those below it.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -96,6 +96,7 @@ class VLLMEngine(HistoryEngine):
         lora: Mapping[str, Any] | None = None,
         sleeps: bool = False,
         engine_kwargs: Mapping[str, Any] | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """Check the settings; vLLM itself is started by the first request."""
         super().__init__(
@@ -103,6 +104,7 @@ class VLLMEngine(HistoryEngine):
         )
         vllm_setup.check_engine_kwargs(engine_kwargs or {})
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._lora = None if lora is None else dict(lora)
         self._settings = {
             "model": model,
@@ -114,6 +116,7 @@ class VLLMEngine(HistoryEngine):
             "engine_kwargs": dict(engine_kwargs or {}),
         }
         self._source: list[tuple[str, torch.Tensor]] = []
+        self._format: CheckpointFormat | None = None
         self._adapter: tuple[Any, Any] | None = None  # vLLM's request, its folder
         self._stats = dict.fromkeys(_COUNTERS, 0)
 
@@ -185,10 +188,12 @@ class VLLMEngine(HistoryEngine):
     # vLLM ----------------------------------------------------------------------------
 
     def _start(self, request: Request) -> None:
-        self._acquire().add_request(
+        llm, room = self._acquire(), self._max_context - request.prompt_length
+        rows = llm.model_config.get_vocab_size()
+        llm.add_request(
             str(request.request_id),
             {"prompt_token_ids": list(request.session.history)},
-            _vllm_params(request.params, self._max_context - request.prompt_length),
+            _vllm_params(request.params, room, range(self._vocabulary or rows, rows)),
             lora_request=self._adapter[0] if self._adapter else None,
         )
 
@@ -217,12 +222,13 @@ class VLLMEngine(HistoryEngine):
             self._push_adapter()
         elif self._source:
             _live.is_changed = True
+            weights = self._checkpoint_format()(self._source)
             try:
                 _live.llm.collective_rpc(
-                    "reload_weights", kwargs={"weights_iterator": iter(self._source)}
+                    "reload_weights", kwargs={"weights_iterator": weights}
                 )
-                _live.llm.apply_model(_repack_output_layer)
-            except (KeyError, ValueError, AssertionError) as error:
+                _live.llm.apply_model(_repack)
+            except (KeyError, ValueError, AssertionError, RuntimeError) as error:
                 raise ModelError(
                     f"vLLM did not take the weights of version {self._version}: {error}"
                 ) from error
@@ -234,11 +240,23 @@ class VLLMEngine(HistoryEngine):
         _live.llm.reset_prefix_cache(reset_running_requests=True)
         _live.is_loaded = True
 
+    def _checkpoint_format(self) -> CheckpointFormat:
+        if self._format is None:
+            self._format = CheckpointFormat(self._settings["model"])
+        return self._format
+
     def _push_adapter(self) -> None:
         from vllm.lora.request import LoRARequest
+        from vllm.platforms import current_platform
 
-        folder = tempfile.TemporaryDirectory(dir=_memory_folder(), prefix="rllib_llm_")
-        write_adapter(Path(folder.name), self._source, **self._lora)
+        if current_platform.is_cpu() and self._checkpoint_format().has_experts:
+            raise ModelError(
+                f"vLLM cannot run adapters beside the experts of "
+                f"{self._settings['model']!r} on a CPU: its kernels for them need "
+                "Triton. Use engine='torch', or train without LoRA."
+            )
+        folder = memory_folder()
+        write_adapter(folder.name, self._source, **self._lora)
         _live.llm.add_lora(LoRARequest(_ADAPTER, 1, folder.name, load_inplace=True))
         # The folder stays until the next one: vLLM may read it again.
         self._adapter = (LoRARequest(_ADAPTER, 1, folder.name), folder)
@@ -304,17 +322,24 @@ def _start_vllm(settings: dict[str, Any]) -> _Live:
     return _live
 
 
-def _repack_output_layer(model: torch.nn.Module) -> None:
-    """Prepare the output layer's weights anew.
+def _repack(model: torch.nn.Module) -> None:
+    """Prepare the weights that vLLM does not prepare when it loads them again.
 
-    On a CPU vLLM multiplies with a packed copy. A layer that is tied to the embedding
-    loads nothing itself, and so would keep the copy of the old weights.
+    On a CPU vLLM multiplies with packed weights. An output layer that is tied to the
+    embedding loads nothing itself, and so would keep the copy of the old weights;
+    experts are packed the first time only, and new weights would be read as packed
+    ones.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
 
     for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
         if isinstance(layer, ParallelLMHead):
-            layer.quant_method.process_weights_after_loading(layer)
+            method.process_weights_after_loading(layer)
+        kernel = getattr(method, "moe_kernel", None)
+        if kernel is not None and current_platform.is_cpu():
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _serves(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
@@ -346,7 +371,14 @@ def _stop(live: _Live) -> None:
     cleanup_dist_env_and_memory()
 
 
-def _vllm_params(params: SamplingParams, room: int) -> Any:
+def _vllm_params(params: SamplingParams, room: int, unknown: range) -> Any:
+    """Return vLLM's settings of a request.
+
+    Args:
+        params: Ours.
+        room: Most tokens that fit the context.
+        unknown: Ids that must not be sampled.
+    """
     from vllm import SamplingParams as VLLMParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -357,48 +389,9 @@ def _vllm_params(params: SamplingParams, room: int) -> Any:
         top_p=params.top_p,
         top_k=params.top_k,
         stop_token_ids=list(params.stop_token_ids),
+        logit_bias=dict.fromkeys(unknown, -math.inf) or None,
         ignore_eos=True,  # only what is asked for ends a turn
         logprobs=0,  # of the sampled token alone
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
-
-
-def write_adapter(
-    folder: Path,
-    named_tensors: Iterable[tuple[str, torch.Tensor]],
-    *,
-    rank: int,
-    alpha: float,
-    **_: Any,
-) -> None:
-    """Write LoRA tensors as the adapter folder that peft and vLLM read.
-
-    Args:
-        folder: Where to; it exists.
-        named_tensors: Names as peft's layers have them,
-            ``<layer>.lora_A.default.weight``, and values.
-        rank: Rank of the adapter.
-        alpha: Its scale times the rank.
-    """
-    from safetensors.torch import save_file
-
-    tensors = {
-        f"base_model.model.{name.replace('.default.', '.')}": tensor.cpu().contiguous()
-        for name, tensor in named_tensors
-    }
-    layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
-    settings = {
-        "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": alpha,
-        "target_modules": sorted(layers),
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-def _memory_folder() -> str | None:
-    """Return a folder in memory where there is one."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+from rllib_llm.errors import ConfigError, MissingExtraError, ModelError, did_you_mean
+from rllib_llm.modules.loading import has_weights
 
 logger = logging.getLogger("rllib_llm")
 
@@ -166,10 +167,17 @@ def engine_arguments(
 
     Raises:
         ConfigError: If an argument contradicts what a CPU needs.
+        ModelError: If adapters are asked for and the base model has no weights.
     """
-    is_bare = Path(model).is_dir() and not any(Path(model).glob("*.safetensors"))
+    folder = Path(model).expanduser()
+    is_bare = folder.is_dir() and not has_weights(folder)
+    if is_bare and lora_rank is not None:
+        raise ModelError(
+            f"language_model.model={model!r} holds a config but no weights, so there "
+            "is no base model to put adapters on. Give a folder with weights."
+        )
     arguments: dict[str, Any] = {
-        "model": model,
+        "model": str(folder) if folder.is_dir() else model,
         "load_format": "dummy" if is_bare else "auto",  # update_weights follows
         "dtype": dtype,
         "max_num_seqs": max_slots,

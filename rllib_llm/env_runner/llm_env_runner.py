@@ -35,6 +35,7 @@ from rllib_llm.env_runner.classic_seats import ClassicActor, share_tensors
 from rllib_llm.env_runner.env_worker import EnvWorker
 from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.scripts import Script
+from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.state import copy_into, unpack
 from rllib_llm.types import Task
@@ -154,9 +155,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.engines = config.build_generation_engines(
             {m: self.modules[m] for m in self.modules if m not in self.choosers}
         )
-        for module_id, engine in self.engines.items():
-            if not engine.shares_weights:
-                self._announce(module_id)
+        copies = [m for m, e in self.engines.items() if not e.shares_weights]
+        for module_id in copies:
+            self._announce(module_id)
+        self._weights_checks = [
+            WeightsCheck(
+                module_id,
+                self.modules[module_id],
+                self.engines[module_id],
+                tolerance_of(config.get_config_for_module(module_id)),
+            )
+            for module_id in copies
+        ]
 
     @property
     def engine(self) -> GenerationEngine:
@@ -215,6 +225,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if random_actions:
             raise NotImplementedError("A language policy has no random actions.")
         explore = self.config.explore if explore is None else explore
+        self._check_weights()
         with self.metrics.log_time(SAMPLE_TIMER, reduce="sum"):
             if tasks is not None:
                 episodes = self._play(tasks, explore, max_failed_fraction)
@@ -228,6 +239,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             log_engine(self.metrics, engine)
         log_waits(self.metrics, *self._monitor.take_stats())
         return episodes
+
+    def _check_weights(self) -> None:
+        """Stop if an engine with a copy of the weights computes something else."""
+        for check in self._weights_checks:
+            for name, count in check().items():  # no work for the episodes
+                self.metrics.log_value(("engine", name), -count, reduce="sum")
 
     def _own_tasks(self, num_episodes: int) -> list[Task]:
         if self.config.in_evaluation:

@@ -72,13 +72,7 @@ def check_all_linear(model: nn.Module) -> None:
     Raises:
         ModelError: Naming the experts, and the layers that can be adapted.
     """
-    fused = {
-        name: parameter.numel()
-        for module_name, module in model.named_modules()
-        if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        for name, parameter in module.named_parameters(module_name, recurse=False)
-        if parameter.ndim > 2
-    }
+    fused = fused_experts(model)
     if not fused:
         return
     share = sum(fused.values()) / sum(math.prod(p.shape) for p in model.parameters())
@@ -89,6 +83,17 @@ def check_all_linear(model: nn.Module) -> None:
         f"tensors that are no linear layers ({', '.join(leaves)}). To adapt the rest "
         f"only, name it: target_modules: [{', '.join(linear_layer_names(model))}]."
     )
+
+
+def fused_experts(model: nn.Module) -> dict[str, int]:
+    """Return the sizes of tensors that hold several matrices, by name."""
+    return {
+        name: parameter.numel()
+        for module_name, module in model.named_modules()
+        if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        for name, parameter in module.named_parameters(module_name, recurse=False)
+        if parameter.ndim > 2
+    }
 
 
 def linear_layer_names(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.vllm_engines import build_engine, with_engine_bundle
 from rllib_llm.engines import vllm_setup
-from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.errors import ConfigError, MissingExtraError, ModelError
 from rllib_llm.modules.preparation import prepare_language_model
 
 
@@ -102,13 +102,23 @@ def test_arguments_that_follow_from_the_settings(tmp_path):
         "sleeps": True,
         "engine_kwargs": {"block_size": 64},
     }
+    with pytest.raises(ModelError, match="no base model to put adapters on"):
+        vllm_setup.engine_arguments(**settings, on_cpu=False)
+    (tmp_path / "pytorch_model.bin").touch()
     on_gpu = vllm_setup.engine_arguments(**settings, on_cpu=False)
     assert on_gpu["enable_sleep_mode"] and "enforce_eager" not in on_gpu
-    assert (on_gpu["max_lora_rank"], on_gpu["load_format"]) == (16, "dummy")
+    assert (on_gpu["max_lora_rank"], on_gpu["load_format"]) == (16, "auto")
     on_cpu = vllm_setup.engine_arguments(**settings, on_cpu=True)
     assert "enable_sleep_mode" not in on_cpu
     assert on_cpu["enable_chunked_prefill"] is False
     assert on_cpu["block_size"] == 64
+
+
+def test_a_folder_without_weights_waits_for_the_policys(tmp_path):
+    settings = {"model": str(tmp_path), "dtype": "float32", "max_slots": 8}
+    settings |= {"max_context_tokens": 100, "lora_rank": None, "sleeps": False}
+    arguments = vllm_setup.engine_arguments(**settings, on_cpu=True, engine_kwargs={})
+    assert arguments["load_format"] == "dummy"
 
 
 def test_the_environment_is_completed_and_contradictions_are_refused(monkeypatch):

@@ -55,6 +55,6 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         )
         assert sampled["cached_tokens"] > 0
         assert sampled.get("engine_restarts", 0) == 0
-        assert calls == ["_sleep", "_wake_up"] * iteration
+        assert calls == ["sleep", "wake_up"] * iteration
     assert result["evaluation"]["env_runners"]["num_episodes"] == 4
     algo.stop()

@@ -1,0 +1,68 @@
+"""Weights with the names and layouts of checkpoint files, as vLLM loads them.
+
+transformers holds the weights of some architectures otherwise than their files do: the
+experts of a mixture in one tensor, several projections in one, under other names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from rllib_llm import compat
+from rllib_llm.errors import ModelError
+from rllib_llm.modules.architectures import fused_experts
+
+# Conversions never reach across layers, so one layer's copies exist at a time.
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+
+
+class CheckpointFormat:
+    """Converts a model's weights to the format of its checkpoint files.
+
+    Args:
+        model: Folder or hub id.
+    """
+
+    def __init__(self, model: str) -> None:
+        """Build the model without memory for weights: its modules name the format."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(os.path.expanduser(model))
+        with torch.device("meta"):
+            self._skeleton: Any = AutoModelForCausalLM.from_config(config)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        return bool(fused_experts(self._skeleton))
+
+    def __call__(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights of the model in the format of its files.
+
+        Args:
+            named_tensors: All of them, by the names of transformers' modules.
+
+        Raises:
+            ModelError: If some cannot be converted.
+        """
+        layers: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in named_tensors:
+            found = _LAYER.match(name)
+            layers.setdefault(found[1] if found else "", {})[name] = tensor
+        for layer, tensors in layers.items():
+            try:
+                converted = compat.checkpoint_weights(self._skeleton, tensors)
+            except Exception as error:  # whatever transformers' conversions raise
+                raise ModelError(
+                    f"The weights of {layer or type(self._skeleton).__name__!r} cannot "
+                    "be converted to the format of checkpoint files, which vLLM loads "
+                    f"({type(error).__name__}: {error}). Use engine='torch'."
+                ) from error
+            yield from converted.items()
