@@ -14,6 +14,7 @@ from team_helpers import Run, team_config
 from rllib_llm import LLMPPOConfig, columns
 from rllib_llm.connectors.chat import Prompt
 from rllib_llm.connectors.episode_data import EpisodeData, agent_episodes, episode_data
+from rllib_llm.env_runner.limits import stop_reason
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.plays import Seat
 from rllib_llm.env_runner.slots import Voice
@@ -267,3 +268,27 @@ def test_a_turn_has_the_room_that_context_and_episode_leave(
     request_turn(voice, seat, "session", num_sampled=sampled, seed=5)
     assert [p.max_new_tokens for p in asked] == [expected]
     assert asked[0].seed == 5
+
+
+@pytest.mark.parametrize(
+    ("finish", "turns", "bounds", "expected"),
+    [
+        (FinishReason.STOP, 3, (3, None), (True, StopReason.MAX_TURNS)),
+        (FinishReason.LENGTH, 3, (3, None), (True, StopReason.MAX_TOKENS_TURN)),
+        (FinishReason.STOP, 2, (3, 2), (True, StopReason.MAX_TURNS)),
+        (FinishReason.LENGTH, 2, (3, None), (False, None)),
+    ],
+)
+def test_why_an_episode_ends(finish, turns, bounds, expected):
+    limits = SimpleNamespace(max_turns=bounds[0], max_tokens_per_episode=None)
+    found = stop_reason(
+        limits,
+        Task(0, 0, 0, max_turns=bounds[1]),
+        turns=turns,
+        num_sampled=9,
+        last_finish=finish,
+        terminated=False,
+        truncated=False,
+        given=None,
+    )
+    assert found == expected
