@@ -46,6 +46,11 @@ def test_samples_of_a_task_differ_and_repeat(alone):
     assert play(alone, 5, greedy=False) == [o for o in first if o.sample == 0]
     greedy = play(alone, 5, greedy=True)
     assert greedy == play(alone, 5, greedy=True)
+    # The most likely tokens, and not those of a first sample.
+    tasks = held_out_tasks(alone.config, 5)
+    likely = alone.runner.sample(tasks=tasks, explore=False)
+    assert [o.episode_return for o in greedy] == [e.get_return() for e in likely]
+    assert greedy != play(alone, 5, greedy=False)
 
 
 def test_greedy_samples_are_refused(alone):

@@ -42,6 +42,12 @@ def test_right_functions_pass_and_wrong_ones_say_why(sandbox):
     assert "not JSON serializable" in report.error
 
 
+def test_what_a_program_prints_is_no_result(sandbox):
+    code = "print('[true, 4]')\ndef f(n):\n    print('[true, 4]', n)\n    return n * n"
+    assert passed(sandbox, code) == [True] * 4
+    assert passed(sandbox, code.replace("n * n", "0")) == [False] * 4
+
+
 def test_values_of_all_kinds_come_back(sandbox):
     values = [[1, "a", None, True], {"a": [1.5]}, "\u00e9\n", -3, []]
     cases = [Case((value,), value) for value in values]
