@@ -45,7 +45,8 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             for block in _blocks(trained):
                 self._step_block(group, block)
             for parameter in trained:
-                self.state[parameter]["step"] += 1
+                if parameter.numel() > BLOCK:  # its parts counted copies
+                    self.state[parameter]["step"] += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state without rounding it to the parameters' precision."""
@@ -69,21 +70,22 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
     def _step_block(
         self, group: dict[str, Any], block: list[tuple[torch.Tensor, slice]]
     ) -> None:
-        """Update slices of parameters, [start, end) of each seen as a vector."""
+        """Update parts of parameters, [start, end) of each seen as a vector."""
         of_state: dict[str, list[torch.Tensor]] = {n: [] for n in _MOMENTS}
         weights, gradients, steps, lows = [], [], [], []
         for parameter, where in block:
             state = self.state[parameter]
-            ours = parameter.detach().view(-1)[where]
+            is_whole = parameter.numel() <= BLOCK
+            ours = _part(parameter.detach(), where)
             if parameter.dtype in _LOW:
-                master = state[_MASTER].view(-1)[where]
+                master = _part(state[_MASTER], where)
                 lows.append((ours, master))
                 ours = master
             weights.append(ours)
-            gradients.append(parameter.grad.reshape(-1)[where].float())
+            gradients.append(_part(parameter.grad, where).float())
             for name in _MOMENTS:
-                of_state[name].append(state[name].view(-1)[where])
-            steps.append(state["step"].clone())
+                of_state[name].append(_part(state[name], where))
+            steps.append(state["step"] if is_whole else state["step"].clone())
         beta1, beta2 = group["betas"]
         adamw(
             weights,
@@ -143,11 +145,17 @@ def step_bytes(parameters: list[torch.Tensor]) -> int:
 def _blocks(
     parameters: list[torch.Tensor],
 ) -> Iterator[list[tuple[torch.Tensor, slice]]]:
-    """Cut parameters, each seen as a vector, into blocks of at most ``BLOCK``."""
+    """Cut parameters, each seen as a vector, into blocks of at most ``BLOCK``.
+
+    Only those that are larger themselves are cut.
+    """
     block: list[tuple[torch.Tensor, slice]] = []
     room = BLOCK
     for parameter in parameters:
         start, end = 0, parameter.numel()
+        if room < end <= BLOCK:
+            yield block
+            block, room = [], BLOCK
         while start < end:
             stop = min(end, start + room)
             block.append((parameter, slice(start, stop)))
@@ -160,7 +168,16 @@ def _blocks(
         yield block
 
 
+def _part(tensor: torch.Tensor, where: slice) -> torch.Tensor:
+    """Return the elements of a slice, without a copy."""
+    if where.stop - where.start == tensor.numel():
+        return tensor
+    return tensor.view(-1)[where]
+
+
 def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> bool:
+    if parameter.numel() <= BLOCK:
+        return not torch.equal(master.to(parameter.dtype), parameter)
     ours, masters = parameter.detach().view(-1), master.view(-1)
     return any(
         not torch.equal(part.to(parameter.dtype), own)

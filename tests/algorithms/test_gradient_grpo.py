@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from gradient_reference import (
     Policy,
@@ -17,8 +18,10 @@ from gradient_reference import (
     surrogate,
 )
 from learner_helpers import TINY, fake_episode, make_learner, policy
+from team_helpers import PairTogether, Run, give_group_credit, team_config
 
-from rllib_llm import GRPOConfig
+from rllib_llm import GRPOConfig, SelfPlayConfig, columns
+from rllib_llm.algorithms.selfplay.seating import TakeTurns
 from rllib_llm.connectors.episode_data import episode_data
 from rllib_llm.modules.preparation import prepare_language_model
 
@@ -70,14 +73,8 @@ def credit(chain, token):
     return float(given if np.ndim(given) == 0 else given[token.turn])
 
 
-def test_the_whole_gradient():
-    learner, frozen = moved_learner(**TRAINING)
-    episodes = credited()
-    chains = chains_of(episodes)
-    sample_near(Policy(policy(learner), TEMPERATURE), chains)
-    record_behaviour(episodes, chains)
-    step = SecondStep(learner, episodes, temperature=TEMPERATURE)
-    (before,), (after,) = step.before.values(), step.after.values()
+def loss_terms(chains, before, after, frozen):
+    """The terms of the loss, and how often each clip, cap and band acted."""
     terms = dict.fromkeys(("policy", "reference", "entropy"), 0.0)
     acted = dict.fromkeys(
         ("low", "high", "dual", "free", "kl", "tis", "token", "seq"), 0
@@ -111,5 +108,53 @@ def test_the_whole_gradient():
             acted["tis"] += weights[i] == 1.3
         acted["token"] += 0 < weights.count(0.0) < chain.count
         acted["seq"] += not any(weights)
+    return terms, acted
+
+
+def test_the_whole_gradient():
+    learner, frozen = moved_learner(**TRAINING)
+    episodes = credited()
+    chains = chains_of(episodes)
+    sample_near(Policy(policy(learner), TEMPERATURE), chains)
+    record_behaviour(episodes, chains)
+    step = SecondStep(learner, episodes, temperature=TEMPERATURE)
+    (before,), (after,) = step.before.values(), step.after.values()
+    terms, acted = loss_terms(chains, before, after, frozen)
     assert all(acted.values()), acted
+    assert_gradient(step.gradients["default_policy"], after, terms)
+
+
+def test_the_whole_gradient_of_self_play():
+    """It is the learning policy's alone; its opponents are in no term of it."""
+    pytest.importorskip("openskill")
+    config = team_config(
+        PairTogether,
+        SelfPlayConfig,
+        policies=None,
+        training={**TRAINING, "role_decay": 0.5},
+        generation={"temperature": TEMPERATURE},
+    )
+    run = Run(config)
+    learner, own = run.learner, run.learner.module["default_policy"].unwrapped()
+    frozen = Policy(own, TEMPERATURE)
+    shake(own.parameters(), 0.08, 1)
+    tasks = config.build_task_source()
+    opponent = config.opponent_slots[0]
+    tasks.seat = TakeTurns("default_policy", opponent, config.league_seats(), {})
+    episodes = run.runner.sample(tasks=tasks.next_groups(12))
+    give_group_credit(config, episodes)
+    chains = [c for c in chains_of(episodes) if c.module_id == "default_policy"]
+    parts = [p for e in episodes for p in e.agent_episodes.values()]
+    mine = [p for p in parts if p.module_id == "default_policy"]
+    assert 4 < len(mine) < len(parts)
+    sample_near(Policy(own, TEMPERATURE), chains)
+    for part, chain in zip(mine, chains, strict=True):
+        for index, turn in enumerate(part.get_extra_model_outputs(columns.TURN)):
+            logps = [t.behaviour for t in chain.tokens if t.turn == index]
+            turn.action_logps[:] = np.asarray(logps, np.float32)
+    step = SecondStep(learner, episodes, temperature=TEMPERATURE)
+    assert set(step.gradients) == {"default_policy"}
+    before, after = (s["default_policy"] for s in (step.before, step.after))
+    terms, acted = loss_terms(chains, before, after, frozen)
+    assert min(acted[name] for name in ("low", "high", "dual", "kl", "tis")) > 0
     assert_gradient(step.gradients["default_policy"], after, terms)
