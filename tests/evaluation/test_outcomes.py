@@ -5,7 +5,7 @@ from team_helpers import Alone, Pair, Run, single_config, team_config
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import by_task, held_out_tasks, play_tasks
-from rllib_llm.evaluation.summary import summarise
+from rllib_llm.evaluation.summary import _pass_at, summarise
 
 FAILING_SEEDS: set[int] = set()
 
@@ -96,3 +96,14 @@ def test_pass_at_k_of_an_evaluation(alone):
     assert told.pass_at[1].mean == pytest.approx(told.success.mean)
     any_solved = [any(o.success for o in group) for group in by_task(outcomes)]
     assert told.pass_at[3].mean == pytest.approx(sum(any_solved) / 6)
+
+
+def test_held_out_tasks_are_held_out(alone):
+    tasks = held_out_tasks(alone.config, 4)
+    assert {t.options["split"] for t in tasks} == {"test"}
+
+
+def test_tasks_with_too_few_samples_do_not_count_in_pass_at_k():
+    found = _pass_at([[1.0, 0.0], [0.0, 0.0], [1.0]], 2)
+    assert (found[1].tasks, found[2].tasks) == (3, 2)
+    assert found[2].mean == 0.5
