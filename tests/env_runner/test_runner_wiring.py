@@ -248,7 +248,13 @@ def test_what_the_environment_says_of_turns_and_episodes_is_kept():
 
 @pytest.mark.parametrize(
     ("context", "per_episode", "sampled", "expected"),
-    [(100, None, 0, 16), (20, None, 0, 7), (100, 30, 20, 10), (100, 30, 30, 1)],
+    [
+        (100, None, 0, 16),
+        (20, None, 0, 7),
+        (20, 90, 0, 7),
+        (100, 30, 20, 10),
+        (100, 30, 30, 1),
+    ],
 )
 def test_a_turn_has_the_room_that_context_and_episode_leave(
     context, per_episode, sampled, expected
