@@ -16,18 +16,16 @@ from ray.util import log_once
 from rllib_llm.algorithms import validation
 from rllib_llm.algorithms.classic import classic_specs
 from rllib_llm.algorithms.policies import validate_trained
-from rllib_llm.algorithms.settings import (
-    AlarmSettings,
-    EvaluationSettings,
-    FaultToleranceSettings,
-    GenerationSettings,
-    LanguageModelSettings,
-    MultiAgentSettings,
-    RolloutSettings,
-    TrainingSettings,
-    WarmStartSettings,
-)
+from rllib_llm.algorithms.settings.alarms import AlarmSettings
 from rllib_llm.algorithms.settings.calls import check_attributes, check_calls
+from rllib_llm.algorithms.settings.evaluation import EvaluationSettings
+from rllib_llm.algorithms.settings.fault_tolerance import FaultToleranceSettings
+from rllib_llm.algorithms.settings.generation import GenerationSettings
+from rllib_llm.algorithms.settings.language_model import LanguageModelSettings
+from rllib_llm.algorithms.settings.multi_agent import MultiAgentSettings
+from rllib_llm.algorithms.settings.rollouts import RolloutSettings
+from rllib_llm.algorithms.settings.training import TrainingSettings
+from rllib_llm.algorithms.settings.warm_start import WarmStartSettings
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.errors import ConfigError

@@ -15,7 +15,7 @@ from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_return
 from rllib_llm.algorithms.grpo.replays import try_replays
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.settings import assign
+from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.trajectories import trajectories

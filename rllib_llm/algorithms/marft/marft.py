@@ -12,7 +12,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
-from rllib_llm.algorithms.settings import assign
+from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.connectors.learner.joint_gae import LEVELS, TEAM_REWARDS
 from rllib_llm.env_runner.agents import agents_of

@@ -11,7 +11,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.ppo.critic_settings import validate_critic_settings
-from rllib_llm.algorithms.settings import assign
+from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 from rllib_llm.objectives.critic_losses import VALUE_LOSSES

@@ -22,7 +22,8 @@ from rllib_llm.algorithms.selfplay.validation import (
     validate_credit,
     validate_league,
 )
-from rllib_llm.algorithms.settings import LeagueSettings, assign
+from rllib_llm.algorithms.settings.assign import assign
+from rllib_llm.algorithms.settings.league import LeagueSettings
 from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.tasks import TaskSource

@@ -10,7 +10,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
 from rllib_llm.algorithms.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.settings import assign
+from rllib_llm.algorithms.settings.assign import assign
 from rllib_llm.algorithms.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction
