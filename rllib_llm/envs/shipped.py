@@ -36,6 +36,7 @@ from rllib_llm.envs.games import (  # noqa: F401
     negotiation,
     path_checker,
     referential,
+    scout_porter,
     secret_sum,
     solo,
     team,
