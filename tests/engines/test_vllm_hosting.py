@@ -63,7 +63,11 @@ def test_two_runners_train_with_one_engine(ray_session):
         .rollouts(episodes_per_iteration=8)
         .training(lr=1e-2)
         .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
-        .evaluation(evaluation_interval=3, evaluation_duration=4)
+        .evaluation(
+            evaluation_interval=3,
+            evaluation_duration=4,
+            evaluation_before_training=False,  # it would fetch the first weights
+        )
     )
     algo = config.build_algo()
     updates = []
