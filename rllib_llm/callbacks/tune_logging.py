@@ -103,7 +103,8 @@ class TranscriptTensorBoard(TBXLoggerCallback):
         if trial in self._trial_writer:
             self._trial_writer[trial].close()
         trial.init_local_path()
-        self._trial_writer[trial] = SummaryWriter(live_folder(trial))
+        # Its thread may write what was logged after the flush that should have kept it.
+        self._trial_writer[trial] = SummaryWriter(live_folder(trial), flush_secs=2)
         self._trial_result[trial] = {}
 
     @override(TBXLoggerCallback)

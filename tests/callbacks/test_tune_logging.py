@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 import pyarrow.fs
@@ -62,8 +63,12 @@ def test_running_curves_are_in_the_runs_own_folder(trial, tmp_path):
     logger = TranscriptTensorBoard()
     logger.log_trial_start(trial)
     logger.log_trial_result(1, trial, make_result(1))
-    events, _ = texts_in(tmp_path / "run" / "trial")  # while the run goes on
-    assert "ray/tune/time_this_iter_s" in events.Tags()["scalars"]
+    deadline = time.monotonic() + 30  # while the run goes on; a thread writes
+    scalars = []
+    while "ray/tune/time_this_iter_s" not in scalars and time.monotonic() < deadline:
+        events, _ = texts_in(tmp_path / "run" / "trial")
+        scalars = events.Tags()["scalars"]
+    assert "ray/tune/time_this_iter_s" in scalars
     assert not (tmp_path / "temporary").exists()
     logger.log_trial_end(trial)
     # Elsewhere Tune copies what lies in its temporary folder.

@@ -32,7 +32,7 @@ def test_the_config_reaches_the_engine(model):
     config.chat_renderer = lambda: type("Renderer", (), {"tokenizer": None})
     config.env_runners(num_envs_per_env_runner=64)
     holder = torch.nn.Module()
-    holder.lm = model
+    holder.lm, holder.vocabulary = model, None
     engine = config.build_generation_engine(holder)
     per_token = 2 * 2 * 2 * 16 * 4
     assert engine.max_slots == 2**18 // (128 * per_token)
