@@ -15,6 +15,7 @@ from team_helpers import (
     give_group_credit,
     make_team_learner,
     team_config,
+    tiny_model,
     wake_critic,
 )
 
@@ -153,6 +154,8 @@ def _is_tensor(value: Any) -> bool:
 def said(algo: str, env: Any = None, *, explore: bool = True, **sections: Any) -> Any:
     """Return what an EnvRunner records of some episodes."""
     config = config_of(algo, env, **sections)
+    if config.lm_model == "tiny":  # prepared, as an Algorithm would
+        config.resolved_model = tiny_model()
     run = Run(config, learner=False)
     source = config.build_task_source()
     episodes = run.runner.sample(tasks=source.next_groups(3), explore=explore)
