@@ -195,7 +195,10 @@ def test_a_changed_recipe_is_not_resumed(call, warm_started):
 
 
 def test_a_broken_expectation_ends_with_status_1(call, storage):
-    bound = {"env_runners/episode_return_mean": 2.0, "no/such/metric": 0}
+    bound = {
+        "env_runners/episode_return_mean": 2.0,
+        "learners/default_policy/ref_kl": 0,
+    }
     path = write(storage / "hopeless.yaml", expect=bound)
     args = ("train", path, "--storage", storage, "stop.training_iteration=1")
     status, out, _ = call(*args, "--as-test")
