@@ -100,8 +100,8 @@ def _missing_extra(error):
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         name = _absent_module(error)
-        if name in EXTRAS:
-            return name if _is_missing(name) else None
+        if name in EXTRAS and _is_missing(name):
+            return name
         error = error.__cause__ or error.__context__
     return None
 
