@@ -1,4 +1,4 @@
-"""How good an imitated start must be for RL to learn a PettingZoo game.
+"""Compares imitated starts from which RL learns a PettingZoo game.
 
 Run:  python benchmarks/harbour_start.py --seeds 0 1 2
       python benchmarks/harbour_start.py --table

@@ -365,7 +365,7 @@ class LLMConfigMixin(
 
     @property
     def most_envs_in_threads(self) -> int:
-        """How many environments the driver may play at a time in threads."""
+        """Return how many environments the driver may play at a time in threads."""
         return 1 if self.env_processes else self.num_envs_per_env_runner
 
     def build_task_source(self, *, offset: int = 0, in_evaluation: bool = False) -> Any:

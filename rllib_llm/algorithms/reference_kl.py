@@ -1,4 +1,4 @@
-"""How Learners keep a policy near its frozen reference."""
+"""KL penalty of a policy to its frozen reference, in the Learner."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class EvaluationSettings:
 
     @property
     def evaluates_first(self) -> bool:
-        """Whether the policy is evaluated before the first iteration."""
+        """Return whether the policy is evaluated before the first iteration."""
         return bool(
             self.evaluation_before_training
             and self.evaluation_interval

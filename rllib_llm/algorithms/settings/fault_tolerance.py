@@ -1,4 +1,4 @@
-"""What happens when EnvRunners or environments fail, beside RLlib's own settings."""
+"""Settings for failing EnvRunners and environments, beside RLlib's own."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Setting:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None is a value."""
+        """Return whether None is a value."""
         return type(None) in members(self.kind)
 
 
