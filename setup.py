@@ -78,8 +78,8 @@ setup(
     package_data={
         "rllib_llm": ["py.typed", "envs/data/*.json"],
         "rllib_llm.recipes": ["systems.yaml"],
-        "rllib_llm.scaffolds": ["templates/*.txt"],
-        "rllib_llm.results": ["transcripts.schema.json"],
+        "rllib_llm.templates": ["*.txt"],
+        "rllib_llm.transcripts": ["transcripts.schema.json"],
         "rllib_llm.viewer": ["page/*.html", "page/*.css", "page/*.js"],
         "rllib_llm.tuned_examples": ["*.md", "**/*.yaml"],
     },

@@ -6,7 +6,7 @@ Random tabular policies that are right more often than not play the package's ow
 environments; the exact advantage of every turn follows from the policy by backward
 induction. Printed is Spearman's correlation of each credit with it over a batch of 16
 tasks and 8 rollouts: mean over seeds, and the standard error of the mean. The table is
-that of docs/multi_agent_credit.md. No model is involved.
+that of docs/multi_agent_advantages.md. No model is involved.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
+from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.estimator_fidelity import credit_fidelity
+from rllib_llm.data.turn_table import Trajectory, TurnTable
+from rllib_llm.data.types import Task
 from rllib_llm.envs.frozen_lake import FrozenLake
 from rllib_llm.envs.games.secret_sum import SecretSum, answer_rewards
 from rllib_llm.envs.grid import MOVES
 from rllib_llm.envs.probes import CopyProbe
-from rllib_llm.pieces import Trajectory, TurnTable
-from rllib_llm.pieces.credit.combine import Credit
-from rllib_llm.pieces.credit.fidelity import credit_fidelity
-from rllib_llm.types import Task
 
 TASKS, ROLLOUTS = 16, 8
 Played = tuple[Trajectory, list[float]]

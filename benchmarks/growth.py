@@ -27,7 +27,7 @@ from standing_game import UPPER
 from standing_workload import StandingGame, standing_config
 
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.types import TurnResult
+from rllib_llm.data.types import TurnResult
 
 # Per axis, what standing_config gets; the first is what the others are compared with.
 AXES: dict[str, dict[str, dict[str, int]]] = {

@@ -22,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.offline.demonstrations import demonstrations
+from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results"
@@ -99,7 +99,7 @@ def run(
 
 def point(algo: Any, runner: Any, iteration: int, episodes: int) -> dict[str, Any]:
     """Evaluate the current policy on held-out tasks, sampled and greedily."""
-    from rllib_llm.connectors.episode_data import episode_data
+    from rllib_llm.data.episode_data import episode_data
 
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(episodes)
     found: dict[str, Any] = {"iteration": iteration}

@@ -4,7 +4,7 @@ Run:     python benchmarks/magrpo_cross.py --seeds 0 1 2
 Table:   python benchmarks/magrpo_cross.py --table
 Writes:  benchmarks/results/magrpo_cross/<start>_<joint>_<seed>.json, one per run: the
          share of right votes in each iteration, and what playing games again took. The
-         table is that of docs/multi_agent_credit.md.
+         table is that of docs/multi_agent_advantages.md.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ import numpy as np
 from rllib_llm.callbacks.keys import EVAL_SUCCESS, RETURN
 from rllib_llm.cli.session import configure_output, ray_session
 from rllib_llm.recipes import load_recipe
-from rllib_llm.recipes.staging import prepare
+from rllib_llm.recipes.run_stages import prepare
 from rllib_llm.recipes.tuning import make_tuner, seed_search
-from rllib_llm.results import read_run
-from rllib_llm.results.report import changes_of
-from rllib_llm.results.statistics import mean_interval
+from rllib_llm.runs import read_run
+from rllib_llm.runs.report import changes_of
+from rllib_llm.runs.seed_statistics import mean_interval
 
 RESULTS = Path(__file__).parent / "results" / "pbt"
 ARMS = {"pbt": [], "fixed": ["tune.scheduler=null", "tune.max_concurrent_trials=1"]}

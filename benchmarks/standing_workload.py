@@ -28,10 +28,10 @@ from standing_game import (
 )
 
 from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.modules.preparation import cache_dir, prepare_language_model
 from rllib_llm.modules.tiny import save_tiny_model
-from rllib_llm.types import TurnResult
+from rllib_llm.offline.prepare_model import cache_dir, prepare_language_model
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {

@@ -22,7 +22,7 @@ import torch
 
 from rllib_llm import GRPOConfig
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import agent_episodes, episode_data
 
 ROLES = ("alice", "bob", "carol", "dave", "erin", "frank")
 LORA = {"rank": 8, "alpha": 16}

@@ -26,7 +26,7 @@ from teams import spread, success
 
 from rllib_llm import GRPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.evaluation.teams import play_line_up
 
 RESULTS = Path(__file__).parent / "results" / "team_votes"

@@ -27,7 +27,7 @@ import torch
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.evaluation.teams import ablations, play_line_up, swap_matrix
 

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
-from rllib_llm.callbacks.transcripts import TranscriptCollector, read_result
+from rllib_llm.transcripts.collector import TranscriptCollector, read_result
 
 ALGORITHMS = {"GRPO": (GRPOConfig, 8), "LLMPPO": (LLMPPOConfig, 1)}
 

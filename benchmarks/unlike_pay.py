@@ -27,7 +27,7 @@ import torch
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.evaluation.teams import play_line_up
 
 RESULTS = Path(__file__).parent / "results" / "unlike_pay"

@@ -7,8 +7,8 @@ import copy
 import torch
 from team_helpers import turns_of
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
 
 
 def conversation(episode, agent):

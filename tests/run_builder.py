@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rllib_llm.recipes import yaml_io
+from rllib_llm import yaml_io
 
 RECIPE = {"algo": "GRPO", "env": "bandit_probe-v0", "stop": {"training_iteration": 3}}
 RETURN = "env_runners/episode_return_mean"

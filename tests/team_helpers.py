@@ -13,9 +13,10 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.grpo.grpo import GRPO, credit_of_policies
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.marft.marft import MARFTConfig
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import agent_episodes
+from rllib_llm.data.episode_data import agent_episodes
+from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.env_runner.tasks import TaskSource
@@ -23,7 +24,6 @@ from rllib_llm.envs import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.modules.tiny import save_tiny_model
-from rllib_llm.types import TurnResult
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -177,7 +177,7 @@ def parrot(told):
 
 def by_seed(agent_id, episode, **kwargs):
     """Ann is played by "a" or "b", as the task's seed decides."""
-    from rllib_llm.connectors.episode_data import episode_data
+    from rllib_llm.data.episode_data import episode_data
 
     swapped = episode_data(episode).task.seed % 2
     return "ab"[(agent_id == "ben_0") ^ swapped]
@@ -339,7 +339,7 @@ def assert_near(left, right, atol=2e-6, rtol=1e-4):
 
 def turns_of(episode):
     """All (agent, turn) of language models, in order of time."""
-    from rllib_llm import columns
+    from rllib_llm.data import columns
 
     told = [
         (part.agent_id, turn)

@@ -47,7 +47,7 @@ def test_signatures_we_call_or_override():
 
 
 def test_rllib_cannot_convert_bfloat16_itself():
-    """The reason for rllib_llm.modules.state; if this fails, it may go."""
+    """The reason for rllib_llm.weights; if this fails, it may go."""
     from ray.rllib.utils.numpy import convert_to_numpy
 
     with pytest.raises(TypeError, match="BFloat16"):

@@ -34,8 +34,9 @@ def test_there_are_enough_faults_and_each_is_one(mutate):
     assert not [key for key, count in repeated.items() if count > 1]
     # Every package whose fault would train wrongly or measure wrongly has some.
     assert {f.package for f in faults} >= {
-        "alarms",
+        "advantages",
         "algorithms",
+        "components",
         "connectors",
         "engines",
         "env_runner",
@@ -43,9 +44,10 @@ def test_there_are_enough_faults_and_each_is_one(mutate):
         "evaluation",
         "graders",
         "modules",
-        "objectives",
-        "pieces",
+        "losses",
+        "monitoring",
         "recipes",
+        "rewards",
         "sandbox",
         "selfplay",
         "tools",

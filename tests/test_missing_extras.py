@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Of each extra a test that needs it and does not say so.
-_CREDIT, _MODULE = "tests/pieces/test_credit_settings.py", "tests/modules/test_llm_rl"
+_CREDIT, _MODULE = (
+    "tests/components/test_advantage_settings.py",
+    "tests/modules/test_llm_rl",
+)
 NEED = {
     "pyspiel": f"{_CREDIT}::test_self_play_takes_any_credit",
     "openskill": f"{_CREDIT}::test_self_play_takes_any_credit",

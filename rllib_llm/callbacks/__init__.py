@@ -61,12 +61,12 @@ def run_callbacks(
         tensorboard: Whether to write for TensorBoard.
         loggers: More loggers; they see numbers only.
     """
-    from rllib_llm.callbacks.progress import ProgressLine
     from rllib_llm.callbacks.tune_logging import (
         NoTensorBoard,
         TranscriptLogger,
         TranscriptTensorBoard,
     )
+    from rllib_llm.monitoring.progress import ProgressLine
 
     demonstrations = getattr(algo_config, "warm_start_demonstrations", 0)
     return [

@@ -8,7 +8,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_llm.callbacks.exact_results import ExactResults
 from rllib_llm.callbacks.stats import EPISODE_MEAN, EpisodeMeanStats
-from rllib_llm.callbacks.transcripts import TranscriptCollector
+from rllib_llm.transcripts.collector import TranscriptCollector
 
 
 def install_defaults(config: Any) -> None:

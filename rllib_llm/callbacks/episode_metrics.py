@@ -25,17 +25,13 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 )
 
-from rllib_llm import columns
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.callbacks.repetition import repetition
 from rllib_llm.callbacks.stats import EPISODE_MEAN
-from rllib_llm.connectors.episode_data import (
-    agent_episodes,
-    episode_data,
-    policy_episodes,
-)
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data, policy_episodes
+from rllib_llm.data.types import FinishReason, StopReason
 from rllib_llm.engines.base import GenerationEngine
-from rllib_llm.types import FinishReason, StopReason
 
 COMPLETION_TOKENS = "num_completion_tokens"
 COMPLETION_TOKENS_LIFETIME = "num_completion_tokens_lifetime"

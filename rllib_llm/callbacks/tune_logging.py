@@ -25,13 +25,13 @@ from rllib_llm.callbacks.histograms import (
     without_histograms,
 )
 from rllib_llm.callbacks.keys import ITERATION
-from rllib_llm.callbacks.transcript_picks import SIBLING
-from rllib_llm.callbacks.transcripts import (
+from rllib_llm.transcripts.collector import (
     pop_transcripts,
     read_result,
     without_transcripts,
 )
-from rllib_llm.results.transcripts import TRANSCRIPTS_FILE
+from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE
+from rllib_llm.transcripts.selection import SIBLING
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial

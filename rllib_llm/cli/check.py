@@ -45,7 +45,7 @@ def _tokenizer(model: str | None) -> Any:
 def _context(model: str | None, given: int | None) -> int | None:
     if model is None or given is not None:
         return given
-    from rllib_llm.modules.preparation import model_context_length
+    from rllib_llm.modules.context_length import model_context_length
 
     return model_context_length(model)
 

@@ -12,16 +12,16 @@ import typer
 from rllib_llm.cli.sweep import interval
 from rllib_llm.cli.tables import print_table
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes.runs import default_storage, find_run, locate_checkpoint
-from rllib_llm.results.comparing import (
+from rllib_llm.runs.comparing import (
     Paired,
     differences,
     last_values,
     paired_returns,
     paired_successes,
 )
-from rllib_llm.results.plotting import check_plotting, lines_of, plot_lines, shown
-from rllib_llm.results.reading import Run, read_run
+from rllib_llm.runs.folders import default_storage, find_run, locate_checkpoint
+from rllib_llm.runs.plotting import check_plotting, lines_of, plot_lines, shown
+from rllib_llm.runs.reading import Run, read_run
 
 _SAME_GAME = ("env", "env_config")
 

@@ -14,7 +14,7 @@ from rllib_llm.cli.loading import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import Outcome
-from rllib_llm.evaluation.statistics import Estimate
+from rllib_llm.evaluation.success_statistics import Estimate
 from rllib_llm.evaluation.summary import Evaluation, evaluate_algorithm
 
 Played = list[tuple[Evaluation, list[Outcome]]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rllib_llm.scaffolds import write_scaffold
+from rllib_llm.templates import write_scaffold
 
 
 def init(kind: str, name: str, folder: Path) -> None:

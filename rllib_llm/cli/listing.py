@@ -10,7 +10,7 @@ import typer
 
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.recipes.names import shipped_recipes
-from rllib_llm.recipes.yaml_io import read
+from rllib_llm.yaml_io import read
 
 
 def show(kind: str | None) -> None:
@@ -40,7 +40,7 @@ def _algorithms() -> Iterator[tuple[str, str]]:
 
 
 def _envs() -> Iterator[tuple[str, str]]:
-    from rllib_llm.envs.text_env import TEXT_ENVS
+    from rllib_llm.envs.registry import TEXT_ENVS
 
     for name in TEXT_ENVS:
         doc = inspect.getdoc(TEXT_ENVS.get(name)) or ""
@@ -53,7 +53,7 @@ def _examples() -> Iterator[tuple[str, str]]:
 
 
 def _pieces() -> Iterator[tuple[str, str]]:
-    from rllib_llm.pieces.listing import all_pieces, settings_of
+    from rllib_llm.components.listing import all_pieces, settings_of
 
     for piece in all_pieces():
         about = f"{piece.summary} ({piece.paper})"

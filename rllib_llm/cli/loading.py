@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.acting.checkpoints import local_config
-from rllib_llm.recipes.runs import (
+from rllib_llm.inference.checkpoint_config import local_config
+from rllib_llm.runs.folders import (
     RunPaths,
     default_storage,
     find_run,
@@ -29,7 +29,7 @@ def load_algorithm(checkpoint: Path) -> Any:
     Remote EnvRunners and Learners of the training run are left out, so that a large
     run's checkpoint loads on a small machine.
     """
-    from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+    from rllib_llm.algorithms.algorithm import LLMAlgorithm
     from rllib_llm.algorithms.registry import register_trainables
 
     register_trainables()

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rllib_llm.cli import findings, hands_on
+from rllib_llm.cli import analysis_commands, commands
 from rllib_llm.cli.options import Run, Storage, Verbose
 from rllib_llm.cli.session import configure_output
 from rllib_llm.errors import RLlibLLMError
@@ -162,5 +162,5 @@ def list_(
     listing.show(kind)
 
 
-hands_on.register(app)
-findings.register(app)
+commands.register(app)
+analysis_commands.register(app)

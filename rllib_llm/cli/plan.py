@@ -6,10 +6,10 @@ import typer
 
 from rllib_llm.cli.progress import preparing
 from rllib_llm.doctor.findings import size
-from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import Recipe, StagedRecipe, spaces
+from rllib_llm.recipes.dry_run import Plan, make_plan
 from rllib_llm.recipes.memory import Memory
-from rllib_llm.recipes.plan import Plan, make_plan
 from rllib_llm.recipes.tune_settings import num_trials
 
 

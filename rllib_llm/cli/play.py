@@ -11,16 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
-from rllib_llm.acting.game import Game, players_of
-from rllib_llm.acting.match import PERSON, Match, Move, choose_seats
-from rllib_llm.acting.policy import LLMPolicy
+from rllib_llm import yaml_io
 from rllib_llm.cli.env_options import parse_env
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.cli.terminal import printable
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import yaml_io
+from rllib_llm.inference.game import Game, players_of
+from rllib_llm.inference.match import PERSON, Match, Move, choose_seats
+from rllib_llm.inference.policy import LLMPolicy
 
 _HELP = """\
 Type an answer and press Enter; end a line with \\ to go on in the next one.

@@ -10,16 +10,16 @@ import typer
 
 from rllib_llm.callbacks.keys import RETURN
 from rllib_llm.cli.tables import print_table
-from rllib_llm.results.plotting import (
+from rllib_llm.runs.plotting import (
     check_plotting,
     describe,
     lines_of,
     plot_lines,
     shown,
 )
-from rllib_llm.results.reading import read_run
-from rllib_llm.results.report import Report, Row, as_json, make_report
-from rllib_llm.results.statistics import Effect, Interval
+from rllib_llm.runs.reading import read_run
+from rllib_llm.runs.report import Report, Row, as_json, make_report
+from rllib_llm.runs.seed_statistics import Effect, Interval
 
 
 def report(

@@ -17,7 +17,7 @@ from rllib_llm.errors import ConfigError, StorageError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.boundary import explained
 from rllib_llm.recipes.expectations import Verdict, judge
-from rllib_llm.recipes.runs import default_storage, find_run, run_folder
+from rllib_llm.runs.folders import default_storage, find_run, run_folder
 
 if TYPE_CHECKING:
     from rllib_llm.recipes.interruption import Interruption
@@ -145,7 +145,7 @@ def _fit(
 
 def _with_model(recipe: Recipe | StagedRecipe) -> Any:
     """Prepare the model here, where progress shows, unless trials differ in it."""
-    from rllib_llm.recipes.staging import prepare, prepare_stages
+    from rllib_llm.recipes.run_stages import prepare, prepare_stages
 
     call = prepare_stages if isinstance(recipe, StagedRecipe) else prepare
     with preparing() as on_progress:
@@ -162,7 +162,7 @@ def _fit_stages(
 ) -> int:
     """Train the stages; return the exit status of the whole."""
     from rllib_llm.recipes.resuming import stored_values
-    from rllib_llm.recipes.staging import next_stage, run_stages
+    from rllib_llm.recipes.run_stages import next_stage, run_stages
 
     finished = next_stage(recipe, run) if run else 0
     if run and finished == len(recipe.stages):
@@ -204,7 +204,7 @@ def _verdict(
     recipe: Recipe, results: Any, interruption: Interruption, *, as_test: bool
 ) -> int:
     """Say what went wrong, last, and return the exit status."""
-    from rllib_llm.recipes.staging import stopped_by
+    from rllib_llm.recipes.run_stages import stopped_by
 
     if results.errors:
         failed = next(r for r in results if r.error is not None)

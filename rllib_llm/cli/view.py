@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from rllib_llm.recipes.runs import default_storage, find_run
-from rllib_llm.results.transcripts import TRANSCRIPTS_FILE
+from rllib_llm.runs.folders import default_storage, find_run
+from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE
 from rllib_llm.viewer import write_page
 
 

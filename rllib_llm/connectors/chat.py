@@ -16,8 +16,8 @@ from typing import Any
 
 from rllib_llm.connectors.control_tokens import ControlTokens
 from rllib_llm.connectors.tool_prompts import template_tool_format
+from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
-from rllib_llm.types import Message
 
 _USER = "Observation-7f3a"
 _USER_2 = "Answer-b6d9"

@@ -11,8 +11,8 @@ from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer, Prompt
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
 from rllib_llm.connectors.tool_prompts import later, opening
+from rllib_llm.data.episode_data import EpisodeData, episode_data
 
 logger = logging.getLogger("rllib_llm")
 

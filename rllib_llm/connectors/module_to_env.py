@@ -12,10 +12,10 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.env_to_module import WAITING
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import EpisodeData, episode_data
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 

@@ -15,7 +15,7 @@ from ray.rllib.connectors.learner import LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
-from rllib_llm.connectors.learner.classic_batches import ClassicBatches
+from rllib_llm.connectors.learner.non_llm_batches import ClassicBatches
 from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
 from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows

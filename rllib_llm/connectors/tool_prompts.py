@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
 from rllib_llm.tools.formats import check_format, text_format
-from rllib_llm.types import Message
 
 _NAME = "probe_a2c7"
 _VALUE = "Value-3be1"

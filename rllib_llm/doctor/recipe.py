@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.doctor.activations import activation_bytes
 from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
-from rllib_llm.doctor.gap import largest_gap
 from rllib_llm.doctor.machine import memory
+from rllib_llm.doctor.mismatch import largest_gap
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
+from rllib_llm.recipes.dry_run import make_plan
 from rllib_llm.recipes.memory import Memory
-from rllib_llm.recipes.plan import make_plan
 
 _EPISODES = 8
 _FLOAT32_GAP = 1e-3  # nats; what the package's tests hold sampling to
@@ -91,7 +91,7 @@ class _Steps:
 
     def template(self) -> Finding:
         """Let the renderer probe the chat templates of all policies."""
-        from rllib_llm.algorithms.llm_algorithm import with_models
+        from rllib_llm.algorithms.algorithm import with_models
 
         self._config = with_models(self._config)
         with warnings.catch_warnings():

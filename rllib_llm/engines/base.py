@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.errors import ConfigError, RLlibLLMError
-from rllib_llm.types import FinishReason
 
 if TYPE_CHECKING:
     import torch

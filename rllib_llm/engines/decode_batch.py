@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.requests import Request
 from rllib_llm.engines.sampling import BatchSampler
-from rllib_llm.types import FinishReason
 
 _LOOK_AHEAD = 16  # steps; a batch often changes after fewer
 

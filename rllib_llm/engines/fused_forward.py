@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rllib_llm.engines.attention import slot_attention_forward
 from rllib_llm.engines.fused_layout import is_plain
-from rllib_llm.engines.joint_linear import PRECISE, JointLinear
+from rllib_llm.engines.multi_lora_linear import PRECISE, JointLinear
 from rllib_llm.engines.slot_cache import SlotCache, round_up
 
 # Joined copies of weights are kept up to this size in total. They save calls, which

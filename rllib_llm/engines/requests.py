@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.base import (
     ContextOverflowError,
     Generation,
@@ -17,7 +18,6 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.sampling import draw_uniforms
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import FinishReason
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -26,12 +26,7 @@ from rllib_llm.engines.base import (
 from rllib_llm.engines.decode_batch import DecodeBatch
 from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.engines.prefix_sharing import share_prefixes
-from rllib_llm.engines.requests import (
-    Request,
-    Session,
-    check_submit,
-    common_prefix,
-)
+from rllib_llm.engines.requests import Request, Session, check_submit, common_prefix
 from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
 from rllib_llm.engines.slot_cache import row_length
 from rllib_llm.engines.slot_table import SlotTable

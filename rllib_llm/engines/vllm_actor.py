@@ -17,12 +17,12 @@ import numpy as np
 import ray
 import torch
 
+from rllib_llm import weights
 from rllib_llm.engines.base import Generation, GenerationEngine
 from rllib_llm.engines.requests import Request, Session
 from rllib_llm.engines.vllm_host import Abort, Close, Command, EngineHost, Submit
 from rllib_llm.engines.vllm_sessions import HistoryEngine
 from rllib_llm.errors import RLlibLLMError
-from rllib_llm.modules import state
 
 logger = logging.getLogger("rllib_llm")
 
@@ -177,7 +177,7 @@ class ActorEngine(HistoryEngine):
         checksum = _checksum(self._source)
         claim = host.claim_weights.remote(self._version, checksum, is_older)
         if ray.get(claim):
-            packed = ray.put(state.pack(dict(self._source)))
+            packed = ray.put(weights.pack(dict(self._source)))
             ray.get(host.set_weights.remote(packed, self._version, checksum))
 
     def _attempt(self, call: Callable[[Any], _Answer]) -> _Answer:
@@ -242,5 +242,5 @@ def _submit(request: Request) -> Submit:
 
 def _checksum(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
     """Return what tells two sets of weights apart, from a few values of each tensor."""
-    print_ = state.fingerprint(tensor for _, tensor in named_tensors)
+    print_ = weights.fingerprint(tensor for _, tensor in named_tensors)
     return hashlib.blake2b(print_.tobytes(), digest_size=8).hexdigest()

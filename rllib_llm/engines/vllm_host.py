@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm import weights
 from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
-from rllib_llm.modules import state
 
 _WEIGHTS_TIMEOUT_S = 600.0  # a client that promised weights may have died
 
@@ -153,7 +153,7 @@ class EngineHost:
     ) -> None:
         """Take the weights that :meth:`claim_weights` asked for."""
         try:
-            self._engine.update_weights(state.unpack(packed).items(), version)
+            self._engine.update_weights(weights.unpack(packed).items(), version)
             self._weights, self._failure = (version, checksum), None
         finally:
             if self._coming is not None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.base import (
     Generation,
     GenerationEngine,
@@ -21,7 +22,6 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.requests import Request, Session, check_submit
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.types import FinishReason
 
 
 class HistoryEngine(GenerationEngine):

@@ -9,8 +9,8 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 def as_playable(env: Any) -> Any:
     """Return a Gymnasium environment as it is, one of several agents as a JointEnv."""
-    from rllib_llm.envs.joint_env import JointEnv
     from rllib_llm.envs.kinds import is_multi_agent
+    from rllib_llm.envs.multi_agent_adapter import JointEnv
 
     return JointEnv(env) if is_multi_agent(env) else env
 

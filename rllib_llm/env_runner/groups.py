@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.errors import EnvContractError
 
 _SHOWN = 80  # characters of a text

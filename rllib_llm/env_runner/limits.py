@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
 from rllib_llm.errors import EnvContractError
-from rllib_llm.types import FinishReason, StopPolicy, StopReason, Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

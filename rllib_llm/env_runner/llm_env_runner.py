@@ -29,16 +29,16 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.typing import StateDict
 
 from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes, log_waits
+from rllib_llm.data.types import Task
 from rllib_llm.engines.base import GenerationEngine
-from rllib_llm.env_runner import casting
-from rllib_llm.env_runner.classic_seats import ClassicActor, share_tensors
+from rllib_llm.env_runner import build
 from rllib_llm.env_runner.env_worker import EnvWorker
+from rllib_llm.env_runner.non_llm_policies import ClassicActor, share_tensors
 from rllib_llm.env_runner.rollout import Rollout
-from rllib_llm.env_runner.scripts import Script
+from rllib_llm.env_runner.scripted_policies import Script
 from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.modules.state import copy_into, unpack
-from rllib_llm.types import Task
+from rllib_llm.weights import copy_into, unpack
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -88,11 +88,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._module_to_env = self.config.build_module_to_env_connector(
             spaces=self.get_spaces()
         )
-        self._monitor = casting.monitor(self.config, self.worker_index or 0)
+        self._monitor = build.monitor(self.config, self.worker_index or 0)
         self.module: Any = None
         self._rollout: Rollout | None = None
         self._abandoned: list[EnvWorker] = []
-        self._line_up: casting.LineUp | None = None
+        self._line_up: build.LineUp | None = None
         self._taught: dict[str, Script] = {}
         self.make_env()
         self.make_module()
@@ -151,7 +151,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             )
             for module_id in config.classic_module_ids
         }
-        self.choosers = casting.choosers(config, self.modules)
+        self.choosers = build.choosers(config, self.modules)
         self.engines = config.build_generation_engines(
             {m: self.modules[m] for m in self.modules if m not in self.choosers}
         )
@@ -292,7 +292,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             scripts: Functions that play, by name.
         """
         self.make_env()
-        self._line_up = casting.LineUp(policies, scripts or {})
+        self._line_up = build.LineUp(policies, scripts or {})
         try:
             yield
         finally:
@@ -302,17 +302,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
-            self._voices = casting.voices(
+            self._voices = build.voices(
                 config, self.engines, self.actors, self.choosers, self._line_up
             )
             self._rollout = Rollout(
                 make_env=config.make_sampled_env,
-                make_play=casting.play_maker(config, self._line_up),
+                make_play=build.play_maker(config, self._line_up),
                 voices=self._voices,
                 env_to_module=self._env_to_module,
                 module_to_env=self._module_to_env,
                 num_slots=self.num_envs,
-                limits=casting.limits(config),
+                limits=build.limits(config),
                 module=self.module,
                 on_event=self._on_episode_event,
                 monitor=self._monitor,
@@ -389,7 +389,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
         Args:
             weights: By ModuleID, each as packed by
-                :func:`rllib_llm.modules.state.pack`; of classic RLModules their state.
+                :func:`rllib_llm.weights.pack`; of classic RLModules their state.
             version: The version they make, with all that stays.
 
         Raises:

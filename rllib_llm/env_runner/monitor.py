@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rllib_llm.live.board import Publisher
+from rllib_llm.monitoring.live.board import Publisher
 
 logger = logging.getLogger("rllib_llm")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
-from rllib_llm.pieces.trajectories import Trajectory
-from rllib_llm.types import Task
 
 _SHOWN = 60
 _ALIGNED = "Use joint='aligned', or a game whose agents answer at once."

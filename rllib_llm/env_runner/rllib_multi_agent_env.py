@@ -7,7 +7,7 @@ from typing import Any
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.envs.joint_env import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
 from rllib_llm.envs.spaces import UnicodeText
 
 

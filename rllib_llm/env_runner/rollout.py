@@ -11,13 +11,14 @@ from typing import Any
 
 from ray.rllib.core.columns import Columns
 
+from rllib_llm.data.types import StopPolicy, StopReason, Task, Turn
 from rllib_llm.engines.base import Generation
-from rllib_llm.env_runner.classic_seats import act_together
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.monitor import RolloutMonitor
-from rllib_llm.env_runner.plays import Seat
-from rllib_llm.env_runner.scripts import scripted_turn
+from rllib_llm.env_runner.non_llm_policies import act_together
+from rllib_llm.env_runner.recorder import Seat
+from rllib_llm.env_runner.scripted_policies import scripted_turn
 from rllib_llm.env_runner.slots import Slot, Voice
 from rllib_llm.env_runner.turns import (
     prompt_length,
@@ -26,7 +27,6 @@ from rllib_llm.env_runner.turns import (
     turn_seed,
 )
 from rllib_llm.errors import EnvContractError
-from rllib_llm.types import StopPolicy, StopReason, Task, Turn
 
 logger = logging.getLogger("rllib_llm")
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.env_worker import EnvWorker
-from rllib_llm.types import Task
 
 
 @dataclasses.dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from rllib_llm.types import Task
+from rllib_llm.data.types import Task
 
 
 def stable_seed(*parts: Any) -> int:

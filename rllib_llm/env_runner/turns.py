@@ -6,11 +6,11 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from rllib_llm.data.types import Task, Turn
 from rllib_llm.engines.base import Generation, SamplingParams
-from rllib_llm.env_runner.plays import Seat
+from rllib_llm.env_runner.recorder import Seat
 from rllib_llm.env_runner.slots import Voice
 from rllib_llm.env_runner.tasks import stable_seed
-from rllib_llm.types import Task, Turn
 
 
 def prompt_length(seat: Seat) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 from rllib_llm.engines.base import GenerationEngine, SamplingParams, generate
 from rllib_llm.errors import ModelError
 

@@ -1,15 +1,17 @@
 """Text environments: the base classes, the shipped games, adapters and checks."""
 
-from rllib_llm.envs.checks import CheckReport, check_env
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs.check_common import CheckReport
+from rllib_llm.envs.check_env import check_env
 from rllib_llm.envs.gym_text import GymTextEnv
-from rllib_llm.envs.joint_env import JointEnv, JointStep
 from rllib_llm.envs.make import make_env
+from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.multi_checks import check_multi_env
 from rllib_llm.envs.random_states import OwnRandomState
-from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.tool_env import ToolEnv
-from rllib_llm.types import TurnResult
 
 __all__ = [
     "TEXT_ENVS",

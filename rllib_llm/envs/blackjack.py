@@ -9,9 +9,10 @@ from functools import cache
 import numpy as np
 from gymnasium.envs.toy_text.blackjack import BlackjackEnv, sum_hand, usable_ace
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_bool
-from rllib_llm.envs.text_env import TextEnv, register_text_env
-from rllib_llm.types import TurnResult
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 
 ACTIONS = ("stick", "hit")
 """Texts of Gymnasium's actions, in its order."""

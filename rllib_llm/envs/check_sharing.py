@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rllib_llm.envs.check_plays import Play, Subject, replay
+from rllib_llm.envs.check_episodes import Play, Subject, replay
 from rllib_llm.envs.check_remedies import Advice, described
 from rllib_llm.envs.random_states import global_states
 

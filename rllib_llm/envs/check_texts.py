@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rllib_llm.envs.check_plays import Subject
+from rllib_llm.envs.check_episodes import Subject
 
 
 def check_context(subject: Subject) -> Iterator[str]:

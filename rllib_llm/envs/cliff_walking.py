@@ -7,11 +7,12 @@ from functools import lru_cache
 import numpy as np
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.grid import MOVE_FORMAT, parse_move
 from rllib_llm.envs.parsing import require_bool
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.toy_text import action_values
-from rllib_llm.types import TurnResult
 
 ORDER = ("up", "right", "down", "left")
 """The moves in the order of Gymnasium's actions."""

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.arithmetic import (
     ExpressionError,
     evaluate,
@@ -17,9 +18,9 @@ from rllib_llm.envs.arithmetic import (
     parse_expression,
 )
 from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 _MAX_DRAWS = 2_000
 

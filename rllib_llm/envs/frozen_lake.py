@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.grid import (
     MOVE_FORMAT,
     MOVES,
@@ -17,9 +18,9 @@ from rllib_llm.envs.grid import (
     parse_move,
 )
 from rllib_llm.envs.parsing import require_bool, require_float, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 _MAX_DRAWS = 2_000
 _SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}

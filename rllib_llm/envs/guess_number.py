@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import TextEnv, register_text_env
-from rllib_llm.types import TurnResult
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 
 _MOST_LISTED = 100
 

@@ -9,11 +9,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import TurnResult
 
 _TEXT_SPACES = (UnicodeText, gym.spaces.Text)
 _MAX_TURNS = 100

@@ -7,10 +7,11 @@ import string
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.word_list import word_pool
-from rllib_llm.types import TurnResult
 
 _PATTERN = re.compile(r"\bletter[ \t]+([a-z])\b", re.IGNORECASE)
 

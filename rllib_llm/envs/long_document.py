@@ -7,17 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs import facts
-from rllib_llm.envs.parsing import (
-    last_match,
-    require_bool,
-    require_choice,
-    require_int,
-)
+from rllib_llm.envs.parsing import last_match, require_bool, require_choice, require_int
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.search_qa_geography import geography
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 
 @register_text_env("long_document-v0")

@@ -18,7 +18,8 @@ from rllib_llm.envs.kinds import (
     is_multi_agent,
     is_rllib_env_class,
 )
-from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv
+from rllib_llm.envs.registry import TEXT_ENVS
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 from rllib_llm.imports import import_object
 
@@ -53,7 +54,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     Returns:
         An environment whose ``unwrapped`` is a :class:`TextEnv`, or one of PettingZoo
         or a ``MultiAgentEnv`` of RLlib, which
-        :class:`~rllib_llm.envs.joint_env.JointEnv` plays.
+        :class:`~rllib_llm.envs.multi_agent_adapter.JointEnv` plays.
 
     Raises:
         ConfigError: If ``spec`` names nothing.
@@ -80,7 +81,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
 
 def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
     """Make an environment as it is played: one of several agents as a JointEnv."""
-    from rllib_llm.envs.joint_env import JointEnv
+    from rllib_llm.envs.multi_agent_adapter import JointEnv
 
     env = make_env(spec, env_config)
     return JointEnv(env) if is_multi_agent(env) else env

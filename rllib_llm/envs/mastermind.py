@@ -11,10 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 Marks = Callable[[str, str], Hashable]
 """What a game answers to a guess, given the secret."""

@@ -16,11 +16,11 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
-from rllib_llm.types import StopReason
 
 # PettingZoo's api_test and parallel_api_test call reset with exactly these options.
 _API_TEST_OPTIONS = {"options": 1}

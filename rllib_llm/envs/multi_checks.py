@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from pettingzoo import AECEnv
 
-from rllib_llm.envs import checks
-from rllib_llm.envs.check_plays import (
+from rllib_llm.data.types import Message
+from rllib_llm.envs import check_common
+from rllib_llm.envs.check_episodes import (
     MOST_TURNS,
     Play,
     Subject,
@@ -30,14 +31,13 @@ from rllib_llm.envs.check_remedies import (
     described,
     where_raised,
 )
-from rllib_llm.envs.joint_env import JointEnv
 from rllib_llm.envs.kinds import is_rllib_env
 from rllib_llm.envs.make import EnvSpec, make_env
+from rllib_llm.envs.multi_agent_adapter import JointEnv
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.transcript import random_policy
-from rllib_llm.types import Message
 
 _CYCLES = 100
 _MOST_CUTS = 12
@@ -52,7 +52,7 @@ def check_multi_env(
     seeds: Iterable[int] = range(16),
     env_processes: bool = False,
     first_reset_s: float = 0.0,
-) -> checks.CheckReport:
+) -> check_common.CheckReport:
     """Play a multi-agent environment and report everything that would break training.
 
     One player takes all seats, so that the checks of :func:`rllib_llm.envs.check_env`
@@ -81,7 +81,7 @@ def check_multi_env(
         return make_env(spec, {**config, **changed})
 
     subject = JointSubject(
-        name=checks.name_of(spec),
+        name=check_common.name_of(spec),
         build=lambda **changed: OnePlayer(JointEnv(build_raw(**changed))),
         seeds=list(seeds),
         tokenizer=tokenizer,
@@ -95,9 +95,9 @@ def check_multi_env(
     skipped = () if env.is_text_env else _ONLY_TEXT_ENVS
     if not getattr(env.joint.unwrapped, "has_success", False):
         # Nobody need gain where experts compete for a constant sum.
-        skipped = (*skipped, checks._check_expert)
-    chosen = [c for c in (*checks._CHECKS, *_MORE_CHECKS) if c not in skipped]
-    report = checks.run_checks(subject, chosen)
+        skipped = (*skipped, check_common._check_expert)
+    chosen = [c for c in (*check_common._CHECKS, *_MORE_CHECKS) if c not in skipped]
+    report = check_common.run_checks(subject, chosen)
     report.measurements |= _returns_by_agent(subject)
     return report
 
@@ -238,7 +238,7 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
     env = subject.build(max_turns=MOST_TURNS) if is_text_env else subject.build()
     names = env.joint.possible_agents
     for victim in names:
-        for text in checks._GARBAGE:
+        for text in check_common._GARBAGE:
 
             def policy(env: Any, rng: Any, who: str = victim, say: str = text) -> str:
                 return say if env.agent == who else random_or_filler(env, rng)
@@ -271,9 +271,13 @@ def _check_truncation(subject: JointSubject) -> Iterator[str]:
             return
 
 
-_MORE_CHECKS: tuple[checks.Check, ...] = (
+_MORE_CHECKS: tuple[check_common.Check, ...] = (
     _check_pettingzoo,
     _check_every_parser,
     _check_truncation,
 )
-_ONLY_TEXT_ENVS = (checks._check_options, checks._check_split, _check_truncation)
+_ONLY_TEXT_ENVS = (
+    check_common._check_options,
+    check_common._check_split,
+    _check_truncation,
+)

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rllib_llm.envs.joint_env import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.transcript import Transcript

@@ -10,10 +10,11 @@ import re
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_float, require_int
-from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 WORDS = ("red", "green", "blue", "gold", "black", "white", "pink", "gray")
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from rllib_llm.envs import facts
 from rllib_llm.envs.parsing import require_int
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 
 

@@ -10,14 +10,10 @@ import numpy as np
 
 from rllib_llm.envs import facts
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.search_facts import SearchGame
-from rllib_llm.envs.search_qa_geography import (
-    NEIGHBOUR,
-    PlaceFact,
-    geography,
-    index,
-)
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.search_qa_geography import NEIGHBOUR, PlaceFact, geography, index
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.graders.texts import exact_match, word_f1
 from rllib_llm.retrieval import ENGINES
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.grid import (
     MOVE_FORMAT,
     MOVES,
@@ -17,9 +18,9 @@ from rllib_llm.envs.grid import (
     parse_move,
 )
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 _MAX_DRAWS = 2_000
 

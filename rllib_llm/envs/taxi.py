@@ -8,10 +8,11 @@ from functools import lru_cache
 import numpy as np
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_bool, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.toy_text import action_values
-from rllib_llm.types import TurnResult
 
 ACTIONS = ("go down", "go up", "go right", "go left", "pick up", "drop off")
 """Texts of Gymnasium's actions, in its order."""

@@ -11,20 +11,16 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.data.types import StopReason, TurnResult
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.registry import Registry
-from rllib_llm.types import StopReason, TurnResult
-
-EnvClass = TypeVar("EnvClass", bound=type)
+from rllib_llm.errors import EnvContractError
 
 
 class TextEnv(EnvOptions, gym.Env):
@@ -278,29 +274,3 @@ def in_split(key: str, split: str, test_fraction: float = 0.2) -> bool:
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     held_out = int.from_bytes(digest, "big") < test_fraction * 2**64
     return held_out == (split == "test")
-
-
-def _load_shipped_envs() -> None:
-    from rllib_llm.envs import shipped  # noqa: F401  (its decorators register)
-
-
-TEXT_ENVS: Registry[type] = Registry("environment", _load_shipped_envs)
-
-
-def register_text_env(name: str) -> Callable[[EnvClass], EnvClass]:
-    """Register an environment class under a versioned name, e.g. ``"maze-v0"``.
-
-    The class is a :class:`TextEnv` or a
-    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`.
-
-    Raise the version when prompts or rewards change, so that results stay comparable.
-    """
-    if "-v" not in name:
-        raise ConfigError(
-            f"The environment name {name!r} has no version. Call it {name + '-v0'!r}."
-        )
-
-    def decorate(cls: EnvClass) -> EnvClass:
-        return TEXT_ENVS.register(name, cls)
-
-    return decorate

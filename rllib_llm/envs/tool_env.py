@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.tools.formats import Call, check_format
 from rllib_llm.tools.tool_set import Result, ToolSet, tally
-from rllib_llm.types import TurnResult
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _WORD = re.compile(r"\w")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_tagged
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.types import TurnResult
 
 
 class ToolOrAnswer(TextEnv):

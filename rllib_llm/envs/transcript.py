@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rllib_llm.types import Message
+from rllib_llm.data.types import Message
 
 Policy = Callable[[gym.Env, np.random.Generator], str]
 """Chooses the next completion; sees the environment, e.g. to ask its expert."""

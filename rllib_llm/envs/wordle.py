@@ -9,11 +9,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.mastermind import most_telling, still_possible
 from rllib_llm.envs.parsing import last_match
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.word_list import word_pool, words
-from rllib_llm.types import TurnResult
 
 _PATTERN = re.compile(r"\bguess[ \t]+([a-z]{4,8})\b", re.IGNORECASE)
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.runner import local_runner
-from rllib_llm.types import Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.evaluation.outcomes import (
-    Outcome,
-    by_task,
-    held_out_tasks,
-    play_tasks,
-)
+from rllib_llm.evaluation.outcomes import Outcome, by_task, held_out_tasks, play_tasks
 from rllib_llm.evaluation.runner import local_runner, runner_in
-from rllib_llm.evaluation.statistics import (
+from rllib_llm.evaluation.success_statistics import (
     Estimate,
     mean_of_tasks,
     pass_at_k,

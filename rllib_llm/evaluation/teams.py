@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.runner import local_runner

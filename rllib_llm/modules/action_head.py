@@ -22,7 +22,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from torch import Tensor
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 from rllib_llm.errors import ModelError
 
 NORMS = ("sum", "token", "word")

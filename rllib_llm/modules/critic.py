@@ -9,7 +9,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 CRITIC_MODULE = "critic"

@@ -18,15 +18,16 @@ from ray.rllib.utils.annotations import override
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rllib_llm import columns
+from rllib_llm import weights as state
+from rllib_llm.data import columns
 from rllib_llm.errors import ModelError
-from rllib_llm.modules import loading, state
+from rllib_llm.losses.logprobs import token_logps_and_entropy
+from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.shared_base import share_base
 from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
-from rllib_llm.objectives.distributions import token_logps_and_entropy
 
 HF_FOLDER = "hf"
 CRITIC = "value_head."

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm import columns
+from rllib_llm.data import columns
+from rllib_llm.data.types import Turn
 from rllib_llm.engines.base import SamplingParams, generate
-from rllib_llm.types import Turn
 
 
 class TurnSampler:

@@ -12,7 +12,7 @@ from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.playing import play_all
+from rllib_llm.offline.parallel_episodes import play_all
 
 
 @dataclasses.dataclass(slots=True)

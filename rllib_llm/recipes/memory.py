@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rllib_llm.algorithms.optimizers import step_bytes
+from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
 from rllib_llm.modules.value_head import ValueHead
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+from rllib_llm import yaml_io
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import yaml_io
 from rllib_llm.schema import show
 
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm import yaml_io
+from rllib_llm.algorithms.config.sections import SECTIONS, apply_section, suggestion
 from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import spaces, yaml_io
+from rllib_llm.recipes import spaces
 from rllib_llm.recipes.boundary import explained
-from rllib_llm.recipes.classic import from_classic, is_classic
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
 from rllib_llm.recipes.names import check_run_name, find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
-from rllib_llm.recipes.runs import stage_folder
-from rllib_llm.recipes.sections import SECTIONS, apply_section, suggestion
+from rllib_llm.recipes.rllib_yaml import from_classic, is_classic
 from rllib_llm.recipes.stages import (
     STAGES,
     override_stages,
@@ -28,6 +28,7 @@ from rllib_llm.recipes.stages import (
     stages_by_name,
 )
 from rllib_llm.recipes.tune_settings import check_search, check_tune, paths_searched
+from rllib_llm.runs.folders import stage_folder
 from rllib_llm.schema import PositiveFloat, require, show
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Recipe:
 
         Args:
             storage_path: Where the run folder goes; None: see
-                :func:`rllib_llm.recipes.runs.default_storage`.
+                :func:`rllib_llm.runs.folders.default_storage`.
             kwargs: See :func:`rllib_llm.recipes.tuning.make_tuner`.
         """
         from rllib_llm.recipes.tuning import make_tuner
@@ -194,7 +195,7 @@ class StagedRecipe:
         Raises:
             ConfigError: Naming the stage, the value, the rule, and the remedy.
         """
-        from rllib_llm.algorithms.handing_over import check_handover
+        from rllib_llm.algorithms.driver.init_from_checkpoint import check_handover
 
         earlier = None
         for name, stage in zip(self.stage_names, self.stages, strict=True):
@@ -207,8 +208,8 @@ class StagedRecipe:
             earlier = config
 
     def run(self, storage_path: str | Path | None = None, **kwargs: Any) -> list[Any]:
-        """Run the stages; see :func:`rllib_llm.recipes.staging.run_stages`."""
-        from rllib_llm.recipes.staging import run_stages
+        """Run the stages; see :func:`rllib_llm.recipes.run_stages.run_stages`."""
+        from rllib_llm.recipes.run_stages import run_stages
 
         return run_stages(self, storage_path, **kwargs)
 

@@ -18,27 +18,22 @@ from ray.tune.tune_config import ResumeConfig
 from ray.tune.utils.serialization import TuneFunctionEncoder
 from ray.tune.utils.util import flatten_dict
 
-from rllib_llm import compat, plain_state
-from rllib_llm.algorithms.own_state import OWN_STATE, STATE_FILE
+from rllib_llm import compat, json_state
+from rllib_llm.algorithms.driver.checkpoint_state import OWN_STATE, STATE_FILE
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.errors import CheckpointError, ConfigError
-from rllib_llm.recipes.recipe import (
-    VERSIONS,
-    Recipe,
-    StagedRecipe,
-    recipe_from_dict,
-)
-from rllib_llm.recipes.runs import (
+from rllib_llm.recipes.recipe import VERSIONS, Recipe, StagedRecipe, recipe_from_dict
+from rllib_llm.recipes.stages import STAGES, stages_by_name
+from rllib_llm.recipes.stopping import RecipeStopper
+from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
+from rllib_llm.runs.folders import (
     differing_keys,
     is_complete,
     locate_checkpoint,
     newest_checkpoint,
     stored_recipe,
 )
-from rllib_llm.recipes.stages import STAGES, stages_by_name
-from rllib_llm.recipes.stopping import RecipeStopper
-from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
-from rllib_llm.results.reading import read_history
+from rllib_llm.runs.reading import read_history
 
 _OWN_STATE = f"{OWN_STATE}/{STATE_FILE}"
 _STATE_FILES = "experiment_state-*.json"
@@ -197,7 +192,7 @@ def _goes_on_from_another(known: Path, newest: Path, metrics: dict[str, Any]) ->
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:
     """Return the result that was reported when ``checkpoint`` was written."""
-    own = plain_state.loads((checkpoint / _OWN_STATE).read_text(encoding="ascii"))
+    own = json_state.loads((checkpoint / _OWN_STATE).read_text(encoding="ascii"))
     iteration = own[TRAINING_ITERATION]
     log = checkpoint.parent / "result.json"
     for line in reversed(log.read_text().splitlines() if log.is_file() else []):

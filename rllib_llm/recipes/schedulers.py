@@ -17,7 +17,7 @@ from ray.tune.schedulers import (
 
 from rllib_llm.recipes import spaces
 from rllib_llm.recipes.tune_settings import paths_searched
-from rllib_llm.results.reading import RESULT_FILE, read_history
+from rllib_llm.runs.reading import RESULT_FILE, read_history
 
 if TYPE_CHECKING:
     from rllib_llm.recipes.recipe import Recipe

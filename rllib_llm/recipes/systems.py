@@ -1,4 +1,4 @@
-"""Systems of the literature, and what each is made of here: docs/systems.md.
+"""Systems of the literature, and what each is made of here: docs/literature.md.
 
 ``systems.yaml`` says it, row by row; what a shipped recipe is made of is read from the
 recipe itself.
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.envs.text_env import TEXT_ENVS
+from rllib_llm import yaml_io
+from rllib_llm.components.registry import KINDS, PIECES
+from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.pieces.registry import KINDS, PIECES
-from rllib_llm.recipes import yaml_io
 from rllib_llm.recipes.names import recipes_folder, shipped_recipes
 from rllib_llm.recipes.overrides import apply_overrides
 from rllib_llm.recipes.stages import (
@@ -267,7 +267,7 @@ def _check_pieces_missing(
 
 
 def markdown() -> str:
-    """Return what docs/systems.md has below its ``<!-- systems -->``."""
+    """Return what docs/literature.md has below its ``<!-- systems -->``."""
     systems = load_systems()
     parts = [_counts(systems)]
     for letter, title in systems.groups.items():

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge, Gt, Interval
 
+from rllib_llm.algorithms.config.sections import suggestion
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces
-from rllib_llm.recipes.sections import suggestion
 from rllib_llm.schema import (
     Fraction,
     Hint,

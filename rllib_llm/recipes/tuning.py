@@ -14,16 +14,16 @@ import numpy as np
 from ray import tune
 from ray.tune.tune_config import ResumeConfig
 
-from rllib_llm import compat
+from rllib_llm import compat, yaml_io
 from rllib_llm.algorithms.registry import register_trainables
-from rllib_llm.recipes import spaces, yaml_io
+from rllib_llm.recipes import spaces
 from rllib_llm.recipes.interruption import SaveAndStop
 from rllib_llm.recipes.locking import HoldRunLock, run_lock
 from rllib_llm.recipes.loggers import TENSORBOARD, build_loggers, hyperparameters
 from rllib_llm.recipes.recipe import VERSIONS
-from rllib_llm.recipes.runs import RECIPE_FILE, default_storage
 from rllib_llm.recipes.schedulers import make_scheduler
 from rllib_llm.recipes.stopping import RecipeStopper
+from rllib_llm.runs.folders import RECIPE_FILE, default_storage
 from rllib_llm.version import __version__
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def probe() -> dict[str, Any]:
         "monty": importlib.util.find_spec("pydantic_monty") is not None,
     }
     if sys.platform == "linux":
-        from rllib_llm.sandbox import jail  # its imports exist on Unix only
+        from rllib_llm.sandbox import jail
 
         found |= {"landlock": jail.landlock_abi(), "seccomp": jail.has_seccomp()}
     found["missing"] = _missing(found)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from rllib_llm.data.types import Message
 from rllib_llm.errors import EnvContractError
-from rllib_llm.types import Message
 
 ActionProbs = Callable[
     [Sequence[list[Message]], Sequence[list[str]]], Sequence[Sequence[float]]

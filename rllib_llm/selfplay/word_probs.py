@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rllib_llm.data.types import Message
 from rllib_llm.selfplay.queries import ActionProbs
-from rllib_llm.types import Message
 
 WordLogProbs = Callable[
     [Sequence[list[Message]], Sequence[list[str]]], Sequence[Sequence[float]]

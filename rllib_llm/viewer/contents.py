@@ -10,9 +10,9 @@ from typing import Any
 
 from rllib_llm.callbacks import keys
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes.runs import RECIPE_FILE
-from rllib_llm.results.reading import RESULT_FILE, Row, read_history
-from rllib_llm.results.transcripts import TRANSCRIPTS_FILE, latest, read_transcripts
+from rllib_llm.runs.folders import RECIPE_FILE
+from rllib_llm.runs.reading import RESULT_FILE, Row, read_history
+from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE, latest, read_transcripts
 
 MOST_EPISODES = 5_000
 _MOST_POINTS = 1_000  # of a curve

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllib_llm import columns
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
 
 
 @dataclasses.dataclass

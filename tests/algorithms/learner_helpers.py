@@ -7,19 +7,20 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_llm import LLMPPOConfig, columns
-from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import Prompt
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import (
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import (
     DEFAULT_STOP_POLICIES,
     FinishReason,
     StopReason,
     Task,
     Turn,
 )
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
 

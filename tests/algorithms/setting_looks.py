@@ -19,13 +19,14 @@ from team_helpers import (
     wake_critic,
 )
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig, columns
-from rllib_llm.alarms.guard import Guard
-from rllib_llm.algorithms.driver_pieces import DriverPieces
-from rllib_llm.algorithms.sft.sft import SFTConfig
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.algorithms.sft.sft_config import SFTConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.monitoring.alarms.guard import Guard
 
 ALGOS = {
     "PPO": LLMPPOConfig,

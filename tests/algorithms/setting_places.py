@@ -22,14 +22,16 @@ from setting_looks import (
 )
 from team_helpers import Alone, PairTogether, make_team_learner
 
-from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig, columns
-from rllib_llm.algorithms.driver_pieces import DriverPieces
+from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.runner_calls import Sampled
 from rllib_llm.algorithms.grpo.grpo import credit_of_policies
-from rllib_llm.algorithms.learner import LLMLearnerMixin
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.runner_calls import Sampled
-from rllib_llm.algorithms.vllm_engines import with_engine_bundle
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import (
@@ -38,8 +40,7 @@ from rllib_llm.errors import (
     EnvRunnerError,
     RLlibLLMError,
 )
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import TurnResult
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 # Environments -------------------------------------------------------------------------
 
@@ -318,11 +319,12 @@ def engine_built(algo, env=None, **sections):
         getattr(config, name)(**values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rllib_llm.algorithms.vllm_engines.build_engine",
+            "rllib_llm.algorithms.driver.build_vllm_engines.build_engine",
             lambda config: (config.generation_engine, config.engine_kwargs),
         )
         patch.setattr(
-            "rllib_llm.algorithms.engines.torch_engine", lambda *a, **k: "torch"
+            "rllib_llm.algorithms.driver.build_engines.torch_engine",
+            lambda *a, **k: "torch",
         )
         return config.build_generation_engine(None)
 
@@ -367,7 +369,7 @@ def sync_dtype(algo, env=None, **sections):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rllib_llm.algorithms.llm_algorithm.send_weights",
+            "rllib_llm.algorithms.algorithm.send_weights",
             lambda *args, **kwargs: sent.append(kwargs["dtype"]) or 0.0,
         )
         LLMAlgorithm._sync_weights(fake)

@@ -59,7 +59,7 @@ from setting_places import (
 from team_helpers import Pair, PairTogether, tiny_model
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.learner import LLMLearnerMixin
+from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 

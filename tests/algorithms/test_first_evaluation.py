@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.first_evaluation import imitation_advice
+from rllib_llm.algorithms.driver.first_evaluation import imitation_advice
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.summary import evaluate_algorithm
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.offline.random_play import RandomPlay, is_below
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.offline.random_policy import RandomPlay, is_below
 
 
 def game(**warm_start):

@@ -20,10 +20,11 @@ from gradient_reference import (
 from learner_helpers import TINY, fake_episode, make_learner, policy
 from team_helpers import PairTogether, Run, give_group_credit, team_config
 
-from rllib_llm import GRPOConfig, SelfPlayConfig, columns
-from rllib_llm.algorithms.selfplay.seating import TakeTurns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm import GRPOConfig, SelfPlayConfig
+from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 TEMPERATURE = 0.8
 TRAINING = {

@@ -19,7 +19,7 @@ from gradient_reference import (
 )
 from team_helpers import Pair, Run, team_config, update, worth
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 from rllib_llm.envs import Outcome
 
 AGENTS = {"ann": "a", "ben": "b", "cat": "c"}

@@ -20,8 +20,8 @@ from gradient_reference import (
 from learner_helpers import TINY, fake_episode, make_learner, policy
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import StopReason
+from rllib_llm.data.types import StopReason
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 TEMPERATURE = 0.8
 DISCOUNTS = {"gamma": 0.9, "lam": 0.8, "gamma_token": 0.97, "lam_token": 0.85}

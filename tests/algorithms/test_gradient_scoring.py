@@ -15,8 +15,9 @@ from gradient_reference import (
 )
 from test_scoring_runs import Run, config_of
 
-from rllib_llm import GRPOConfig, columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import GRPOConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
 
 TEMPERATURE = 5.0
 TRAINING = {

@@ -7,7 +7,7 @@ from learner_helpers import make_learner
 from test_gradient_grpo import credited
 from test_sft import sft
 
-from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 OBSERVED = 0.3
 

@@ -7,7 +7,7 @@ import pytest
 from learner_helpers import TINY
 
 from rllib_llm import GRPOConfig
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

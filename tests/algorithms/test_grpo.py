@@ -6,7 +6,7 @@ from learner_helpers import TINY, fake_episode
 
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.grpo.grpo import credit_of_policies
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
 
 

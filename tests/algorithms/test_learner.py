@@ -17,11 +17,12 @@ from learner_helpers import (
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.errors import ConfigError, RLlibLLMError
-from rllib_llm.types import StopPolicy, StopReason
 
 
 def episodes(count=6, **kwargs):
@@ -262,7 +263,7 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 @pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
 def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor):
     """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
-    from rllib_llm.algorithms import reference_kl as module
+    from rllib_llm.algorithms.learner.llm_learner import reference_kl as module
 
     def two_learners(values, device):
         if len(values) < 2:

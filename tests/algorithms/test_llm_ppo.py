@@ -6,8 +6,8 @@ from learner_helpers import TINY
 from ray import tune
 
 from rllib_llm import LLMPPOConfig, register_trainables
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.ray

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rllib_llm import GRPOConfig, SelfPlayConfig
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.errors import ConfigError
-from rllib_llm.pieces import TurnTable
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 ONE_ROUND = {"min_rounds": 1, "max_rounds": 1}

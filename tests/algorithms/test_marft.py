@@ -22,8 +22,9 @@ from team_helpers import (
     wake_critic,
 )
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
+from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.algorithms.marft.marft import MARFTConfig
+from rllib_llm.data import columns
 
 AGENTS = {"a": "ann_0", "b": "ben_0"}
 

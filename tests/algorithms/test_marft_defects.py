@@ -22,12 +22,12 @@ from team_helpers import (
     worth,
 )
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import StopReason
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs import Outcome
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import StopReason
 
 
 class AtTheEnd(Pair):

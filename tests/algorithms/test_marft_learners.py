@@ -23,7 +23,7 @@ from team_helpers import (
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.algorithms.marft.marft import MARFTConfig
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.tasks import TaskSource
 
 
@@ -164,6 +164,6 @@ def test_two_learners_take_the_steps_of_one(config_class, training, monkeypatch)
 
 
 def training_data(episodes):
-    from rllib_llm.algorithms.training_data import LLMTrainingData
+    from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 
     return LLMTrainingData(episodes=episodes)

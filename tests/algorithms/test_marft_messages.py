@@ -5,7 +5,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from team_helpers import Pair, Run, batches, team_config
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 
 
 @pytest.mark.parametrize("message_logp", ["mean", "sum"])

@@ -18,9 +18,9 @@ from team_helpers import (
 )
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.marft.marft import MARFTConfig
-from rllib_llm.callbacks.transcripts import read_result
+from rllib_llm.transcripts.collector import read_result
 
 pytestmark = pytest.mark.ray
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms import optimizers
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.algorithms.learner import adamw
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes.memory import count_weights
 
 WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
@@ -67,7 +67,7 @@ HELD = {"float32": (4 + 4 + 8, 4 + 8), "bfloat16": (2 + 2 + 12, 2 + 12)}
 
 @pytest.mark.parametrize("dtype", HELD)
 def test_an_update_needs_little_more_than_what_it_keeps(dtype, monkeypatch):
-    monkeypatch.setattr(optimizers, "BLOCK", 2**14)  # as small beside this model
+    monkeypatch.setattr(adamw, "BLOCK", 2**14)  # as small beside this model
     config = config_of(dtype)
     learner = make_learner(config)
     parameters = list(policy(learner).parameters())
@@ -86,10 +86,10 @@ def test_an_update_needs_little_more_than_what_it_keeps(dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_temporaries_of_a_step_are_those_of_one_block(dtype, monkeypatch):
-    monkeypatch.setattr(optimizers, "BLOCK", 1000)
+    monkeypatch.setattr(adamw, "BLOCK", 1000)
     shapes = [(50, 70), (3,), (999,), (1000,), (2500, 1)]
     parameters = [torch.nn.Parameter(torch.ones(s, dtype=dtype)) for s in shapes]
-    optimizer = optimizers.MixedPrecisionAdamW(parameters, lr=1e-2)
+    optimizer = adamw.MixedPrecisionAdamW(parameters, lr=1e-2)
 
     def step():
         for parameter in parameters:
@@ -103,14 +103,14 @@ def test_temporaries_of_a_step_are_those_of_one_block(dtype, monkeypatch):
         return memory.peak - before
 
     step()
-    expected = optimizers.step_bytes(parameters)
+    expected = adamw.step_bytes(parameters)
     assert expected == 1000 * (8 if dtype is torch.float32 else 12)
     assert step() == pytest.approx(expected, rel=0.02)
 
 
 def test_a_loaded_state_is_converted_without_a_copy_of_the_model():
     parameters = [torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))]
-    optimizer = optimizers.MixedPrecisionAdamW(parameters, lr=1e-2)
+    optimizer = adamw.MixedPrecisionAdamW(parameters, lr=1e-2)
     parameters[0].grad = torch.ones_like(parameters[0])
     optimizer.step()
     state = optimizer.state_dict()

@@ -5,11 +5,11 @@ from multi_toys import Scripted, made
 from team_helpers import Alone, Pair, random_script, team_config, tiny_model
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.algorithms.config.sections import apply_section
 from rllib_llm.algorithms.marft.marft import MARFTConfig
-from rllib_llm.algorithms.settings.multi_agent import MappedPolicies
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.recipes.sections import apply_section
+from rllib_llm.policy_mapping import MappedPolicies
 
 
 def ppo(**sections):
@@ -238,7 +238,7 @@ def test_a_game_that_rewards_a_stranger_is_refused_when_it_does():
 
 def test_an_engine_of_one_policy_is_refused_for_several(monkeypatch):
     monkeypatch.setattr(
-        "rllib_llm.algorithms.validation.validate_engine", lambda _: None
+        "rllib_llm.algorithms.config.validation.validate_engine", lambda _: None
     )
     with pytest.raises(ConfigError, match="weights of one policy.*engine='torch'"):
         marft(generation={"engine": "vllm"}).validate()

@@ -17,8 +17,9 @@ from learner_helpers import (
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
 
 ALGORITHMS = [LLMPPOConfig, GRPOConfig]

@@ -7,9 +7,9 @@ import types
 import pytest
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms import sampling
-from rllib_llm.algorithms.runner_calls import Sampled
-from rllib_llm.algorithms.sampling import SamplingAlgorithm
+from rllib_llm.algorithms.driver import sampling
+from rllib_llm.algorithms.driver.runner_calls import Sampled
+from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, EnvRunnerError

@@ -10,13 +10,14 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-from rllib_llm import GRPO, LLMPPO, GRPOConfig, LLMPPOConfig, MARFTConfig, columns
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import GRPO, LLMPPO, GRPOConfig, LLMPPOConfig, MARFTConfig
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import ConfigError
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import Task
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 
 def config_of(kind=LLMPPOConfig, env="guess_number-v0", env_config=None, **generation):

@@ -12,9 +12,9 @@ import ray.rllib
 from setting_table import PROBES
 
 from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.config import calls
+from rllib_llm.algorithms.config.schema import settings_of
 from rllib_llm.algorithms.registry import ALGORITHMS
-from rllib_llm.algorithms.settings import calls
-from rllib_llm.algorithms.settings.schema import settings_of
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -5,11 +5,11 @@ import math
 import pytest
 from ray import tune
 
+from rllib_llm.algorithms.config.calls import check_attributes
+from rllib_llm.algorithms.config.schema import SECTIONS, settings_of
 from rllib_llm.algorithms.grpo.grpo import GRPOConfig
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 from rllib_llm.algorithms.registry import ALGORITHMS
-from rllib_llm.algorithms.settings.calls import check_attributes
-from rllib_llm.algorithms.settings.schema import SECTIONS, settings_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import find_problem
 

@@ -30,11 +30,12 @@ from team_helpers import (
     weights_of,
 )
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopPolicy
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import StopPolicy
 
 
 def episodes(count=7, noise=0.4):

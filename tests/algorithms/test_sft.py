@@ -9,8 +9,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from team_helpers import batches
 
-from rllib_llm import SFTConfig, columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm import SFTConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.demonstrations import demonstrate

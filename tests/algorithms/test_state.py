@@ -15,25 +15,26 @@ import pytest
 import torch
 from learner_helpers import fake_episode, make_config, make_learner, weights
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
-from rllib_llm.alarms.guard import Guard
-from rllib_llm.alarms.history import History
-from rllib_llm.algorithms.driver_pieces import DriverPieces
-from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
-from rllib_llm.algorithms.training_data import LLMTrainingData
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.role_baselines import RoleBaselines
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.components.registry import choose
+from rllib_llm.data import columns
+from rllib_llm.data.turn_table import TurnTable, example_table
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
-from rllib_llm.objectives.role_baselines import RoleBaselines
-from rllib_llm.pieces.credit.combine import Credit
-from rllib_llm.pieces.registry import choose
-from rllib_llm.pieces.token_batch import example_batch
-from rllib_llm.pieces.token_pieces import TokenPieces
-from rllib_llm.pieces.trajectories import TurnTable, example_table
+from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.token_batch import example_batch
+from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.monitoring.alarms.history import History
 from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.matchmaker import Matchmaker
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 from rllib_llm.selfplay.ratings import Ratings
-from rllib_llm.types import Task
 
 PACKAGE = Path(__file__).parents[2] / "rllib_llm"
 GIVES_STATE = {"get_state", "state_dict", "memories", "own_state"}

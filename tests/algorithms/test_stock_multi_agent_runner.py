@@ -3,8 +3,9 @@
 import pytest
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 
-from rllib_llm import LLMPPOConfig, MARFTConfig, columns
-from rllib_llm.connectors.episode_data import agent_episodes
+from rllib_llm import LLMPPOConfig, MARFTConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes
 from rllib_llm.errors import ConfigError
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}

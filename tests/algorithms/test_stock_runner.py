@@ -3,7 +3,8 @@
 import pytest
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, columns
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.data import columns
 from rllib_llm.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ import json
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.types import FinishReason, StopReason, Task, Turn
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import FinishReason, StopReason, Task, Turn
 
 
 def make_episode(rewards, *, seed=0, tokens=3, success=None, invalid=0, text="hello"):

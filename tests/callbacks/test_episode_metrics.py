@@ -11,8 +11,8 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.callbacks.episode_metrics import log_episodes
 from rllib_llm.callbacks.exact_results import ExactResults
-from rllib_llm.callbacks.transcripts import TranscriptCollector
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.transcripts.collector import TranscriptCollector
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_llm.callbacks.transcripts import read_result
+from rllib_llm.transcripts.collector import read_result
 
 
 @pytest.mark.ray

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from callback_helpers import make_result
 
-from rllib_llm.callbacks.health import GAUGES, readings, state_of
+from rllib_llm.monitoring.health import GAUGES, readings, state_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "live.md"
 

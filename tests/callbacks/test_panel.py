@@ -10,10 +10,10 @@ from callback_helpers import make_result
 from rich.console import Console
 from test_progress import make_trial, play
 
-from rllib_llm.callbacks import panel as module
-from rllib_llm.callbacks.panel import LivePanel, health_line
-from rllib_llm.callbacks.progress import ProgressLine
-from rllib_llm.live import board
+from rllib_llm.monitoring import panel as module
+from rllib_llm.monitoring.live import board
+from rllib_llm.monitoring.panel import LivePanel, health_line
+from rllib_llm.monitoring.progress import ProgressLine
 
 
 class Notes:

@@ -7,7 +7,7 @@ import pytest
 
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.repetition import repetition
-from rllib_llm.types import FinishReason, Turn
+from rllib_llm.data.types import FinishReason, Turn
 
 
 def turn(action, prompt=()):

@@ -9,19 +9,19 @@ import jsonschema
 from callback_helpers import make_episode, make_result
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_llm.callbacks.transcript_notes import write_notes
-from rllib_llm.callbacks.transcript_picks import groups_of, pick_episodes, pick_groups
-from rllib_llm.callbacks.transcripts import (
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import Task
+from rllib_llm.transcripts.annotations import write_notes
+from rllib_llm.transcripts.collector import (
     TranscriptCollector,
     pop_transcripts,
     read_result,
     transcript_record,
     without_transcripts,
 )
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.connectors.token_texts import token_texts
-from rllib_llm.results.transcripts import schema
-from rllib_llm.types import Task
+from rllib_llm.transcripts.reader import schema
+from rllib_llm.transcripts.selection import groups_of, pick_episodes, pick_groups
+from rllib_llm.transcripts.token_texts import token_texts
 
 
 def record_of(episode, **settings):

@@ -15,14 +15,14 @@ from ray.tune.logger import TBXLoggerCallback
 from rllib_llm import LLMPPO
 from rllib_llm.callbacks import run_callbacks
 from rllib_llm.callbacks.histograms import log_histograms
-from rllib_llm.callbacks.transcripts import read_result, transcript_record
 from rllib_llm.callbacks.tune_logging import (
     TranscriptLogger,
     TranscriptTensorBoard,
     live_folder,
     to_markdown,
 )
-from rllib_llm.results import read_transcripts
+from rllib_llm.runs import read_transcripts
+from rllib_llm.transcripts.collector import read_result, transcript_record
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_llm.modules import state
-from rllib_llm.recipes import runs, yaml_io
+from rllib_llm import weights, yaml_io
+from rllib_llm.runs import folders as runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 
@@ -254,7 +254,7 @@ def test_a_distributed_run_loads_in_one_process(call, storage):
     assert algo.learner_group.is_local and algo.training_iteration == 2
     got = local_runner(algo).module.get_state()
     module = checkpoint / runs.MODULES / DEFAULT_MODULE_ID
-    saved = state.load(module / state.FILE)
+    saved = weights.load(module / weights.FILE)
     for name, value in got.items():
         assert np.array_equal(value, saved[name]), name
     algo.stop()

@@ -66,7 +66,7 @@ def test_a_run_on_a_full_disk_ends_with_a_sentence_and_goes_on(
 ):
     from test_cli_runs import write
 
-    from rllib_llm.recipes import runs
+    from rllib_llm.runs import folders
 
     folder, mount = small_disk
     path = write(tmp_path / "full.yaml", evaluation=None, expect=None)
@@ -75,9 +75,9 @@ def test_a_run_on_a_full_disk_ends_with_a_sentence_and_goes_on(
     assert status == 1, out
     assert "StorageError: The disk is full" in err and "Aborted" not in err
     (run,) = folder.glob("full_*")
-    at = runs.newest_checkpoint(next(run.glob("trial_*")))
+    at = folders.newest_checkpoint(next(run.glob("trial_*")))
     assert at is not None
     assert mount("remount,size=50m") == 0
-    end = f"stop.training_iteration={runs.number_of(at) + 3}"
+    end = f"stop.training_iteration={folders.number_of(at) + 3}"
     status, _, err = call("train", "--resume", run, end)
     assert status == 0, err

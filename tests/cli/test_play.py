@@ -4,11 +4,11 @@ import io
 
 import pytest
 
-from rllib_llm.acting.match import choose_seats
 from rllib_llm.cli.env_options import parse_env
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
+from rllib_llm.inference.match import choose_seats
 
 
 class Painter(TextEnv):

@@ -11,7 +11,9 @@ import time
 
 import pytest
 
-from rllib_llm.recipes import load_recipe, runs, yaml_io
+from rllib_llm import yaml_io
+from rllib_llm.recipes import load_recipe
+from rllib_llm.runs import folders as runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 

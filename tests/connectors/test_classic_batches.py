@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from classic_toys import Beside, ClassicRun, Errand, classic_config
+from non_llm_toys import Beside, ClassicRun, Errand, classic_config
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.learner import (
     AddOneTsToEpisodesAndTruncate,
@@ -11,10 +11,10 @@ from ray.rllib.connectors.learner import (
 )
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import columns
-from rllib_llm.algorithms.training_data import LLMTrainingData
-from rllib_llm.connectors.episode_data import episode_data, policy_episodes
-from rllib_llm.connectors.learner.classic_batches import stock_episode
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.connectors.learner.non_llm_batches import stock_episode
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data, policy_episodes
 
 GAMMA, LAMBDA = 0.9, 0.8
 OWN = {"training": {"gamma": GAMMA, "lambda_": LAMBDA}}

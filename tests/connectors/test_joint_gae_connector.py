@@ -23,9 +23,9 @@ from team_helpers import (
     wake_critic,
 )
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.types import StopReason
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopReason
 
 PLAIN = {"gamma": 0.9, "lambda_": 0.8, "whiten_advantages": False}
 VIEWS = {"shared": shared_values, "central": central_values}

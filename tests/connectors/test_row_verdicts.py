@@ -11,23 +11,20 @@ import torch
 from multi_toys import Scripted, made, over
 from team_helpers import Run, team_config
 
-from rllib_llm import LLMPPOConfig, columns
+from rllib_llm import LLMPPOConfig
 from rllib_llm.connectors.chat import Prompt
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.connectors.learner.token_gae import (
-    GAESettings,
-    TokenGAE,
-    episode_gae,
-)
+from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE, episode_gae
 from rllib_llm.connectors.learner.token_rows import (
     RowSettings,
     TokenRows,
     central_columns,
 )
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import FinishReason, StopPolicy, TurnResult
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.env_runner.turns import sampled_turn
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.types import FinishReason, StopPolicy, TurnResult
 
 
 class Rewarded(TextEnv):

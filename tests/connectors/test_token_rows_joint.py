@@ -14,9 +14,10 @@ from team_helpers import (
     turns_of,
 )
 
-from rllib_llm import LLMPPOConfig, columns
-from rllib_llm.connectors.episode_data import episode_data
-from rllib_llm.types import StopPolicy
+from rllib_llm import LLMPPOConfig
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopPolicy
 
 
 def ids_of(data, row):

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rllib_llm.algorithms import ALGORITHMS
+from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 from rllib_llm.recipes.recipe import FIELDS
-from rllib_llm.recipes.sections import SECTIONS, section_keys
 from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"

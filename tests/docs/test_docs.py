@@ -25,9 +25,9 @@ import pytest
 import yaml
 
 from rllib_llm.algorithms import ALGORITHMS
+from rllib_llm.data.types import DEFAULT_STOP_POLICIES
 from rllib_llm.envs import TEXT_ENVS
 from rllib_llm.errors import MissingExtraError
-from rllib_llm.types import DEFAULT_STOP_POLICIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -88,7 +88,7 @@ def test_python_compiles_and_names_what_exists(page):
 
 def fluent_keywords(method: str) -> set[str] | None:
     """Return the keywords of a section's fluent method; None for other methods."""
-    from rllib_llm.recipes.sections import SECTIONS, section_keys
+    from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 
     if method not in SECTIONS:
         return None
@@ -125,7 +125,8 @@ def test_marked_blocks_run_and_print_what_the_page_says(
 
 @pages_with("yaml")
 def test_yaml_loads_as_a_recipe(page):
-    from rllib_llm.recipes import recipe_from_dict, yaml_io
+    from rllib_llm import yaml_io
+    from rllib_llm.recipes import recipe_from_dict
 
     for block in blocks(page, "yaml"):
         where = f"{page}:{block.line}"
@@ -242,7 +243,7 @@ def test_every_field_of_a_recipe_is_explained():
     "section", ["language_model", "generation", "rollouts", "warm_start"]
 )
 def test_every_setting_of_our_sections_is_explained(section):
-    from rllib_llm.recipes.sections import section_keys
+    from rllib_llm.algorithms.config.sections import section_keys
 
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     table = page.split(f"\n| `{section}` | default |", 1)[1].split("\n\n", 1)[0]
@@ -334,7 +335,7 @@ def test_defaults_of_settings_are_those_of_the_code(page, section, algo):
 def test_concepts_name_all_methods_that_rllib_does_not_have():
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-    from rllib_llm.recipes.sections import SECTIONS
+    from rllib_llm.algorithms.config.sections import SECTIONS
 
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| `AlgorithmConfig` \|.*$", page, re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_llm.pieces.registry import PIECES
+from rllib_llm.components.registry import PIECES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 KINDS = {

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from rllib_llm.algorithms import ALGORITHMS
+from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.cli.main import app
-from rllib_llm.recipes.sections import SECTIONS, section_keys
 from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rllib_llm.pieces import PIECES
-from rllib_llm.recipes import load_recipe, shipped_recipes, spaces, yaml_io
-from rllib_llm.recipes.sections import SECTIONS, section_keys
+from rllib_llm import yaml_io
+from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
+from rllib_llm.components.registry import PIECES
+from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
 from rllib_llm.recipes.systems import load_systems
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_every_preset_has_a_page(name):
     systems = load_systems()
     pages = PAGES
     if name in systems.examples:
-        generated = ROOT / "docs" / "systems.md"
+        generated = ROOT / "docs" / "literature.md"
         pages = [p for p in (ROOT / "docs").rglob("*.md") if p != generated]
     link = f"tuned_examples/{shipped_recipes()[name].parent.name}/{name}.yaml)"
     assert any(link in p.read_text("utf-8") for p in pages), f"no page links {link}"

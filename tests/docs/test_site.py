@@ -84,7 +84,7 @@ def test_a_new_page_needs_no_entry(hooks):
             "../repository/tuned_examples/grpo/dapo.yaml.md",
         ),
         ("index.md", "notebooks/first_run.ipynb", "notebooks/first_run.md"),
-        ("repository/CHANGELOG.md", "docs/pieces.md", "../pieces.md"),
+        ("repository/CHANGELOG.md", "docs/components.md", "../components.md"),
         ("index.md", "https://ray.io", "https://ray.io"),
     ],
 )

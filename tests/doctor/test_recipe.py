@@ -3,10 +3,10 @@
 import pytest
 from team_helpers import PairTogether, team_config
 
+from rllib_llm import yaml_io
 from rllib_llm.doctor import recipe as doctor
 from rllib_llm.doctor.findings import FAIL, OK, WARN
-from rllib_llm.doctor.gap import largest_gap
-from rllib_llm.recipes import yaml_io
+from rllib_llm.doctor.mismatch import largest_gap
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

@@ -15,12 +15,9 @@ from engine_reference import (
     turn_params,
 )
 
-from rllib_llm.engines import (
-    ContextOverflowError,
-    generate,
-)
+from rllib_llm.data.types import FinishReason
+from rllib_llm.engines import ContextOverflowError, generate
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.types import FinishReason
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -20,11 +20,11 @@ from engine_reference import (
     turn_params,
 )
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines import ActorEngine, SessionError, TorchEngine, generate
 from rllib_llm.engines.base import ContextOverflowError
 from rllib_llm.engines.vllm_actor import EngineDiedError
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.types import FinishReason
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

@@ -18,6 +18,7 @@ from engine_reference import (
     turn_params,
 )
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines import (
     ActorEngine,
     ContextOverflowError,
@@ -27,7 +28,6 @@ from rllib_llm.engines import (
 )
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules import loading
-from rllib_llm.types import FinishReason
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow

@@ -8,10 +8,13 @@ import os
 import pytest
 
 from rllib_llm import GRPO, GRPOConfig
-from rllib_llm.algorithms.vllm_engines import build_engine, with_engine_bundle
+from rllib_llm.algorithms.driver.build_vllm_engines import (
+    build_engine,
+    with_engine_bundle,
+)
 from rllib_llm.engines import vllm_setup
 from rllib_llm.errors import ConfigError, MissingExtraError, ModelError
-from rllib_llm.modules.preparation import prepare_language_model
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 
 def config(**generation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.recipes import load_recipe
 
 pytest.importorskip("vllm")

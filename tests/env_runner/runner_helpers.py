@@ -6,10 +6,10 @@ import threading
 import time
 
 from rllib_llm import LLMPPOConfig
+from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import TurnResult
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
 

@@ -10,8 +10,8 @@ import time
 import numpy as np
 from multi_toys import Together, over
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs import OwnRandomState, TextEnv
-from rllib_llm.types import TurnResult
 
 
 class Library:

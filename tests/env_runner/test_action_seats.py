@@ -7,12 +7,12 @@ import pytest
 from runner_helpers import TINY, make_runner
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.llm_algorithm import with_models
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.algorithms.algorithm import with_models
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import StopReason, Task, TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import StopReason, Task, TurnResult
 
 # Random weights are sure of themselves; the temperature makes them doubt.
 SCORE = {"head": "score", "temperature": 20.0}

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from classic_toys import MLP, Beside, ClassicRun, Discretely, Steering
-from classic_toys import classic_config as config_of
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from non_llm_toys import MLP, Beside, ClassicRun, Discretely, Steering
+from non_llm_toys import classic_config as config_of
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.callbacks.transcripts import transcript_record
-from rllib_llm.connectors.episode_data import agent_episodes, policy_episodes
-from rllib_llm.env_runner.classic_seats import ClassicActor, Encoder, encoded_space
+from rllib_llm.data.episode_data import agent_episodes, policy_episodes
+from rllib_llm.data.types import Task
+from rllib_llm.env_runner.non_llm_policies import ClassicActor, Encoder, encoded_space
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import Task
+from rllib_llm.transcripts.collector import transcript_record
 
 
 def runners_of(episodes):
@@ -132,7 +132,7 @@ def test_a_recurrent_module_is_refused():
 
 def by_seed(agent_id, episode, **kwargs):
     """The runner is played by the MLP in the first game only."""
-    from rllib_llm.connectors.episode_data import episode_data
+    from rllib_llm.data.episode_data import episode_data
 
     is_first = episode_data(episode).task.seed == FIRST_SEED
     return "run" if agent_id == "runner_0" and is_first else "talk"

@@ -13,8 +13,8 @@ from seeding_toys import Restless, SeedsGlobally, Tamed, TeamThatSeeds
 from team_helpers import Run, team_config
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.groups import check_first_texts
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs import OwnRandomState

@@ -21,11 +21,11 @@ from runner_helpers import (
     make_runner,
 )
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopPolicy, StopReason, Task
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import EnvContractError
-from rllib_llm.types import StopPolicy, StopReason, Task
 
 
 def tasks(count, group_size=1):

@@ -16,11 +16,11 @@ from team_helpers import (
 )
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.callbacks.transcripts import transcript_record
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import Task
+from rllib_llm.transcripts.collector import transcript_record
 
 # Who speaks, and how ------------------------------------------------------------------
 

@@ -11,16 +11,17 @@ from multi_toys import Together, made, over
 from runner_helpers import Countdown, Endless, make_runner
 from team_helpers import Run, team_config
 
-from rllib_llm import LLMPPOConfig, columns
+from rllib_llm import LLMPPOConfig
 from rllib_llm.connectors.chat import Prompt
-from rllib_llm.connectors.episode_data import EpisodeData, agent_episodes, episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_data
+from rllib_llm.data.types import FinishReason, StopReason, Task, Turn
 from rllib_llm.env_runner.limits import stop_reason
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.plays import Seat
+from rllib_llm.env_runner.recorder import Seat
 from rllib_llm.env_runner.slots import Voice
 from rllib_llm.env_runner.turns import request_turn, turn_seed
-from rllib_llm.modules.preparation import prepare_language_model
-from rllib_llm.types import FinishReason, StopReason, Task, Turn
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 
 class Noting(Countdown):

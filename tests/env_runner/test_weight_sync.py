@@ -14,9 +14,9 @@ from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from runner_helpers import TINY, Countdown, make_runner
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.weight_sync import send_weights
+from rllib_llm.algorithms.driver.weight_sync import send_weights
 from rllib_llm.errors import CheckpointError, ConfigError
-from rllib_llm.modules.state import pack
+from rllib_llm.weights import pack
 
 pytestmark = pytest.mark.ray
 EMBEDDING = "lm.model.embed_tokens.weight"

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hf_folders import write_folder
 
-from rllib_llm import GRPOConfig, columns
+from rllib_llm import GRPOConfig
+from rllib_llm.data import columns
 from rllib_llm.engines import TorchEngine
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.weights_check import TOLERANCE, tolerance_of

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from pettingzoo import AECEnv, ParallelEnv
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs import OwnRandomState, TextEnv
-from rllib_llm.types import TurnResult
 
 
 class Agree(ParallelEnv):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from check_toys import MainThreadOnly
 
-from rllib_llm.envs import TextEnv, TurnResult, check_env, check_sharing, checks
+from rllib_llm.envs import TextEnv, TurnResult, check_common, check_env, check_sharing
 from rllib_llm.errors import ConfigError
 
 
@@ -258,8 +258,10 @@ def test_every_check_fires_on_some_broken_environment(monkeypatch):
 
         return run
 
-    names = {check.__name__ for check in checks._CHECKS}
-    monkeypatch.setattr(checks, "_CHECKS", [recorded(c) for c in checks._CHECKS])
+    names = {check.__name__ for check in check_common._CHECKS}
+    monkeypatch.setattr(
+        check_common, "_CHECKS", [recorded(c) for c in check_common._CHECKS]
+    )
     for env, _ in BROKEN:
         check_env(env)
     check_env(Trailing, tokenizer=Stripping(), max_context_tokens=1)

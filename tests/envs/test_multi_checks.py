@@ -12,9 +12,9 @@ from multi_toys import RawAEC, RawParallel
 from rllib_llm.envs import (
     MultiAgentTextEnv,
     Outcome,
+    check_common,
     check_env,
     check_multi_env,
-    checks,
     multi_checks,
 )
 from rllib_llm.errors import ConfigError
@@ -220,7 +220,7 @@ def test_every_check_for_several_agents_fires(monkeypatch):
     own = {check.__name__ for check in multi_checks._MORE_CHECKS}
     wrapped = [recorded(c) for c in multi_checks._MORE_CHECKS]
     monkeypatch.setattr(multi_checks, "_MORE_CHECKS", wrapped)
-    monkeypatch.setattr(checks, "_CHECKS", ())
+    monkeypatch.setattr(check_common, "_CHECKS", ())
     for env, _ in BROKEN:
         check_multi_env(env)
     assert fired == own

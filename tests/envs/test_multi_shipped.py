@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
-from rllib_llm.envs import (
-    TEXT_ENVS,
-    JointEnv,
-    MultiAgentTextEnv,
-    check_env,
-    make_env,
-)
+from rllib_llm.envs import TEXT_ENVS, JointEnv, MultiAgentTextEnv, check_env, make_env
 from rllib_llm.envs.one_player import OnePlayer, dialogue
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError

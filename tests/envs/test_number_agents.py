@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from classic_toys import Beside, Discretely, Errand
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from non_llm_toys import Beside, Discretely, Errand
 from pettingzoo import ParallelEnv
 
-from rllib_llm.algorithms.preflight import texts_of
+from rllib_llm.algorithms.config.preflight import texts_of
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
-from rllib_llm.envs.joint_env import JointEnv
+from rllib_llm.envs.multi_agent_adapter import JointEnv
 from rllib_llm.envs.multi_checks import check_multi_env
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.spaces import UnicodeText, is_of_numbers

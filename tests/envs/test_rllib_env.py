@@ -9,11 +9,11 @@ from rllib_toys import AGENTS, RelayRLlib, RelayTogether, TextToNumbers
 from team_helpers import Run, team_config
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import StopReason
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
 from rllib_llm.envs import JointEnv, check_env, make_env
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import StopReason
 
 POLICIES = {"policies": ("a", "b", "c")}
 MAPPING = dict(zip(AGENTS, "abc", strict=True))

@@ -6,13 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rllib_llm.envs import (
-    TEXT_ENVS,
-    GymTextEnv,
-    MultiAgentTextEnv,
-    TextEnv,
-    make_env,
-)
+from rllib_llm.envs import TEXT_ENVS, GymTextEnv, MultiAgentTextEnv, TextEnv, make_env
 from rllib_llm.errors import EnvContractError, MissingExtraError
 
 SINGLE = [n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), TextEnv)]

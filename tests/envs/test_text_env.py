@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rllib_llm.envs import TextEnv, TurnResult, in_split, register_text_env
-from rllib_llm.envs.text_env import TEXT_ENVS
+from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, EnvContractError
 
 

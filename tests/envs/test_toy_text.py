@@ -11,12 +11,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 from rllib_llm.envs import check_env, make_env
-from rllib_llm.envs.blackjack import (
-    Blackjack,
-    dealer_ends,
-    hand_values,
-    optimal_return,
-)
+from rllib_llm.envs.blackjack import Blackjack, dealer_ends, hand_values, optimal_return
 from rllib_llm.envs.cliff_walking import ORDER, CliffWalking
 from rllib_llm.envs.taxi import ACTIONS, Taxi
 from rllib_llm.envs.toy_text import action_values

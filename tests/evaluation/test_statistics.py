@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from rllib_llm.errors import ConfigError
-from rllib_llm.evaluation.statistics import (
+from rllib_llm.evaluation.success_statistics import (
     mean_of_tasks,
     pass_at_k,
     share_of_tasks,

@@ -3,14 +3,9 @@
 import pytest
 
 from rllib_llm import MARFTConfig
-from rllib_llm.connectors.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
-from rllib_llm.evaluation.teams import (
-    NO_ONE,
-    ablations,
-    play_line_up,
-    swap_matrix,
-)
+from rllib_llm.evaluation.teams import NO_ONE, ablations, play_line_up, swap_matrix
 
 pytestmark = pytest.mark.ray
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}

@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hostile_texts import FIXED, hostile_texts, random_texts
 
+from rllib_llm.components.registry import PIECES
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Task
 from rllib_llm.graders import (
     MathGrader,
     best_f1,
@@ -28,9 +31,7 @@ from rllib_llm.graders import (
 )
 from rllib_llm.graders.json_text import JsonGraderError, read_json
 from rllib_llm.graders.line_worker import LineWorker
-from rllib_llm.pieces import PIECES, Trajectory
-from rllib_llm.pieces.rewards.combine import Rewards
-from rllib_llm.types import Task
+from rllib_llm.rewards.combine import Rewards
 
 TEXTS = hostile_texts(100)
 SLACK_S = 3.0  # of a busy machine, and of starting a worker again

@@ -6,8 +6,8 @@ import torch
 from hf_folders import write_folder
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import columns
-from rllib_llm.algorithms.optimizers import MixedPrecisionAdamW
+from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
+from rllib_llm.data import columns
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 

@@ -18,7 +18,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from transformers import AutoModelForCausalLM
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ModelError
 from rllib_llm.modules import loading

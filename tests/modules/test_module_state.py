@@ -24,8 +24,9 @@ from module_helpers import (
 from ray.rllib.core.rl_module.rl_module import RLModule
 from safetensors.torch import load_file, save_file
 
+from rllib_llm import weights
 from rllib_llm.errors import CheckpointError, ModelError
-from rllib_llm.modules import loading, state
+from rllib_llm.modules import loading
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 SETTINGS = [
@@ -192,10 +193,10 @@ def test_shared_parameters_follow_every_change(tmp_path, family, lora):
 )
 def test_pack_and_unpack_keep_every_bit(dtype):
     tensor = (torch.randn(3, 4) * 7).to(dtype).T  # not contiguous
-    packed = state.pack({"x": tensor})
+    packed = weights.pack({"x": tensor})
     assert all(isinstance(v, np.ndarray) for v in packed.values())
-    assert torch.equal(state.unpack(packed)["x"], tensor)
-    assert state.unpack(packed)["x"].dtype == dtype
+    assert torch.equal(weights.unpack(packed)["x"], tensor)
+    assert weights.unpack(packed)["x"].dtype == dtype
 
 
 # On disk ------------------------------------------------------------------------------

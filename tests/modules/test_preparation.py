@@ -12,13 +12,13 @@ from hf_folders import write_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.preflight import preflight
+from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.modules import preparation
 from rllib_llm.modules.loading import load_causal_lm, load_tokenizer
-from rllib_llm.modules.preparation import prepare_language_model
 from rllib_llm.modules.tiny import TINY_DEFAULTS, build_tokenizer
+from rllib_llm.offline import prepare_model
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 
@@ -90,7 +90,7 @@ def test_a_failed_build_leaves_nothing_behind(cache):
         raise RuntimeError("no space left")
 
     with pytest.raises(RuntimeError, match="no space left"):
-        preparation._cached(["key"], fail)
+        prepare_model._cached(["key"], fail)
     assert not [p for p in cache.iterdir() if p.is_dir()]
 
 
@@ -141,9 +141,9 @@ def test_what_a_killed_build_left_is_removed(cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        preparation._cached(["key"], die)
+        prepare_model._cached(["key"], die)
     left[0].mkdir()  # as after a kill, which runs no "finally"
-    folder = preparation._cached(["key"], lambda f: (f / "x").write_text("y"))
+    folder = prepare_model._cached(["key"], lambda f: (f / "x").write_text("y"))
     assert [p.name for p in cache.iterdir() if p.is_dir()] == [Path(folder).name]
 
 
@@ -155,7 +155,7 @@ def test_two_builders_of_one_model_build_it_once(cache):
         (folder / "config.json").write_text("{}")
 
     def work():
-        found.append(preparation._cached(["key"], build))
+        found.append(prepare_model._cached(["key"], build))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -174,13 +174,13 @@ def test_a_given_folder_is_used_as_it_is(tmp_path, cache):
 
 def test_context_length_of_models(tmp_path):
     folder = write_folder(tmp_path / "model", "qwen2")
-    assert preparation.model_context_length(folder) == 512
+    assert prepare_model.model_context_length(folder) == 512
     assert (
-        preparation.model_context_length("tiny")
+        prepare_model.model_context_length("tiny")
         == TINY_DEFAULTS["max_position_embeddings"]
     )
     with pytest.raises(ModelError, match="does not exist"):
-        preparation.model_context_length("/no/such/folder")
+        prepare_model.model_context_length("/no/such/folder")
 
 
 def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
@@ -195,7 +195,7 @@ def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
         },
     )
     settings.save_pretrained(folder)
-    assert preparation.model_context_length(folder) == 100
+    assert prepare_model.model_context_length(folder) == 100
     given = config().language_model(model=folder)
     assert given.resolved_context_tokens() == 100
     given.generation(max_context_tokens=101)

@@ -9,7 +9,8 @@ from hf_folders import make_tokenizer, write_folder
 from module_helpers import make_module, random_rows, scores_of
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import LLMPPOConfig, columns
+from rllib_llm import LLMPPOConfig
+from rllib_llm.data import columns
 from rllib_llm.engines import SamplingParams, TorchEngine, generate
 
 ROWS, KNOWN = 400, 300

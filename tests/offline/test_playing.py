@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rllib_llm.algorithms.validation import make_env
+from rllib_llm.algorithms.config.validation import make_env
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import EnvContractError
 from rllib_llm.offline.demonstrations import (
@@ -15,7 +15,7 @@ from rllib_llm.offline.demonstrations import (
     demonstrations_of,
     transcript_texts,
 )
-from rllib_llm.offline.playing import play_all
+from rllib_llm.offline.parallel_episodes import play_all
 
 UNLUCKY = 10_000
 
@@ -60,7 +60,9 @@ def test_no_more_environments_than_asked_for():
 
 
 def test_what_does_not_wait_needs_one_environment(monkeypatch):
-    monkeypatch.setattr("rllib_llm.offline.playing._PATIENCE_S", 30.0)  # a busy machine
+    monkeypatch.setattr(
+        "rllib_llm.offline.parallel_episodes._PATIENCE_S", 30.0
+    )  # a busy machine
     played = play_all(Waits, range(50), Waits.play, most_envs=20)
     assert len({thread for _, thread in played}) == 1
 
@@ -84,7 +86,7 @@ def test_an_environment_cannot_end_the_process():
 def test_demonstrations_do_not_depend_on_how_many_play(name, monkeypatch):
     """Not even where every wait starts one more environment."""
     alone = demonstrations(lambda: make_env(name, {}), 12, seed=3, mistake_rate=0.4)
-    monkeypatch.setattr("rllib_llm.offline.playing._PATIENCE_S", 0.0)
+    monkeypatch.setattr("rllib_llm.offline.parallel_episodes._PATIENCE_S", 0.0)
     many = demonstrations(
         lambda: make_env(name, {}), 12, seed=3, mistake_rate=0.4, most_envs=6
     )

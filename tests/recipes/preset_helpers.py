@@ -6,10 +6,10 @@ import functools
 
 import torch
 
-from rllib_llm.pieces import Trajectory, TurnTable
-from rllib_llm.pieces.token_batch import TokenBatch
+from rllib_llm.data.turn_table import Trajectory, TurnTable
+from rllib_llm.data.types import Task
+from rllib_llm.losses.token_batch import TokenBatch
 from rllib_llm.recipes import load_recipe, spaces
-from rllib_llm.types import Task
 
 
 @functools.cache

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import yaml
 
+from rllib_llm.algorithms.config.sections import SECTIONS
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import load_recipe
 from rllib_llm.recipes.boundary import MAX_MESSAGE
 from rllib_llm.recipes.names import shipped_recipes
 from rllib_llm.recipes.recipe import FIELDS
-from rllib_llm.recipes.sections import SECTIONS
 
 # Small environments and every algorithm; all of them run without extras.
 BASES = (

@@ -8,9 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_llm.objectives import group_advantages, joint_keys
-from rllib_llm.pieces import TurnTable, choose
-from rllib_llm.pieces.credit.anchor import anchors
+from rllib_llm.advantages.estimators.anchor import anchors
+from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.components.registry import choose
+from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.recipes import load_recipe
 
 SMALL = (

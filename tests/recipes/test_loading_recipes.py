@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rllib_llm import yaml_io
+from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 from rllib_llm.errors import ConfigError, MissingExtraError
-from rllib_llm.recipes import load_recipe, recipe_from_dict, shipped_recipes, yaml_io
+from rllib_llm.recipes import load_recipe, recipe_from_dict, shipped_recipes
 from rllib_llm.recipes.expectations import check_expectations, judge
 from rllib_llm.recipes.overrides import apply_overrides
-from rllib_llm.recipes.sections import SECTIONS, section_keys
 
 MINIMAL = {
     "algo": "LLMPPO",

@@ -7,7 +7,7 @@ import pytest
 from rllib_llm import LLMPPOConfig
 from rllib_llm.cli.plan import _lines
 from rllib_llm.recipes import load_recipe
-from rllib_llm.recipes.plan import make_plan
+from rllib_llm.recipes.dry_run import make_plan
 
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",

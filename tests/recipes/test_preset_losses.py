@@ -10,9 +10,9 @@ import torch
 from preset_helpers import config_of, loss_of, slope_of, tokens
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import columns
 from rllib_llm.connectors.learner.token_gae import episode_gae, token_penalties
 from rllib_llm.connectors.pipelines import gae_settings
+from rllib_llm.data import columns
 from rllib_llm.modules.action_head import score_weight
 from rllib_llm.recipes import shipped_recipes
 

@@ -2,7 +2,7 @@
 
 Losses and critics: test_preset_losses.py. Two iterations of each preset, held against
 the same formulas: test_credit_recipes.py, test_reward_recipes.py,
-tests/pieces/test_loss_recipes.py, test_preset_runs.py.
+tests/components/test_loss_recipes.py, test_preset_runs.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from preset_helpers import config_of, credit_of, rollout, searcher
 
-from rllib_llm.algorithms.driver_pieces import DriverPieces
-from rllib_llm.pieces import TurnTable
-from rllib_llm.pieces.credit.anchor import anchors
+from rllib_llm.advantages.estimators.anchor import anchors
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.types import Task
 from rllib_llm.recipes import spaces
-from rllib_llm.types import Task
 
 approx = pytest.approx
 

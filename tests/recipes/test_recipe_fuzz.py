@@ -5,8 +5,8 @@ import collections
 import pytest
 from recipe_fuzz import Case, base_texts, nonsense_for, outcome
 
+from rllib_llm.algorithms.config.schema import settings_of
 from rllib_llm.algorithms.registry import ALGORITHMS
-from rllib_llm.algorithms.settings.schema import settings_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes.recipe import recipe_from_dict
 

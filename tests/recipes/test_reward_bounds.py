@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import yaml
 
-from rllib_llm.algorithms.driver_pieces import DriverPieces
-from rllib_llm.pieces.trajectories import Trajectory
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Task
 from rllib_llm.recipes import load_recipe
-from rllib_llm.types import Task
 
 SHIPPED = Path(__file__).parents[2] / "tuned_examples"
 ITERATIONS = (0, 7, 1000)  # weights of rewards may change as training goes on

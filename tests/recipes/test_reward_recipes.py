@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_llm.algorithms.driver_pieces import DriverPieces
-from rllib_llm.connectors.trajectories import trajectories
-from rllib_llm.pieces.rewards.efficiency import tool_efficiency
-from rllib_llm.pieces.rewards.texts import final_answer, word_f1
-from rllib_llm.pieces.rewards.tools import num_calls
-from rllib_llm.pieces.trajectories import Trajectory
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.data.to_turn_table import trajectories
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Task
 from rllib_llm.recipes import load_recipe
-from rllib_llm.types import Task
+from rllib_llm.rewards.efficiency import tool_efficiency
+from rllib_llm.rewards.texts import final_answer, word_f1
+from rllib_llm.rewards.tools import num_calls
 
 SMALL = (
     "language_model.tiny={hidden_size: 64, intermediate_size: 128}",

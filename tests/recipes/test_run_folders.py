@@ -8,16 +8,18 @@ import re
 
 import pytest
 
+from rllib_llm import yaml_io
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.manifest import write_manifest
-from rllib_llm.recipes import recipe_from_dict, runs, yaml_io
+from rllib_llm.recipes import recipe_from_dict
+from rllib_llm.runs import folders
 
 RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iteration": 2}}
 
 
 def write_checkpoint(folder, modules=("default_policy",)):
     """Write a folder like a checkpoint, its manifest last."""
-    names = [f"{runs.MODULES}/{m}/module_state.safetensors" for m in modules]
+    names = [f"{folders.MODULES}/{m}/module_state.safetensors" for m in modules]
     for name in ("class_and_ctor_args.pkl", "algorithm_state.pkl", *names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,11 +44,11 @@ def run(tmp_path):
 def test_every_way_to_name_a_run_finds_the_newest_checkpoint(run):
     newest = run / "trial_a" / "checkpoint_000001"
     for given in (run, run / "trial_a", newest, "run"):
-        found = runs.locate_checkpoint(runs.find_run(given, run.parent))
+        found = folders.locate_checkpoint(folders.find_run(given, run.parent))
         assert (found.run, found.checkpoint) == (run, newest)
     older = run / "trial_a" / "checkpoint_000000"
-    assert runs.locate_checkpoint(older).checkpoint == older
-    assert runs.run_folder(newest) == run
+    assert folders.locate_checkpoint(older).checkpoint == older
+    assert folders.run_folder(newest) == run
 
 
 def test_the_newest_checkpoint_has_the_highest_number_whatever_was_touched(run):
@@ -55,9 +57,9 @@ def test_the_newest_checkpoint_has_the_highest_number_whatever_was_touched(run):
     write_checkpoint(trial / "checkpoint_latest")  # no number: nobody's newest
     os.utime(trial / "checkpoint_000000", (2e9, 2e9))
     newest = trial / "checkpoint_1000000"
-    assert runs.newest_checkpoint(trial) == newest
+    assert folders.newest_checkpoint(trial) == newest
     for given in (run, trial):
-        assert runs.locate_checkpoint(given).checkpoint == newest
+        assert folders.locate_checkpoint(given).checkpoint == newest
 
 
 def _cut(path):
@@ -83,31 +85,31 @@ def _flip(path):
 def test_a_damaged_checkpoint_is_passed_over_and_named(run, caplog, damage, told):
     newest = run / "trial_a" / "checkpoint_000001"
     damage(newest / "algorithm_state.pkl")
-    assert not runs.is_complete(newest)
-    assert runs.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
-    assert runs.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
+    assert not folders.is_complete(newest)
+    assert folders.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
+    assert folders.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
     (text, _) = (record.getMessage() for record in caplog.records)
     assert re.search(f"{newest} is not whole: .*{told}.* is used instead", text)
     with pytest.raises(CheckpointError, match=told):
-        runs.locate_checkpoint(newest)
+        folders.locate_checkpoint(newest)
 
 
 def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", ["alice", "bob", "critic"])
-    assert runs.is_complete(folder)
-    (folder / runs.MODULES / "bob" / "module_state.safetensors").unlink()
-    assert not runs.is_complete(folder)
+    assert folders.is_complete(folder)
+    (folder / folders.MODULES / "bob" / "module_state.safetensors").unlink()
+    assert not folders.is_complete(folder)
 
 
 def test_missing_runs_say_what_there_is(run, tmp_path):
     with pytest.raises(CheckpointError, match="Runs in .*: run"):
-        runs.find_run("no_such_run", run.parent)
+        folders.find_run("no_such_run", run.parent)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        runs.locate_checkpoint(empty)
+        folders.locate_checkpoint(empty)
     with pytest.raises(CheckpointError, match="belongs to no run"):
-        runs.run_folder(empty)
+        folders.run_folder(empty)
 
 
 def test_only_stop_may_change_on_resume(run):
@@ -124,9 +126,9 @@ def test_only_stop_may_change_on_resume(run):
 
 def test_differing_keys_are_dotted_and_symmetric():
     a, b = {"x": {"y": 1, "z": 2}, "w": {}}, {"x": {"y": 3}, "v": 1}
-    assert runs.differing_keys(a, b) == ["v", "w", "x.y", "x.z"]
-    assert runs.differing_keys(b, a) == runs.differing_keys(a, b)
-    assert runs.differing_keys(a, a) == []
+    assert folders.differing_keys(a, b) == ["v", "w", "x.y", "x.z"]
+    assert folders.differing_keys(b, a) == folders.differing_keys(a, b)
+    assert folders.differing_keys(a, a) == []
 
 
 def test_the_stored_recipe_loads_again(tmp_path):
@@ -135,7 +137,7 @@ def test_the_stored_recipe_loads_again(tmp_path):
 
     recipe = recipe_from_dict({**RECIPE, "training": {"lr": {"loguniform": [1e-6, 1]}}})
     write_recipe(recipe, tmp_path)
-    assert "ray" in runs.stored_recipe(tmp_path)["versions"]
+    assert "ray" in folders.stored_recipe(tmp_path)["versions"]
     assert recipe_of_run(tmp_path).resolved == recipe.resolved
 
 

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 
+from rllib_llm import yaml_io
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import StagedRecipe, recipe_from_dict, runs, yaml_io
+from rllib_llm.recipes import StagedRecipe, recipe_from_dict
 from rllib_llm.recipes.stages import merge
+from rllib_llm.runs import folders
 
 STAGED = {
     "algo": "GRPO",
@@ -171,16 +173,16 @@ def run(tmp_path):
 
 def test_the_newest_checkpoint_is_the_last_stages(run):
     newest = run / "2_rl" / "trial_a" / "checkpoint_000000"
-    assert runs.locate_checkpoint(run).checkpoint == newest
-    first = runs.locate_checkpoint(run / "1_sft").checkpoint
+    assert folders.locate_checkpoint(run).checkpoint == newest
+    first = folders.locate_checkpoint(run / "1_sft").checkpoint
     assert first.parent.parent == run / "1_sft"
     for inside in (run, run / "2_rl", newest.parent, newest):
-        assert runs.run_folder(inside) == run
+        assert folders.run_folder(inside) == run
 
 
 def test_only_stop_may_change_on_resume_in_every_stage(run):
     from rllib_llm.recipes.resuming import recipe_of_run
-    from rllib_llm.recipes.staging import next_stage
+    from rllib_llm.recipes.run_stages import next_stage
 
     longer = recipe_of_run(run, overrides=["stages.hard.stop.training_iteration=99"])
     assert longer.stages[2].stop == {"training_iteration": 99}

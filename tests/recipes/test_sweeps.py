@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from rllib_llm.recipes import recipe_from_dict, yaml_io
-from rllib_llm.results import read_run
-from rllib_llm.results.report import changes_of, make_report
+from rllib_llm import yaml_io
+from rllib_llm.recipes import recipe_from_dict
+from rllib_llm.runs import read_run
+from rllib_llm.runs.report import changes_of, make_report
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 

@@ -1,4 +1,4 @@
-"""docs/systems.md says of systems what is registered, shipped and valid."""
+"""docs/literature.md says of systems what is registered, shipped and valid."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_llm.cli.main import app
+from rllib_llm.components.registry import PIECES
 from rllib_llm.envs import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.pieces import PIECES
 from rllib_llm.recipes import load_recipe, shipped_recipes, systems
 from rllib_llm.recipes.recipe import FIELDS
-from rllib_llm.recipes.systems import (
-    load_systems,
-    markdown,
-    pieces_of,
-    read_systems,
-)
+from rllib_llm.recipes.systems import load_systems, markdown, pieces_of, read_systems
 
-PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
+PAGE = Path(__file__).parents[2] / "docs" / "literature.md"
 DATA = yaml.safe_load(Path(systems.__file__).with_name("systems.yaml").read_text())
 ROWS = load_systems().rows
 BY_CONFIG = [row for row in ROWS if row.state in ("by config", "text only")]
@@ -93,7 +88,8 @@ def test_pieces_are_read_from_recipes_with_defaults_and_inside_of_gates():
 def test_the_page_is_what_is_generated():
     page = PAGE.read_text(encoding="utf-8").partition("<!-- systems -->\n")[2]
     assert page.strip() == markdown().strip(), (
-        "docs/systems.md is out of date. Replace what follows its '<!-- systems -->' "
+        "docs/literature.md is out of date. "
+        "Replace what follows its '<!-- systems -->' "
         'by: python -c "from rllib_llm.recipes.systems import markdown; '
         'print(markdown())"'
     )

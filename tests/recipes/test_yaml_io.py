@@ -4,8 +4,9 @@ import datetime
 
 import pytest
 
+from rllib_llm import yaml_io
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.recipes import load_recipe, yaml_io
+from rllib_llm.recipes import load_recipe
 
 RECIPE = "algo: LLMPPO\nenv: frozen_lake-v0\nstop: {training_iteration: 1}\n"
 

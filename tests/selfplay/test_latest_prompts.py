@@ -12,8 +12,8 @@ from self_play_helpers import LEARNER, kuhn
 
 from rllib_llm.algorithms.selfplay.learner_calls import prompt_ids
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
-from rllib_llm.types import Message
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import Message
 
 
 @pytest.mark.filterwarnings("ignore:The chat template rewrites")

@@ -11,12 +11,12 @@ pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
 
 from rllib_llm import SelfPlayConfig
-from rllib_llm.env_runner.scripts import ScriptedTurn
+from rllib_llm.algorithms.config.sections import section_keys
+from rllib_llm.env_runner.scripted_policies import ScriptedTurn
 from rllib_llm.envs import make_env
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import load_recipe, shipped_recipes
-from rllib_llm.recipes.sections import section_keys
-from rllib_llm.selfplay.players import any_number
+from rllib_llm.selfplay.scripted_players import any_number
 
 ROOT = Path(__file__).parents[2]
 RECIPES = [n for n, p in shipped_recipes().items() if p.parent.name == "selfplay"]

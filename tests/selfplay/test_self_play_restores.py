@@ -15,8 +15,8 @@ from self_play_helpers import LEARNER, TINY, books, kuhn, same, weights
 pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
 
-from rllib_llm import SelfPlay
-from rllib_llm.recipes import runs, yaml_io
+from rllib_llm import SelfPlay, yaml_io
+from rllib_llm.runs import folders
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -105,12 +105,14 @@ def test_a_killed_run_resumed_by_tune_gives_the_same_ratings(tmp_path):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
         trials = (tmp_path / "runs").glob("killed_*/trial_*")
-        newest = next((runs.newest_checkpoint(t) for t in trials), None)
+        newest = next((folders.newest_checkpoint(t) for t in trials), None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (run,) = (tmp_path / "runs").glob("killed_*")
     (trial,) = run.glob("trial_*")
-    at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
+    at = (
+        int(folders.newest_checkpoint(trial).name[-6:]) + 1
+    )  # one checkpoint an iteration
     end = f"stop.training_iteration={at + 3}"
     subprocess.run(command("--resume", run, end), check=True)
     whole = tmp_path / "reference"

@@ -11,9 +11,10 @@ from self_play_helpers import LEARNER, any_word, books, kuhn, played, same, weig
 pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
 
-from rllib_llm import SelfPlayConfig, columns
+from rllib_llm import SelfPlayConfig
 from rllib_llm.algorithms.selfplay.learner_calls import ScoreWords
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

@@ -8,11 +8,11 @@ from typing import ClassVar
 import pytest
 import tool_toys as toys
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs import ToolEnv, TurnResult, check_env
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
 from rllib_llm.tools import FORMATS
-from rllib_llm.types import StopReason
 
 
 class Sums(ToolEnv):
@@ -223,7 +223,7 @@ class Scripted(Sums):
 
 @pytest.mark.parametrize("template", ["hermes", "llama3"])
 def test_results_reach_the_model_in_the_templates_role(template, tmp_path):
-    from rllib_llm.connectors.episode_data import episode_data
+    from rllib_llm.data.episode_data import episode_data
 
     runner = make_runner(Scripted, folder_with(template, tmp_path), max_turns=3)
     (episode,) = runner.sample(num_episodes=1)
@@ -259,9 +259,9 @@ def test_demonstrations_are_rendered_like_what_is_sampled():
     from tool_templates import TEMPLATES
 
     from rllib_llm.connectors.chat import ChatRenderer
-    from rllib_llm.connectors.episode_data import episode_data
+    from rllib_llm.data.episode_data import episode_data
     from rllib_llm.offline.demonstrations import demonstrate, transcript_texts
-    from rllib_llm.offline.warm_start import demonstration_episode
+    from rllib_llm.offline.sft import demonstration_episode
 
     family, template = TEMPLATES["hermes"]
     tokenizer = make_tokenizer(family)

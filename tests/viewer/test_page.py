@@ -17,7 +17,7 @@ from page_runs import HOSTILE, add_transcripts, make_record, write_viewed_run
 
 from rllib_llm.cli import main
 from rllib_llm.errors import ConfigError
-from rllib_llm.results.transcripts import schema
+from rllib_llm.transcripts.reader import schema
 from rllib_llm.viewer import MOST_EPISODES, build_page, read_contents, write_page
 
 

@@ -11,23 +11,23 @@ from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.group import GROUP_BY
+from rllib_llm.advantages.estimators.variance import has_variance
+from rllib_llm.advantages.group_relative import BASELINES, SCALES
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.algorithms.without_effect import refuse_without_effect
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
-from rllib_llm.connectors.trajectories import trajectories
+from rllib_llm.components.registry import Spec, Specs
+from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.to_turn_table import trajectories
+from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import ConfigError
-from rllib_llm.objectives.advantages import BASELINES, SCALES
-from rllib_llm.pieces import Spec, Trajectory, TurnTable
-from rllib_llm.pieces.credit.combine import Credit
-from rllib_llm.pieces.credit.group import GROUP_BY
-from rllib_llm.pieces.credit.variance import has_variance
-from rllib_llm.pieces.registry import Specs
 from rllib_llm.schema import Fraction, NonNegativeFloat, NonNegativeInt, OneOf
 
 _CREDIT_KEY = "llm_credit"
@@ -121,8 +121,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 (AT-GRPO, without its branching).
             turn_discount: Of what is earned in later turns, for "turn" (MAGRPO).
             credit: Estimators of credit, by name or as mappings of ``name``, settings
-                and ``weight``; their weighted sum is the advantage (docs/pieces.md).
-                None: ``group`` with the four settings above.
+                and ``weight``; their weighted sum is the advantage
+                (docs/components.md). None: ``group`` with the four settings above.
             credit_transforms: What is done to the sum, in order.
             drop_zero_variance_groups: Leave groups with equal returns out of the
                 update; they carry no credit.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.magrpo_cross import MOST_GAMES
+from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay, random_plays
 from rllib_llm.errors import ConfigError
-from rllib_llm.pieces import TurnTable
-from rllib_llm.pieces.credit.combine import Credit
-from rllib_llm.pieces.credit.magrpo_cross import MOST_GAMES
-from rllib_llm.pieces.rewards.combine import Rewards
+from rllib_llm.rewards.combine import Rewards
 
 
 def try_replays(config: Any, credit: Credit) -> None:

@@ -10,11 +10,11 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
-from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.algorithms.without_effect import refuse_without_effect
-from rllib_llm.connectors.learner.joint_gae import LEVELS, TEAM_REWARDS
+from rllib_llm.connectors.learner.multi_agent_gae import LEVELS, TEAM_REWARDS
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.critic import CRITIC_MODULE
@@ -255,7 +255,7 @@ class MARFTConfig(LLMPPOConfig):
 
     @override(LLMPPOConfig)
     def credit_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
-        from rllib_llm.connectors.learner.joint_gae import JointGAE
+        from rllib_llm.connectors.learner.multi_agent_gae import JointGAE
         from rllib_llm.connectors.pipelines import gae_settings
 
         return [

@@ -11,11 +11,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import VF_LOSS_KEY, Learner
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
-from rllib_llm.algorithms.learner import DENOMINATOR
+from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.connectors.learner.micro_batches import micro_batches
-from rllib_llm.objectives.sequential import message_log_ratios, sequential_factors
+from rllib_llm.data import columns
+from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 
 
 class MARFTTorchLearner(LLMPPOTorchLearner):

@@ -8,14 +8,14 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.ppo.critic_settings import validate_critic_settings
-from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.algorithms.without_effect import refuse_without_effect
+from rllib_llm.advantages.turn_gae import GAE_LEVELS
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.ppo.check_critic import validate_critic_settings
 from rllib_llm.errors import ConfigError
-from rllib_llm.objectives.critic_losses import VALUE_LOSSES
-from rllib_llm.objectives.turn_gae import GAE_LEVELS
+from rllib_llm.losses.value_losses import VALUE_LOSSES
 from rllib_llm.schema import Fraction, OneOf, PositiveFloat
 
 

@@ -9,11 +9,11 @@ import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 
-from rllib_llm import columns
-from rllib_llm.algorithms.token_stats import add_token_stats
-from rllib_llm.objectives.critic_losses import critic_loss
-from rllib_llm.objectives.losses import value_loss, weighted_loss
-from rllib_llm.pieces.losses import ppo_clip
+from rllib_llm.algorithms.learner.token_stats import add_token_stats
+from rllib_llm.data import columns
+from rllib_llm.losses.functional import value_loss, weighted_loss
+from rllib_llm.losses.policy_losses import ppo_clip
+from rllib_llm.losses.value_losses import critic_loss
 
 
 def token_ppo_loss(

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm import columns
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.modules.state import copy_into
-from rllib_llm.types import Message
+from rllib_llm.data import columns
+from rllib_llm.data.types import Message
+from rllib_llm.weights import copy_into
 
 
 @dataclasses.dataclass(frozen=True)

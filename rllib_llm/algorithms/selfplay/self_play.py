@@ -11,26 +11,26 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
+from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.group_relative import BASELINES
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.league import LeagueSettings
 from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
-from rllib_llm.algorithms.llm_algorithm import LLMAlgorithm
-from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
-from rllib_llm.algorithms.selfplay.seating import SeatedTasks, TakeTurns
-from rllib_llm.algorithms.selfplay.validation import (
+from rllib_llm.algorithms.selfplay.assign_opponents import SeatedTasks, TakeTurns
+from rllib_llm.algorithms.selfplay.check_self_play import (
     declare_slots,
     game_text,
     validate_credit,
     validate_league,
 )
-from rllib_llm.algorithms.settings.assign import assign
-from rllib_llm.algorithms.settings.league import LeagueSettings
-from rllib_llm.connectors.episode_data import EpisodeData, episode_data
+from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError
-from rllib_llm.objectives.advantages import BASELINES
-from rllib_llm.pieces import Trajectory
-from rllib_llm.pieces.credit.combine import Credit
 from rllib_llm.schema import OneOf
 from rllib_llm.selfplay import Exploitability, GameResult
 from rllib_llm.selfplay.exploitability import measure_exploitability, refuse_too_large

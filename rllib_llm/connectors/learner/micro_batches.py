@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_llm import columns
+from rllib_llm.data import columns
 
 # What a forward and backward pass costs besides its tokens, in tokens. Measured on a
 # CPU with models of one million parameters; larger models have less.

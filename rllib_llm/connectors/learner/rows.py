@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rllib_llm import columns
 from rllib_llm.connectors.chat import Prompt
-from rllib_llm.types import Turn
+from rllib_llm.data import columns
+from rllib_llm.data.types import Turn
 
 
 @dataclasses.dataclass(slots=True)

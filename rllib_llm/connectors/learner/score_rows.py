@@ -11,8 +11,8 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
 from rllib_llm.connectors.learner.micro_batches import micro_batches
+from rllib_llm.data import columns
 
 
 class ScoreRows(ConnectorV2):

@@ -12,19 +12,12 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
+from rllib_llm.advantages.gae import token_gae
+from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda, turn_gae
+from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
+from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum
-from rllib_llm.objectives.advantages import (
-    masked_moments,
-    token_gae,
-    whiten_with_moments,
-)
-from rllib_llm.objectives.kl import kl_penalty
-from rllib_llm.objectives.turn_gae import (
-    bilevel_gae,
-    length_adaptive_lambda,
-    turn_gae,
-)
+from rllib_llm.losses.kl import kl_penalty
 
 
 @dataclasses.dataclass
@@ -40,9 +33,9 @@ class GAESettings:
             over all Learners.
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
             the rewards; the learner keeps it current. None: no such penalty.
-        ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.objectives.kl).
+        ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.losses.kl).
         ref_kl_clip: Largest "k3" of a token; None: no bound.
-        level: "token", "turn" or "bilevel" (rllib_llm.objectives.turn_gae).
+        level: "token", "turn" or "bilevel" (rllib_llm.advantages.turn_gae).
         lambda_critic: Lambda of the value targets; None: that of the advantages.
         length_alpha: Of :func:`length_adaptive_lambda`; None: the lambdas above.
         values_are_logits: Whether the critic gives logits of returns in [0, 1].

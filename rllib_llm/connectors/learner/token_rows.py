@@ -13,11 +13,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm import columns
-from rllib_llm.connectors.episode_data import agent_episodes, episode_data
 from rllib_llm.connectors.learner.rows import Row, RowBuilder, build_rows, pad_rows
-from rllib_llm.objectives.normalisers import token_weights
-from rllib_llm.types import StopPolicy
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.types import StopPolicy
+from rllib_llm.losses.aggregation import token_weights
 
 
 @dataclasses.dataclass(frozen=True)

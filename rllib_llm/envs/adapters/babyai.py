@@ -12,11 +12,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.adapters.words import find_word, list_words
 from rllib_llm.envs.parsing import require_choice
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
-from rllib_llm.types import TurnResult
 
 # MiniGrid's actions, in its order; only some MiniGrid tasks want the last one.
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")

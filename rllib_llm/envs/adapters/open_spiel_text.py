@@ -11,7 +11,7 @@ from rllib_llm.envs.adapters.open_spiel_views import VIEWS, GenericView, View
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
 from rllib_llm.envs.parsing import require_choice, require_int
-from rllib_llm.envs.text_env import register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
 _STYLES = ("full", "short")

@@ -12,7 +12,7 @@ from pettingzoo.env_registry.exceptions import FailedToImport
 
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
-from rllib_llm.envs.text_env import register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
 # A vector of more numbers than this tells a language model nothing.

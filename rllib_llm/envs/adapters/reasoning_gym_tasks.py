@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.adapters.reasoning_grading import (
     READ_VERSION,
     check_gradable,
@@ -15,9 +16,9 @@ from rllib_llm.envs.adapters.reasoning_grading import (
     grade,
 )
 from rllib_llm.envs.parsing import last_match, require_choice, require_int
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
-from rllib_llm.types import TurnResult
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _FORMATS = ("tags", "text")

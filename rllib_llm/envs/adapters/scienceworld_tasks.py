@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import StopReason, TurnResult
 from rllib_llm.envs.adapters.scienceworld_engine import Lease, import_scienceworld
-from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.types import StopReason, TurnResult
 
 SIMPLIFICATIONS = (
     *("easy", "teleportAction", "selfWateringFlowerPots", "openContainers"),

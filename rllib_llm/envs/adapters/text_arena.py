@@ -10,7 +10,7 @@ import numpy as np
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.parsing import require_int
 from rllib_llm.envs.random_states import OwnRandomState
-from rllib_llm.envs.text_env import register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import (
     ConfigError,
     EnvContractError,

@@ -8,12 +8,12 @@ import numpy as np
 from gymnasium.spaces import Dict
 from pettingzoo import AECEnv
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
-from rllib_llm.types import StopReason
 
 # PettingZoo's api_test resets with this option, which no game has.
 _OPTION_OF_API_TEST = "options"

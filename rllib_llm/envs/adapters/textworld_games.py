@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.adapters.textworld_files import (
     game_file,
     import_textworld,
@@ -14,8 +15,8 @@ from rllib_llm.envs.adapters.textworld_files import (
 )
 from rllib_llm.envs.adapters.words import find_word
 from rllib_llm.envs.parsing import require_choice, require_int
-from rllib_llm.envs.text_env import TextEnv, register_text_env
-from rllib_llm.types import TurnResult
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 
 _REWARDS = ("win", "score")
 _BANNER = re.compile(r"\A.*\$\$[^\n]*\n", re.DOTALL)

@@ -7,17 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.code_functions.families import NUM_LEVELS, draw_task
-from rllib_llm.envs.parsing import (
-    last_match,
-    require_bool,
-    require_choice,
-    require_int,
-)
-from rllib_llm.envs.text_env import TextEnv, in_split, register_text_env
+from rllib_llm.envs.parsing import last_match, require_bool, require_choice, require_int
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.graders.unit_tests import Case, CaseReport, run_tests
 from rllib_llm.sandbox import BACKENDS, shared_sandbox
-from rllib_llm.types import TurnResult
 
 _MOST_CHARS = 120  # of a value that is shown
 

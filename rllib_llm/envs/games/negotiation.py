@@ -9,7 +9,8 @@ import numpy as np
 from rllib_llm.envs.games.bargain import Pool, Share
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.parsing import last_match, require_bool, require_int
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.errors import ConfigError
 
 KINDS = ("book", "hat", "ball")

@@ -10,7 +10,8 @@ from rllib_llm.envs.games.paths import cells_of, first_hit, place, shortest_path
 from rllib_llm.envs.grid import Cell
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.parsing import last_match, require_int
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.errors import ConfigError
 
 _MAX_DRAWS = 2_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.parsing import last_match, require_float, require_int
-from rllib_llm.envs.text_env import register_text_env
+from rllib_llm.envs.registry import register_text_env
 
 DOORS = ("red", "blue", "gold", "pink", "gray", "teal")
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.envs.joint_env import JointEnv
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs.multi_agent_adapter import JointEnv
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
-from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, register_text_env
+from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 
 @register_text_env("solo-v0")

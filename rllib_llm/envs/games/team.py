@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.dependency import DependencyGraph, dependency_graph
+from rllib_llm.dependency_graph import DependencyGraph, dependency_graph
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
-from rllib_llm.envs.text_env import TEXT_ENVS, TextEnv, register_text_env
+from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, did_you_mean
 
 AGENTS = ("adviser_0", "solver_0")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.household.expert import advise
 from rllib_llm.envs.household.instances import TASKS, Goal, Instance, draw, goals
 from rllib_llm.envs.household.rooms import Room
@@ -18,9 +19,9 @@ from rllib_llm.envs.parsing import (
     require_float,
     require_int,
 )
-from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.types import TurnResult
 
 _THING = r"[a-z]+[ \t]+\d+"
 # Single words are commands where a line says nothing else: they occur in sentences.

@@ -7,14 +7,7 @@ import random
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-from rllib_llm.envs.household.rooms import (
-    ABLE,
-    APPLIANCES,
-    KINDS,
-    LAMP,
-    Room,
-    house,
-)
+from rllib_llm.envs.household.rooms import ABLE, APPLIANCES, KINDS, LAMP, Room, house
 from rllib_llm.envs.household.world import Receptacle, Thing, World
 from rllib_llm.envs.text_env import in_split
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import require_bool, require_float, require_int
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.service_desk import desk as desks
 from rllib_llm.envs.service_desk import words
 from rllib_llm.envs.service_desk.customer import Customer, Request
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_env import ToolEnv
-from rllib_llm.types import TurnResult
 
 _DONE = {
     "cancel": "cancelled",

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.envs.parsing import require_int
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.sql_agent.guard import QueryResult, query, table_text
 from rllib_llm.envs.sql_agent.questions import LEVELS, draw_question
 from rllib_llm.envs.sql_agent.world import TABLES, schema, world
-from rllib_llm.envs.text_env import in_split, register_text_env
+from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 from rllib_llm.graders.rows import rows_match
 from rllib_llm.graders.texts import normalise, read_number

@@ -7,13 +7,7 @@ import random
 from functools import cached_property, lru_cache
 from typing import Any
 
-from rllib_llm.envs.webshop.families import (
-    ATTRIBUTES,
-    FAMILIES,
-    REMARKS,
-    USES,
-    Family,
-)
+from rllib_llm.envs.webshop.families import ATTRIBUTES, FAMILIES, REMARKS, USES, Family
 from rllib_llm.retrieval import SearchIndex, shared_index
 
 FOUND = 50

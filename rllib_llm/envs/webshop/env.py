@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_tagged, require_bool, require_int
-from rllib_llm.envs.text_env import TextEnv, register_text_env
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.webshop import goals
 from rllib_llm.envs.webshop.catalogue import catalogue
 from rllib_llm.envs.webshop.expert import advise
 from rllib_llm.envs.webshop.families import FAMILIES
 from rllib_llm.envs.webshop.reward import score
 from rllib_llm.envs.webshop.visit import Visit
-from rllib_llm.types import TurnResult
 
 _ACTION = re.compile(r"\b(search|click)[ \t]*\[([^\[\]]*)\]", re.IGNORECASE)
 

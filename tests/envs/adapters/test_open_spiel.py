@@ -13,11 +13,11 @@ pytest.importorskip("pyspiel")
 
 from pettingzoo.test import api_test, seed_test
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs import TEXT_ENVS, make_env
 from rllib_llm.envs.adapters.open_spiel_text import GameText, OpenSpielGame
 from rllib_llm.errors import ConfigError
 from rllib_llm.selfplay.exploitability import information_states
-from rllib_llm.types import StopReason
 
 NAMED = sorted(name for name in TEXT_ENVS if name.startswith("open_spiel/"))
 OTHERS = ["tiny_hanabi", "hanabi", "negotiation", "backgammon", "go(board_size=5)"]

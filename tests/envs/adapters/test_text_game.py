@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from pettingzoo.test import api_test, seed_test
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs import make_env
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
-from rllib_llm.envs.joint_env import JointEnv
+from rllib_llm.envs.multi_agent_adapter import JointEnv
 from rllib_llm.errors import ConfigError, EnvContractError
-from rllib_llm.types import StopReason
 
 
 class Race(TextGame):

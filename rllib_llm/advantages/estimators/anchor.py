@@ -1,0 +1,80 @@
+"""What followed a place relative to what else followed it: GiGPO's step credit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from rllib_llm.advantages.group_relative import SCALES, group_advantages
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice, check_unit_interval
+
+
+@piece("credit", "anchor", paper="GiGPO, Feng et al. 2025, arXiv:2505.10978")
+def anchor(
+    table: TurnTable,
+    *,
+    discount: float = 0.95,
+    similarity: float = 1.0,
+    scale: str = "none",
+) -> np.ndarray:
+    """What a turn led to, relative to the turns of its task that were told the same.
+
+    Turns of an agent with equal observations form a cluster, within a task and over
+    all its rollouts: ``A = G - mean of G over the cluster``, G the discounted return
+    from the turn on. A turn that is alone in its cluster gets 0. GiGPO is the sum of
+    ``group`` and this.
+
+    Args:
+        table: Whole groups.
+        discount: Per turn, in [0, 1].
+        similarity: Least ratio of difflib at which observations count as equal, in
+            (0, 1]; 1: only equal ones. Compares all pairs of a task: costs time.
+        scale: "none"; "group": divide by the cluster's standard deviation; "batch".
+
+    Returns:
+        Advantages. [M]
+    """
+    check_choice("scale", scale, SCALES)
+    check_unit_interval(discount=discount, similarity=similarity)
+    if similarity == 0:
+        raise ValueError("similarity=0 makes one cluster of everything. Use e.g. 0.95.")
+    keys = anchors(table, similarity)
+    return group_advantages(table.to_go(discount), keys, scale=scale)
+
+
+def anchors(table: TurnTable, similarity: float = 1.0) -> np.ndarray:
+    """Return the cluster of each turn, integers. [M]"""
+    seats = joint_keys(table.task[table.owner], table.agent[table.owner])
+    told = table.observations
+    if not told:
+        return seats
+    if similarity == 1.0:
+        return joint_keys(seats, told)
+    leaders = {
+        seat: leader_of({told[i] for i in np.flatnonzero(seats == seat)}, similarity)
+        for seat in np.unique(seats)
+    }
+    return joint_keys(seats, [leaders[s][t] for s, t in zip(seats, told, strict=True)])
+
+
+def leader_of(texts: Iterable[str], similarity: float) -> dict[str, str]:
+    """Return the text that stands for each; sorted first, so that order is nothing."""
+    leaders: list[str] = []
+    found = {}
+    for text in sorted(texts):
+        # The second sequence is the one that SequenceMatcher prepares.
+        match = SequenceMatcher(None, "", text, autojunk=False)
+        for leader in leaders:
+            match.set_seq1(leader)
+            if match.quick_ratio() >= similarity and match.ratio() >= similarity:
+                found[text] = leader
+                break
+        else:
+            leaders.append(text)
+            found[text] = text
+    return found

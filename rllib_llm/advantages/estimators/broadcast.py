@@ -1,0 +1,49 @@
+"""The leader's credit for everybody: MATPO, Flow-GRPO, M-GRPO's main agent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.estimators.agent_positions import seated
+from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.multi_agent_groups import broadcast_advantages
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+
+
+@piece("credit", "broadcast", paper="MATPO, arXiv:2510.04678")
+def broadcast(
+    table: TurnTable, *, leader: str, baseline: str = "mean", scale: str = "group"
+) -> np.ndarray:
+    """The leader's return relative to its other rollouts, for every agent's turns.
+
+    Only the leader is compared, whatever the others earned. In an episode in which it
+    never spoke nobody gets anything.
+
+    Args:
+        table: Whole groups.
+        leader: The agent, e.g. "planner_0" or "planner"; one in each episode.
+        baseline: As in ``group``.
+        scale: As in ``group``.
+
+    Returns:
+        Advantages. [M]
+    """
+    leads = seated(table, "leader", leader)
+    episodes, counts = np.unique(table.episode[leads], return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"leader={leader!r} names {counts.max()} agents of one episode. Name one, "
+            "with its number."
+        )
+    found = group_advantages(
+        table.returns[leads],
+        joint_keys(table.task[leads]),
+        baseline=baseline,
+        scale=scale,
+    )
+    led = np.isin(table.episode, episodes)
+    out = np.zeros(len(table))
+    out[led] = broadcast_advantages(found, table.episode[leads], table.episode[led])
+    return out[table.owner]

@@ -1,0 +1,74 @@
+"""Returns relative to the group: GRPO and its relatives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.estimators.variance import compared
+from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice
+
+GROUP_BY = ("agent", "task", "turn")
+UNITS = ("trajectory", "turn")
+
+
+@piece("credit", "group", paper="Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2")
+def group(
+    table: TurnTable,
+    *,
+    baseline: str = "mean",
+    scale: str = "group",
+    by: str = "agent",
+    discount: float = 1.0,
+    unit: str = "trajectory",
+) -> np.ndarray:
+    """Each return relative to those of the other rollouts of its task.
+
+    Args:
+        table: Whole groups.
+        baseline: "mean", "leave_one_out" (RLOO), "none", or "greedy": the return of one
+            more rollout of the task that always takes the likeliest token and is not
+            learnt from (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1).
+        scale: "group" (GRPO), "none" (Dr. GRPO; needed for "greedy") or "batch" (Lite
+            PPO).
+        by: What is compared. "agent": each agent's return with its own in the other
+            rollouts (Dr. MAS; with one agent GRPO); "task": those of all agents
+            together; "turn": what an agent earned from a turn on, with the same turn
+            of the other rollouts (AT-GRPO).
+        discount: Of what is earned in later turns, for "turn" (MAGRPO).
+        unit: What counts once in means and deviations. "turn": a trajectory counts as
+            often as it has turns (the code of Dr. MAS, Flow-GRPO and verl's GiGPO).
+
+    Returns:
+        Advantages. [M]
+    """
+    check_choice("by", by, GROUP_BY)
+    check_choice("unit", unit, UNITS)
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"discount={discount} must be in [0, 1].")
+    if by != "turn" and discount != 1.0:
+        raise ValueError(
+            f"discount={discount} would have no effect: whole returns are compared. "
+            "Set by='turn', or leave it out."
+        )
+    if baseline == "greedy":
+        if (by, scale, unit) != ("agent", "none", "trajectory"):
+            raise ValueError(
+                f"baseline='greedy' with by={by!r}, scale={scale!r}, unit={unit!r}: "
+                "each return is compared with one other, which has neither deviation "
+                "nor turns. Set scale='none', and leave by and unit out."
+            )
+        return (table.returns - table.greedy_returns)[table.owner]
+    values, keys, of_turn = compared(table, by, discount)
+    if unit == "turn":
+        if by == "turn" or baseline == "leave_one_out":
+            raise ValueError(
+                f"unit='turn' with by={by!r}, baseline={baseline!r}: turns are "
+                "compared already, or the others would be turns of the same rollout. "
+                "Leave unit out."
+            )
+        values, keys = values[of_turn], keys[of_turn]
+        of_turn = np.arange(len(of_turn))
+    return group_advantages(values, keys, baseline=baseline, scale=scale)[of_turn]

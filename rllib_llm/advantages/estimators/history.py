@@ -1,0 +1,76 @@
+"""Returns relative to what groups earned lately: SPEAR's baseline."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice
+
+STATISTICS = {"median": np.median, "mean": np.mean}
+_MOST_TASKS = 10_000
+
+
+@piece("credit", "history", paper="SPEAR, arXiv:2509.22601 (its P50 baseline)")
+class History:
+    """Each return minus the median, or mean, of recent groups' means.
+
+    The baseline is read before this batch's groups are taken in; what has no history
+    yet is compared with this batch. The history is part of the checkpoint.
+
+    Args:
+        window: How many groups' means are kept, >= 1.
+        statistic: "median" (SPEAR's P50) or "mean" of them.
+        of: "agent": of all tasks; "task": of the same instance (its seed) only, for
+            tasks that come again. The 10 000 tasks seen last are remembered.
+    """
+
+    def __init__(
+        self, *, window: int = 256, statistic: str = "median", of: str = "agent"
+    ):
+        check_choice("statistic", statistic, STATISTICS)
+        check_choice("of", of, ("agent", "task"))
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise ValueError(f"window={window!r} must be a whole number >= 1.")
+        self.window, self.of = window, of
+        self.statistic = STATISTICS[statistic]
+        self.means: dict[tuple[Hashable, ...], deque[float]] = {}
+
+    def __call__(self, table: TurnTable) -> np.ndarray:
+        """Return advantages, and take the groups in. [M]"""
+        groups = joint_keys(table.task, table.agent)
+        _, first = np.unique(groups, return_index=True)
+        fresh: dict[tuple[Hashable, ...], list[float]] = {}
+        for i, mean in zip(first, key_means(table.returns, groups), strict=True):
+            fresh.setdefault(self._key(table, i), []).append(float(mean))
+        known = {key: self.means.get(key) or values for key, values in fresh.items()}
+        baselines = {key: float(self.statistic(v)) for key, v in known.items()}
+        keys = [self._key(table, i) for i in range(len(table))]
+        found = table.returns - np.array([baselines[key] for key in keys])
+        for key, values in fresh.items():
+            kept = self.means.pop(key, deque(maxlen=self.window))
+            kept.extend(values)
+            self.means[key] = kept  # now the one seen last
+        while len(self.means) > _MOST_TASKS:
+            del self.means[next(iter(self.means))]
+        return found[table.owner]
+
+    def _key(self, table: TurnTable, i: int) -> tuple[Hashable, ...]:
+        one = table.trajectories[i]
+        return (one.agent_id, one.task.seed) if self.of == "task" else (one.agent_id,)
+
+    def get_state(self) -> list[Any]:
+        """Return the groups' means."""
+        return [[list(key), list(values)] for key, values in self.means.items()]
+
+    def set_state(self, state: list[Any]) -> None:
+        """Bring the groups' means back."""
+        self.means = {
+            tuple(key): deque(values, maxlen=self.window) for key, values in state
+        }

@@ -1,0 +1,35 @@
+"""Returns relative to the group, weighed by how rare success is: MaxRL."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.estimators.outcome import outcomes
+from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+
+
+@piece("credit", "maxrl", paper="MaxRL, Tajwar et al. 2026, arXiv:2602.02710")
+def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
+    """``(R - mean) / mean`` of an agent's rollouts of a task; 0 where nothing succeeds.
+
+    For rewards of 0 and 1 its expectation is the gradient of the log-probability of
+    success up to an order that grows with the group, instead of that of success.
+
+    Args:
+        table: Whole groups.
+        of: "return", which must not be negative, or "success".
+
+    Returns:
+        Advantages. [M]
+    """
+    values = outcomes(table, of)
+    if not len(values):
+        return np.zeros(0)
+    keys = joint_keys(table.task, table.agent)
+    means = key_means(values, keys)[keys]
+    found = np.zeros_like(values)
+    np.divide(group_advantages(values, keys), means, out=found, where=means > 0)
+    return found[table.owner]

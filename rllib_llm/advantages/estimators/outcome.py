@@ -1,0 +1,35 @@
+"""What a rollout is judged by where that must be a success or a share of one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice
+
+OUTCOMES = ("return", "success")
+
+
+def outcomes(table: TurnTable, of: str) -> np.ndarray:
+    """Return each trajectory's return, or 1 if it was solved and 0 if not. [N]
+
+    Where an environment says what success is, a rollout that was cut before it could
+    say so has not succeeded.
+
+    Raises:
+        ValueError: If ``of`` is unknown, nothing says what success is, or a return is
+            negative.
+    """
+    check_choice("of", of, OUTCOMES)
+    values = table.returns if of == "return" else table.success
+    if len(values) and np.isnan(values).all():
+        raise ValueError(
+            "of='success', but the environment does not say what success is. Use "
+            "of='return', or report success in its info."
+        )
+    if (values < 0).any():
+        raise ValueError(
+            f"The return {np.nanmin(values):g} is negative; a share of success cannot "
+            "be. Use of='success', or rewards that are not negative."
+        )
+    return np.nan_to_num(values)

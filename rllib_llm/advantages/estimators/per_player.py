@@ -1,0 +1,32 @@
+"""Turns relative to what their seat usually earns in the batch: MARSHAL."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.role_baselines import per_player_advantages
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+
+
+@piece("credit", "per_player", paper="MARSHAL, arXiv:2510.15414")
+def per_player(table: TurnTable, *, normalise: bool = True) -> np.ndarray:
+    """Rewards centred per player, summed to the end, centred again, standardised.
+
+    Compares whole batches, not the rollouts of a task: groups may be of one.
+
+    Args:
+        table: Trajectories of one game.
+        normalise: Whether the last step is done: standardise over the batch.
+
+    Returns:
+        Advantages. [M]
+    """
+    owner = table.owner
+    return per_player_advantages(
+        table.rewards,
+        table.episode[owner],
+        table.agent[owner],
+        np.zeros(len(owner), np.int64),
+        normalise=normalise,
+    )

@@ -1,0 +1,47 @@
+"""Returns relative to what a seat usually earns: for self-play."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.advantages.role_baselines import RoleBaselines
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice
+
+
+@piece("credit", "role", paper="SPIRAL, Liu et al. 2025, arXiv:2506.24119")
+class Role:
+    """Each return minus the moving average of its seat's returns.
+
+    The averages are part of the checkpoint.
+
+    Args:
+        decay: How much of an average stays when a new return comes in, in [0, 1).
+        scale: "none", or "batch": divide by the standard deviation of the batch.
+        game: What the averages belong to, where several games share them.
+    """
+
+    def __init__(self, *, decay: float = 0.95, scale: str = "none", game: str = ""):
+        check_choice("scale", scale, ("none", "batch"))
+        self.baselines = RoleBaselines(decay)
+        self.scale, self.game = scale, game
+
+    def __call__(self, table: TurnTable) -> np.ndarray:
+        """Return advantages, in the order in which episodes were played. [M]"""
+        seats = [t.agent_id for t in table.trajectories]
+        games = [self.game] * len(seats)
+        found = self.baselines.advantages(table.returns, games, seats)
+        if self.scale == "batch" and len(found):
+            found = found / (found.std() + 1e-6)
+        return found[table.owner]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the averages."""
+        return self.baselines.state_dict()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Bring the averages back."""
+        self.baselines.load_state_dict(state)

@@ -1,0 +1,29 @@
+"""What is earned from a turn on, compared with nothing: REINFORCE."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice, check_unit_interval
+
+
+@piece("credit", "return", paper="REINFORCE, Williams 1992")
+def reward_to_go(
+    table: TurnTable, *, discount: float = 1.0, baseline: str = "none"
+) -> np.ndarray:
+    """What is earned from a turn on; REINFORCE++ with the transform ``whiten``.
+
+    Args:
+        table: Trajectories; groups may be of one.
+        discount: Per turn, in [0, 1].
+        baseline: "none"; "batch": the mean over all turns.
+
+    Returns:
+        Advantages. [M]
+    """
+    check_unit_interval(discount=discount)
+    check_choice("baseline", baseline, ("none", "batch"))
+    found = table.to_go(discount)
+    return found - found.mean() if baseline == "batch" and len(found) else found

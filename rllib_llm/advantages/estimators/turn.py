@@ -1,0 +1,44 @@
+"""Two scalars per rollout, for early turns and for the outcome: MT-GRPO."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+
+
+@piece("credit", "turn", paper="MT-GRPO, Zeng et al. 2025, arXiv:2505.11821")
+def turn(
+    table: TurnTable, *, boundary: int, coef: float = 1.0, scale: str = "group"
+) -> np.ndarray:
+    """Early turns by what they earned themselves, all turns by the outcome.
+
+    What the first ``boundary`` turns earned and what came later are compared with the
+    other rollouts, each on its own: early turns get ``A_outcome + coef * A_early``,
+    later ones ``A_outcome``. A rollout that never got past the boundary has no
+    outcome; its turns get the credit of its whole return. The boundary is a number of
+    turns, so that a turn without a reward is one all the same.
+
+    Args:
+        table: Whole groups.
+        boundary: How many turns are early, >= 1.
+        coef: Of the early turns' own credit.
+        scale: "group", "none" or "batch", as in ``group``.
+
+    Returns:
+        Advantages. [M]
+    """
+    if isinstance(boundary, bool) or not isinstance(boundary, int) or boundary < 1:
+        raise ValueError(f"boundary={boundary!r} must be a whole number >= 1.")
+    is_early = table.turn < boundary
+    early = table.sum_turns(np.where(is_early, table.rewards, 0.0))
+    keys = joint_keys(table.task, table.agent)
+    of_early, of_outcome, of_both = (
+        group_advantages(values, keys, scale=scale)[table.owner]
+        for values in (early, table.returns - early, table.returns)
+    )
+    got_past = (table.num_turns > boundary)[table.owner]
+    return np.where(got_past, of_outcome + coef * is_early * of_early, of_both)

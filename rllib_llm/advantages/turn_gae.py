@@ -1,0 +1,147 @@
+"""GAE over turns, over turns and tokens, and its length-adaptive lambda, in numpy.
+
+All take one episode's trained tokens in time order and which of them end a turn, known
+from the turns themselves: a turn without a reward ends, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.gae import _discounted_sums, token_gae
+from rllib_llm.losses._checks import check_positive, check_same_shape
+
+GAE_LEVELS = ("token", "turn", "bilevel")
+
+
+def length_adaptive_lambda(length: int, alpha: float) -> float:
+    """Return ``1 - 1 / (alpha * length)``, at least 0.
+
+    VAPO (arXiv:2504.05118) and UI-TARS-2 (arXiv:2509.02544): the coefficients
+    ``lambda**k`` sum to ``alpha * length``, so the credit of long answers reaches back
+    as far, in proportion, as that of short ones.
+
+    Args:
+        length: Trained tokens of the episode.
+        alpha: Share of the length over which credit is spread, > 0, e.g. 0.05.
+
+    Raises:
+        ValueError: If ``alpha`` is not positive.
+    """
+    check_positive("alpha", alpha, "Use e.g. 0.05.")
+    return max(0.0, 1.0 - 1.0 / (alpha * length)) if length else 0.0
+
+
+def turn_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    ends: np.ndarray,
+    *,
+    gamma: float,
+    lambda_: float,
+    lambda_critic: float | None = None,
+    bootstrap_value: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return advantages and value targets with turns as steps, per token.
+
+    A turn's value is that before its first token, its reward the sum over its tokens;
+    all its tokens get its advantage (VL-DAC, arXiv:2508.04280; ArCHer's level).
+
+    Args:
+        rewards: Reward received after each token. [N]
+        values: Critic's estimate before each token; only those before a turn are read.
+            [N]
+        ends: Whether a token is the last one of its turn. bool [N]
+        gamma: Discount per turn.
+        lambda_: GAE parameter per turn.
+        lambda_critic: The one of targets; ``lambda_`` if None.
+        bootstrap_value: Value after the last turn, 0 if the episode terminated.
+
+    Returns:
+        Advantages and targets; targets are meant for the first token of a turn. [N]
+
+    Raises:
+        ValueError: As :func:`~rllib_llm.advantages.gae.token_gae`.
+    """
+    turn, starts = _turns(rewards, values, ends)
+    advantages, targets = token_gae(
+        np.bincount(turn, rewards, minlength=int(starts.sum())),
+        np.asarray(values)[starts],
+        gamma=gamma,
+        lambda_=lambda_,
+        lambda_critic=lambda_critic,
+        bootstrap_value=bootstrap_value,
+    )
+    return advantages[turn], targets[turn]
+
+
+def bilevel_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    ends: np.ndarray,
+    *,
+    gamma: float,
+    lambda_: float,
+    gamma_token: float = 1.0,
+    lambda_token: float = 1.0,
+    lambda_critic: float | None = None,
+    bootstrap_value: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return advantages and value targets, first over turns, then inside them.
+
+    RAGEN (arXiv:2504.20073) and VAGEN: the last tokens of turns form a chain,
+    ``A = r + gamma * V(next turn's last token) - V + gamma * lambda_ * A(next turn)``;
+    inside a turn GAE with ``gamma_token`` and ``lambda_token`` starts from its last
+    token's advantage. Their code takes tokens with a reward for ends of turns; here
+    turns without a reward count.
+
+    Args:
+        rewards: See :func:`turn_gae`. [N]
+        values: See there. [N]
+        ends: See there. bool [N]
+        gamma: Discount between turns.
+        lambda_: GAE parameter between turns.
+        gamma_token: Discount inside a turn.
+        lambda_token: GAE parameter inside a turn.
+        lambda_critic: Takes the place of both for the targets; None: it does not.
+        bootstrap_value: See there.
+
+    Returns:
+        Advantages [N] and value targets [N].
+
+    Raises:
+        ValueError: As :func:`~rllib_llm.advantages.gae.token_gae`.
+    """
+    _turns(rewards, values, ends)
+    rewards, values = np.asarray(rewards, float), np.asarray(values, float)
+
+    def chain(between: float, inside: float) -> np.ndarray:
+        outer, _ = token_gae(
+            rewards[ends],
+            values[ends],
+            gamma=gamma,
+            lambda_=between,
+            bootstrap_value=bootstrap_value,
+        )
+        terms = rewards + gamma_token * np.append(values[1:], 0.0) - values
+        terms[ends] = outer
+        decay = np.where(ends, 0.0, gamma_token * inside)
+        return _discounted_sums(terms, decay) if len(terms) else terms
+
+    advantages = chain(lambda_, lambda_token)
+    if lambda_critic is None:
+        return advantages, values + advantages
+    return advantages, values + chain(lambda_critic, lambda_critic)
+
+
+def _turns(
+    rewards: np.ndarray, values: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's turn and which tokens begin one."""
+    check_same_shape(
+        rewards=np.asarray(rewards), values=np.asarray(values), ends=np.asarray(ends)
+    )
+    if len(ends) and not ends[-1]:
+        raise ValueError("The last token must end a turn. Leave out prompt tokens.")
+    starts = np.append(True, ends[:-1])[: len(ends)]
+    return starts.cumsum() - 1, starts

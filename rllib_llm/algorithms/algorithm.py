@@ -1,0 +1,422 @@
+"""The training iteration of every on-policy algorithm of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.ppo.ppo import PPO
+from ray.rllib.core import ALL_MODULES
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+from rllib_llm import json_state
+from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.algorithms.config.validation import env_creator
+from rllib_llm.algorithms.driver.build_vllm_engines import (
+    new_actor_name,
+    with_engine_bundle,
+)
+from rllib_llm.algorithms.driver.checkpoint_state import OWN_STATE, OwnState
+from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
+from rllib_llm.algorithms.driver.init_from_checkpoint import (
+    handed_over_model,
+    take_over,
+)
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
+from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
+from rllib_llm.algorithms.driver.team_rewards import share_rewards
+from rllib_llm.algorithms.driver.weight_sync import send_weights
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.callbacks.episode_metrics import returns_std
+from rllib_llm.callbacks.keys import ITERATION
+from rllib_llm.callbacks.stats import EPISODE_MEAN
+from rllib_llm.env_runner.groups import check_first_texts
+from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.manifest import require_whole, write_manifest
+from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
+from rllib_llm.monitoring.alarms.algorithm import GUARD_KEY, GuardedAlgorithm
+from rllib_llm.monitoring.live import board
+from rllib_llm.monitoring.live.algorithm import (
+    SAMPLING,
+    SYNCING,
+    UPDATING,
+    LiveAlgorithm,
+    preparing,
+)
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.transcripts.annotations import note_credit, note_rewards
+
+logger = logging.getLogger("rllib_llm")
+
+Progress = Callable[[str, float], None]
+
+_TASKS_KEY = "llm_tasks"
+_PIECES_KEY = "llm_driver_pieces"
+_MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
+
+
+class LLMAlgorithm(
+    EvaluatesFirst, SamplingAlgorithm, GuardedAlgorithm, LiveAlgorithm, PPO
+):
+    """Sample exact episodes, give credit on the driver, update, sync.
+
+    Subclasses say what happens to the sampled groups in :meth:`process_episodes`.
+    RLlib supplies everything else: EnvRunnerGroup, LearnerGroup, evaluation, metrics,
+    checkpoints, Tune.
+    """
+
+    def __init__(self, config: Any = None, env: Any = None, **kwargs: Any):
+        topic = board.new_topic(board.trial_of(config))
+        config = self._as_config(config)
+        if env is not None:
+            config.environment(env)
+        config.validate()
+        config = with_models(config, preparing(topic))
+        config.engine_actor = new_actor_name()
+        config.live_topic = topic
+        for module_id in config.llm_module_ids:
+            preflight(config.get_config_for_module(module_id))
+        super().__init__(config, **kwargs)
+
+    @classmethod
+    def _as_config(cls, config: Any) -> Any:
+        default = cls.get_default_config()
+        if config is None:
+            return default
+        if isinstance(config, AlgorithmConfig):
+            return config.copy(copy_frozen=False)
+        if "class" in config:
+            return default.from_state(config)
+        _refuse_unknown_keys(default, config)
+        return default.update_from_dict(config)
+
+    @classmethod
+    @override(PPO)
+    def default_resource_request(cls, config: Any) -> Any:
+        """Ask for RLlib's resources and for those of an engine's actor."""
+        request = super().default_resource_request(config)
+        default = cls.get_default_config().update_from_dict(config)
+        return with_engine_bundle(request, default)
+
+    @override(PPO)
+    def setup(self, config: Any) -> None:
+        self._task_source: TaskSource = config.build_task_source()
+        self._driver_pieces = DriverPieces(config)
+        super().setup(config)
+        self._share_weights()
+        json_state.dumps(self.memories(), "memories")  # known before anything is learnt
+        # A checkpoint being restored has all that was handed over, and more.
+        if self.config.handed_over and offered_model_folder() is None:
+            take_over(self, Path(self.config.handed_over))
+
+    @staticmethod
+    @override(PPO)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        """Take functions of ``env_config``, too, which RLlib refuses."""
+        if callable(env_specifier) and not isinstance(env_specifier, type):
+            return env_specifier, env_creator(env_specifier)
+        return PPO._get_env_id_and_creator(env_specifier, config)
+
+    # One iteration -------------------------------------------------------------------
+
+    @override(PPO)
+    def training_step(self) -> None:
+        with (
+            self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)),
+            self.phase(SAMPLING, episodes=self.config.episodes_per_iteration),
+        ):
+            episodes = self.collect()
+        note_credit(self.metrics, episodes)
+        learners = max(1, self.config.num_learners or 0)
+        is_skipped = len(episodes) < learners
+        # In every iteration: RLlib reports NaN for a sum of nothing.
+        self.metrics.log_value("num_updates_skipped", int(is_skipped), reduce="sum")
+        if is_skipped:
+            # E.g. every group of a GRPO iteration had equal returns.
+            logger.warning("Nothing to learn from in this iteration; no update.")
+            return
+        with (
+            self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
+            self.phase(UPDATING),
+            self._engines_asleep(),
+        ):
+            results = self.learner_group.update(
+                training_data=LLMTrainingData(episodes=episodes),
+                timesteps={
+                    NUM_ENV_STEPS_SAMPLED_LIFETIME: self._peek(
+                        ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+                    ),
+                    NUM_MODULE_STEPS_TRAINED_LIFETIME: self._peek(
+                        LEARNER_RESULTS, ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME
+                    ),
+                },
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        with (
+            self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)),
+            self.phase(SYNCING),
+        ):
+            self._sync_weights()
+
+    def collect(self) -> list[Any]:
+        """Sample this iteration's episodes and give them credit."""
+        groups = self.config.episodes_per_iteration // self.config.group_size
+        return self.process_episodes(self.sample_groups(groups))
+
+    def sample_groups(self, num_groups: int) -> list[Any]:
+        """Play the next ``num_groups`` groups and give their rewards.
+
+        Returns:
+            Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
+        """
+        episodes = self.play_groups(num_groups)
+        check_first_texts(episodes, self.config.env)
+        if self.config.team_share:
+            share_rewards(episodes, self.config.team_share)
+        for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
+            self.metrics.log_value(("reward_parts", name), paid, window=1)
+        spread = returns_std(episodes, self.config.group_size)
+        self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
+        note_rewards(self.metrics, episodes)
+        return episodes
+
+    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+        """Give credit to sampled episodes and return those to learn from.
+
+        Runs on the driver, over whole groups, before episodes are split over Learners.
+        """
+        episodes, shares = self._driver_pieces.select(episodes)
+        for name, share in shares.items():
+            self.metrics.log_value(("filtered_frac", name), share, window=1)
+        return episodes
+
+    def _peek(self, *key: str) -> int:
+        return self.metrics.peek(key, default=0)
+
+    @contextlib.contextmanager
+    def _engines_asleep(self) -> Iterator[None]:
+        """Let engines release memory that the Learner needs (``engine_sleep``)."""
+        if not self.config.engine_sleep:
+            yield
+            return
+        self._tell_engines(sleep)
+        yield
+        self._tell_engines(wake_up)
+
+    def _tell_engines(self, call: Callable[[Any], None]) -> None:
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(call)
+
+    # Weights -------------------------------------------------------------------------
+
+    def _share_weights(self) -> None:
+        """Let a local runner sample with a local learner's own parameters."""
+        self._weights_are_shared = bool(
+            self.learner_group.is_local
+            and self.env_runner is not None
+            and isinstance(self.env_runner, LLMEnvRunner)
+            and self.env_runner._device == self.learner_group._learner.device
+        )
+        if self._weights_are_shared:
+            modules = self.learner_group._learner.module
+            self.env_runner.share_weights_of(
+                {m: modules[m].unwrapped() for m in self.config.sampled_module_ids}
+            )
+
+    def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
+        """Bring EnvRunners to the weights of these policies; None: of the trained."""
+        if self._weights_are_shared:
+            version = self.learner_group._learner._weights_seq_no
+            self.env_runner.set_weights_version(version)
+        group = self.env_runner_group
+        if self._weights_are_shared and not group.num_remote_workers():
+            return
+        if issubclass(group.env_runner_cls, LLMEnvRunner):
+            sent = send_weights(
+                self.learner_group,
+                group,
+                dtype=self.config.weight_sync_dtype,
+                also_local=not self._weights_are_shared,
+                module_ids=module_ids,
+            )
+            self.metrics.log_value("weight_sync_mib", sent, reduce="sum")
+        else:
+            group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                policies=list(self.config.llm_module_ids),
+                inference_only=True,
+                timeout_seconds=None,
+            )
+
+    # Checkpoints ---------------------------------------------------------------------
+
+    @override(PPO)
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        return [*super().get_checkpointable_components(), (OWN_STATE, OwnState(self))]
+
+    @override(PPO)
+    def get_state(
+        self,
+        components: Any = None,
+        *,
+        not_components: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if self._check_component(OWN_STATE, components, not_components):
+            state[OWN_STATE] = self.own_state()
+        return state
+
+    @override(PPO)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if OWN_STATE in state:
+            self.set_own_state(state[OWN_STATE])
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what the package adds to RLlib's state (see plain_state.py)."""
+        return {
+            ITERATION: self.training_iteration,
+            _TASKS_KEY: self._task_source.get_state(),
+            GUARD_KEY: self.guard.get_state(),
+            **self.memories(),
+        }
+
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        """Bring back :meth:`own_state`'s answer."""
+        self._task_source.set_state(state[_TASKS_KEY])
+        self.guard.set_state(state[GUARD_KEY])
+        self.recall(state)
+
+    @override(GuardedAlgorithm)
+    def memories(self) -> dict[str, Any]:
+        return {_PIECES_KEY: self._driver_pieces.get_state()}
+
+    @override(GuardedAlgorithm)
+    def recall(self, state: dict[str, Any]) -> None:
+        if _PIECES_KEY in state:
+            self._driver_pieces.set_state(state[_PIECES_KEY])
+
+    @override(PPO)
+    def save_to_path(self, *args: Any, **kwargs: Any) -> str:
+        """Write a checkpoint and, last, its manifest (local file systems only)."""
+        written = super().save_to_path(*args, **kwargs)
+        if Path(written).is_dir():
+            write_manifest(Path(written))
+        return written
+
+    @override(PPO)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restore, and bring EnvRunners back to weights older than those they have.
+
+        Raises:
+            CheckpointError: If the checkpoint is not what its manifest says.
+        """
+        if kwargs.get("component") is None and Path(path).is_dir():
+            require_whole(Path(path))
+        super().restore_from_path(path, *args, **kwargs)
+        self.sync_everyone()
+
+    @override(GuardedAlgorithm)
+    def sync_everyone(self) -> None:
+        """Bring all EnvRunners to the Learner's weights, frozen policies included.
+
+        After going back they take RLlib's own sync for a late message, and would go on
+        with what frozen policies have become meanwhile.
+        """
+        everyone = self.config.sampled_module_ids
+        if issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
+            self._sync_weights(everyone)
+        evaluators = self.eval_env_runner_group
+        if evaluators and issubclass(evaluators.env_runner_cls, LLMEnvRunner):
+            send_weights(
+                self.learner_group,
+                evaluators,
+                dtype=self.config.weight_sync_dtype,
+                also_local=True,
+                module_ids=everyone,
+            )
+
+    @classmethod
+    @override(PPO)
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Rebuild the algorithm from a checkpoint, wherever that lies.
+
+        A checkpoint carries the model's config and tokenizer, so it loads where the
+        prepared model of the original machine is missing (not under LoRA, whose base
+        model is not part of it).
+        """
+        # A ray.tune.Checkpoint has a path, too.
+        folder = Path(getattr(path, "path", path))
+        if folder.is_dir():
+            require_whole(folder)
+        modules = folder / _MODULES_FOLDER
+        folders = modules.iterdir() if modules.is_dir() else ()
+        with model_folders_offered({f.name: f / HF_FOLDER for f in folders}):
+            return super().from_checkpoint(path, *args, **kwargs)
+
+
+def with_models(config: Any, on_progress: Progress | None = None) -> Any:
+    """Return the config with every policy's model built or found."""
+    for module_id in config.llm_module_ids:
+        own = config.get_config_for_module(module_id)
+        if _is_ready(own.resolved_model):
+            continue
+        config = config.copy(copy_frozen=False)
+        model = handed_over_model(own, module_id)
+        model = model or _locate_model(own, module_id, on_progress)
+        if module_id in config.algorithm_config_overrides_per_module:
+            config.algorithm_config_overrides_per_module[module_id] |= {
+                "resolved_model": model
+            }
+        else:
+            config.resolved_model = model
+        config.resolve_policies()
+    return config
+
+
+def _locate_model(config: Any, module_id: str, on_progress: Progress | None) -> str:
+    """Return the folder of the model to train, or its hub id.
+
+    A full checkpoint being restored stands in for the model it was trained from; under
+    LoRA the base model itself is needed.
+    """
+    if config.lm_lora:
+        return prepare_language_model(config, on_progress)
+    folder = offered_model_folder(module_id)
+    return folder or prepare_language_model(config, on_progress)
+
+
+def _is_ready(model: str | None) -> bool:
+    return model is not None and (Path(model) / "config.json").is_file()
+
+
+def _refuse_unknown_keys(default: Any, given: dict[str, Any]) -> None:
+    known = set(default.keys())
+    for key in given:
+        if key not in known and not key.startswith("__"):
+            raise ConfigError(
+                f"{type(default).__name__} has no setting {key!r}. "
+                f"{did_you_mean(key, known)}"
+            )

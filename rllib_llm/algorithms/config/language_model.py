@@ -1,0 +1,112 @@
+"""Which language model is trained."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from annotated_types import MinLen
+from ray.rllib.algorithms.algorithm_config import NotProvided
+
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.modules.loading import LoraSettings
+from rllib_llm.modules.tiny import TinySizes
+from rllib_llm.schema import Hint, Rule
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+_HINT = Hint("float16 would need its loss scaled.")
+Autocast = Annotated[Literal["bfloat16"], _HINT]
+Dtype = Annotated[Literal["float32", "bfloat16"], _HINT]
+JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
+
+
+class LanguageModelSettings:
+    """Defaults and fluent method of ``language_model``."""
+
+    def _set_language_model_defaults(self) -> None:
+        self.lm_model = "tiny"
+        self.lm_dtype = "float32"
+        self.lm_autocast: str | None = None
+        self.lm_lora: dict[str, Any] | None = None
+        self.lm_tiny: dict[str, Any] = {}
+        self.lm_value_head = "mlp"
+        self.lm_value_head_detach = True
+        self.lm_value_model = "shared"
+        self.lm_model_kwargs: dict[str, Any] = {}
+        self.gradient_checkpointing = False
+        self.lm_compile: str | None = None
+        self.history = "append"
+        self.chat_template_kwargs: dict[str, Any] = {}
+        self.system_prompt: str | None = None
+
+    def language_model(
+        self,
+        *,
+        model: Annotated[str, MinLen(1)] = NotProvided,
+        dtype: Dtype = NotProvided,
+        autocast: Autocast | None = NotProvided,
+        lora: LoraSettings | None = NotProvided,
+        tiny: TinySizes = NotProvided,
+        value_head: Literal["mlp", "linear"] = NotProvided,
+        value_head_detach: bool = NotProvided,
+        value_model: Literal["shared", "own"] = NotProvided,
+        model_kwargs: dict[str, Any] = NotProvided,
+        gradient_checkpointing: bool = NotProvided,
+        compile: str | None = NotProvided,
+        history: Literal["append", "rerender", "latest"] = NotProvided,
+        chat_template_kwargs: JsonMapping = NotProvided,
+        system_prompt: str | None = NotProvided,
+    ) -> Self:
+        """Choose the language model.
+
+        Args:
+            model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
+                random model with its own tokenizer, built on the spot (default).
+            dtype: Parameters' dtype: "float32" or "bfloat16".
+            autocast: "bfloat16" lets the learner compute in it with float32 parameters
+                (torch.autocast); None: in the parameters' dtype.
+            lora: None trains all weights; a dict trains adapters only: ``rank``,
+                ``alpha``, ``dropout``, ``target_modules``.
+            tiny: Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.
+            value_head: "mlp" or "linear" (algorithms with a critic).
+            value_head_detach: Keep the critic's gradient out of the trunk (default: a
+                critic that moves the trunk moves the policy as well).
+            value_model: "shared": the critic's head reads the policy's trunk; "own":
+                it has its own, which starts as a copy of the policy's and is trained
+                by the value loss only (not under LoRA).
+            model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
+            gradient_checkpointing: Trade compute for memory in the learner.
+            compile: Backend of torch.compile for the Learner's trunk, e.g. "inductor";
+                None (default) compiles nothing. Worth it for long runs on GPUs; on
+                CPUs compiling takes minutes.
+            history: "append", "rerender" or "latest" (see docs/design.md).
+            chat_template_kwargs: Given to the chat template, e.g.
+                ``{"enable_thinking": False}`` for Qwen3.
+            system_prompt: First message of every conversation.
+        """
+        assign(
+            self,
+            lm_model=model,
+            lm_dtype=dtype,
+            lm_autocast=autocast,
+            lm_lora=lora,
+            lm_tiny=tiny,
+            lm_value_head=value_head,
+            lm_value_head_detach=value_head_detach,
+            lm_value_model=value_model,
+            lm_model_kwargs=model_kwargs,
+            gradient_checkpointing=gradient_checkpointing,
+            lm_compile=compile,
+            history=history,
+            chat_template_kwargs=chat_template_kwargs,
+            system_prompt=system_prompt,
+        )
+        return self

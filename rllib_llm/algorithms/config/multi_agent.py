@@ -1,0 +1,318 @@
+"""Which policy acts for which agent, and what is special about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.policy_mapping import MappedPolicies, imported
+from rllib_llm.schema import require
+
+SCRIPT, RL_MODULE = "script", "rl_module"
+_OF_MODES = ("sharing_modes", "sharing_mode")
+# What may differ between policies; everything else is the run's.
+POLICY_SECTIONS = ("language_model", "generation", "training")
+# What RLlib's PPO reads of an RLModule's own section "training".
+_OF_RL_MODULES = (
+    "lr",
+    "gamma",
+    "lambda_",
+    "clip_param",
+    "entropy_coeff",
+    "vf_loss_coeff",
+    "vf_clip_param",
+    "use_kl_loss",
+    "kl_coeff",
+    "kl_target",
+    "grad_clip",
+    "weight_decay",
+)
+_RUN_WIDE = {
+    "generation": (
+        "engine",
+        "engine_kwargs",
+        "engine_num_gpus",
+        "engine_sleep",
+        "engine_forward",
+        "kv_cache_gib",
+    ),
+    "training": (
+        "num_epochs",
+        "minibatch_size",
+        "micro_batch_tokens",
+        "matmul_precision",
+        "grad_clip_by",
+        "old_logps",
+        "nan_policy",
+        "critic_warmup_iters",
+        "team_share",
+        "level",
+        "critic",
+        "team_reward",
+        "message_logp",
+        "update_schedule",
+        "alternate_every",
+        "sequential_ratio_clip",
+        "sequential_factor_clip",
+        "whiten_by",
+        "advantage_baseline",
+        "advantage_scale",
+        "advantage_group_by",
+        "turn_discount",
+        "drop_zero_variance_groups",
+        "dynamic_sampling_rounds",
+    ),
+    "language_model": ("history", "compile"),
+}
+
+
+class MultiAgentSettings:
+    """Defaults and fluent method of ``multi_agent``."""
+
+    def _set_multi_agent_defaults(self) -> None:
+        self.policy_settings: dict[str, dict[str, Any]] = {}
+        self.policy_mapping_fn = MappedPolicies({"*": DEFAULT_MODULE_ID})
+        self.sharing_modes: dict[str, dict[str, Any]] = {}
+        # A name of these, or Tune's search space of such names.
+        self.sharing_mode: Any = None
+        self._mode_in_force: str | None = None
+
+    def multi_agent(
+        self,
+        *,
+        policies: Mapping[str, Any] | Collection[str] | None = NotProvided,
+        policy_mapping_fn: Callable[..., str]
+        | Mapping[str, str]
+        | str
+        | None = NotProvided,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = NotProvided,
+        sharing_modes: Mapping[str, Mapping[str, Any]] = NotProvided,
+        sharing_mode: str | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Choose who acts for whom, as RLlib does; names and tables serve too.
+
+        Args:
+            policies: Names of the policies; or a mapping from them to what is special
+                about each: sections of settings (``language_model``, ``generation``,
+                ``training``), or ``script``, a function (or its
+                ``"package.module:name"``) that answers in the policy's place, or
+                ``rl_module``: an RLModule that is no language model (``module_class``
+                and ``model_config`` as of RLlib's RLModuleSpec, or one of these). The
+                latter may also stand in ``rl_module(rl_module_spec=...)``.
+            policy_mapping_fn: RLlib's function of the agent and the episode (or its
+                ``"package.module:name"``), a table from agents to policies, or the
+                name of the one policy that acts for all.
+            policies_to_train: Names, or RLlib's function; None trains all that are
+                language models or RLModules.
+            sharing_modes: Names to settings of this section, each a way of sharing
+                weights, e.g. ``{"own": {...}, "shared": {...}}``.
+            sharing_mode: Which of them holds. Tune may search it
+                (``tune.grid_search(["own", "shared"])``).
+            kwargs: RLlib's other settings.
+
+        Raises:
+            ConfigError: If ``sharing_modes`` stands beside what each mode sets.
+        """
+        beside = (policies, policy_mapping_fn, policies_to_train)
+        if sharing_modes is not NotProvided and any(
+            given is not NotProvided for given in beside
+        ):
+            raise ConfigError(
+                "multi_agent: policies, policy_mapping_fn and policies_to_train beside "
+                "sharing_modes would have no effect. Put them into each mode."
+            )
+        if isinstance(policies, Mapping):
+            self.policy_settings = {
+                name: dict(given)
+                for name, given in policies.items()
+                if isinstance(given, Mapping) and given
+            }
+            plain = [g is None or isinstance(g, Mapping) for g in policies.values()]
+            policies = list(policies) if all(plain) else policies
+        if policy_mapping_fn is not NotProvided:
+            policy_mapping_fn = _as_mapping(policy_mapping_fn)
+        super().multi_agent(
+            policies=policies,
+            policy_mapping_fn=policy_mapping_fn,
+            policies_to_train=policies_to_train,
+            **kwargs,
+        )
+        assign(self, sharing_modes=sharing_modes, sharing_mode=sharing_mode)
+        if isinstance(self.sharing_mode, str):
+            self._use_sharing_mode()
+        return self
+
+    def _use_sharing_mode(self) -> None:
+        """Set what ``sharing_mode`` names, which Tune may have drawn just now.
+
+        Raises:
+            ConfigError: If it names no mode, or the mode holds what none can.
+        """
+        from rllib_llm.algorithms.config.sections import apply_section
+
+        name = self.sharing_mode
+        if name == self._mode_in_force and (name or not self.sharing_modes):
+            return
+        if not isinstance(name, str) or name not in self.sharing_modes:
+            raise ConfigError(
+                f"multi_agent.sharing_mode={name!r} must be one of sharing_modes. "
+                f"{did_you_mean(str(name), self.sharing_modes)}"
+            )
+        mode = self.sharing_modes[name]
+        if not isinstance(mode, Mapping) or not set(mode).isdisjoint(_OF_MODES):
+            raise ConfigError(
+                f"multi_agent.sharing_modes.{name}={mode!r} must hold settings of "
+                "multi_agent, such as policies and policy_mapping_fn."
+            )
+        self._mode_in_force = name
+        self.policy_settings = {}
+        apply_section(self, "multi_agent", dict(mode))
+
+    # What follows from them ----------------------------------------------------------
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """All policies, sorted."""
+        return tuple(sorted(self.policies)) if self.policies else (DEFAULT_MODULE_ID,)
+
+    @property
+    def llm_module_ids(self) -> tuple[str, ...]:
+        """Those that are language models."""
+        others = self.classic_module_ids
+        return tuple(
+            m for m in self.module_ids if self.script_of(m) is None and m not in others
+        )
+
+    @property
+    def classic_module_ids(self) -> tuple[str, ...]:
+        """Those that are RLModules of RLlib's kind, reading numbers."""
+        return tuple(m for m in self.module_ids if self.rl_module_of(m) is not None)
+
+    @property
+    def sampled_module_ids(self) -> tuple[str, ...]:
+        """Those with weights: language models and classic RLModules."""
+        return (*self.llm_module_ids, *self.classic_module_ids)
+
+    @property
+    def trained_module_ids(self) -> tuple[str, ...]:
+        """Language models that training may change."""
+        return self._to_train(self.llm_module_ids)
+
+    @property
+    def trained_classic_ids(self) -> tuple[str, ...]:
+        """Classic RLModules that training may change."""
+        return self._to_train(self.classic_module_ids)
+
+    def _to_train(self, module_ids: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = self.policies_to_train
+        if wanted is None or callable(wanted):
+            return module_ids
+        return tuple(m for m in module_ids if m in wanted)
+
+    def rl_module_of(self, module_id: str) -> Any:
+        """Return the RLModuleSpec of a classic policy, None for other policies.
+
+        Raises:
+            ConfigError: If it is none, or contradicts other settings of the policy.
+        """
+        own = self.policy_settings.get(module_id, {})
+        specs = getattr(self._rl_module_spec, "rl_module_specs", {})
+        given = specs.get(module_id) if isinstance(specs, Mapping) else None
+        if RL_MODULE not in own and (given is None or _is_language_model(given)):
+            return None
+        from rllib_llm.algorithms.config.rl_module_spec import as_spec
+
+        if SCRIPT in own or (RL_MODULE in own and given is not None):
+            raise ConfigError(
+                f"The policy {module_id!r} is an RLModule, and something else as well. "
+                "Give it one of rl_module and script, or an entry of rl_module_spec."
+            )
+        return as_spec(module_id, own.get(RL_MODULE, given))
+
+    def script_of(self, module_id: str) -> Callable[[Any], str] | None:
+        """Return the function that plays for a policy, None for a language model."""
+        script = self.policy_settings.get(module_id, {}).get(SCRIPT)
+        return imported("script", script) if isinstance(script, str) else script
+
+    def resolve_policies(self) -> None:
+        """Turn each policy's sections into RLlib's overrides per module.
+
+        Raises:
+            ConfigError: If a section or setting cannot differ between policies.
+        """
+        from rllib_llm.algorithms.config.sections import apply_section
+
+        for name, given in self.policy_settings.items():
+            if name not in self.policies:
+                raise ConfigError(
+                    f"multi_agent has settings for {name!r}, which is no policy. "
+                    f"{did_you_mean(name, self.policies)}"
+                )
+            own = self.copy(copy_frozen=False)
+            before = dict(vars(own))
+            is_classic = self.rl_module_of(name) is not None
+            where = f"multi_agent.policies.{name}"
+            require(where, given, dict[str, Any])
+            for section, values in given.items():
+                if section in (SCRIPT, RL_MODULE):
+                    continue
+                require(f"{where}.{section}", values, dict[str, Any] | None)
+                _check_section(name, section, values, is_classic)
+                try:
+                    apply_section(own, section, values)
+                except ConfigError as error:
+                    raise ConfigError(f"{where}: {error}") from error
+            changed = {k: v for k, v in vars(own).items() if v is not before.get(k)}
+            changed.pop("_is_frozen", None)
+            overrides = self.algorithm_config_overrides_per_module
+            found = overrides.get(name, {})
+            overrides[name] = {"resolved_model": None, **found, **changed}
+        # Copies of this config carry what was resolved for another one along.
+        self._per_module_overrides.clear()
+
+
+def _is_language_model(spec: Any) -> bool:
+    """Say whether RLlib's specification is of a language model (None: by default)."""
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+
+    return spec.module_class is None or issubclass(spec.module_class, LLMRLModule)
+
+
+def _check_section(
+    policy: str, section: str, values: Any, is_classic: bool = False
+) -> None:
+    if is_classic:
+        for key in values or {}:
+            if section != "training" or key not in _OF_RL_MODULES:
+                raise ConfigError(
+                    f"multi_agent.policies.{policy}.{section}.{key} does not concern "
+                    f"an RLModule. Beside {RL_MODULE} it has training with "
+                    f"{', '.join(_OF_RL_MODULES)}."
+                )
+    if section not in POLICY_SECTIONS:
+        raise ConfigError(
+            f"multi_agent.policies.{policy}.{section}: only "
+            f"{', '.join(POLICY_SECTIONS)}, {SCRIPT} and {RL_MODULE} can differ "
+            "between policies. "
+            f"{did_you_mean(section, (*POLICY_SECTIONS, SCRIPT, RL_MODULE))}"
+        )
+    for key in values or {}:
+        if key in _RUN_WIDE[section]:
+            raise ConfigError(
+                f"multi_agent.policies.{policy}.{section}.{key} is one for the whole "
+                f"run. Set it in {section}."
+            )
+
+
+def _as_mapping(given: Any) -> Any:
+    if isinstance(given, str) and ":" in given:
+        return imported("policy_mapping_fn", given)
+    if isinstance(given, str):
+        return MappedPolicies({"*": given})
+    return MappedPolicies(given) if isinstance(given, Mapping) else given

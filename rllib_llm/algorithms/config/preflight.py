@@ -1,0 +1,74 @@
+"""Checks that need the tokenizer and the environment, before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ray.rllib.core import DEFAULT_AGENT_ID
+
+from rllib_llm.connectors.tool_prompts import opening
+from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
+from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.context_length import model_context_length, text_config
+from rllib_llm.modules.positions import why_shorter
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """What the checks measured.
+
+    Attributes:
+        first_prompt_tokens: Longest first prompt among the sampled ones.
+        context_tokens: Most tokens of a conversation.
+    """
+
+    first_prompt_tokens: int
+    context_tokens: int
+
+
+def preflight(config: Any, num_resets: int = 8) -> Preflight:
+    """Reset the environment a few times and fit its first prompts into the context.
+
+    Raises:
+        ConfigError: If a first prompt leaves no room to answer.
+        ModelError: If max_context_tokens exceeds what the model admits.
+        TemplateError: If the tokenizer cannot serve conversations.
+    """
+    model = config.resolved_model or config.lm_model
+    limit = model_context_length(model)
+    if limit and (config.max_context_tokens or 0) > limit:
+        raise ModelError(
+            f"max_context_tokens={config.max_context_tokens} exceeds the {limit} "
+            f"positions of {model!r} that can be used.{_why_shorter(model)} Set "
+            f"max_context_tokens={limit} or less."
+        )
+    renderer = config.chat_renderer()
+    env = config.make_text_env()
+    roles = role_prompts(env)
+    longest = 0
+    for seed in range(num_resets):
+        told = env.reset(seed=seed, options={"split": "train"})
+        alone = agents_of(env) is None
+        first = {DEFAULT_AGENT_ID: told[0]} if alone else texts_of(env, told)
+        for agent, observation in first.items():
+            messages, tools = opening(
+                observation,
+                told[1] if alone else {},
+                system=config.system_prompt or roles.get(agent),
+                renderer=renderer,
+            )
+            longest = max(longest, len(renderer.first(messages, tools)))
+    env.close()
+    context = config.resolved_context_tokens()
+    if longest + 1 > context:
+        raise ConfigError(
+            f"The first prompt of {config.env!r} has {longest} tokens, but "
+            f"max_context_tokens={context} leaves no room to answer. Raise "
+            "generation.max_context_tokens or shorten the prompt."
+        )
+    return Preflight(longest, context)
+
+
+def _why_shorter(model: str) -> str:
+    return "" if model == "tiny" else why_shorter(text_config(model))

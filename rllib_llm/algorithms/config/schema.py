@@ -1,0 +1,216 @@
+"""Every setting of a config class, read from the signatures of its fluent methods."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Optional, get_type_hints
+
+from rllib_llm.algorithms.config.rllib_kinds import RLLIB_KINDS, WITHOUT_EFFECT
+from rllib_llm.schema import bounds_of, choices_of, describe
+from rllib_llm.schema.describing import members
+
+SECTIONS = (
+    "language_model",
+    "generation",
+    "rollouts",
+    "multi_agent",
+    "league",
+    "warm_start",
+    "training",
+    "alarms",
+    "env_runners",
+    "learners",
+    "resources",
+    "evaluation",
+    "debugging",
+    "reporting",
+    "checkpointing",
+    "fault_tolerance",
+)
+_ARGS = re.compile(r"^Args:\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
+_ARG = re.compile(r"^(\w+)(?: \(.*?\))?: ?((?:.*\n)(?:[ ]+.*\n|\n)*)", re.MULTILINE)
+# Classes whose settings are being listed: their calls are not checked meanwhile.
+_being_listed: set[type[Any]] = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One keyword of one fluent method.
+
+    Attributes:
+        section: The method, e.g. ``"training"``.
+        key: The keyword, e.g. ``"lr"``.
+        attribute: The attribute of the config that holds it; None where it has no
+            attribute of its own (alarms).
+        default: Of the config class.
+        kind: The type, with ranges and choices as ``Annotated`` metadata.
+        doc: The docstring's sentences about it.
+        is_rllib: Whether RLlib declares it.
+    """
+
+    section: str
+    key: str
+    attribute: str | None
+    default: Any
+    kind: Any
+    doc: str
+    is_rllib: bool
+
+    @property
+    def path(self) -> str:
+        """The dotted path in a recipe, e.g. ``"training.lr"``."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def rule(self) -> str:
+        """The type in words, e.g. ``"a number >= 0"``."""
+        return describe(self.kind)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The choices, () if it is no choice."""
+        return choices_of(self.kind)
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The least and the greatest number, None where the range is open."""
+        return bounds_of(self.kind)
+
+    @property
+    def takes_none(self) -> bool:
+        """Return whether None is a value."""
+        return type(None) in members(self.kind)
+
+
+@functools.cache
+def settings_of(config_class: type[Any]) -> dict[str, Setting]:
+    """Return every setting of a config class by its path, section by section.
+
+    Keywords that RLlib marks as deprecated, and those without meaning for whole
+    episodes of text, are left out.
+    """
+    _being_listed.add(config_class)
+    try:
+        return {setting.path: setting for setting in _list_settings(config_class)}
+    finally:
+        _being_listed.discard(config_class)
+
+
+@functools.cache
+def settings_by_attribute(config_class: type[Any]) -> dict[str, Setting]:
+    """Return the settings of a config class by the attribute that holds each."""
+    return {s.attribute: s for s in settings_of(config_class).values() if s.attribute}
+
+
+def is_being_listed(config_class: type[Any]) -> bool:
+    """Say whether :func:`settings_of` is at work on the class."""
+    return config_class in _being_listed
+
+
+def section_keys(config_class: type[Any], section: str) -> list[str]:
+    """Return the keywords that ``config_class().<section>(...)`` accepts.
+
+    Signatures are followed through ``**kwargs`` up the class hierarchy; keywords that
+    RLlib marks as deprecated are left out.
+    """
+    return list(_parameters(config_class, section))
+
+
+def _list_settings(config_class: type[Any]) -> Iterator[Setting]:
+    # Some classes hold a part of the settings only and are no configs.
+    default = config_class()
+    for section in SECTIONS:
+        for key, (method, parameter) in _parameters(config_class, section).items():
+            attribute = _attribute(config_class, section, key)
+            value = getattr(default, attribute) if attribute else None
+            is_rllib = method.__module__.startswith("ray.")
+            yield Setting(
+                section=section,
+                key=key,
+                attribute=attribute,
+                default=value,
+                kind=_kind(method, parameter, value, is_rllib),
+                doc=_docs(method).get(key, ""),
+                is_rllib=is_rllib,
+            )
+
+
+def _parameters(
+    config_class: type[Any], section: str
+) -> dict[str, tuple[Any, inspect.Parameter]]:
+    """Return keywords with the method that declares them, most derived first."""
+    found: dict[str, tuple[Any, inspect.Parameter]] = {}
+    for method in _methods(config_class, section):
+        parameters = inspect.signature(method).parameters.values()
+        for p in parameters:
+            if p.kind is p.KEYWORD_ONLY and not _is_deprecated(p.default):
+                found.setdefault(p.name, (method, p))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    idle = WITHOUT_EFFECT.get(section, {})
+    return {key: value for key, value in found.items() if key not in idle}
+
+
+def _methods(config_class: type[Any], section: str) -> list[Any]:
+    """Return the methods whose keywords make up a section, most derived first."""
+    found = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
+    if section == "training" and hasattr(config_class, "_llm_training"):
+        found.insert(0, config_class._llm_training)
+    return list(dict.fromkeys(inspect.unwrap(method) for method in found))
+
+
+def _is_deprecated(default: Any) -> bool:
+    from ray._common.deprecation import DEPRECATED_VALUE
+
+    return isinstance(default, int) and default == DEPRECATED_VALUE
+
+
+def _kind(
+    method: Any, parameter: inspect.Parameter, default: Any, is_rllib: bool
+) -> Any:
+    if not is_rllib:
+        return _hints(method)[parameter.name]
+    if parameter.name in RLLIB_KINDS:
+        return RLLIB_KINDS[parameter.name]
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        return Any
+    if default is None:
+        return Optional[kind]  # noqa: UP045  (kind may be a forward reference)
+    left = [member for member in members(kind) if member is not type(None)]
+    united = left[0]
+    for member in left[1:]:
+        united = united | member
+    return united
+
+
+@functools.cache
+def _hints(method: Any) -> dict[str, Any]:
+    return get_type_hints(method, include_extras=True)
+
+
+@functools.cache
+def _docs(method: Any) -> dict[str, str]:
+    """Return the Args of a Google docstring, by name."""
+    found = _ARGS.search((inspect.getdoc(method) or "") + "\n")
+    if found is None:
+        return {}
+    listed = textwrap.dedent(found[1])
+    return {name: " ".join(text.split()) for name, text in _ARG.findall(listed)}
+
+
+def _attribute(config_class: type[Any], section: str, key: str) -> str | None:
+    """Return the attribute that a keyword is stored in, found by storing a marker."""
+    config, marker = config_class(), object()
+    with contextlib.suppress(Exception):  # a marker is no value for some methods
+        getattr(config, section)(**{key: marker})
+    for name, value in vars(config).items():
+        if value is marker:
+            return name
+    return key if hasattr(config, key) else None

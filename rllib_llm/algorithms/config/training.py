@@ -1,0 +1,236 @@
+"""What all updates have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Gt, Interval
+from ray.rllib.algorithms.algorithm_config import NotProvided
+
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.components.registry import Spec, Specs
+from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS
+from rllib_llm.losses.importance_correction import TIS_LEVELS
+from rllib_llm.losses.kl import KL_ESTIMATORS
+from rllib_llm.schema import (
+    Fraction,
+    Hint,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
+
+if TYPE_CHECKING:
+    from rllib_llm.losses.composed_loss import TokenPieces
+
+_BAND = Hint(
+    "The band of ratios that are kept must hold 1, e.g. 0.5 and 5.0; None leaves an "
+    "end open."
+)
+BelowOne = Annotated[float, Interval(gt=0, lt=1), _BAND]
+AboveOne = Annotated[float, Gt(1), _BAND]
+
+
+class TrainingSettings:
+    """Defaults and fluent method of ``training``."""
+
+    def _set_training_defaults(self) -> None:
+        self.critic_lr: float | None = None
+        self.critic_warmup_iters = 0
+        self.weight_decay = 0.0
+        self.micro_batch_tokens: int | None = 4096
+        self.head_chunk_tokens: int | None = None
+        self.matmul_precision = "auto"
+        self.old_logps = "learner"
+        self.tis: str | None = "auto"
+        self.tis_clip = 2.0
+        self.is_mask_low: float | None = None
+        self.is_mask_high: float | None = None
+        self.is_sequence_mask_low: float | None = None
+        self.is_sequence_mask_high: float | None = None
+        self.nan_policy = "skip"
+        # RLlib's own two checks would repeat that of nan_policy, and need memory.
+        self.torch_skip_nan_gradients = True
+        self.loss_agg_mode = "token-mean"
+        self.loss_agg_constant: float | None = None
+        self.ref_kl_coeff = 0.0
+        self.ref_kl_estimator = "k3"
+        self.ref_kl_clip: float | None = 10.0
+        self.ref_kl_in = "loss"
+        self.ref_kl_target: float | None = None
+        self.policy_loss: Spec | None = None
+        self.loss_terms: Sequence[Spec] = ()
+        self.token_transforms: Sequence[Spec] = ()
+        self.team_share = 0.0
+
+    def _llm_training(
+        self,
+        *,
+        critic_lr: PositiveFloat | None = NotProvided,
+        critic_warmup_iters: NonNegativeInt = NotProvided,
+        weight_decay: NonNegativeFloat = NotProvided,
+        micro_batch_tokens: PositiveInt | None = NotProvided,
+        head_chunk_tokens: PositiveInt | None = NotProvided,
+        matmul_precision: Literal["auto", "highest", "high", "medium"] = NotProvided,
+        old_logps: Literal["learner", "engine"] = NotProvided,
+        tis: Annotated[str, OneOf(("auto", *TIS_LEVELS))] | None = NotProvided,
+        tis_clip: PositiveFloat = NotProvided,
+        is_mask_low: BelowOne | None = NotProvided,
+        is_mask_high: AboveOne | None = NotProvided,
+        is_sequence_mask_low: BelowOne | None = NotProvided,
+        is_sequence_mask_high: AboveOne | None = NotProvided,
+        nan_policy: Literal["skip", "error"] = NotProvided,
+        loss_agg_mode: Annotated[str, OneOf(LOSS_AGGREGATIONS)] = NotProvided,
+        loss_agg_constant: PositiveFloat | None = NotProvided,
+        ref_kl_coeff: NonNegativeFloat = NotProvided,
+        ref_kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = NotProvided,
+        ref_kl_clip: PositiveFloat | None = NotProvided,
+        ref_kl_in: Literal["loss", "reward"] = NotProvided,
+        ref_kl_target: PositiveFloat | None = NotProvided,
+        policy_loss: Spec | None = NotProvided,
+        loss_terms: Specs = NotProvided,
+        token_transforms: Specs = NotProvided,
+        team_share: Fraction = NotProvided,
+        minibatch_size: PositiveInt | None = NotProvided,
+        num_epochs: PositiveInt = NotProvided,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Take the training settings that all algorithms share; return the others.
+
+        Args:
+            critic_lr: Learning rate of the critic; None: ``lr``.
+            critic_warmup_iters: Iterations at the start in which only the critic is
+                trained.
+            weight_decay: AdamW's decoupled weight decay.
+            micro_batch_tokens: Most tokens per forward pass of the Learner, padding
+                included; None: the whole minibatch. Gradients are those of the whole.
+            head_chunk_tokens: Tokens whose logits are computed at once, to save memory
+                under large vocabularies; None: all of a micro-batch.
+            matmul_precision: Of float32 products in the Learner (torch's
+                ``set_float32_matmul_precision``); "auto" is "highest", computed faster
+                where that changes no result.
+            old_logps: Source of the old log-probabilities: the "learner", which
+                recomputes them, or the "engine", which sampled.
+            tis: Truncated importance sampling between engine and learner per "token"
+                or "sequence"; "auto": per token where the engine is not exact; None:
+                off.
+            tis_clip: Most weight of a token or sequence under ``tis``.
+            is_mask_low: Tokens whose ratio of learner to engine is below are masked;
+                None: open.
+            is_mask_high: Tokens whose ratio is above are masked; None: open.
+            is_sequence_mask_low: As ``is_mask_low``, of whole sequences.
+            is_sequence_mask_high: As ``is_mask_high``, of whole sequences.
+            nan_policy: A minibatch with a loss or gradient that is not finite is
+                left out and counted ("skip"), or ends the run ("error").
+            loss_agg_mode: How token losses become one number (verl
+                ``loss_agg_mode``).
+            loss_agg_constant: Length in tokens that "seq-mean-token-sum-norm" divides
+                by.
+            ref_kl_coeff: Coefficient of the KL divergence to the frozen reference
+                policy; 0: no reference.
+            ref_kl_estimator: Estimator of it, "k1", "k2" or "k3".
+            ref_kl_clip: Most KL of one token by "k3" (verl's is 10); None: no bound.
+            ref_kl_in: Whether it is part of the "loss" or of the "reward".
+            ref_kl_target: KL to which ``ref_kl_coeff`` is adapted; None: fixed.
+            policy_loss: Piece that replaces the algorithm's own (docs/losses.md).
+            loss_terms: Pieces that are added to the loss.
+            token_transforms: Pieces that change advantages token by token.
+            team_share: Share of every reward that all agents of the episode divide.
+            minibatch_size: Episodes per optimiser step, over all Learners; None: all
+                of the iteration.
+            num_epochs: Passes over an iteration's episodes.
+            kwargs: Settings of RLlib.
+        """
+        assign(
+            self,
+            critic_lr=critic_lr,
+            critic_warmup_iters=critic_warmup_iters,
+            weight_decay=weight_decay,
+            micro_batch_tokens=micro_batch_tokens,
+            head_chunk_tokens=head_chunk_tokens,
+            matmul_precision=matmul_precision,
+            old_logps=old_logps,
+            tis=tis,
+            tis_clip=tis_clip,
+            is_mask_low=is_mask_low,
+            is_mask_high=is_mask_high,
+            is_sequence_mask_low=is_sequence_mask_low,
+            is_sequence_mask_high=is_sequence_mask_high,
+            nan_policy=nan_policy,
+            loss_agg_mode=loss_agg_mode,
+            loss_agg_constant=loss_agg_constant,
+            ref_kl_coeff=ref_kl_coeff,
+            ref_kl_estimator=ref_kl_estimator,
+            ref_kl_clip=ref_kl_clip,
+            ref_kl_in=ref_kl_in,
+            ref_kl_target=ref_kl_target,
+            policy_loss=policy_loss,
+            loss_terms=loss_terms,
+            token_transforms=token_transforms,
+            team_share=team_share,
+            minibatch_size=minibatch_size,
+            num_epochs=num_epochs,
+        )
+        return kwargs
+
+    # What follows from them ----------------------------------------------------------
+
+    @property
+    def engine_is_exact(self) -> bool:
+        """Whether the engine's log-probabilities are the learner's, up to rounding.
+
+        True of the embedded engine in float32: the same weights, the same arithmetic.
+        """
+        return (
+            self.generation_engine == "torch"
+            and self.lm_dtype == "float32"
+            and self.lm_autocast is None
+        )
+
+    def build_token_pieces(self) -> TokenPieces:
+        """Return what one policy's loss is made of (docs/losses.md)."""
+        from rllib_llm.losses.composed_loss import TokenPieces
+
+        return TokenPieces(self.policy_loss, self.loss_terms, self.token_transforms)
+
+    def pieces_need(self, what: str) -> bool:
+        """Whether a chosen piece asks for ``what``; see pieces.token_batch.NEEDS."""
+        return what in self.build_token_pieces().needs
+
+    def resolved_tis(self) -> str | None:
+        """Return the level of truncated importance sampling, None for none."""
+        if self.tis != "auto":
+            return self.tis
+        is_needed = self.old_logps == "learner" and not self.engine_is_exact
+        return "token" if is_needed else None
+
+    def mismatch_settings(self) -> dict[str, Any] | None:
+        """Return the settings of ``mismatch_weights``, None if nothing is corrected."""
+        token_band = (self.is_mask_low, self.is_mask_high)
+        sequence_band = (self.is_sequence_mask_low, self.is_sequence_mask_high)
+        settings = {
+            "tis": self.resolved_tis(),
+            "tis_clip": self.tis_clip,
+            "token_band": token_band,
+            "sequence_band": sequence_band,
+        }
+        is_off = settings["tis"] is None and not any((*token_band, *sequence_band))
+        return None if is_off else settings
+
+    @property
+    def old_logps_may_wait(self) -> bool:
+        """Whether the first training pass can tell the old log-probabilities.
+
+        If it is the only one of its update, they are those of the policy it trains. Not
+        so where they are needed before it, or for whole sequences.
+        """
+        by_sequence = self.is_sequence_mask_low or self.is_sequence_mask_high
+        return (
+            self.old_logps == "learner"
+            and not (self.uses_reference and self.ref_kl_in == "reward")
+            and not self.pieces_need("scores")
+            and not (by_sequence or self.resolved_tis() == "sequence")
+        )

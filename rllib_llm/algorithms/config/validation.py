@@ -1,0 +1,344 @@
+"""Checks of a configuration, each with a message that says how to mend it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.algorithms.config.calls import check_attributes
+from rllib_llm.algorithms.config.check_action_head import validate_action_heads
+from rllib_llm.algorithms.config.check_non_llm import validate_classic
+from rllib_llm.algorithms.config.check_policies import validate_policies
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.driver.build_vllm_engines import validate_engine
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.envs.make import make_env as make_registered_env
+from rllib_llm.envs.make import make_playable
+from rllib_llm.envs.registry import TEXT_ENVS
+from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+from rllib_llm.modules.architectures import check_folder
+from rllib_llm.modules.loading import find_model, lora_settings, require_weights
+from rllib_llm.modules.tiny import TINY_DEFAULTS
+
+# RLlib settings without meaning for whole episodes of text on the new API stack.
+WITHOUT_EFFECT = (
+    "shuffle_batch_per_epoch",
+    "train_batch_size",
+    "rollout_fragment_length",
+    "batch_mode",
+    "optimizer",
+    "observation_filter",
+    "compress_observations",
+    "torch_skip_nan_gradients",
+)
+
+
+def validate(config: Any) -> None:
+    """Check every setting of the package.
+
+    Raises:
+        ConfigError: Naming the value, the rule, and the remedy.
+    """
+    refuse_without_effect(
+        config,
+        WITHOUT_EFFECT,
+        "batches are whole episodes (episodes_per_iteration, minibatch_size), always "
+        "shuffled, and the optimiser is AdamW. Leave it out.",
+    )
+    _validate_embedded_engine(config)
+    _validate_groups(config)
+    _validate_mismatch(config)
+    _validate_learner(config)
+    _validate_env_runner(config)
+    _validate_weight_sync(config)
+    validate_action_heads(config)
+    validate_engine(config)
+    validate_policies(config)
+    validate_classic(config)
+    DriverPieces(config).try_out()
+    for module_id in config.llm_module_ids:
+        own = config.get_config_for_module(module_id)
+        check_attributes(own)
+        _validate_sampling(own)
+        _validate_kl(own)
+        _validate_pieces(own)
+        validate_model(own)
+
+
+def validate_model(config: Any) -> None:
+    """Check the language model of a run, or of one of its policies."""
+    lora = lora_settings(config.lm_lora)
+    if lora != config.lm_lora:
+        config.lm_lora = lora
+    if config.lm_lora and importlib.util.find_spec("peft") is None:
+        raise MissingExtraError.for_extra("peft", "lora")
+    _validate_critic(config)
+    _validate_precision(config)
+    _validate_tiny(config)
+    if config.lm_model != "tiny":
+        model = find_model(config.lm_model, weights_follow=not config.lm_lora)
+        if model == config.lm_model:  # else the checkpoint being restored stands in
+            require_weights(model)
+        if Path(model).expanduser().is_dir():
+            check_folder(model, config.lm_lora)
+
+
+def _validate_tiny(config: Any) -> None:
+    sizes = {**TINY_DEFAULTS, **config.lm_tiny}
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    shared = sizes["num_key_value_heads"]
+    if width % (2 * heads):
+        raise ConfigError(
+            f"language_model.tiny.hidden_size={width} must be a multiple of twice "
+            f"num_attention_heads={heads}: rotary positions take pairs of each head."
+        )
+    if heads % shared:
+        raise ConfigError(
+            f"language_model.tiny.num_key_value_heads={shared} must divide "
+            f"num_attention_heads={heads}."
+        )
+
+
+def _validate_precision(config: Any) -> None:
+    if config.lm_autocast and config.lm_dtype != "float32":
+        raise ConfigError(
+            f"autocast={config.lm_autocast!r} computes in bfloat16 with float32 "
+            f"parameters, but dtype={config.lm_dtype!r}. Use dtype='float32', or leave "
+            "autocast out."
+        )
+    if config.torch_compile_learner:
+        raise ConfigError(
+            "torch_compile_learner=True would have no effect: RLlib compiles forward "
+            "passes that are not called here. Use language_model(compile='inductor')."
+        )
+    _validate_compile(config)
+
+
+def _validate_compile(config: Any) -> None:
+    if config.lm_compile is None:
+        return
+    from torch import compiler
+
+    known = compiler.list_backends(exclude_tags=())
+    if config.lm_compile not in known:
+        raise ConfigError(
+            f"compile={config.lm_compile!r} must be a backend of torch.compile. "
+            f"{did_you_mean(str(config.lm_compile), known)}"
+        )
+
+
+def _validate_critic(config: Any) -> None:
+    if config.lm_value_model == "own" and config.lm_lora:
+        raise ConfigError(
+            "value_model='own' trains a whole second model, which lora="
+            f"{config.lm_lora!r} is there to avoid. Use value_model='shared'."
+        )
+    if config.lm_value_model == "own" and not config.lm_value_head_detach:
+        raise ConfigError(
+            "value_head_detach=False would have no effect: with value_model='own' the "
+            "critic's gradient never reaches the policy's trunk. Leave it out."
+        )
+
+
+def _validate_embedded_engine(config: Any) -> None:
+    if config.generation_engine != "torch":
+        refuse_without_effect(
+            config,
+            ("engine_forward", "kv_cache_gib"),
+            f"engine={config.generation_engine!r} has its own. Use engine='torch', or "
+            "leave it out.",
+        )
+
+
+def _validate_sampling(config: Any) -> None:
+    if config.temperature <= 0:
+        raise ConfigError(
+            f"temperature={config.temperature} must be > 0 in training: a greedy "
+            "policy never explores. For greedy evaluation use "
+            "evaluation_config={'explore': False}."
+        )
+    if config.top_p != 1.0 or config.top_k != 0:
+        raise ConfigError(
+            f"top_p={config.top_p}, top_k={config.top_k}: training needs 1.0 and 0, "
+            "since the learner's log-probabilities are those of the whole vocabulary. "
+            "Set them in evaluation_config only."
+        )
+
+
+def _validate_learner(config: Any) -> None:
+    default = config.get_default_learner_class()
+    if not issubclass(config.learner_class, default):
+        raise ConfigError(
+            f"learners.learner_class={config.learner_class.__name__} must be a "
+            f"subclass of {default.__name__}, the Learner of "
+            f"{type(config).__name__.removesuffix('Config')}. Derive it from that, or "
+            "leave it out."
+        )
+
+
+def _validate_env_runner(config: Any) -> None:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    stock = not issubclass(config.env_runner_cls, LLMEnvRunner)
+    if stock and config.group_size > 1:
+        raise ConfigError(
+            f"group_size={config.group_size} needs LLMEnvRunner; RLlib's "
+            f"{config.env_runner_cls.__name__} cannot give rollouts one seed. Leave "
+            "env_runner_cls out."
+        )
+    if stock:
+        why = f"{config.env_runner_cls.__name__} plays no tasks. Use LLMEnvRunner."
+        pieces = ("rewards", "reward_transforms", "filters", "curriculum")
+        refuse_without_effect(config, (*pieces, "env_processes"), why)
+
+
+def _validate_weight_sync(config: Any) -> None:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    dtype = config.weight_sync_dtype
+    if dtype and not issubclass(config.env_runner_cls, LLMEnvRunner):
+        raise ConfigError(
+            f"weight_sync_dtype={dtype!r} needs LLMEnvRunner; RLlib's "
+            f"{config.env_runner_cls.__name__} gets its weights unchanged. Leave "
+            "weight_sync_dtype or env_runner_cls out."
+        )
+
+
+def _validate_groups(config: Any) -> None:
+    episodes, group = config.episodes_per_iteration, config.group_size
+    if episodes % group:
+        raise ConfigError(
+            f"group_size ({group}) must divide episodes_per_iteration ({episodes}). "
+            f"Try episodes_per_iteration={max(1, round(episodes / group)) * group}."
+        )
+    learners = max(1, config.num_learners or 0)
+    if episodes < learners:
+        raise ConfigError(
+            f"episodes_per_iteration ({episodes}) must be >= num_learners ({learners})."
+        )
+    if config.minibatch_size is not None and config.minibatch_size > episodes:
+        raise ConfigError(
+            f"minibatch_size ({config.minibatch_size}) counts episodes per optimiser "
+            f"step and must be <= episodes_per_iteration ({episodes}). None takes all."
+        )
+    needs = config.loss_agg_mode == "seq-mean-token-sum-norm"
+    if needs and not config.loss_agg_constant:
+        raise ConfigError(
+            "loss_agg_mode='seq-mean-token-sum-norm' needs loss_agg_constant, a fixed "
+            "length in tokens, e.g. the most an episode may sample."
+        )
+
+
+def _validate_kl(config: Any) -> None:
+    if config.ref_kl_in == "reward" and config.ref_kl_coeff and not config.use_critic:
+        raise ConfigError(
+            "ref_kl_in='reward' puts the penalty on every token's reward, which only "
+            "token-level credit (LLMPPO) can use. Use ref_kl_in='loss'."
+        )
+    in_loss = config.ref_kl_in == "loss" and config.ref_kl_coeff
+    if in_loss and config.ref_kl_estimator == "k1":
+        raise ConfigError(
+            "ref_kl_estimator='k1' in the loss has an expected gradient of zero, so it "
+            "would do nothing. Use 'k2' or 'k3', or ref_kl_in='reward'."
+        )
+    if config.ref_kl_estimator != "k3":
+        why = "it bounds 'k3', which grows exponentially. Leave it out."
+        refuse_without_effect(config, ("ref_kl_clip",), why)
+    if config.ref_kl_target is not None and config.ref_kl_coeff == 0:
+        raise ConfigError(
+            "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "
+            "above 0, e.g. 0.01."
+        )
+
+
+def _validate_pieces(config: Any) -> None:
+    pieces = config.build_token_pieces()
+    pieces.try_out()
+    if "unweighted" in pieces.needs and config.mismatch_settings():
+        raise ConfigError(
+            f"policy_loss={config.policy_loss!r} is not linear in the advantages, "
+            "which tis and is_*mask_* weigh. Set tis=None and leave the masks out."
+        )
+
+
+def _validate_mismatch(config: Any) -> None:
+    if config.mismatch_settings() and config.old_logps == "engine":
+        raise ConfigError(
+            "tis and is_*mask_* compare the learner's log-probabilities with the "
+            "engine's, but old_logps takes the engine's for both. Set "
+            "old_logps='learner', or leave them out."
+        )
+
+
+def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
+    """Build an environment from whatever ``config.environment(env)`` accepts."""
+    return make_playable(*_resolved(env, env_config))
+
+
+def env_maker(env: Any, env_config: dict[str, Any] | None) -> Callable[[], Any]:
+    """Return a function that does so in another process, which it is pickled for."""
+    found, config = _resolved(env, env_config)
+    if isinstance(found, str) and found in TEXT_ENVS:
+        found = TEXT_ENVS.get(found)  # its module may not have been imported there
+    return functools.partial(make_playable, found, config)
+
+
+def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
+    """Return the environment and its options, an id of RLlib's registry looked up."""
+    from ray.rllib.env.env_context import EnvContext
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    config = dict(env_config or {})
+    is_foreign = isinstance(env, str) and env not in TEXT_ENVS
+    if is_foreign and _global_registry.contains(ENV_CREATOR, env):
+        creator = _global_registry.get(ENV_CREATOR, env)
+        if getattr(creator, "func", None) is not _create:  # that is for RLlib's eyes
+            # RLlib calls creators with its own kind of dictionary.
+            return creator, EnvContext(config, worker_index=0)
+    return env, config
+
+
+def register_env(env: Any, env_config: dict[str, Any]) -> None:
+    """Let RLlib look environments up by the names that :func:`make_env` knows.
+
+    Raises:
+        ConfigError: If there is no environment, or none of that name.
+    """
+    from ray import tune
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    if env is None:
+        raise ConfigError(
+            "No environment. Use .environment('frozen_lake-v0'); "
+            f"shipped: {', '.join(TEXT_ENVS.names())}."
+        )
+    if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
+        # An unknown name or option fails here, with a suggestion.
+        make_registered_env(env, dict(env_config)).close()
+        tune.register_env(env, env_creator(env))
+
+
+def env_creator(env: Any) -> Callable[[Any], Any]:
+    """Return RLlib's creator of what ``config.environment(env)`` names."""
+    return functools.partial(_create, env)
+
+
+def _create(env: Any, env_config: Any) -> Any:
+    """Create what RLlib asks for: one environment, or a vector of ``num_envs``."""
+    config = dict(env_config)
+    count = config.pop("num_envs", None)
+    if count is None:
+        made = make_playable(env, config)
+        if agents_of(made) is None:
+            return made
+        from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
+
+        return to_rllib_env(made)
+    from rllib_llm.envs.vector import TextVectorEnv
+
+    make = functools.partial(make_registered_env, env, config)
+    return TextVectorEnv([make] * count)

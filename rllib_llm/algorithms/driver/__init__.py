@@ -1,0 +1,1 @@
+"""The parts of a training iteration that run in the driver process."""

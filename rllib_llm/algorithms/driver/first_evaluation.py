@@ -1,0 +1,87 @@
+"""Evaluate the policy that training begins with, once, before the first iteration."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rllib_llm.callbacks import keys
+from rllib_llm.callbacks.histograms import without_histograms
+from rllib_llm.offline.random_policy import RandomPlay, is_below
+from rllib_llm.transcripts.collector import without_transcripts
+
+logger = logging.getLogger("rllib_llm")
+
+_EVALUATION = "evaluation"
+
+
+class EvaluatesFirst:
+    """Reports an evaluation of the initial policy in the first iteration's result.
+
+    RL can lower what imitation reached, which later evaluations alone do not show. Put
+    it before the Algorithm class in the bases.
+
+    Attributes:
+        is_evaluating_first: Whether that evaluation is going on.
+    """
+
+    is_evaluating_first = False
+    _first_evaluation: dict[str, Any] | None = None
+
+    def step(self) -> Any:
+        """Evaluate if nothing was trained yet, then train one iteration."""
+        is_first = self.iteration == 0 and self.config.evaluates_first
+        if is_first and self._first_evaluation is None:
+            self._first_evaluation = self._evaluate_first()
+        results = super().step()
+        if is_first:
+            results[keys.FIRST_EVALUATION] = self._first_evaluation
+        return results
+
+    def _evaluate_first(self) -> dict[str, Any]:
+        self.is_evaluating_first = True
+        try:
+            found = {_EVALUATION: self.evaluate()}
+        finally:
+            self.is_evaluating_first = False
+        # Numbers alone: records of episodes are kept of iterations.
+        bare = without_histograms(without_transcripts(found))[_EVALUATION]
+        first = {"env_runners": bare.get("env_runners", {})}
+        chance = RandomPlay.of_model(self.config)
+        if chance is not None:
+            first["random_success_rate"] = chance.success_rate
+            advice = imitation_advice(self.config, first, chance)
+            if advice:
+                first["advice"] = advice
+                logger.warning(advice)
+        return first
+
+
+def imitation_advice(
+    config: Any, first: dict[str, Any], chance: RandomPlay
+) -> str | None:
+    """Return what to change where the imitated policy is worse than random play.
+
+    Args:
+        config: Of the run.
+        first: The evaluation before training.
+        chance: Random play on held-out tasks.
+
+    Returns:
+        One paragraph; None if it is not worse by more than chance explains.
+    """
+    success = keys.lookup(first, keys.SUCCESS)
+    episodes = keys.lookup(first, "env_runners/num_episodes")
+    if success is None or not episodes:
+        return None
+    if not is_below(round(success * episodes), round(episodes), chance):
+        return None
+    is_tiny = config.lm_model == "tiny"
+    vocabulary = "language_model.tiny.vocab_size=320 and " if is_tiny else ""
+    return (
+        f"The imitation failed: held-out success after SFT is {success:.0%} "
+        f"(n={episodes:.0f}), that of random play {chance.success_rate:.0%} "
+        f"(n={chance.episodes}). Small models often cannot copy names that they never "
+        f"saw: try {vocabulary}warm_start.observation_weight=0.2, then more "
+        "warm_start.demonstrations or epochs (docs/troubleshooting.md)."
+    )

@@ -1,0 +1,71 @@
+"""What an algorithm asks of its EnvRunners."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from rllib_llm.data.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """An EnvRunner's answer.
+
+    Attributes:
+        episodes: Finished, in the order of the tasks.
+        metrics: What was logged since the last answer.
+        num_hung_envs: Environments of the EnvRunner that hang in a call.
+    """
+
+    episodes: list[Any]
+    metrics: Any
+    num_hung_envs: int
+
+
+class SampleTasks:
+    """A picklable call: sample these tasks."""
+
+    def __init__(self, tasks: list[Task], explore: bool | None = None):
+        self.tasks, self.explore = tasks, explore
+
+    def __call__(self, runner: Any) -> Sampled:
+        episodes = runner.sample(tasks=self.tasks, explore=self.explore)
+        return Sampled(episodes, runner.get_metrics(), runner.num_hung_envs)
+
+
+def sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
+    """Sample as RLlib's own runners do; return episodes and metrics."""
+    return runner.sample(), runner.get_metrics()
+
+
+def exit_if_hung(runner: Any, *, limit: int) -> None:
+    """End the process of an EnvRunner with more hung environments than ``limit``.
+
+    Ray restarts it: a thread cannot be ended otherwise.
+    """
+    if runner.num_hung_envs > limit:
+        sys.exit(1)
+
+
+def sleep(runner: Any) -> None:
+    """Let a runner's engines release memory."""
+    for engine in runner.engines.values():
+        engine.sleep()
+
+
+def wake_up(runner: Any) -> None:
+    """Let them take it again."""
+    for engine in runner.engines.values():
+        engine.wake_up()
+
+
+def deal(tasks: list[Task], parts: int) -> list[list[Task]]:
+    """Split tasks into ``parts`` lists without splitting groups."""
+    dealt: list[list[Task]] = [[] for _ in range(parts)]
+    groups = sorted({t.group_id for t in tasks})
+    place = {group: i % parts for i, group in enumerate(groups)}
+    for task in tasks:
+        dealt[place[task.group_id]].append(task)
+    return dealt

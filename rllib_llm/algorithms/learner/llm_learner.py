@@ -1,0 +1,427 @@
+"""What every Learner of the package does differently from RLlib's TorchLearner."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
+from rllib_llm.algorithms.learner.fast_matmul import (
+    precision_in_force,
+    speed_up_linear_layers,
+)
+from rllib_llm.algorithms.learner.fast_rmsnorm import speed_up_norms
+from rllib_llm.algorithms.learner.loss_mixin import TokenPiecesMixin
+from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
+from rllib_llm.algorithms.learner.non_llm_learner import ClassicLearnerMixin
+from rllib_llm.algorithms.learner.reference_kl import ReferenceKLMixin
+from rllib_llm.algorithms.learner.token_stats import correct_mismatch
+from rllib_llm.algorithms.learner.update_stats import LearnerStats
+from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
+from rllib_llm.connectors.learner.token_rows import TokenRows
+from rllib_llm.data import columns
+from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
+from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.losses.aggregation import denominator
+from rllib_llm.modules.critic import CRITIC_MODULE
+from rllib_llm.transcripts.learner_annotations import TokenNotesMixin
+
+logger = logging.getLogger("rllib_llm")
+
+DENOMINATOR = "loss_denominator"
+POLICY_OPTIMIZER = "policy"
+CRITIC_OPTIMIZER = "critic"
+
+
+class LLMLearnerMixin(
+    TokenPiecesMixin,
+    ClassicLearnerMixin,
+    ReferenceKLMixin,
+    ScaledLearningRates,
+    TokenNotesMixin,
+    LearnerStats,
+):
+    """Exactly-once epochs, token-budget micro-batches, one global normaliser.
+
+    Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
+    gradient clipping, metrics and checkpoints. Replaced, and why:
+
+    - the minibatch iterator, which repeats rows to fill its last minibatch;
+    - the update step, which would need the whole minibatch in memory at once;
+    - the DDP wrapper, which averages gradients of ranks that normalised on their own.
+
+    A *minibatch* is counted in episodes over all Learners (``minibatch_size``); rows
+    of an episode stay together. Subclasses write ``compute_loss_for_module``, whose
+    batch holds ``loss_denominator``, the minibatch's global normaliser.
+    """
+
+    # Building ------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Build module, optimisers and connectors; find the pieces we keep current."""
+        super().build()
+        for module_id in self.config.llm_module_ids:
+            # Gradient checkpointing acts in training mode only; there is no dropout.
+            module = self.module[module_id].unwrapped().train()
+            if self.config.lm_compile:
+                continue  # its graphs would break at our own layers
+            speed_up_norms(module, torch.device(self._device))
+            if self.config.matmul_precision == "auto":
+                speed_up_linear_layers(module, torch.device(self._device))
+        self._reset_stats()
+        self._is_first_pass = True
+        self._gap_in_first_pass = True
+        self._nan_steps = 0
+        self._last_timesteps: dict[str, Any] = {}
+
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed over Learners after backward instead."""
+
+    @override(Learner)
+    def configure_optimizers_for_module(
+        self, module_id: str, config: Any = None
+    ) -> None:
+        """Register one optimiser for the language model and one for the critic."""
+        module = self._module[module_id].unwrapped()
+        groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                of_critic = self._is_critic(module_id) or name.startswith("value_head.")
+                groups[CRITIC_OPTIMIZER if of_critic else POLICY_OPTIMIZER].append(
+                    parameter
+                )
+        for name, parameters in groups.items():
+            lr = config.lr
+            if name == CRITIC_OPTIMIZER and config.critic_lr is not None:
+                lr = config.critic_lr
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=MixedPrecisionAdamW(
+                    parameters, weight_decay=config.weight_decay
+                ),
+                params=parameters,
+                lr_or_lr_schedule=lr,
+            )
+
+    def _is_critic(self, module_id: str) -> bool:
+        """Whether a module only estimates values; a policy may have the name, too."""
+        return module_id == CRITIC_MODULE and self.config.critic_view is not None
+
+    @override(Learner)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Update as RLlib does, with ``matmul_precision`` in force meanwhile.
+
+        Gradients are freed in the end: sampling has their memory.
+        """
+        with precision_in_force(self.config.matmul_precision):
+            try:
+                return super().update(*args, **kwargs)
+            finally:
+                for optimizer in self._optimizer_parameters:
+                    optimizer.zero_grad(set_to_none=True)
+
+    # Minibatches ---------------------------------------------------------------------
+
+    @override(Learner)
+    def _create_iterator_if_necessary(
+        self,
+        *,
+        training_data: Any,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[MultiAgentBatch]:
+        self._begin_notes(training_data.episodes or ())
+        deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
+        self._choose_modules()
+        batch = self._make_batch_if_necessary(training_data=training_data)
+        data = {
+            module_id: dict(module_batch)
+            for module_id, module_batch in batch.policy_batches.items()
+            if self.should_module_be_updated(module_id, batch)
+        }
+        self._log_lag(training_data.episodes or ())
+        self._is_first_pass = True
+        recorded = self.config.old_logps == "engine"
+        self._gap_in_first_pass = deferred or recorded
+        classic = self.config.classic_module_ids
+        of_tokens = {m: d for m, d in data.items() if m not in classic}
+        self._prepare_tokens(of_tokens)
+        self._log_batch(of_tokens)
+        for module_id, columns_of_module in of_tokens.items():
+            if Columns.ACTION_LOGP in columns_of_module:
+                self._correct_mismatch(module_id, columns_of_module)
+        return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
+
+    def _defer_old_logps(
+        self, training_data: Any, num_epochs: int, minibatch_size: int | None
+    ) -> bool:
+        """Leave old log-probabilities to the training pass if it is the only one."""
+        episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
+        one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
+        deferred = one_step and self.config.old_logps_may_wait
+        deferred = deferred and not self._scores_are_needed
+        for piece in getattr(self._learner_connector, "connectors", []):
+            if isinstance(piece, ScoreRows):
+                piece.defer_old_logps = deferred
+        return deferred
+
+    def _choose_modules(self) -> None:
+        """Let rows be built of those policies only whose turns this update reads."""
+        asks = self.should_module_be_updated
+        if self.config.credit_crosses_agents:  # also of policies that wait their turn
+            asks = functools.partial(Learner.should_module_be_updated, self)
+        chosen = tuple(m for m in self.config.trained_module_ids if asks(m))
+        for piece in getattr(self._learner_connector, "connectors", []):
+            if isinstance(piece, TokenRows):
+                piece.module_ids = chosen
+
+    def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
+        settings = self.config.get_config_for_module(module_id).mismatch_settings()
+        if settings is not None and not self._is_critic(module_id):
+            correct_mismatch(self, module_id, batch, settings)
+
+    def _minibatches(
+        self,
+        data: dict[str, dict[str, Any]],
+        num_epochs: int,
+        minibatch_size: int | None,
+        env_steps: int,
+    ) -> Iterator[MultiAgentBatch]:
+        """Yield every episode exactly once per epoch, the same steps on every rank.
+
+        The agents of an episode stay together, whichever policies they have.
+        """
+        owners = {mid: d[columns.JOINT_INDEX].cpu().numpy() for mid, d in data.items()}
+        ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
+        steps = 1
+        if minibatch_size:
+            total = all_reduce_sum([len(ids)], self._device)[0]
+            steps = max(1, math.ceil(total / minibatch_size))
+        known = all(Columns.ACTION_LOGP in d for d in data.values())
+        assert known or steps * num_epochs == 1, "Old log-probabilities are missing."
+        for epoch in range(num_epochs):
+            seed = stable_seed(
+                self.config.seed or 0, self._weights_seq_no, epoch, DEFAULT_MODULE_ID
+            )
+            order = np.random.default_rng(seed).permutation(ids)
+            for part in np.array_split(order, steps):
+                chosen = {mid: np.isin(owners[mid], part) for mid in data}
+                selected = {
+                    mid: _select(data[mid], rows)
+                    for mid, rows in chosen.items()
+                    if rows.any()
+                }
+                yield MultiAgentBatch(selected, env_steps=max(1, env_steps // steps))
+
+    # One optimiser step --------------------------------------------------------------
+
+    @override(TorchLearner)
+    def _uncompiled_update(
+        self, batch: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        fwd_out: Any = {}
+        losses: dict[str, torch.Tensor] = {}
+        reached: list[torch.nn.Parameter] = []
+        for module_id in sorted(self.module.keys()):
+            data = batch.get(module_id)
+            fwd_out, losses[module_id], units = self._backward(module_id, data)
+            if units:
+                reached += self._parameters_of(module_id)
+        # From here on the policy differs from the one that sampled.
+        self._is_first_pass = False
+        # Not those of others: with a gradient, if only of zeros, momentum moves them.
+        sum_gradients(reached)
+        gradients = {
+            ref: p.grad for ref, p in self._params.items() if p.grad is not None
+        }
+        if self._all_finite():
+            self.apply_gradients(self.postprocess_gradients(gradients))
+        return fwd_out, sum_tensors(losses), {}
+
+    def _parameters_of(self, module_id: str) -> list[torch.nn.Parameter]:
+        return [
+            self._params[ref]
+            for _, optimizer in self.get_optimizers_for_module(module_id)
+            for ref in self._optimizer_parameters[optimizer]
+        ]
+
+    def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor, float]:
+        """Accumulate the gradient of one module, micro-batch by micro-batch.
+
+        Returns:
+            The last forward pass, the loss, and the normaliser over all Learners.
+        """
+        if module_id in self.config.classic_module_ids:
+            return self._backward_classic(module_id, data)
+        config = self.config.get_config_for_module(module_id)
+        ours = 0.0 if data is None else self._count_units(data, config)
+        total = all_reduce_sum([ours], self._device)[0]
+        loss_sum = torch.zeros((), device=self._device)
+        fwd_out = None
+        if data is None or total == 0:
+            return fwd_out, loss_sum, total
+        for _, part in self._cut(module_id, data, config.micro_batch_tokens):
+            if not part[Columns.LOSS_MASK].any():
+                continue
+            self._add_padding(module_id, part)
+            part[DENOMINATOR] = total
+            fwd_out = self.module[module_id].unwrapped().forward_train(part)
+            if Columns.ACTION_LOGP not in part:
+                scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
+                add_old_logps(part, scores[..., 0])
+                self._correct_mismatch(module_id, part)
+            loss = self.compute_loss_for_module(
+                module_id=module_id, config=config, batch=part, fwd_out=fwd_out
+            )
+            self._note_tokens(module_id, part, fwd_out)
+            loss.backward()
+            loss_sum = loss_sum + loss.detach()
+        return fwd_out, loss_sum, total
+
+    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+        """Return what this Learner's part of the loss normaliser is."""
+        return denominator(
+            data[Columns.LOSS_MASK].cpu().numpy(),
+            data[columns.EPISODE_INDEX].cpu().numpy(),
+            config.loss_agg_mode,
+            constant=config.resolved_loss_agg_constant(),
+        )
+
+    @override(TorchLearner)
+    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+        """Step the optimisers; during critic warm-up no language model's."""
+        if self._weights_seq_no <= self.config.critic_warmup_iters:
+            classic = self.config.classic_module_ids
+            critic = {
+                ref
+                for mid in self.module.keys()
+                for name, optimizer in self.get_optimizers_for_module(mid)
+                if name.endswith(CRITIC_OPTIMIZER) or mid in classic
+                for ref in self._optimizer_parameters[optimizer]
+            }
+            for ref, parameter in self._params.items():
+                if ref not in critic:
+                    parameter.grad = None
+            gradients_dict = {r: g for r, g in gradients_dict.items() if r in critic}
+        super().apply_gradients(gradients_dict)
+
+    def _all_finite(self) -> bool:
+        """Apply the NaN policy: a step with a non-finite gradient is not taken."""
+        # Gradients are already summed over Learners, so all ranks see the same.
+        total = torch.zeros((), device=self._device)
+        for module_id in self.module.keys():
+            parameters = self.module[module_id].unwrapped().parameters()
+            norms = [
+                torch.linalg.vector_norm(p.grad, dtype=torch.float32)
+                for p in parameters
+                if p.grad is not None
+            ]
+            if norms:
+                square = torch.stack(norms).square().sum()
+                self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
+                total = total + square
+        norm = total.sqrt()
+        if bool(torch.isfinite(norm)):
+            return True
+        self._nan_steps += 1
+        message = (
+            f"Non-finite gradient (norm {float(norm)}) in update "
+            f"{self._weights_seq_no}. Lower lr or grad_clip, or look for extreme "
+            "rewards in the transcripts."
+        )
+        if self.config.nan_policy == "error":
+            raise RLlibLLMError(message)
+        logger.warning("%s The step is skipped (nan_policy='skip').", message)
+        return False
+
+    # After the steps -----------------------------------------------------------------
+
+    @override(TorchLearner)
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        self._last_timesteps = dict(timesteps)
+        for module_id in self.module.keys():
+            self._adapt_ref_kl(module_id)
+        self._log_stats()
+        self._log_notes()
+        super().after_gradient_based_update(timesteps=timesteps)
+
+    # State ---------------------------------------------------------------------------
+
+    @override(Learner)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add what RLlib's state leaves out, so that a resumed run goes on exactly."""
+        state = super().get_state(*args, **kwargs)
+        if kwargs.get("inference_only"):
+            return state
+        state["llm"] = {
+            "ref_kl_coeffs": dict(self._ref_kl_coeffs),
+            "nan_steps": self._nan_steps,
+            "lr_scales": (dict(self.lr_scales), self._min_lr),
+            "timesteps": dict(self._last_timesteps),
+            "kl_coeffs": {
+                mid: float(self.curr_kl_coeffs_per_module[mid])
+                for mid in self.module.keys()
+                if hasattr(self, "curr_kl_coeffs_per_module")
+            },
+        }
+        return state
+
+    @override(Learner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        ours = state.get("llm")
+        if ours is None:
+            return
+        for mid, coeff in ours["ref_kl_coeffs"].items():
+            if self.config.get_config_for_module(mid).ref_kl_target is not None:
+                self._ref_kl_coeffs[mid] = coeff  # steered; else it is the config's
+        self._publish_ref_kl()
+        self._nan_steps = ours["nan_steps"]
+        scales, self._min_lr = ours.get("lr_scales", ({}, 0.0))
+        self.set_lr_scales(scales)
+        for mid, value in ours["kl_coeffs"].items():
+            self.curr_kl_coeffs_per_module[mid].data.fill_(value)
+        self._restore_schedules(ours["timesteps"])
+
+    def _restore_schedules(self, timesteps: dict[str, Any]) -> None:
+        from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+        self._last_timesteps = dict(timesteps)
+        if NUM_ENV_STEPS_SAMPLED_LIFETIME not in timesteps:
+            return
+        steps = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
+        for optimizer, schedule in self._optimizer_lr_schedules.items():
+            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=steps))
+        for mid in self.module.keys():
+            if hasattr(self, "entropy_coeff_schedulers_per_module"):
+                self.entropy_coeff_schedulers_per_module[mid].update(timestep=steps)
+
+
+def _select(data: dict[str, Any], rows: np.ndarray) -> SampleBatch:
+    index = np.flatnonzero(rows)
+    return SampleBatch(
+        {
+            k: v[index] if isinstance(v, torch.Tensor) and v.ndim else v
+            for k, v in data.items()
+        }
+    )

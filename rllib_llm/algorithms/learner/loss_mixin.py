@@ -1,0 +1,185 @@
+"""How Learners feed pieces with tokens: whole-batch ranks, transforms, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+
+from rllib_llm.connectors.learner.micro_batches import micro_batches
+from rllib_llm.data import columns
+from rllib_llm.distributed import all_reduce_sum, gather, world_size
+from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.errors import RLlibLLMError
+from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
+
+_STATE = "llm_token_pieces"
+
+
+class TokenPiecesMixin:
+    """Holds each policy's pieces; see docs/losses.md.
+
+    What pieces know of the whole batch (ranks, shares, transformed advantages) is made
+    once per iteration over the tokens of all Learners, before it is cut, so that
+    neither micro-batches nor the number of Learners change a gradient.
+    """
+
+    def build(self) -> None:
+        """Build the Learner and choose the pieces."""
+        super().build()  # type: ignore[misc]
+        self._token_pieces: dict[str, TokenPieces] = {
+            module_id: self.config.get_config_for_module(module_id).build_token_pieces()
+            for module_id in self.config.llm_module_ids
+        }
+
+    @property
+    def _scores_are_needed(self) -> bool:
+        """Whether a policy's pieces look at the batch before any update."""
+        return any("scores" in p.needs for p in self._token_pieces.values())
+
+    def _prepare_tokens(self, data: dict[str, dict[str, Any]]) -> None:
+        """Add the columns that pieces ask for, and transform advantages."""
+        for module_id, pieces in sorted(self._token_pieces.items()):
+            batch = data.get(module_id)
+            if "success" in pieces.needs:
+                self._share_success(module_id, batch)
+            if "scores" not in pieces.needs or (batch is None and world_size() == 1):
+                continue
+            # The other Learners wait for this one's part of moments and ranks.
+            batch = self._no_rows() if batch is None else batch
+            tokens = self._scored(module_id, batch)
+            batch[columns.ENTROPY_RANK] = tokens.entropy_rank
+            batch[columns.COVARIANCE_RANK] = tokens.covariance_rank
+            batch[Columns.ADVANTAGES] = pieces.transform(tokens)
+
+    def _no_rows(self) -> dict[str, Any]:
+        """Return a batch without rows of what :meth:`token_batch` reads."""
+        none = torch.zeros(0, 1, device=self._device)
+        index = torch.zeros(0, dtype=torch.int64, device=self._device)
+        reals = (Columns.ACTION_LOGP, columns.TOKEN_ENTROPY, Columns.ADVANTAGES)
+        return {
+            **dict.fromkeys((*reals, columns.REF_LOGP), none),
+            Columns.LOSS_MASK: none.bool(),
+            columns.TURN_IDS: none.long(),
+            columns.EPISODE_INDEX: index,
+            columns.SUCCESS: index.float(),
+        }
+
+    def _scored(self, module_id: str, batch: dict[str, Any]) -> TokenBatch:
+        """Return all rows as they are before the update, with their ranks."""
+        from rllib_llm.losses.advantage_transforms import covariances
+
+        old, mask = batch[Columns.ACTION_LOGP], batch[Columns.LOSS_MASK]
+        scores = torch.stack([old, batch[columns.TOKEN_ENTROPY]], dim=-1)
+        tokens = self.token_batch(module_id, batch, scores)
+        tokens.pool = gather
+        tokens.entropy_rank = rank_from_top(tokens.entropy, mask, gather)
+        tokens.covariance_rank = rank_from_top(covariances(tokens), mask, gather)
+        return tokens
+
+    def _share_success(self, module_id: str, batch: dict[str, Any] | None) -> None:
+        """Add the share of trained tokens that belong to solved episodes."""
+        counts = (0.0, 0.0, 0.0)
+        if batch is not None:
+            lengths = batch[Columns.LOSS_MASK].sum(1).float()
+            success = batch[columns.SUCCESS]
+            defined = float(lengths[~success.isnan()].sum())
+            counts = float(lengths[success == 1].sum()), defined, float(lengths.sum())
+        solved, defined, total = all_reduce_sum(counts, self._device)
+        if total and not defined:
+            raise RLlibLLMError(
+                f"loss_terms of {module_id!r} read whether episodes succeeded, but the "
+                "environment does not say. Let it set success, or leave the term out."
+            )
+        if batch is not None:
+            share = solved / total if total else 0.0
+            batch[columns.SUCCESS_SHARE] = torch.full_like(
+                batch[columns.SUCCESS], share
+            )
+
+    def token_batch(
+        self, module_id: str, batch: dict[str, Any], scores: torch.Tensor
+    ) -> TokenBatch:
+        """Return what pieces see of a micro-batch.
+
+        Args:
+            module_id: Whose rows they are.
+            batch: The micro-batch.
+            scores: Log-probabilities and entropies. [B, T, 2]
+        """
+        share = batch.get(columns.SUCCESS_SHARE)
+        update = max(0, self._weights_seq_no - 1)
+        return TokenBatch(
+            logp=scores[..., 0],
+            old_logp=batch[Columns.ACTION_LOGP],
+            advantages=batch[Columns.ADVANTAGES],
+            mask=batch[Columns.LOSS_MASK],
+            entropy=scores[..., 1],
+            turn_ids=batch[columns.TURN_IDS],
+            episode_index=batch[columns.EPISODE_INDEX],
+            ref_logp=batch.get(columns.REF_LOGP),
+            success=batch.get(columns.SUCCESS),
+            success_share=1.0 if share is None else float(share[0]),
+            entropy_rank=batch.get(columns.ENTROPY_RANK),
+            covariance_rank=batch.get(columns.COVARIANCE_RANK),
+            update=update,
+            seed=stable_seed(self.config.seed or 0, update, 0, module_id),
+            pool=None,
+        )
+
+    def _add_terms(
+        self, module_id: str, tokens: TokenBatch, trained: int
+    ) -> torch.Tensor | float:
+        """Return the sum of the loss terms per token. [B, T], or 0.0 if there are none
+
+        Args:
+            module_id: Whose terms.
+            tokens: The micro-batch.
+            trained: How many tokens are trained.
+        """
+        total: torch.Tensor | float = 0.0
+        for name, loss in self._token_pieces[module_id].term_losses(tokens):
+            self._add_stat(
+                module_id, "loss_term_" + name, loss.sum() / trained, trained
+            )
+            total = total + loss
+        return total
+
+    def _cut(
+        self, module_id: str, data: dict[str, Any], max_tokens: int | None
+    ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+        """Yield micro-batches; sequences stay whole if a piece asks for it."""
+        pieces = self._token_pieces.get(module_id)
+        is_whole = pieces is not None and "sequences" in pieces.needs
+        together = data[columns.EPISODE_INDEX] if is_whole else None
+        return micro_batches(data, max_tokens, together=together)
+
+    def _log_stats(self) -> None:
+        """Let pieces adapt to the update, then log it."""
+        for module_id, pieces in sorted(self._token_pieces.items()):
+            if not any(hasattr(c.call, "end_update") for c in pieces.terms):
+                continue
+            stats = self._stats.get(module_id, {})
+            sums = (float(stats.get("entropy", 0)), stats.get("entropy/weight", 0))
+            total, weight = all_reduce_sum(sums, self._device)
+            if weight:
+                coeffs = pieces.end_update({"entropy": total / weight})
+                for name, coeff in coeffs.items():
+                    self._add_stat(module_id, "loss_term_coeff_" + name, coeff, 1.0)
+        super()._log_stats()  # type: ignore[misc]
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add what pieces remember."""
+        state = super().get_state(*args, **kwargs)  # type: ignore[misc]
+        if not kwargs.get("inference_only"):
+            state[_STATE] = {m: p.get_state() for m, p in self._token_pieces.items()}
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Bring it back."""
+        super().set_state(state)  # type: ignore[misc]
+        for module_id, remembered in state.get(_STATE, {}).items():
+            self._token_pieces[module_id].set_state(remembered)

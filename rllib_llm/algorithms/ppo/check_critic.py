@@ -1,0 +1,49 @@
+"""Checks of how LLMPPO's critic learns and gives credit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+
+
+def validate_critic_settings(config: Any) -> None:
+    """Refuse settings of one policy that others make idle.
+
+    Raises:
+        ConfigError: Naming the value, the rule, and the remedy.
+    """
+    level = config.gae_level
+    if level == "turn":
+        refuse_without_effect(
+            config,
+            ("gamma_token", "lambda_token", "lambda_length_alpha"),
+            "gae_level='turn' has one step per turn. Leave it out.",
+        )
+    if level == "bilevel":
+        refuse_without_effect(
+            config,
+            ("lambda_length_alpha",),
+            "gae_level='bilevel' has lambda_ and lambda_token. Leave it out.",
+        )
+    if config.lambda_length_alpha is not None:
+        refuse_without_effect(
+            config,
+            ("lambda_", "lambda_token"),
+            "lambda_length_alpha takes its place. Leave it out.",
+        )
+    if config.value_loss != "squared" or config.vf_clip_range is not None:
+        refuse_without_effect(
+            config,
+            ("vf_clip_param",),
+            "it caps the plain squared error. Leave it out, or value_loss and "
+            "vf_clip_range.",
+        )
+    if config.value_loss == "bce":
+        refuse_without_effect(
+            config, ("vf_clip_range",), "value_loss='bce' has none. Leave it out."
+        )
+    if config.value_loss != "huber":
+        refuse_without_effect(
+            config, ("value_huber_delta",), "value_loss is not 'huber'. Leave it out."
+        )

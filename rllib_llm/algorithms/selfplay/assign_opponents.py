@@ -1,0 +1,59 @@
+"""Who sits where: a task carries its line-up, so that EnvRunners need no league."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import Task
+from rllib_llm.env_runner.tasks import TaskSource
+
+SeatTask = Callable[[Task], dict[str, str]]
+
+
+class SeatedTasks(TaskSource):
+    """A TaskSource whose tasks say which policy acts for which agent.
+
+    Args:
+        args: Of TaskSource.
+        seat: Returns a task's line-up.
+        kwargs: Of TaskSource.
+    """
+
+    def __init__(self, *args: Any, seat: SeatTask, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.seat = seat
+
+    def _task(self, group: int, rollout: int) -> Task:
+        task = super()._task(group, rollout)
+        return dataclasses.replace(task, line_up=self.seat(task))
+
+
+def seated_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
+    """Return the policy that the episode's task names (a ``policy_mapping_fn``)."""
+    return episode_data(episode).task.line_up[agent_id]
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeTurns:
+    """Seats for evaluation: the learner at each seat in turn, one policy elsewhere.
+
+    Attributes:
+        policy: The policy in training.
+        opponent: Who has the other seats.
+        seats: The agents that the league seats.
+        fixed: Policies of all other agents.
+    """
+
+    policy: str
+    opponent: str
+    seats: tuple[str, ...]
+    fixed: dict[str, str]
+
+    def __call__(self, task: Task) -> dict[str, str]:
+        """Return the line-up of ``task``."""
+        home = self.seats[task.group_id % len(self.seats)]
+        others = dict.fromkeys(self.seats, self.opponent)
+        return {**self.fixed, **others, home: self.policy}

@@ -1,0 +1,114 @@
+"""Configuration of SFT."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.errors import ConfigError
+from rllib_llm.schema import Fraction
+
+# Nothing is sampled, so there is neither reward nor credit, nor an old policy.
+_OF_SAMPLING = (
+    "group_size",
+    "rewards",
+    "reward_transforms",
+    "filters",
+    "curriculum",
+    "row_per_turn",
+    "policy_loss",
+    "loss_terms",
+    "token_transforms",
+    "team_share",
+    "tis",
+    "tis_clip",
+    "is_mask_low",
+    "is_mask_high",
+    "is_sequence_mask_low",
+    "is_sequence_mask_high",
+    "old_logps",
+    "ref_kl_coeff",
+    "ref_kl_estimator",
+    "ref_kl_clip",
+    "ref_kl_in",
+    "ref_kl_target",
+    "critic_lr",
+    "critic_warmup_iters",
+    "gamma",
+)
+
+
+class SFTConfig(LLMConfigMixin, AlgorithmConfig):
+    """Configuration of :class:`SFT`.
+
+    Example:
+        >>> config = (
+        ...     SFTConfig()
+        ...     .environment("frozen_lake-v0")
+        ...     .rollouts(episodes_per_iteration=64)
+        ...     .training(lr=1e-3, minibatch_size=8, mistake_rate=0.3)
+        ... )
+    """
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        if algo_class is None:
+            from rllib_llm.algorithms.sft.sft import SFT as algo_class
+        super().__init__(algo_class=algo_class)
+        self._set_llm_defaults()
+        # fmt: off
+        # __sphinx_doc_begin__
+        self.lr = 1e-3
+        self.mistake_rate = 0.0
+        self.observation_weight = 0.0
+        # __sphinx_doc_end__
+        # fmt: on
+        self.use_critic = False
+        self.old_logps = "engine"
+
+    @override(AlgorithmConfig)
+    def training(
+        self,
+        *,
+        mistake_rate: Fraction = NotProvided,
+        observation_weight: Fraction = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the training settings: the shared ones and these.
+
+        Args:
+            mistake_rate: Share of the expert's turns that ``random_action`` plays
+                instead, in [0, 1]; all turns are imitated.
+            observation_weight: Weight of the tokens that the model reads, relative to
+                those that the expert says, in [0, 1]. With 0 they are not learnt.
+                Small models learn to copy names sooner with 0.1 to 0.2.
+            kwargs: ``AlgorithmConfig.training`` and ``LLMConfigMixin._llm_training``.
+        """
+        super().training(**self._llm_training(**kwargs))
+        assign(self, mistake_rate=mistake_rate, observation_weight=observation_weight)
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        why = "SFT imitates and samples nothing. Leave it out, or use GRPO or LLMPPO."
+        refuse_without_effect(self, _OF_SAMPLING, why)
+        if len(self.module_ids) > 1:
+            raise ConfigError(
+                f"SFT trains one policy, not {', '.join(self.module_ids)}. Leave "
+                ".multi_agent() out: every agent's messages are imitated by the one."
+            )
+        if self.action_head != "generate":
+            raise ConfigError(
+                f"head={self.action_head!r}: SFT imitates tokens. Use head='generate'."
+            )
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Any]:
+        from rllib_llm.algorithms.sft.sft_learner import SFTTorchLearner
+
+        return SFTTorchLearner

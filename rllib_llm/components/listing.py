@@ -1,0 +1,45 @@
+"""What pieces there are, for people: names, settings, papers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from rllib_llm.components.registry import KINDS, PIECES, Piece
+
+
+def all_pieces() -> Iterator[Piece]:
+    """Yield the registered pieces, kind by kind, by name."""
+    for kind in KINDS:
+        for name in PIECES[kind]:
+            yield PIECES[kind].get(name)
+
+
+def settings_of(piece: Piece) -> str:
+    """Return the settings with their defaults, e.g. ``"low=-5.0, high=5.0"``."""
+    return ", ".join(_setting(p) for p in piece.parameters.values())
+
+
+def markdown_row(piece: Piece) -> str:
+    """Return the row that docs/components.md has for a piece."""
+    settings = ", ".join(f"`{_setting(p)}`" for p in piece.parameters.values())
+    summary = piece.summary.replace("``", "`")
+    return f"| `{piece.name}` | {settings} | {summary} | {piece.paper} |"
+
+
+def markdown_tables() -> str:
+    """Return the tables of docs/components.md, one per kind."""
+    return "\n\n".join(markdown_table(kind) for kind in KINDS) + "\n"
+
+
+def markdown_table(kind: str) -> str:
+    """Return the table of a kind's pieces."""
+    head = f"| {kind} | settings | what it does | source |\n|---|---|---|---|"
+    rows = (markdown_row(PIECES[kind].get(name)) for name in PIECES[kind])
+    return "\n".join([head, *rows])
+
+
+def _setting(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return f"{parameter.name} (needed)"
+    return f"{parameter.name}={parameter.default!r}"

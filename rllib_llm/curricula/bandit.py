@@ -1,0 +1,132 @@
+"""Tasks from which most is learnt, found by a bandit over groups of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.components.registry import piece
+from rllib_llm.curricula.options import check_options, with_options
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.types import Task
+
+_MEASURES = ("cv", "variance", "progress")
+_RULES = ("ucb", "thompson")
+
+
+@piece("curriculum", "bandit", paper="PAPRIKA, Tajwar et al. 2025, arXiv:2502.17543")
+class Bandit:
+    """Choose each task's options among arms by what there was to learn from them.
+
+    What an arm pays is measured per task, over the returns of its rollouts: "cv",
+    standard deviation over the mean's size (PAPRIKA); "variance"; "progress", the
+    distance of the mean from the arm's last one. "ucb" takes the arm of the largest
+    ``mean + explore sqrt(ln N / n)``; "thompson" draws from a normal of that mean and
+    deviation ``explore / sqrt(n)``. Arms that were never tried come first.
+
+    Args:
+        arms: Options of the environment, at least two.
+        measure: "cv", "variance" or "progress".
+        rule: "ucb" or "thompson".
+        explore: Weight of what is not known, >= 0.
+        decay: Weight of what was seen an iteration before, in (0, 1]; below 1, arms
+            are forgotten as the policy changes.
+        seed: Of "thompson".
+    """
+
+    def __init__(
+        self,
+        *,
+        arms: Sequence[Any],
+        measure: str = "cv",
+        rule: str = "ucb",
+        explore: float = 1.0,
+        decay: float = 1.0,
+        seed: int = 0,
+    ):
+        if not isinstance(arms, list | tuple) or len(arms) < 2:
+            raise ValueError(
+                f"arms={arms!r} must be a list of two or more options, e.g. "
+                "[{size: 3}, {size: 4}]."
+            )
+        if measure not in _MEASURES or rule not in _RULES:
+            raise ValueError(
+                f"measure={measure!r}, rule={rule!r}: measure must be one of "
+                f"{', '.join(_MEASURES)}, rule of {', '.join(_RULES)}."
+            )
+        if explore < 0 or not 0 < decay <= 1:
+            raise ValueError(
+                f"explore={explore}, decay={decay}: explore must be >= 0, decay in "
+                "(0, 1]."
+            )
+        self.arms = [options for arm in arms for options in check_options("arm", arm)]
+        self.measure, self.rule = measure, rule
+        self.explore, self.decay, self.seed = explore, decay, seed
+        self.counts = np.zeros(len(self.arms))
+        self.sums = np.zeros(len(self.arms))
+        self.last = np.zeros(len(self.arms))  # mean return, for "progress"
+        self._drawn = 0
+        self._given: dict[int, int] = {}
+
+    def assign(self, task: Task, iteration: int) -> Task:
+        """Return the task with the options of the chosen arm."""
+        arm = self._choose()
+        self._given[task.group_id] = arm
+        return with_options(task, self.arms[arm])
+
+    def observe(self, table: TurnTable) -> None:
+        """Learn what the tasks of this iteration were worth."""
+        self.counts *= self.decay
+        self.sums *= self.decay
+        before = self.last.copy()
+        for group_id, arm in sorted(self._given.items()):
+            returns = np.sort(table.returns[table.task == group_id])
+            if not len(returns):
+                continue
+            self.counts[arm] += 1
+            self.sums[arm] += self._worth(returns, before[arm])
+        for arm in set(self._given.values()):
+            groups = [g for g, a in self._given.items() if a == arm]
+            returns = np.sort(table.returns[np.isin(table.task, groups)])
+            if len(returns):
+                self.last[arm] = returns.mean()
+        self._given.clear()
+
+    def all_options(self) -> list[dict[str, Any]]:
+        """Return the arms."""
+        return self.arms
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what is known of the arms."""
+        known = {k: getattr(self, k).tolist() for k in ("counts", "sums", "last")}
+        return {**known, "drawn": self._drawn}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`get_state` was."""
+        for key in ("counts", "sums", "last"):
+            setattr(self, key, np.array(state[key], np.float64))
+        self._drawn = int(state["drawn"])
+
+    def _choose(self) -> int:
+        """Choose an arm; tasks under way count as tries, so that they spread."""
+        under_way = np.bincount(list(self._given.values()), minlength=len(self.arms))
+        tries = self.counts + under_way
+        if not tries.all():
+            return int(np.argmin(tries))
+        means = self.sums / np.maximum(self.counts, 1e-9)
+        if self.rule == "ucb":
+            known = means + self.explore * np.sqrt(np.log(tries.sum() + 1) / tries)
+            return int(np.argmax(known))
+        self._drawn += 1
+        rng = np.random.default_rng([self.seed, self._drawn])
+        return int(np.argmax(rng.normal(means, self.explore / np.sqrt(tries))))
+
+    def _worth(self, returns: np.ndarray, before: float) -> float:
+        if self.measure == "variance":
+            return float(returns.var())
+        if self.measure == "progress":
+            return float(abs(returns.mean() - before))
+        size = abs(returns.mean())
+        return float(returns.std() / size) if size > 1e-9 else 0.0

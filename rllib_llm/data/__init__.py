@@ -1,0 +1,1 @@
+"""Containers: turns, episodes, batch columns, turn tables."""

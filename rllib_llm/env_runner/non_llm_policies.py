@@ -1,0 +1,224 @@
+"""Seats that a classic RLModule plays: numbers in, an action of numbers out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.spaces.space_utils import (
+    clip_action,
+    get_base_struct_from_space,
+    unsquash_action,
+)
+
+from rllib_llm.data.types import FinishReason, Turn
+from rllib_llm.errors import ConfigError, EnvContractError
+
+_NOTHING = np.zeros(0, np.int32)
+_NO_LOGPS = np.zeros(0, np.float32)
+
+
+def encoded_space(space: gym.Space) -> gym.Space:
+    """Return what an RLModule reads of a space: a Box stays, the others are one-hot."""
+    is_box = isinstance(space, gym.spaces.Box)
+    return space if is_box else gym.spaces.utils.flatten_space(space)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """Makes of what the environment observed what an RLModule reads.
+
+    Attributes:
+        space: The environment's observation space.
+    """
+
+    space: gym.Space
+
+    def __call__(self, observation: Any, agent: str) -> np.ndarray:
+        """Return the encoded observation.
+
+        Raises:
+            EnvContractError: If it is not in the space.
+        """
+        if not self.space.contains(observation):
+            raise EnvContractError(
+                f"{agent!r} observes {observation!r}, which is not in the space "
+                f"{self.space} of the RLModule that plays it. Map the agent to a "
+                "policy that reads what it observes."
+            )
+        if isinstance(self.space, gym.spaces.Box):
+            return observation
+        return gym.spaces.utils.flatten(self.space, observation).astype(np.float32)
+
+
+class ClassicActor:
+    """Chooses actions with an RLModule, for all waiting agents in one forward pass.
+
+    Actions are drawn with the seeds of their turns, one by one. So they do not depend
+    on who else is waiting, up to the rounding of differently sized batches.
+
+    Args:
+        module: A TorchRLModule without recurrent state.
+        module_id: Its name.
+        action_space: What the environment takes.
+        normalize_actions: As RLlib's: actions in [-1, 1] stand for the bounds of a Box.
+        clip_actions: As RLlib's: actions are clipped to the bounds, if not normalised.
+
+    Attributes:
+        weights_seq_no: Version of the weights.
+
+    Raises:
+        ConfigError: If the module has a recurrent state.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        module_id: str,
+        action_space: gym.Space,
+        *,
+        normalize_actions: bool = True,
+        clip_actions: bool = False,
+    ):
+        if module.is_stateful():
+            raise ConfigError(
+                f"The RLModule of {module_id!r} has a recurrent state, which seats "
+                "do not keep. Leave use_lstm out, and let the environment observe what "
+                "must be remembered."
+            )
+        self.module, self.module_id = module, module_id
+        self.weights_seq_no = 0
+        self._struct = get_base_struct_from_space(action_space)
+        is_box = isinstance(action_space, gym.spaces.Box)
+        self._to_env: Callable[[Any, Any], Any] | None = None
+        if is_box and normalize_actions:
+            self._to_env = unsquash_action
+        elif is_box and clip_actions:
+            self._to_env = clip_action
+
+    @torch.no_grad()
+    def act(
+        self, seats: Sequence[Any], seeds: Sequence[int], *, explore: bool
+    ) -> list[tuple[Turn, Any]]:
+        """Let the seats act on their last observations.
+
+        What RLlib records of the step is written into the seats.
+
+        Args:
+            seats: Whose turn it is.
+            seeds: One per seat.
+            explore: Draw from the exploration distribution; or take the mode of that
+                of inference.
+
+        Returns:
+            The turn and the environment's action of each seat.
+        """
+        inputs, dist_class = self._forward(seats, explore)
+        if explore:
+            actions = _draw(inputs, dist_class, seeds)
+            logps = dist_class.from_logits(inputs).logp(actions)
+        else:
+            mode = dist_class.from_logits(inputs).to_deterministic()
+            actions = mode.sample()
+            logps = mode.logp(actions)
+        acted = []
+        for i, seat in enumerate(seats):
+            seat.recorded = actions[i].numpy()[()]  # of Discrete spaces a number
+            seat.outputs = {
+                Columns.ACTION_DIST_INPUTS: inputs[i].numpy(),
+                Columns.ACTION_LOGP: logps[i].numpy()[()],
+            }
+            acted.append((self._turn(), self._for_env(seat.recorded)))
+        return acted
+
+    def _forward(self, seats: Sequence[Any], explore: bool) -> tuple[Any, type[Any]]:
+        """Return the distributions' inputs [B, ...], on the CPU, and their class."""
+        module = self.module
+        read = np.stack([seat.episode.get_observations(-1) for seat in seats])
+        device = next(module.parameters()).device
+        batch = {Columns.OBS: torch.as_tensor(read, device=device)}
+        if explore:
+            out = module.forward_exploration(batch)
+            dist_class = module.get_exploration_action_dist_cls()
+        else:
+            out = module.forward_inference(batch)
+            dist_class = module.get_inference_action_dist_cls()
+        if Columns.ACTION_DIST_INPUTS not in out:
+            raise ConfigError(
+                f"The RLModule of {self.module_id!r} returns {sorted(out)}; PPO needs "
+                f"{Columns.ACTION_DIST_INPUTS!r} of its forward passes."
+            )
+        return out[Columns.ACTION_DIST_INPUTS].cpu(), dist_class
+
+    def _for_env(self, action: Any) -> Any:
+        return action if self._to_env is None else self._to_env(action, self._struct)
+
+    def _turn(self) -> Turn:
+        """Return a turn without tokens, as other policies have them."""
+        return Turn(
+            prompt_ids=_NOTHING,
+            extends=True,
+            action_ids=_NOTHING,
+            action_logps=_NO_LOGPS,
+            finish=FinishReason.STOP,
+            weights_seq_no=self.weights_seq_no,
+            module_id=self.module_id,
+        )
+
+
+def act_together(
+    ready: Sequence[tuple[Any, Any]],
+    actors: Mapping[str, ClassicActor],
+    seed_of: Callable[[Any, Any], int],
+    *,
+    explore: bool,
+) -> Iterator[tuple[Any, Any, Turn, Any]]:
+    """Let the RLModules act, each for all of its waiting agents at once.
+
+    Args:
+        ready: Slots and seats that must act, also those of other policies.
+        actors: By ModuleID.
+        seed_of: The seed of a slot's and seat's turn.
+        explore: See :meth:`ClassicActor.act`.
+
+    Yields:
+        Slot, seat, turn, and the environment's action.
+    """
+    waiting: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+    for slot, seat in ready:
+        # An episode that a full context has ended waits for nobody.
+        if seat.module_id in actors and slot.waiting_for is not None:
+            waiting[seat.module_id].append((slot, seat))
+    for module_id, group in waiting.items():
+        seeds = [seed_of(*each) for each in group]
+        seats = [seat for _, seat in group]
+        acted = actors[module_id].act(seats, seeds, explore=explore)
+        for (slot, seat), (turn, action) in zip(group, acted, strict=True):
+            yield slot, seat, turn, action
+
+
+def _draw(
+    inputs: torch.Tensor, dist_class: type[Any], seeds: Sequence[int]
+) -> torch.Tensor:
+    """Return one action per row, each drawn with its own seed. [B, ...]"""
+    drawn = []
+    with torch.random.fork_rng(devices=[]):
+        for row, seed in zip(inputs, seeds, strict=True):
+            # Not torch.manual_seed, which seeds accelerators, too.
+            torch.default_generator.manual_seed(seed)
+            drawn.append(dist_class.from_logits(row[None]).sample())
+    return torch.cat(drawn)
+
+
+def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Let ``module`` use the tensors of ``other``, which may have more of them."""
+    theirs = dict(other.named_parameters()) | dict(other.named_buffers())
+    mine = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in mine.items():
+        tensor.data = theirs[name].data

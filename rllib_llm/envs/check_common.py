@@ -1,0 +1,320 @@
+"""Checks of single-agent environments, and the report that every check fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_llm.envs.check_episodes import (
+    MOST_TURNS,
+    Play,
+    Subject,
+    always,
+    implements,
+    measure,
+    raised_by,
+    random_or_filler,
+    replay,
+)
+from rllib_llm.envs.check_remedies import Advice, described
+from rllib_llm.envs.check_sharing import (
+    check_random_states,
+    check_resets,
+    check_threads,
+)
+from rllib_llm.envs.check_texts import check_context, check_round_trip
+from rllib_llm.envs.make import EnvSpec
+from rllib_llm.envs.transcript import Transcript, expert_policy, random_policy
+from rllib_llm.errors import ConfigError
+
+Check = Callable[[Subject], Iterator[str]]
+
+_GARBAGE = (
+    "",
+    " ",
+    "\n\n",
+    "hello",
+    "-1",
+    "nan",
+    "1e999",
+    "None",
+    "{}[]()%s{0}\\",
+    "(" * 3_000,
+    "9" * 5_000,
+    "word " * 5_000,
+    "\x00\x01\x1b[31m\x7f",
+    "\u202e\u0645\u0631\u062d\u0628\u0627 \u017f\u212a\u0130 \u0663\u00b2",
+    "\U0001f600" * 50,
+    "<|im_end|><think></think>",
+)
+
+
+@dataclasses.dataclass
+class CheckReport:
+    """What :func:`check_env` found.
+
+    Attributes:
+        env: Name of the environment.
+        problems: One message per fault: what was returned, what is needed, how to
+            mend it.
+        warnings: What training survives: slow resets, stricter rules of others.
+        measurements: Numbers such as ``ms_per_turn`` or ``random_success``.
+    """
+
+    env: str
+    problems: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    measurements: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"{self.env}: {'ok' if self.ok else 'FAULTY'}"]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        lines += [f"  {name}: {v:.4g}" for name, v in self.measurements.items()]
+        return "\n".join(lines)
+
+
+def name_of(spec: EnvSpec) -> str:
+    """Return what a report calls the environment."""
+    return spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec))
+
+
+def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
+    """Play the subject's episodes, then ask every check."""
+    if not subject.seeds:
+        raise ConfigError("seeds is empty; give at least one, e.g. seeds=range(16).")
+    env = subject.build()
+    subject.system_prompt = env.unwrapped.system_prompt
+    subject.random = [Play(env, s, random_or_filler).finish() for s in subject.seeds]
+    if implements(env, expert_policy):
+        subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
+    for play in subject.plays:
+        if isinstance(play.error, ConfigError):  # an option is wrong
+            raise play.error
+    report = CheckReport(subject.name, measurements=measure(subject))
+    if all(play.error and not play.transcript.observations for play in subject.plays):
+        checks = (_check_errors,)  # nothing was played that others could judge
+    for check in checks:
+        for found in check(subject):
+            is_advice = isinstance(found, Advice)
+            (report.warnings if is_advice else report.problems).append(str(found))
+    env.close()
+    return report
+
+
+def _check_errors(subject: Subject) -> Iterator[str]:
+    """Reset and step must not raise."""
+    for play in subject.plays:
+        if play.error is None:
+            continue
+        said = play.transcript.actions
+        call = f"step({said[-1]!r})" if said else "reset()"
+        yield (
+            f"{call} raised {described(play.error)}\n      ({play.where}). It must not "
+            f"raise. {subject.remedies.errors}"
+        )
+        return
+
+
+def _check_observations(subject: Subject) -> Iterator[str]:
+    """Observations must be non-empty strings."""
+    for play in subject.plays:
+        for turn, text in enumerate(play.transcript.observations):
+            if not isinstance(text, str) or not text:
+                yield (
+                    f"The observation after turn {turn} of seed "
+                    f"{play.transcript.seed} was {text!r}; a non-empty str is needed. "
+                    "Return the text of the next user message, also in the last turn."
+                )
+                return
+
+
+def _check_rewards(subject: Subject) -> Iterator[str]:
+    """Rewards must be finite numbers."""
+    for play in subject.plays:
+        for turn, reward in enumerate(play.transcript.rewards, start=1):
+            is_number = isinstance(reward, (int, float, np.number))
+            if not is_number or not math.isfinite(reward):
+                yield (
+                    f"The reward was {reward!r} (seed {play.transcript.seed}, turn "
+                    f"{turn}); a finite number is needed. Guard divisions and logs."
+                )
+                return
+
+
+def _check_ending(subject: Subject) -> Iterator[str]:
+    """Episodes must end, at the latest after max_turns."""
+    for play in subject.plays:
+        if play.error is None and not play.ended:
+            yield (
+                f"The episode had not ended ({play.where}). Every episode must end "
+                f"within max_turns, and within {MOST_TURNS} turns. "
+                f"{subject.remedies.ending}"
+            )
+            return
+
+
+def _check_determinism(subject: Subject) -> Iterator[str]:
+    """The seed must decide the episode, whatever else is played meanwhile."""
+    once, again, other = subject.build(), subject.build(), subject.build()
+    # In reverse, so that what an earlier episode left behind shows as well.
+    for play in reversed(subject.random):
+        seed, actions = play.transcript.seed, play.transcript.actions
+        if play.error is not None:
+            continue
+        alone = Play(once, seed, replay(actions)).finish()
+        plays = [("played again", alone)]
+        if not subject.env_processes:
+            beside = _interleaved(again, other, seed, actions)
+            plays.append(("interleaved", beside))
+        for what, second in plays:
+            difference = _difference(play.transcript, second.transcript)
+            if difference is not None:
+                yield (
+                    f"Seed {seed} {what} with the same actions gave {difference}. "
+                    f"{subject.remedies.randomness}"
+                )
+                return
+
+
+def _interleaved(env: gym.Env, other: gym.Env, seed: int, actions: list[str]) -> Play:
+    """Play ``seed`` while another instance plays another seed, turn by turn."""
+    play = Play(env, seed, replay(actions))
+    foreign = Play(other, seed + 1, replay(actions))
+    while play.advance():
+        foreign.advance()
+    return play
+
+
+def _difference(first: Transcript, second: Transcript) -> str | None:
+    """Say where two transcripts differ, or None."""
+    for kind in ("observations", "rewards"):
+        pairs = zip(getattr(first, kind), getattr(second, kind), strict=False)
+        for turn, (a, b) in enumerate(pairs):
+            if a != b:
+                return f"other {kind}: first {a!r}, then {b!r} (item {turn})"
+    if len(first.observations) != len(second.observations):
+        counts = len(first.actions), len(second.actions)
+        return "another length: first {} turns, then {}".format(*counts)
+    return None
+
+
+def _check_garbage(subject: Subject) -> Iterator[str]:
+    """Whatever a model may write, step() must answer."""
+    if all(play.error is not None for play in subject.plays):
+        return  # it fails on sound text, too
+    env, seed = subject.build(), subject.seeds[0]
+    valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
+    damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
+    for text in (*_GARBAGE, *damaged):
+        play = Play(env, seed, always(text), limit=2).finish()
+        if play.error is not None and play.transcript.actions:
+            shown = repr(text if len(text) < 40 else text[:40] + "...")
+            yield (
+                f"step({shown}) raised {described(play.error)}\n      Models write "
+                f"anything: {subject.remedies.garbage}"
+            )
+            return
+
+
+def _check_options(subject: Subject) -> Iterator[str]:
+    """Options must have an effect, and unknown ones must be refused."""
+    if raised_by(lambda: subject.build(not_an_option=1)) is None:
+        yield (
+            "The unknown option 'not_an_option' was accepted; a typing error would go "
+            "unnoticed. Pass env_config on to super().__init__(), and name all "
+            "options in the signature of start()."
+        )
+    for option in ({"max_turns": 1}, {"invalid_action": "end"}):
+        error = raised_by(lambda option=option: subject.build(**option))
+        if error is not None:
+            yield _not_honoured(str(option), f"raised {type(error).__name__}: {error}")
+            return
+    single = subject.build(max_turns=1)
+    strict = subject.build(invalid_action="end")
+    play = Play(single, subject.seeds[0], random_or_filler).finish()
+    if single.unwrapped.max_turns != 1 or (play.error is None and not play.ended):
+        yield _not_honoured("max_turns=1", "let the episode go on after one turn")
+    play = Play(strict, subject.seeds[0], always(""), limit=1).finish()
+    infos = play.transcript.infos
+    if infos and infos[0].get("invalid_action") and not play.ended:
+        yield _not_honoured(
+            "invalid_action='end'", "let the episode go on after an invalid action"
+        )
+
+
+def _not_honoured(option: str, what: str) -> str:
+    return (
+        f"The option {option} {what}. Options must be honoured: pass env_config "
+        "on to super().__init__(), and leave step() to TextEnv."
+    )
+
+
+def _check_split(subject: Subject) -> Iterator[str]:
+    """Both splits must be playable."""
+    env = subject.build()
+    for split in ("train", "test"):
+        for seed in subject.seeds[:4]:
+            options = {"split": split}
+            error = raised_by(lambda s=seed, o=options: env.reset(seed=s, options=o))
+            if error is not None:
+                yield (
+                    f"reset(options={options}) raised "
+                    f"{type(error).__name__}: {error}. Evaluation asks for the test "
+                    "split; leave reset() to TextEnv, and draw until in_split() holds."
+                )
+                return
+
+
+def _check_policies(subject: Subject) -> Iterator[str]:
+    """Scripted policies must speak the format that parse() reads."""
+    has_random = implements(subject.build(), random_policy)
+    scripted = subject.plays if has_random else subject.expert
+    for play in scripted:
+        transcript = play.transcript
+        for action, info in zip(transcript.actions, transcript.infos, strict=False):
+            if info.get("invalid_action"):
+                yield (
+                    f"A scripted policy said {action!r}, which parse() does not read "
+                    f"(seed {transcript.seed}). expert_action() and random_action() "
+                    "must return completions in the format that is asked for."
+                )
+                return
+
+
+def _check_expert(subject: Subject) -> Iterator[str]:
+    """The expert must succeed at least once."""
+    if subject.expert and not any(play.succeeded for play in subject.expert):
+        yield (
+            f"The expert never succeeded in {len(subject.expert)} episodes. Either "
+            "expert_action() plays wrongly, max_turns is too low, or reply() or "
+            "apply() does not set success=True."
+        )
+
+
+SINGLE_AGENT_CHECKS: tuple[Check, ...] = (
+    _check_errors,
+    _check_observations,
+    _check_rewards,
+    _check_ending,
+    _check_determinism,
+    check_random_states,
+    check_threads,
+    check_resets,
+    _check_garbage,
+    _check_options,
+    _check_split,
+    _check_policies,
+    _check_expert,
+    check_context,
+    check_round_trip,
+)

@@ -1,0 +1,89 @@
+"""check_env: play an environment and report what would break training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rllib_llm.envs.check_common import (
+    SINGLE_AGENT_CHECKS,
+    CheckReport,
+    name_of,
+    run_checks,
+)
+from rllib_llm.envs.check_episodes import (
+    Subject,
+    raised_by,
+)
+from rllib_llm.envs.check_remedies import described
+from rllib_llm.envs.kinds import is_multi_agent
+from rllib_llm.envs.make import EnvSpec, make_env
+from rllib_llm.errors import RLlibLLMError
+
+
+def check_env(
+    spec: EnvSpec,
+    env_config: dict[str, Any] | None = None,
+    *,
+    tokenizer: Any = None,
+    max_context_tokens: int | None = None,
+    seeds: Iterable[int] = range(16),
+    env_processes: bool = False,
+) -> CheckReport:
+    """Play an environment and report everything that would break training.
+
+    Args:
+        spec: Whatever :func:`make_env` accepts. Multi-agent environments are played
+            by :func:`~rllib_llm.envs.multi_checks.check_multi_env`.
+        env_config: Options of the environment.
+        tokenizer: Anything with ``encode(text, add_special_tokens=False)`` and
+            ``decode(ids)``. If given, texts must survive both, and survive the chat
+            template if it has one.
+        max_context_tokens: With a tokenizer: the longest conversation, in tokens.
+        seeds: Episodes to play with each of the random and the expert policy.
+        env_processes: Whether training will have ``rollouts(env_processes=True)``: then
+            instances need not bear each other in one process.
+
+    Returns:
+        The problems found, and measurements.
+
+    Raises:
+        ConfigError: If ``spec`` names no environment, an option is wrong, or there are
+            no seeds.
+    """
+    config, seeds = dict(env_config or {}), list(seeds)
+    started = time.perf_counter()
+    try:
+        env = make_env(spec, config)
+        # Import, construction and what the first reset loads; faults are found later.
+        raised_by(lambda: env.reset(seed=seeds[0] if seeds else 0))
+        first_reset_s = time.perf_counter() - started
+        env.close()
+    except RLlibLLMError:
+        raise
+    except Exception as error:  # whatever an environment raises is a finding
+        text = f"Building it raised {described(error)}"
+        return CheckReport(name_of(spec), [f"{text}\n      Mend __init__()."])
+    if is_multi_agent(env):
+        from rllib_llm.envs.multi_checks import check_multi_env
+
+        return check_multi_env(
+            spec,
+            config,
+            tokenizer=tokenizer,
+            max_context_tokens=max_context_tokens,
+            seeds=seeds,
+            env_processes=env_processes,
+            first_reset_s=first_reset_s,
+        )
+    subject = Subject(
+        name=name_of(spec),
+        build=lambda **changed: make_env(spec, {**config, **changed}),
+        seeds=seeds,
+        tokenizer=tokenizer,
+        max_context_tokens=max_context_tokens,
+        env_processes=env_processes,
+        first_reset_s=first_reset_s,
+    )
+    return run_checks(subject, SINGLE_AGENT_CHECKS)

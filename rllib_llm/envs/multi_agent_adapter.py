@@ -1,0 +1,302 @@
+"""JointEnv: one call per round, over any multi-agent environment that speaks text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
+
+from rllib_llm.data.types import StopReason
+from rllib_llm.envs.env_options import is_finite
+from rllib_llm.envs.kinds import is_multi_agent, is_rllib_env, rllib_spaces
+from rllib_llm.envs.multi_agent_backends import AECPlay, ParallelPlay, Raw, RLlibPlay
+from rllib_llm.envs.spaces import is_of_numbers
+from rllib_llm.errors import EnvContractError, did_you_mean
+
+
+@dataclasses.dataclass(slots=True)
+class JointStep:
+    """What one call of :class:`JointEnv` brought.
+
+    Attributes:
+        observations: Text for each agent that must act now, in execution order;
+            several where they act simultaneously. Of agents of numbers what the
+            environment gave, untouched.
+        rewards: All non-zero ``(agent, reward)`` since the last call, to any declared
+            agent: acting, waiting, not yet there, or gone.
+        terminated: Agents whose game ended with this call.
+        truncated: Agents that were cut short with this call.
+        final_observations: What truncated agents would have read next (the critic
+            bootstraps from it); an agent with nothing new to read is missing.
+        infos: Info dictionaries by agent.
+        is_over: No agent is left.
+        success: Whether the task was solved, once an info says so.
+        metrics: Numbers to average over episodes, merged from the infos.
+        stop_reason: Why the episode ended, from the infos; where they do not say,
+            ``"max_turns"`` if anyone was truncated in the last call, else
+            ``"terminated"``. None while the episode goes on.
+    """
+
+    observations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    terminated: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    final_observations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    infos: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    is_over: bool = False
+    success: bool | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    stop_reason: str | None = None
+
+
+class JointEnv:
+    """Play an environment of PettingZoo, or RLlib's MultiAgentEnv, round by round.
+
+    Every call returns exactly the agents that must act now. Nothing is lost that
+    wrappers tend to lose: infos of ``reset``, rewards before an agent's first or after
+    its last action, the order of agents kept in a set, agents that join late or leave
+    early, and ends where some agents terminate and others are truncated.
+
+    Args:
+        env: An ``AECEnv`` or ``ParallelEnv`` whose observations are strings or
+            dictionaries with a string under ``"text"``, and whose actions are text. In
+            a ``ParallelEnv`` an empty observation means that the agent is not asked;
+            its action is then ``""``. An agent whose declared observation space is of
+            numbers (a Box, Discrete, ...) gets and gives these; there None, or no
+            observation, means that it is not asked, and its action is None. Of a
+            ``MultiAgentEnv`` exactly the agents that get an observation act next; the
+            episode ends with ``terminateds["__all__"]`` or ``truncateds["__all__"]``,
+            and ``infos["__common__"]`` may hold ``success`` and ``metrics``.
+
+    Raises:
+        EnvContractError: If ``env`` is something else, or breaks its library's
+            contract while it is played.
+    """
+
+    def __init__(self, env: Any):
+        if not is_multi_agent(env):
+            raise EnvContractError(
+                f"JointEnv got {type(env).__name__}; it plays a pettingzoo AECEnv or "
+                "ParallelEnv, or a MultiAgentEnv of RLlib."
+            )
+        names = getattr(env, "possible_agents", None)
+        if not names:
+            raise EnvContractError(
+                f"{env} has no possible_agents. List every agent that may ever take "
+                "part: policies are assigned before an episode begins."
+            )
+        if not all(isinstance(name, str) for name in names):
+            raise EnvContractError(
+                f"{env} has the possible_agents {list(names)}. Name agents by strings, "
+                "e.g. 'player_0': policies are mapped by these names."
+            )
+        # The order of a set changes from one Python process to the next.
+        is_set = isinstance(names, (set, frozenset))
+        self.possible_agents: list[str] = sorted(names) if is_set else list(names)
+        self.env = env
+        declared = {agent: _spaces_of(env, agent) for agent in self.possible_agents}
+        self._numbers = {
+            agent: spaces
+            for agent, spaces in declared.items()
+            if spaces is not None and is_of_numbers(spaces[0])
+        }
+        self._play: AECPlay | ParallelPlay | RLlibPlay
+        if isinstance(env, AECEnv):
+            self._play = AECPlay(env, self.possible_agents)
+        elif is_rllib_env(env):
+            self._play = RLlibPlay(env, self.possible_agents)
+        else:
+            silence = {a: None if a in self._numbers else "" for a in declared}
+            self._play = ParallelPlay(env, silence)
+        self._asked: tuple[str, ...] = ()
+        self._ended: set[str] = set()
+        self._live: set[str] = set()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, which has the scripted policies."""
+        return self.env.unwrapped
+
+    def system_prompt_for(self, agent: str) -> str | None:
+        """Return the agent's system prompt, if the environment has one."""
+        if hasattr(self.unwrapped, "system_prompt_for"):
+            return self.unwrapped.system_prompt_for(agent)
+        return getattr(self.unwrapped, "system_prompt", None)
+
+    def number_spaces(self, agent: str) -> tuple[gym.Space, gym.Space] | None:
+        """Return observation and action space of an agent of numbers; None: of text."""
+        return self._numbers.get(agent)
+
+    def random_numbers(self, agent: str, rng: np.random.Generator) -> Any:
+        """Return a random action of an agent of numbers."""
+        space = self._numbers[agent][1]
+        space.seed(int(rng.integers(2**31)))
+        return space.sample()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> JointStep:
+        """Begin an episode."""
+        self._ended, self._live = set(), set()
+        return self._collect(self._play.reset(seed, options))
+
+    def step(self, actions: dict[str, Any]) -> JointStep:
+        """Let exactly the agents of the last observations act.
+
+        Args:
+            actions: Their texts or numbers.
+        """
+        if set(actions) != set(self._asked):
+            raise EnvContractError(
+                f"step() got actions of {sorted(actions)}; the agents to act are "
+                f"{list(self._asked)}."
+                + ("" if self._asked else " The episode is over: call reset().")
+            )
+        return self._collect(self._play.step({a: actions[a] for a in self._asked}))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _collect(self, raw: Raw) -> JointStep:
+        for agent, reward in raw.rewards:
+            self._require_declared(agent, f"the reward {reward!r}")
+            if not is_finite(reward):
+                raise EnvContractError(
+                    f"{self.env} gave {agent!r} the reward {reward!r}; rewards must be "
+                    "finite numbers."
+                )
+        # Ended agents show their flags until they are gone; they are told once.
+        raw.terminated -= self._ended
+        raw.truncated -= self._ended | raw.terminated
+        self._account_for_agents(raw)
+        step = JointStep(
+            rewards=[(a, float(r)) for a, r in raw.rewards if r],
+            terminated=self._ordered(raw.terminated),
+            truncated=self._ordered(raw.truncated),
+            infos={a: dict(raw.infos[a]) for a in self._ordered(raw.infos)},
+            is_over=not self._live,
+        )
+        for agent in step.truncated:
+            last = self._read(raw.finals.get(agent, self._nothing(agent)), agent)
+            if not _is_nothing(last):
+                step.final_observations[agent] = last
+        if self._live:
+            step.observations = self._questions(raw)
+        self._asked = tuple(step.observations)
+        _read_results(step, raw.shared_info)
+        return step
+
+    def _account_for_agents(self, raw: Raw) -> None:
+        """Update who lives; nobody may vanish, come back, or be unknown."""
+        ended_now = raw.terminated | raw.truncated
+        for agent in sorted(raw.alive | ended_now):
+            self._require_declared(agent, "a turn")
+        alive = raw.alive - ended_now
+        for agent in sorted(self._live - alive - ended_now):
+            raise EnvContractError(
+                f"{self.env} dropped {agent!r} from its agents without terminating or "
+                "truncating it. Set one of the two flags when an agent leaves."
+            )
+        for agent in sorted(alive & self._ended):
+            raise EnvContractError(
+                f"{self.env} brought {agent!r} back after its end. Use a new name."
+            )
+        self._ended |= ended_now
+        self._live = alive
+
+    def _nothing(self, agent: str) -> str | None:
+        return None if agent in self._numbers else ""
+
+    def _read(self, observation: Any, agent: str) -> Any:
+        """Return the observation's text; of an agent of numbers it as it is."""
+        if agent not in self._numbers:
+            return _text_of(observation, agent)
+        space = self._numbers[agent][0]
+        if observation is not None and not space.contains(observation):
+            raise EnvContractError(
+                f"The observation {observation!r} of {agent!r} is not in its "
+                f"observation space {space}. Return a member, of the right shape and "
+                "dtype, or declare the space that fits."
+            )
+        return observation
+
+    def _questions(self, raw: Raw) -> dict[str, Any]:
+        texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
+        if isinstance(self._play, ParallelPlay):
+            spoken = {a for a, text in texts.items() if not _is_nothing(text)}
+            texts = {a: texts[a] for a in self._ordered(spoken)}
+        for agent, text in texts.items():
+            if _is_nothing(text):
+                raise EnvContractError(
+                    f"{self.env} asks {agent!r} to act on an empty text. Give it "
+                    "something to read."
+                )
+        if not texts:
+            raise EnvContractError(
+                f"{self.env} asks nobody, but {sorted(self._live)} are still there. "
+                "End them, or give one of them an observation."
+            )
+        return texts
+
+    def _require_declared(self, agent: str, what: str) -> None:
+        if agent not in self.possible_agents:
+            raise EnvContractError(
+                f"{self.env} gave {what} to {agent!r}, which is not one of its "
+                f"possible_agents {self.possible_agents}. "
+                f"{did_you_mean(str(agent), self.possible_agents)} Declare every agent."
+            )
+
+    def _ordered(self, agents: Iterable[str]) -> tuple[str, ...]:
+        chosen = set(agents)
+        return tuple(a for a in self.possible_agents if a in chosen)
+
+
+def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
+    """Return the declared spaces; None where there are none (agents of text)."""
+    if is_rllib_env(env):
+        return rllib_spaces(env, agent)
+    defaults = (AECEnv.observation_space, ParallelEnv.observation_space)
+    if type(env).observation_space in defaults:  # they read this, with a warning
+        reads = getattr(env, "observation_spaces", {}).get(agent)
+        acts = getattr(env, "action_spaces", {}).get(agent)
+        return None if reads is None or acts is None else (reads, acts)
+    try:
+        return env.observation_space(agent), env.action_space(agent)
+    except (AttributeError, KeyError, NotImplementedError):
+        return None
+
+
+def _is_nothing(observation: Any) -> bool:
+    return observation is None or (isinstance(observation, str) and not observation)
+
+
+def _text_of(observation: Any, agent: str) -> str:
+    text = observation
+    if isinstance(observation, Mapping) and "text" in observation:
+        text = observation["text"]
+    if not isinstance(text, str):
+        raise EnvContractError(
+            f"The observation of {agent!r} is {type(observation).__name__}; a str, or "
+            "a dictionary with a str under 'text', is needed. Wrap the environment in "
+            "one that renders its observations, or declare an observation space of "
+            "numbers for an RLModule to read."
+        )
+    return str(text)
+
+
+def _read_results(step: JointStep, shared: dict[str, Any]) -> None:
+    """Lift what concerns the whole episode out of the infos."""
+    reason = None
+    for info in (*step.infos.values(), shared):
+        step.metrics.update(info.get("metrics") or {})
+        if info.get("success") is not None:
+            step.success = bool(info["success"])
+        reason = info.get("stop_reason") or reason
+    if step.is_over:
+        guess = StopReason.MAX_TURNS if step.truncated else StopReason.TERMINATED
+        step.stop_reason = StopReason(reason or guess).value

@@ -1,0 +1,148 @@
+"""The one normaliser of the loss: weights per token and a denominator per batch.
+
+``loss = sum(weights * per_token_loss) / denominator``. Both are computed once, when
+the batch is built, over *all* rows a learner holds; micro-batches then take slices of
+the weights, and denominators are summed over learners. So no split of the batch
+changes the gradient, which a mean per micro-batch would.
+
+A *sequence* is one episode. It may span several rows (equal ``sequence_ids``); its
+length n_s counts the trained tokens of all its rows, and a sequence without any does
+not count. All rows of an episode must therefore lie on one learner. With S the
+sequences that count:
+
+==========================  ==========  ===========  ==================================
+mode                        weight      denominator  known as
+==========================  ==========  ===========  ==================================
+``token-mean``              1           sum of n_s   DAPO (2503.14476, sec. 3.3); TRL
+                                                     ``dapo``, SkyRL ``token_mean``
+``seq-mean-token-mean``     1 / n_s     number of S  GRPO (2402.03300, eq. 3); TRL
+                                                     ``grpo``, SkyRL ``sequence_mean``
+``seq-mean-token-sum``      1           number of S  the policy gradient of the return
+``seq-mean-token-sum-norm`` 1/constant  number of S  Dr. GRPO (2503.20783); TRL
+                                                     ``dr_grpo``, SkyRL
+                                                     ``seq_mean_token_sum_norm``
+==========================  ==========  ===========  ==================================
+
+verl's ``loss_agg_mode`` has the same four names; some versions of its last one divide
+by the constant only, not by the number of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.losses._checks import check_choice, check_positive
+
+LOSS_AGGREGATIONS = (
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+)
+
+
+def token_weights(
+    loss_mask: Any,
+    sequence_ids: Sequence[Hashable] | np.ndarray,
+    mode: str,
+    *,
+    constant: float | None = None,
+) -> np.ndarray:
+    """Return the weight of each token's loss.
+
+    Args:
+        loss_mask: True where a token is trained; numpy or torch. [B, T]
+        sequence_ids: Episode of each row, integers or strings. [B]
+        mode: One of the modes in the table of this module.
+        constant: For ``seq-mean-token-sum-norm`` only: a length in tokens that never
+            changes during training, e.g. the most an episode may sample; > 0.
+
+    Returns:
+        Weights in float64, 0 where masked. [B, T]
+
+    Raises:
+        ValueError: If shapes do not fit, the mode is unknown, or ``constant`` is
+            missing, not positive, or given to a mode without one.
+    """
+    mask, sequence, lengths = _sequence_lengths(loss_mask, sequence_ids)
+    divisor = _checked_constant(mode, constant)
+    if mode == "seq-mean-token-mean":
+        per_row = 1.0 / np.maximum(lengths, 1)[sequence]
+    else:
+        per_row = np.full(len(mask), 1.0 / divisor)
+    return mask * per_row[:, None]
+
+
+def denominator(
+    loss_mask: Any,
+    sequence_ids: Sequence[Hashable] | np.ndarray,
+    mode: str,
+    *,
+    constant: float | None = None,
+) -> float:
+    """Return what the weighted sum is divided by: trained tokens, or sequences.
+
+    Sum it over learners before dividing. It is 0.0 if nothing is trained;
+    :func:`~rllib_llm.losses.functional.weighted_loss` then gives a loss of 0.0.
+
+    Args:
+        loss_mask: As in :func:`token_weights`. [B, T]
+        sequence_ids: As in :func:`token_weights`. [B]
+        mode: As in :func:`token_weights`.
+        constant: As in :func:`token_weights`.
+
+    Returns:
+        Number of trained tokens (``token-mean``) or of sequences that have any.
+
+    Raises:
+        ValueError: As in :func:`token_weights`.
+    """
+    mask, _, lengths = _sequence_lengths(loss_mask, sequence_ids)
+    _checked_constant(mode, constant)
+    return float(mask.sum() if mode == "token-mean" else np.count_nonzero(lengths))
+
+
+def _sequence_lengths(
+    loss_mask: Any, sequence_ids: Sequence[Hashable] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mask, each row's sequence index, each sequence's trained tokens."""
+    mask, ids = _to_numpy(loss_mask), _to_numpy(sequence_ids)
+    if mask.dtype != np.bool_:
+        raise ValueError(
+            f"loss_mask has dtype {mask.dtype}. It must be bool, True where a token is "
+            "trained. Pass loss_mask.astype(bool)."
+        )
+    if mask.ndim != 2 or ids.shape != mask.shape[:1]:
+        raise ValueError(
+            f"loss_mask is {list(mask.shape)} and sequence_ids is {list(ids.shape)}. "
+            "They must be [B, T] and [B]. Pass one episode id per row."
+        )
+    _, sequence = np.unique(ids, return_inverse=True)
+    lengths = np.bincount(sequence, mask.sum(axis=1)) if len(mask) else np.zeros(0)
+    return mask, sequence, lengths
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def _checked_constant(mode: str, constant: float | None) -> float:
+    """Return ``constant`` where the mode uses one, else 1."""
+    check_choice("mode", mode, LOSS_AGGREGATIONS)
+    if mode != "seq-mean-token-sum-norm":
+        if constant is not None:
+            raise ValueError(
+                f"constant is {constant} with mode {mode!r}. Only "
+                "'seq-mean-token-sum-norm' uses it. Leave it out."
+            )
+        return 1.0
+    if constant is None:
+        raise ValueError(
+            "constant is None. Mode 'seq-mean-token-sum-norm' needs a length in "
+            "tokens. Pass e.g. the most tokens an episode may sample."
+        )
+    check_positive("constant", constant, "Pass e.g. the maximum episode tokens.")
+    return constant

@@ -1,0 +1,151 @@
+"""Log-probability and entropy of tokens from logits, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rllib_llm.losses._checks import check_positive, check_same_shape
+
+
+def token_logps_and_entropy(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    loss_mask: Tensor | None = None,
+    chunk: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of the given tokens and entropies, in nats.
+
+    Computed in float32 (float64 if the logits are), about ``chunk`` positions at a
+    time; the backward pass computes each chunk anew and writes its part of the
+    gradient in place. Beyond the logits and their gradient, memory is a few times
+    ``chunk * V`` floats. The gradient is exact, through both results, and can be
+    taken once (no second derivatives).
+
+    Args:
+        logits: Scores of the vocabulary; ``-inf`` forbids a token. Position t must
+            hold the scores *for* token t, i.e. already be shifted. [..., T, V]
+        token_ids: The token taken at each position, in [0, V). [..., T]
+        temperature: Logits are divided by it, > 0: the one used for sampling.
+        loss_mask: True where a token is trained; None for everywhere. Elsewhere both
+            results and the gradient are 0, whatever logits and ids hold. [..., T]
+        chunk: Positions computed at a time, >= 1 (but one column of all rows at
+            least). Use e.g. 1024 where V is small.
+
+    Returns:
+        Log-probability [..., T] and entropy [..., T] at each position.
+
+    Raises:
+        ValueError: If shapes do not fit, an id is not in the vocabulary, or the
+            temperature or the chunk is out of range.
+    """
+    check_positive("temperature", temperature, "Use 1.0 for the model's own.")
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}. It must be >= 1. Use e.g. 1024.")
+    if token_ids.ndim < 1 or logits.shape[:-1] != token_ids.shape:
+        raise ValueError(
+            f"logits is {list(logits.shape)} and token_ids is {list(token_ids.shape)}. "
+            "They must be [..., T, V] and [..., T]. Drop the logits of the last token."
+        )
+    if loss_mask is None:
+        loss_mask = torch.ones_like(token_ids, dtype=torch.bool)
+    check_same_shape(token_ids=token_ids, loss_mask=loss_mask)
+    ids = token_ids.masked_fill(~loss_mask, 0).long()
+    _check_ids(ids, logits.shape[-1])
+
+    columns = max(1, chunk // max(1, ids[..., :1].numel()))
+    return _ChunkedLogps.apply(logits, ids, loss_mask, temperature, columns)
+
+
+class _ChunkedLogps(torch.autograd.Function):
+    """The loop over chunks; keeps only its inputs and the entropy for the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        columns: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logp, entropy = (torch.zeros_like(ids, dtype=dtype) for _ in range(2))
+        for scores, own, keep, out, spread in _chunks(
+            columns, logits, ids, mask, logp, entropy
+        ):
+            logps, finite_logps = _log_softmax(scores, keep, temperature)
+            taken = logps.gather(-1, own[..., None]).squeeze(-1)
+            minus_entropy = logps.exp().mul_(finite_logps).sum(-1)
+            for target, found in ((out, taken), (spread, minus_entropy.neg_())):
+                target.copy_(found.masked_fill_(~keep, 0.0))
+        ctx.save_for_backward(logits, ids, mask, entropy)
+        ctx.temperature, ctx.columns = temperature, columns
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Any, ...]:
+        logits, ids, mask, entropy = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        # With p = softmax(z) and entropy H: d log p_k / dz_i = [i = k] - p_i and
+        # dH / dz_i = -p_i (log p_i + H).
+        for scores, own, keep, spread, g_logp, g_entropy, out in _chunks(
+            ctx.columns, logits, ids, mask, entropy, grad_logp, grad_entropy, grad
+        ):
+            logps, finite_logps = _log_softmax(scores, keep, ctx.temperature)
+            g_logp = (g_logp / ctx.temperature)[..., None]
+            if g_entropy.any():
+                g_entropy = (g_entropy / ctx.temperature)[..., None]
+                part = finite_logps.add(spread[..., None]).mul_(g_entropy).add_(g_logp)
+                part = part.mul_(logps.exp_()).neg_()
+            else:
+                part = logps.exp_().mul_(g_logp.neg())
+            part.scatter_add_(-1, own[..., None], g_logp)
+            if not keep.all():
+                part.masked_fill_(~keep[..., None], 0.0)
+            out.copy_(part)
+        return grad, None, None, None, None
+
+
+def _chunks(columns: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of ``columns`` positions; [..., T, V] and [..., T] go together."""
+    # Columns rather than flattened positions: shifted logits are not contiguous, and
+    # flattening would copy them.
+    rows_dim = tensors[1].ndim - 1
+    return zip(
+        *(tensor.split(columns, dim=rows_dim) for tensor in tensors), strict=True
+    )
+
+
+def _log_softmax(
+    logits: Tensor, mask: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return log p, and log p with 0 for forbidden tokens (their p log p is 0)."""
+    # Each of these passes over [..., columns, V] costs about as much as the softmax.
+    scores = logits if mask.all() else logits.masked_fill(~mask[..., None], 0.0)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if temperature != 1.0:
+        scores = scores / temperature
+    logps = torch.log_softmax(scores, dim=-1)  # [..., columns, V]
+    if not logps.numel() or logps.min() > -torch.inf:
+        return logps, logps
+    return logps, logps.masked_fill(logps == -torch.inf, 0.0)
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    if not ids.numel():
+        return
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"token_ids spans [{low}, {high}]. Ids must lie in [0, {vocabulary}), the "
+            "size of the logits. Mask padding ids with loss_mask, or check that "
+            "tokenizer and model belong together."
+        )

@@ -1,0 +1,141 @@
+"""What is added to the policy loss, each term times its ``weight``.
+
+A term takes a :class:`~rllib_llm.losses.token_batch.TokenBatch` and returns the loss of
+each token, to be minimised [B, T]. It is averaged as the policy loss is. A class may
+adapt to what an update measured in ``end_update(means)`` and keep that in its state.
+
+The KL to the reference is no term: ``ref_kl_coeff`` and its like are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rllib_llm.components.registry import piece
+from rllib_llm.losses._checks import check_positive
+from rllib_llm.losses.functional import MAX_LOG_RATIO
+from rllib_llm.losses.kl import kl_k3
+from rllib_llm.losses.token_batch import TokenBatch, asks_for
+
+
+@piece("loss_term", "entropy", paper="Wang et al. 2025, arXiv:2506.01939 (top)")
+@asks_for("scores", when=lambda settings: settings.get("top", 1.0) < 1.0)
+def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
+    """Minus the entropy, of all tokens or of those where most was open.
+
+    Args:
+        batch: Tokens.
+        top: Share of the iteration's tokens, those of highest entropy before the
+            update ("forking" tokens), in (0, 1].
+    """
+    check_share("top", top)
+    if top < 1.0:
+        return -batch.entropy * (batch.entropy_rank < top)
+    return -batch.entropy
+
+
+@piece("loss_term", "entropy_target", paper="Skywork-OR1 2025, arXiv:2505.22312")
+class EntropyTarget:
+    """An entropy bonus that is steered: more where entropy is below the target.
+
+    After each update the coefficient grows by ``step`` if the mean entropy was below
+    the target, and shrinks by it if not, in [0, largest]. It acts only while entropy is
+    at or below the target.
+
+    Args:
+        target: Wanted mean entropy, in nats per token, > 0.
+        step: Change of the coefficient per update, > 0.
+        start: Coefficient at first, >= 0.
+        largest: Bound of the coefficient.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: float,
+        step: float = 0.005,
+        start: float = 0.0,
+        largest: float = 0.1,
+    ):
+        check_positive("target", target, "Use e.g. 0.2 nats.")
+        check_positive("step", step, "Use e.g. 0.005.")
+        if not 0 <= start <= largest:
+            raise ValueError(f"start={start} must be in [0, largest={largest}].")
+        self.target, self.step, self.largest = target, step, largest
+        self._steered = start
+        self._is_low = True
+
+    @property
+    def coeff(self) -> float:
+        """The coefficient in force."""
+        return self._steered if self._is_low else 0.0
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return minus the entropy times the coefficient. [B, T]"""
+        return -self.coeff * batch.entropy
+
+    def end_update(self, means: Mapping[str, float]) -> None:
+        """Steer by the mean entropy of the update."""
+        self._is_low = means["entropy"] <= self.target
+        moved = self._steered + (self.step if self._is_low else -self.step)
+        self._steered = min(self.largest, max(0.0, moved))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what was steered so far."""
+        return {"steered": self._steered, "is_low": self._is_low}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Bring it back."""
+        self._steered, self._is_low = state["steered"], state["is_low"]
+
+
+@piece("loss_term", "kl_cov", paper="Cui et al. 2025, arXiv:2505.22617")
+@asks_for("scores")
+def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> Tensor:
+    """KL to the policy before the update, on the tokens that cost most entropy.
+
+    Args:
+        batch: Tokens.
+        share: Share of the iteration's tokens, those of the highest covariance of
+            log-probability and advantage, in (0, 1].
+        largest: Bound on the KL of a token, > 0.
+    """
+    check_share("share", share)
+    # Of tokens from the policy before the update, so the roles are swapped.
+    k3 = kl_k3(batch.old_logp, batch.logp, clamp=MAX_LOG_RATIO, largest=largest)
+    return k3 * (batch.covariance_rank < share)
+
+
+@piece("loss_term", "nll_success", paper="VAPO 2025, arXiv:2504.05118")
+@asks_for("success")
+def nll_success(batch: TokenBatch) -> Tensor:
+    """Imitation of solved episodes; its mean is over their tokens only."""
+    solved = batch.success[:, None] == 1.0
+    return -batch.logp * solved / max(batch.success_share, 1e-8)
+
+
+@piece("loss_term", "distill", paper="LLM4Teach, Zhou et al. 2023, arXiv:2311.13373")
+@asks_for("reference")
+def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
+    """Cross-entropy to a teacher, which is the frozen starting policy.
+
+    Estimated from the policy's own tokens: ``-(p_teacher / p_old) log p`` has the mean
+    ``-sum_y p_teacher(y) log p(y)`` under ``p_old``. Let it fade by its ``weight``:
+    ``[[0, 10.0], [1980, 0.1]]`` is LLM4Teach's schedule.
+
+    Args:
+        batch: Tokens.
+        largest: Bound of the importance weight, > 0; it biases towards the policy.
+    """
+    check_positive("largest", largest, "Use e.g. 10.0.")
+    weight = (batch.ref_logp - batch.old_logp).clamp(max=20.0).exp()
+    return -weight.clamp(max=largest) * batch.logp
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse what is not in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} is {value}. It must lie in (0, 1], e.g. 0.2.")

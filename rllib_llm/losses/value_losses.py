@@ -1,0 +1,80 @@
+"""Losses of a critic other than RLlib's capped squared error, in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rllib_llm.losses._checks import check_choice, check_mask, check_positive
+
+VALUE_LOSSES = ("squared", "huber", "bce")
+
+
+def critic_loss(
+    values: Tensor,
+    targets: Tensor,
+    loss_mask: Tensor,
+    *,
+    kind: str = "squared",
+    huber_delta: float = 1.0,
+    clip_range: float | None = None,
+    old_values: Tensor | None = None,
+) -> Tensor:
+    """Return the loss of each prediction, 0 where masked.
+
+    - "squared": ``(V - target)**2``;
+    - "huber": the same up to an error of ``huber_delta``, linear beyond;
+    - "bce": ``values`` are logits of a probability of success, the loss is the
+      cross-entropy to targets in [0, 1] (DigiRL, arXiv:2406.11896).
+
+    With ``clip_range``, the larger of the loss and that of the prediction held within
+    ``clip_range`` of its old value: the value clip of the PPO2 implementation.
+
+    Args:
+        values: Predictions of the critic; logits for "bce". [B, T]
+        targets: What they should be; constant. [B, T]
+        loss_mask: True where a value is trained. [B, T]
+        kind: One of ``VALUE_LOSSES``.
+        huber_delta: Where "huber" becomes linear, > 0.
+        clip_range: See above, > 0; None for none. Not with "bce".
+        old_values: Predictions before the update; needed with ``clip_range``. [B, T]
+
+    Raises:
+        ValueError: If shapes differ, a choice is unknown, a number is out of range, or
+            a target of "bce" is no probability.
+    """
+    check_mask(loss_mask, values=values, targets=targets)
+    check_choice("kind", kind, VALUE_LOSSES)
+    check_positive("huber_delta", huber_delta, "Use e.g. 1.0.")
+    values = values.masked_fill(~loss_mask, 0.0)
+    targets = targets.masked_fill(~loss_mask, 0.0).detach()
+    if kind == "bce":
+        loss = _cross_entropy(values, targets)
+        return loss.masked_fill(~loss_mask, 0.0)
+    loss = _distance(values - targets, kind, huber_delta)
+    if clip_range is None:
+        return loss
+    check_positive("clip_range", clip_range, "Use e.g. 0.2, or None.")
+    check_mask(loss_mask, old_values=old_values)
+    old_values = old_values.masked_fill(~loss_mask, 0.0).detach()
+    held = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    return torch.maximum(loss, _distance(held - targets, kind, huber_delta))
+
+
+def _distance(error: Tensor, kind: str, delta: float) -> Tensor:
+    if kind == "squared":
+        return error.square()
+    size = error.abs()  # 2 delta |e| - delta^2 meets e^2 at delta
+    return torch.where(size <= delta, error.square(), delta * (2 * size - delta))
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    if targets.numel() and not ((targets - 0.5).abs().max() <= 0.5 + 1e-4):
+        raise ValueError(
+            f"Value targets span [{float(targets.min()):.3g}, "
+            f"{float(targets.max()):.3g}], but value_loss 'bce' estimates the "
+            "probability of success. Let returns lie in [0, 1], or use another loss."
+        )
+    return torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, targets.clamp(0.0, 1.0), reduction="none"
+    )

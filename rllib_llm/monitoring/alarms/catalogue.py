@@ -1,0 +1,204 @@
+"""Every alarm: what it reads, when it fires unless told otherwise, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from rllib_llm.callbacks import keys
+from rllib_llm.monitoring.alarms import detectors
+
+MODULE = "learners/<module>/"
+
+WARN, LOWER_LR, ROLLBACK, STOP = "warn", "lower_lr", "rollback", "stop"
+ACTIONS = (WARN, LOWER_LR, ROLLBACK, STOP)
+TRUNCATED = "truncated"  # sum of keys.TRUNCATED, as in the progress line
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+    """One alarm.
+
+    Attributes:
+        name: What YAML and the result call it.
+        reads: Result keys, one for each series of ``detect``. Those below
+            ``learners/<module>/`` are watched policy by policy.
+        detect: Says what it found, or None.
+        thresholds: Keywords of ``detect`` and their defaults.
+        what: What the number found is, for the message.
+        remedy: What usually helps.
+        unless_solved: Whether a solved task explains it.
+        actions: What can be done about it.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    detect: Callable[..., str | None]
+    thresholds: dict[str, Any]
+    what: str
+    remedy: str
+    unless_solved: bool = False
+    actions: tuple[str, ...] = ACTIONS
+
+    @property
+    def per_module(self) -> bool:
+        """Whether each policy has values of its own."""
+        return self.reads[0].startswith(MODULE)
+
+
+_ALL = (
+    Alarm(
+        "kl",
+        (MODULE + keys.KL,),
+        detectors.is_above,
+        {"above": 0.2, "window": 1},
+        "approx_kl_k3 is",
+        "Lower lr or num_epochs, or raise minibatch_size.",
+    ),
+    Alarm(
+        "entropy_collapse",
+        (MODULE + keys.ENTROPY,),
+        detectors.is_below,
+        {"below": 0.02, "window": 3},
+        "entropy is",
+        "Lower lr, add entropy_coeff, or raise clip_param_high.",
+        unless_solved=True,
+    ),
+    Alarm(
+        "entropy_explosion",
+        (MODULE + keys.ENTROPY,),
+        detectors.has_grown,
+        {"factor": 3.0, "above": 1.0, "window": 3, "baseline": 5},
+        "entropy is",
+        "Lower lr or entropy_coeff; look for noise in the transcripts.",
+    ),
+    Alarm(
+        "reward_variance",
+        (keys.FLAT_GROUPS, "return_std"),
+        detectors.variance_is_gone,
+        {"above": 0.95, "fraction": 0.1, "window": 5, "baseline": 10},
+        "",
+        "Make the task easier or harder, raise group_size, or look at the entropy.",
+        unless_solved=True,
+    ),
+    Alarm(
+        "repetition",
+        ("env_runners/repeat_in_turn_frac",),
+        detectors.is_above,
+        {"above": 0.5, "window": 3},
+        "repeat_in_turn_frac is",
+        "Lower max_new_tokens or lr; read the transcripts.",
+    ),
+    Alarm(
+        "echo",
+        ("env_runners/repeat_of_turns_frac",),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
+        "repeat_of_turns_frac is",
+        "The policy says the same thing whatever it reads: filter groups by their "
+        "variance, add entropy_coeff, lower lr.",
+        unless_solved=True,
+    ),
+    Alarm(
+        "copying",
+        ("env_runners/copied_prompt_frac",),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
+        "copied_prompt_frac is",
+        "The policy repeats what it reads: look for a reward that pays for it.",
+        unless_solved=True,
+    ),
+    Alarm(
+        "length",
+        (keys.TOKENS_PER_TURN,),
+        detectors.has_grown,
+        {"factor": 3.0, "above": 50.0, "window": 3, "baseline": 5},
+        "tokens_per_turn_mean is",
+        "Length is rewarded somewhere: try loss_agg_mode token-mean, or a reward that "
+        "charges for tokens.",
+    ),
+    Alarm(
+        "truncation",
+        (TRUNCATED,),
+        detectors.is_above,
+        {"above": 0.5, "window": 3},
+        "the share of episodes out of tokens is",
+        "Raise max_new_tokens or max_context_tokens, or charge for length.",
+    ),
+    Alarm(
+        "no_valid_action",
+        (keys.INVALID,),
+        detectors.was_never_below,
+        {"below": 0.99, "window": 3},
+        "invalid_action_frac is",
+        "No turn was a valid action, so nothing can be learnt: warm-start the model, "
+        "show an example of an action in the prompt, or use a larger model.",
+    ),
+    Alarm(
+        "invalid_turns",
+        (keys.INVALID,),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.2, "window": 3, "baseline": 5},
+        "invalid_action_frac is",
+        "The policy forgets the format: lower lr or num_epochs, set ref_kl_coeff, or "
+        "let invalid actions cost more.",
+    ),
+    Alarm(
+        "unended_turns",
+        (keys.CUT_TURNS,),
+        detectors.has_grown,
+        {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
+        "cut_turn_frac is",
+        "The policy no longer ends its turns: lower lr, or go back to a checkpoint; "
+        "raise max_new_tokens only if the answers are worth their length.",
+    ),
+    Alarm(
+        "grad_norm",
+        (MODULE + "grad_norm",),
+        detectors.has_spiked,
+        {"factor": 10.0, "history": 20},
+        "grad_norm is",
+        "Lower lr or grad_clip; look for extreme rewards.",
+    ),
+    Alarm(
+        "nan",
+        (
+            MODULE + "total_loss",
+            MODULE + "policy_loss",
+            MODULE + keys.ENTROPY,
+            MODULE + "grad_norm",
+            MODULE + "nan_steps_skipped",
+        ),
+        detectors.is_not_finite,
+        {},
+        "",
+        "Lower lr, look for extreme rewards, use bfloat16 instead of float16.",
+    ),
+    Alarm(
+        "return_drop",
+        (keys.RETURN,),
+        detectors.has_dropped,
+        {"fraction": 0.5, "window": 3},
+        "episode_return_mean is",
+        "Lower lr, or go back to a checkpoint.",
+    ),
+    Alarm(
+        "sampler_gap",
+        (MODULE + keys.SAMPLER_GAP,),
+        detectors.is_above,
+        {"above": 0.1, "window": 2},
+        "sampler_gap_mean is",
+        "Sampling and learning disagree: check dtype and temperature, or use tis.",
+    ),
+    Alarm(
+        "stalled",
+        ("env_runners/num_stalls",),
+        detectors.has_happened,
+        {"after_s": 60.0},
+        "the number of times in which no turn finished for so long is",
+        "The log says who waited for what; lower step_timeout_s or turn_timeout_s.",
+        actions=(WARN, STOP),
+    ),
+)
+ALARMS: dict[str, Alarm] = {alarm.name: alarm for alarm in _ALL}

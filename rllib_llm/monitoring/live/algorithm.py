@@ -1,0 +1,77 @@
+"""An Algorithm that says what it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rllib_llm.monitoring.live import board
+from rllib_llm.monitoring.live.lines import progress_lines
+
+STARTING, PREPARING = "starting", "preparing"
+SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
+EVALUATING, SAVING = "evaluating", "saving"
+_PREPARING_S = 0.5  # seconds between two notes
+
+
+def preparing(topic: str | None) -> Callable[[str, float], None]:
+    """Return a callback for ``prepare_language_model`` that announces its phases.
+
+    Args:
+        topic: Where; None: nobody watches. Lines on standard error come in any case.
+    """
+    notes, last = board.Publisher(topic, board.ALGORITHM), 0.0
+    show = progress_lines()
+
+    def announce(phase: str, fraction: float) -> None:
+        nonlocal last
+        show(phase, fraction)
+        if notes.is_read and time.monotonic() - last > _PREPARING_S:
+            last = time.monotonic()
+            notes.write(phase=f"{PREPARING}: {phase} {fraction:.0%}", iteration=0)
+
+    return announce
+
+
+class LiveAlgorithm:
+    """Writes a note at every change of phase, if anyone watches.
+
+    Put it before the Algorithm class in the bases.
+    """
+
+    _notes = board.Publisher(None, board.ALGORITHM)
+
+    def setup(self, config: Any) -> None:
+        """Build everything, under the first note."""
+        self._notes = board.Publisher(config.live_topic, board.ALGORITHM)
+        with self.phase(STARTING):
+            super().setup(config)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, **more: Any) -> Iterator[None]:
+        """Announce what the block does."""
+        self._announce(name, **more)
+        yield
+
+    def _announce(self, name: str, **more: Any) -> None:
+        if self._notes.is_read:
+            iteration = self.iteration + (name not in (STARTING, SAVING))
+            self._notes.write(phase=name, iteration=iteration, **more)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, under its note."""
+        with self.phase(EVALUATING):
+            return super().evaluate(*args, **kwargs)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Save, under its note."""
+        with self.phase(SAVING):
+            return super().save_checkpoint(*args, **kwargs)
+
+    def cleanup(self) -> None:
+        """Take the notes away."""
+        super().cleanup()
+        if self._notes.is_read:
+            board.forget(self.config.live_topic)

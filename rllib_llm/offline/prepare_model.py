@@ -1,0 +1,156 @@
+"""Make the language model of a configuration exist: tiny model, warm start, cache.
+
+Results lie under the user's cache directory by content hash, so that a second run
+starts at once and a changed setting never reuses a stale model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.cache import cache_dir
+from rllib_llm.manifest import built_whole, find_damage, remove_partial
+from rllib_llm.monitoring.live.lines import progress_lines
+from rllib_llm.version import __version__
+
+logger = logging.getLogger("rllib_llm")
+
+# Raise when what is built from the same settings changes.
+RECIPE_VERSION = 1
+
+
+def prepare_language_model(
+    config: Any, on_progress: Callable[[str, float], None] | None = None
+) -> str:
+    """Return the folder of the model to train, building it if it is not there.
+
+    Args:
+        config: An algorithm config with :class:`LLMConfigMixin`.
+        on_progress: Called with a phase's name and the done fraction in [0, 1]; None:
+            lines on standard error, once it takes longer than a few seconds.
+
+    Returns:
+        A checkpoint folder, or the hub id as given.
+    """
+    on_progress = on_progress or progress_lines()
+    model = config.lm_model
+    if model == "tiny":
+        key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]
+        model = _cached(key, functools.partial(_build_tiny, config, on_progress))
+    if config.warm_start_demonstrations:
+        model = _cached(
+            [
+                "warm_start",
+                _env_key(config),
+                _model_key(model),
+                _warm_start_key(config),
+                config.seed or 0,
+            ],
+            functools.partial(_warm_start, config, model, on_progress),
+        )
+    return str(model)
+
+
+def _build_tiny(
+    config: Any, on_progress: Callable[[str, float], None], folder: Path
+) -> None:
+    from rllib_llm.modules.tiny import save_tiny_model
+    from rllib_llm.offline.demonstrations import transcript_texts
+
+    texts = transcript_texts(
+        config.make_text_env,
+        seed=config.seed or 0,
+        most_envs=config.most_envs_in_threads,
+        on_progress=lambda done: on_progress("tokenizer", done),
+    )
+    save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)
+
+
+def _warm_start(
+    config: Any, model: str, on_progress: Callable[[str, float], None], folder: Path
+) -> None:
+    from rllib_llm.offline.sft import warm_start
+
+    warm_start(config, model, folder, on_progress)
+
+
+def _env_key(config: Any) -> Any:
+    """Identify an environment by its class and that class's source file."""
+    env = config.make_text_env()
+    kind = type(env.unwrapped)
+    env.close()
+    try:
+        source = Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):  # typed into a notebook or an interpreter
+        source = b""
+    digest = hashlib.blake2b(source, digest_size=8).hexdigest()
+    name = config.env if isinstance(config.env, str) else kind.__qualname__
+    return [name, kind.__module__, digest, dict(config.env_config)]
+
+
+def _model_key(model: str) -> Any:
+    """Identify a local folder by its content's size and time, a hub id by name."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return model
+    if path.is_relative_to(cache_dir()):
+        return path.name  # a content hash already
+    files = sorted(p for p in path.iterdir() if p.is_file())
+    return [str(path), [(p.name, p.stat().st_size, p.stat().st_mtime) for p in files]]
+
+
+def _warm_start_key(config: Any) -> Any:
+    return {
+        "demonstrations": config.warm_start_demonstrations,
+        "mistake_rate": config.warm_start_mistake_rate,
+        "epochs": config.warm_start_epochs,
+        "lr": config.warm_start_lr,
+        "minibatch_size": config.warm_start_minibatch_size,
+        "observation_weight": config.warm_start_observation_weight,
+        "dtype": config.lm_dtype,
+        "history": config.history,
+        "chat_template_kwargs": config.chat_template_kwargs,
+    }
+
+
+def _cached(key: Any, build: Callable[[Path], None]) -> str:
+    """Return the folder of ``key``, built if it is missing or damaged."""
+    text = json.dumps([RECIPE_VERSION, __version__, key], sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    folder = cache_dir() / digest
+    if find_damage(folder) is None:
+        return str(folder)
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with _lock(cache_dir() / f"{digest}.lock"):
+        damage = find_damage(folder)
+        if damage is not None:
+            remove_partial(folder)
+            if folder.exists():
+                logger.warning(
+                    "The cached model %s is damaged (%s); it is built anew.",
+                    folder,
+                    damage,
+                )
+                shutil.rmtree(folder)
+            with built_whole(folder) as work:
+                build(work)
+                (work / "rllib_llm_recipe.json").write_text(text)
+    return str(folder)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process of this machine build while the others wait."""
+    from filelock import FileLock
+
+    with FileLock(str(path)):
+        yield

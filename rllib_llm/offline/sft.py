@@ -1,0 +1,187 @@
+"""The warm-start stage: imitate an imperfect script, with the package's own Learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.tool_prompts import later, opening
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import FinishReason, Turn
+from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.offline.demonstrations import (
+    Demonstration,
+    demonstrations,
+    demonstrations_of,
+)
+from rllib_llm.offline.random_policy import store_random_play
+
+Progress = Callable[[str, float], None]
+
+
+def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
+    """Fine-tune ``model`` on demonstrations and write the result into ``folder``.
+
+    Args:
+        config: The RL run's config; its ``warm_start_*`` settings apply.
+        model: Checkpoint folder or hub id to start from.
+        folder: Where the fine-tuned model and tokenizer go.
+        on_progress: Called with the phase and the done fraction.
+    """
+    seed = config.seed or 0
+    demos = demonstrations(
+        config.make_text_env,
+        config.warm_start_demonstrations,
+        seed=seed,
+        mistake_rate=config.warm_start_mistake_rate,
+        most_envs=config.most_envs_in_threads,
+        on_progress=lambda done: on_progress("demonstrations", done),
+    )
+    roles = config.role_prompts()
+    learner = _learner(config, model, len(demos))
+    episodes = _as_episodes(demos, learner.config.chat_renderer(), config, roles)
+    size = config.warm_start_minibatch_size
+    order = _epochs(len(episodes), config.warm_start_epochs, size, seed)
+    for step, chosen in enumerate(order):
+        # The schedule's clock is the optimiser step.
+        learner.update(
+            training_data=LLMTrainingData(episodes=[episodes[i] for i in chosen]),
+            timesteps={"num_env_steps_sampled_lifetime": step},
+        )
+        on_progress("warm start", (step + 1) / len(order))
+    learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
+    store_random_play(config, folder, lambda done: on_progress("random play", done))
+
+
+def demonstrated_episodes(
+    config: Any, seeds: Sequence[int], mistake_rate: float
+) -> list[SingleAgentEpisode]:
+    """Return what the expert does on training instances, one episode per agent.
+
+    Args:
+        config: An algorithm's config, its model prepared.
+        seeds: Of the instances.
+        mistake_rate: Share of random turns.
+    """
+    demos = demonstrations_of(
+        config.make_text_env,
+        seeds,
+        mistake_rate,
+        most_envs=config.most_envs_in_threads,
+    )
+    return _as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
+
+
+def _as_episodes(
+    demos: Sequence[Demonstration],
+    renderer: ChatRenderer,
+    config: Any,
+    roles: Mapping[str, str],
+) -> list[SingleAgentEpisode]:
+    return [
+        demonstration_episode(
+            demo,
+            renderer,
+            config.system_prompt or roles.get(demo.agent_id or DEFAULT_AGENT_ID),
+        )
+        for demo in demos
+    ]
+
+
+def _learner(config: Any, model: str, num_demos: int) -> Any:
+    """Build the supervised learner of an RL config's model."""
+    from rllib_llm.algorithms.sft.sft_config import SFTConfig
+
+    episodes = num_demos * config.warm_start_epochs
+    steps = max(1, episodes // config.warm_start_minibatch_size)
+    lr = config.warm_start_lr
+    sft = (
+        SFTConfig()
+        .environment(config.env, env_config=config.env_config)
+        .language_model(
+            model=model,
+            dtype=config.lm_dtype,
+            model_kwargs=config.lm_model_kwargs,
+            gradient_checkpointing=config.gradient_checkpointing,
+            history=config.history,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+        .training(
+            lr=[[0, lr], [steps, 0.1 * lr]],
+            micro_batch_tokens=config.micro_batch_tokens,
+            grad_clip=1.0,
+            observation_weight=config.warm_start_observation_weight,
+        )
+        .debugging(seed=config.seed)
+        .learners(num_gpus_per_learner=config.num_gpus_per_learner)
+    )
+    sft.resolved_model = model
+    spaces = {DEFAULT_MODULE_ID: (UnicodeText(), UnicodeText())}
+    learner = sft.build_learner(spaces=spaces)
+    learner.build()
+    return learner
+
+
+def _epochs(count: int, epochs: int, size: int, seed: int) -> list[np.ndarray]:
+    """Return the episode indices of every optimiser step."""
+    rng = np.random.default_rng(seed)
+    parts = max(1, round(count / size))
+    return [
+        part
+        for _ in range(epochs)
+        for part in np.array_split(rng.permutation(count), parts)
+    ]
+
+
+def demonstration_episode(
+    demo: Demonstration, renderer: ChatRenderer, system_prompt: str | None = None
+) -> SingleAgentEpisode:
+    """Return a demonstration as an episode with the turn records of a sampled one."""
+    space = UnicodeText()
+    episode = SingleAgentEpisode(observation_space=space, action_space=space)
+    episode.add_env_reset(observation=demo.observations[0], infos={})
+    data = episode_data(episode)
+    last = len(demo.completions) - 1
+    for i, completion in enumerate(demo.completions):
+        told = demo.observations[i], demo.info(i)
+        if i == 0:
+            data.messages, data.tools = opening(
+                *told, system=system_prompt, renderer=renderer
+            )
+            prompt, extends = renderer.first(data.messages, data.tools), True
+        else:
+            data.messages += later(*told, data.tools)
+            rendered = renderer.next(
+                data.messages,
+                data.ids,
+                last_sampled_id=data.ids[-1],
+                tools=data.tools,
+            )
+            prompt, extends = rendered.ids, rendered.extends
+        action = renderer.encode_reply(completion)
+        data.messages.append({"role": "assistant", "content": completion})
+        data.ids = [*(data.ids if extends else []), *prompt, *action]
+        turn = Turn(
+            prompt_ids=np.asarray(prompt, np.int32),
+            extends=extends,
+            action_ids=np.asarray(action, np.int32),
+            action_logps=np.zeros(len(action), np.float32),
+            finish=FinishReason.STOP,
+        )
+        episode.add_env_step(
+            observation=demo.observations[i + 1],
+            action=completion,
+            reward=demo.rewards[i],
+            infos={},
+            terminated=i == last,
+            extra_model_outputs={columns.TURN: turn},
+        )
+    return episode

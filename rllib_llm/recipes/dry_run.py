@@ -1,0 +1,111 @@
+"""What a recipe will do, in numbers, before it does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rllib_llm.algorithms.algorithm import with_models
+from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.recipes.memory import Memory, count_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One iteration of a recipe.
+
+    Attributes:
+        episodes: Episodes sampled per iteration.
+        groups: Tasks per iteration; each is played ``group_size`` times.
+        group_size: Rollouts per task.
+        max_turns: Most turns of an episode; None: neither the environment nor
+            ``rollouts(max_turns=...)`` says.
+        first_prompt_tokens: Longest first prompt among a few.
+        context_tokens: Most tokens of a conversation.
+        episode_tokens: Most sampled tokens of an episode.
+        iteration_tokens: Most sampled tokens of an iteration.
+        rows_per_update: Training rows per optimiser step (one per episode, or one per
+            turn under ``row_per_turn``).
+        updates: Optimiser steps per iteration.
+        micro_batch_tokens: Most tokens per forward pass of the learner; None: all.
+        parameters: Parameters of all policies and critics; a base model that adapters
+            share counts once.
+        trained: Those that are trained.
+        memory: Estimated bytes.
+    """
+
+    episodes: int
+    groups: int
+    group_size: int
+    max_turns: int | None
+    first_prompt_tokens: int
+    context_tokens: int
+    episode_tokens: int
+    iteration_tokens: int
+    rows_per_update: int
+    updates: int
+    micro_batch_tokens: int | None
+    parameters: int
+    trained: int
+    memory: Memory
+
+
+def make_plan(
+    config: Any, on_progress: Callable[[str, float], None] | None = None
+) -> Plan:
+    """Return the plan of a config, without warm start or training.
+
+    The tokenizer and random weights of the tiny model are built (seconds, cached),
+    since prompts can only be measured with them. Weights of other models are not
+    loaded: their parameters are counted from their config.
+
+    Raises:
+        ConfigError, ModelError, TemplateError: What ``validate`` and
+            :func:`preflight` find.
+    """
+    config = config.copy(copy_frozen=False).warm_start(demonstrations=0)
+    config.validate()
+    config = with_models(config, on_progress)
+    policies = map(config.get_config_for_module, config.llm_module_ids)
+    checked = [preflight(own) for own in policies]
+    context_tokens = max(c.context_tokens for c in checked)
+    turns = _max_turns(config)
+    budget = context_tokens
+    if _samples_tokens(config) and turns is not None:
+        budget = min(turns * config.max_new_tokens, budget)
+    if config.max_tokens_per_episode:
+        budget = min(budget, config.max_tokens_per_episode)
+    minibatch = config.minibatch_size or config.episodes_per_iteration
+    steps = math.ceil(config.episodes_per_iteration / minibatch)
+    parameters, trained, memory = count_weights(config)
+    return Plan(
+        episodes=config.episodes_per_iteration,
+        groups=config.episodes_per_iteration // config.group_size,
+        group_size=config.group_size,
+        max_turns=turns,
+        first_prompt_tokens=max(c.first_prompt_tokens for c in checked),
+        context_tokens=context_tokens,
+        episode_tokens=budget,
+        iteration_tokens=budget * config.episodes_per_iteration,
+        # Every turn samples a token or more.
+        rows_per_update=minibatch * ((turns or budget) if config.row_per_turn else 1),
+        updates=steps * config.num_epochs,
+        micro_batch_tokens=config.micro_batch_tokens,
+        parameters=parameters,
+        trained=trained,
+        memory=memory,
+    )
+
+
+def _samples_tokens(config: Any) -> bool:
+    return config.action_head == "generate"
+
+
+def _max_turns(config: Any) -> int | None:
+    env = config.make_text_env()
+    own = getattr(env.unwrapped, "max_turns", None)
+    env.close()
+    known = [turns for turns in (own, config.max_turns) if turns is not None]
+    return min(known, default=None)

@@ -1,0 +1,89 @@
+"""What success cost: rewards by tool calls and tokens, relative to the group's best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.rewards.tools import num_calls
+from rllib_llm.rewards.transforms import is_last
+
+
+@piece("reward_transform", "otc", paper="OTC-PO, Wang et al. 2025, arXiv:2504.14870")
+def otc(
+    table: TurnTable,
+    *,
+    alpha: float = 1.0,
+    smooth: float = 1.0,
+    relative: bool = True,
+    tools: Sequence[str] | None = None,
+) -> np.ndarray:
+    """Multiply what solved trajectories earned by how few tool calls they needed.
+
+    With m calls and n the fewest among the solved rollouts of the task: 1 if m = n = 0,
+    ``cos(m pi / (2 m + c))`` if n = 0, else ``sin(m pi / (m + n))``, which is 1 at
+    m = n. The paper keeps n per question from epoch to epoch; here it is that of the
+    iteration's rollouts. Unsolved ones keep their rewards.
+
+    Args:
+        table: Whole groups.
+        alpha: Factor of the whole.
+        smooth: c > 0.
+        relative: False: n = 0 for all, the paper's variant for PPO.
+        tools: Names of the tools that count; None: all.
+
+    Returns:
+        Rewards. [M]
+    """
+    if not smooth > 0:
+        raise ValueError(f"smooth={smooth} must be > 0.")
+    made = np.array([num_calls(t, tools) for t in table.trajectories], np.int64)
+    solved = np.array([t.is_solved for t in table.trajectories], bool)
+    groups = joint_keys(table.task, table.agent)
+    fewest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(fewest, groups[solved], made[solved])
+    factors = [
+        alpha * tool_efficiency(m, n if relative else 0, smooth) if ok else 1.0
+        for m, n, ok in zip(
+            made.tolist(), fewest[groups].tolist(), solved.tolist(), strict=True
+        )
+    ]
+    return table.rewards * np.array(factors)[table.owner]
+
+
+def tool_efficiency(made: int, fewest: int, smooth: float = 1.0) -> float:
+    """Return OTC's reward of ``made`` calls where ``fewest`` were enough, in [0, 1]."""
+    if fewest == 0:
+        return math.cos(made * math.pi / (2 * made + smooth)) if made else 1.0
+    return math.sin(made * math.pi / (made + fewest))
+
+
+@piece("reward_transform", "optima_cost", paper="Optima, arXiv:2410.08115, eq. 1")
+def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
+    """Take off tokens, relative to the longest rollout of the task.
+
+    ``R - weight * tokens / max tokens`` in the last turn, tokens being those of all
+    agents of the episode. The paper's term for readability needs the loss of a
+    language model and is left to a reward of one's own.
+
+    Args:
+        table: Whole groups.
+        weight: Of the tokens, >= 0.
+
+    Returns:
+        Rewards. [M]
+    """
+    if weight < 0:
+        raise ValueError(f"weight={weight} must be >= 0; it is subtracted.")
+    episodes = joint_keys(table.task, table.episode)
+    tokens = np.bincount(episodes, table.tokens)[episodes]
+    groups = joint_keys(table.task)
+    longest = np.ones(groups.max(initial=-1) + 1)
+    np.maximum.at(longest, groups, tokens)
+    cost = weight * tokens / longest[groups]
+    return table.rewards - cost[table.owner] * is_last(table)

@@ -1,0 +1,133 @@
+"""Rewards made of rewards: the first level that is reached decides, or a step table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.components.registry import Chosen, Spec, choose_all, piece
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.rewards.combine import in_last_turn, per_turn
+
+_DEEP_RETRIEVAL = (
+    (0.7, 5.0),
+    (0.5, 4.0),
+    (0.4, 3.0),
+    (0.3, 1.0),
+    (0.1, 0.5),
+    (0.05, 0.1),
+)
+
+
+@piece("reward", "gate", paper="Search-R1, arXiv:2503.09516; DeepTravel, 2509.21842")
+class Gate:
+    """Pay what the first level says whose condition holds; nothing else is computed.
+
+    Args:
+        levels: Mappings of ``when``, a reward (or several, summed), ``above``, what its
+            sum over the turns must exceed (0 unless given), and ``pay``, a number or
+            rewards.
+        otherwise: Paid where no condition holds: a number or rewards.
+    """
+
+    def __init__(
+        self, *, levels: Sequence[Mapping[str, Any]], otherwise: float | Any = 0.0
+    ):
+        if not isinstance(levels, list | tuple) or not levels:
+            raise ValueError(
+                f"levels={levels!r} must be a list, e.g. "
+                "[{when: well_formed, pay: f1}]."
+            )
+        self.levels = []
+        for level in levels:
+            if not isinstance(level, Mapping) or not {"when", "pay"} <= set(level) <= {
+                "when",
+                "above",
+                "pay",
+            }:
+                raise ValueError(f"the level {level!r} must have when, pay, (above).")
+            above = level.get("above", 0.0)
+            if not _is_number(above):
+                raise ValueError(f"above={above!r} of a level must be a number.")
+            when = _rewards("when", level["when"])
+            self.levels.append((when, above, _payment("pay", level["pay"])))
+        self.otherwise = _payment("otherwise", otherwise)
+
+    async def __call__(self, trajectory: Trajectory) -> np.ndarray:
+        """Return the reward of each turn. [H]"""
+        for when, above, pay in self.levels:
+            if (await _sum(when, trajectory)).sum() > above:
+                return await _pay(pay, trajectory)
+        return await _pay(self.otherwise, trajectory)
+
+
+@piece("reward", "tiers", paper="DeepRetrieval, Jiang et al. 2025, arXiv:2503.00223")
+class Tiers:
+    """Turn a reward's sum into steps, e.g. the recall of documents into large numbers.
+
+    Args:
+        of: The reward, or several, summed.
+        levels: Pairs of a least value and what is paid from there on.
+        otherwise: Paid below all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        of: Spec = "evidence",
+        levels: Sequence[Sequence[float]] = _DEEP_RETRIEVAL,
+        otherwise: float = -3.5,
+    ):
+        pairs = isinstance(levels, list | tuple) and all(
+            isinstance(p, list | tuple) and len(p) == 2 and all(map(_is_number, p))
+            for p in levels
+        )
+        if not pairs or not levels:
+            raise ValueError(
+                f"levels={levels!r} must be pairs [[at least, paid], ...], e.g. "
+                "[[0.7, 5.0], [0.5, 4.0]]."
+            )
+        self.of = _rewards("of", of)
+        self.levels = sorted((tuple(pair) for pair in levels), reverse=True)
+        self.otherwise = otherwise
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        """Return the reward of the last turn."""
+        value = (await _sum(self.of, trajectory)).sum()
+        reached = (paid for least, paid in self.levels if value >= least)
+        return next(reached, self.otherwise)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rewards(name: str, specs: Any) -> list[Chosen]:
+    chosen = [] if _is_number(specs) else choose_all("reward", specs)
+    if not chosen or not all(_is_number(c.weight) for c in chosen):
+        raise ValueError(
+            f"{name}={specs!r} must name rewards, with weights that do not change."
+        )
+    return chosen
+
+
+def _payment(name: str, value: Any) -> float | list[Chosen]:
+    return float(value) if _is_number(value) else _rewards(name, value)
+
+
+async def _pay(pay: float | list[Chosen], trajectory: Trajectory) -> np.ndarray:
+    if isinstance(pay, list):
+        return await _sum(pay, trajectory)
+    return in_last_turn(pay, len(trajectory))
+
+
+async def _sum(chosen: Sequence[Chosen], trajectory: Trajectory) -> np.ndarray:
+    total = np.zeros(len(trajectory))
+    for one in chosen:
+        paid = one.call(trajectory)
+        paid = await paid if inspect.isawaitable(paid) else paid
+        total += one.weight_at(0) * per_turn(one, paid, len(trajectory))
+    return total

@@ -1,0 +1,102 @@
+"""Rewards between the agents of an episode; the formulas are objectives/allocation's.
+
+A message is one turn of one agent. A round is one step of the environment; in MAPoRL,
+where agents may speak one after the other, an agent's n-th turn is its round n.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.rewards.allocation import (
+    allocate_rewards,
+    influence_rewards,
+    persuasion_bonuses,
+    shaped_rewards,
+)
+
+
+@piece("reward_transform", "share", paper="AReaL-MARFT; MAGRPO, arXiv:2508.04652")
+def share(
+    table: TurnTable, *, team_weight: float = 1.0, of: str = "round"
+) -> np.ndarray:
+    """Mix each message's reward with the mean of those it shares with.
+
+    Args:
+        table: Whole episodes.
+        team_weight: Weight of the mean, in [0, 1]; 1: all alike.
+        of: "round": the agents' messages of one step; "episode": all messages.
+
+    Returns:
+        Rewards. [M]
+    """
+    if of not in ("round", "episode"):
+        raise ValueError(f"of={of!r} must be 'round' or 'episode'.")
+    episodes = table.episode[table.owner]
+    sets = episodes if of == "episode" else joint_keys(episodes, table.step)
+    return allocate_rewards(table.rewards, sets, "shared", team_weight=team_weight)
+
+
+@piece("reward_transform", "marti", paper="MARTI, Zhang et al. 2025 (TsinghuaC3I)")
+def marti(
+    table: TurnTable, *, shaping: str = "margin", alpha: float = 0.5, beta: float = 0.5
+) -> np.ndarray:
+    """Shape rewards by the mean Q of all earlier messages of the episode.
+
+    ``margin``: ``R + alpha (R - Q)``; ``quality``: ``R + alpha (Q R - (1-Q) (1-R))``,
+    for rewards in [0, 1]. ``beta`` adds its multiple of the last round's mean reward.
+
+    Args:
+        table: Whole episodes, whose rewards score each message.
+        shaping: "margin" or "quality".
+        alpha: Weight of the shaping, >= 0.
+        beta: Weight of the outcome, >= 0.
+
+    Returns:
+        Rewards. [M]
+    """
+    episodes = table.episode[table.owner]
+    return shaped_rewards(
+        table.rewards, episodes, table.step, shaping=shaping, alpha=alpha, beta=beta
+    )
+
+
+@piece("reward_transform", "maporl", paper="MAPoRL, Park et al. 2025, arXiv:2502.18439")
+def maporl(
+    table: TurnTable,
+    *,
+    discount: float = 0.9,
+    persuaded: float = 0.0,
+    own_change: float = 0.0,
+    contrary: float = 0.0,
+    leading: float = 0.0,
+) -> np.ndarray:
+    """Score each answer with its influence on later rounds, and bonuses for persuasion.
+
+    Args:
+        table: Whole episodes, whose rewards score each message, right above 0.5.
+        discount: Weight of the next round, in [0, 1].
+        persuaded: alpha_0, for changing to the side that the others held.
+        own_change: alpha_1, for changing to the other side.
+        contrary: alpha_2, for others who leave the side of this answer.
+        leading: alpha_3, for others who come over to it.
+
+    Returns:
+        Rewards. [M]
+    """
+    episodes, agents = table.episode[table.owner], table.agent[table.owner]
+    scores = influence_rewards(table.rewards, episodes, table.turn, discount=discount)
+    bonuses = persuasion_bonuses(
+        table.rewards,
+        episodes,
+        table.turn,
+        agents,
+        persuaded=persuaded,
+        own_change=own_change,
+        contrary=contrary,
+        leading=leading,
+    )
+    return scores + bonuses

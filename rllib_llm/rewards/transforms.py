@@ -1,0 +1,127 @@
+"""What is done to rewards after they are summed.
+
+A transform takes the table, whose rewards are the sums so far, and returns new rewards
+per turn [M].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.components.registry import piece
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.losses._checks import check_choice
+from rllib_llm.rewards.form import AGGREGATES
+from rllib_llm.rewards.tools import calls
+
+_FLAT = 1e-9  # a standard deviation that is rounding
+
+
+@piece("reward_transform", "clip")
+def clip_rewards(
+    table: TurnTable, *, low: float = -1.0, high: float = 1.0
+) -> np.ndarray:
+    """Hold each turn's reward in a range.
+
+    Args:
+        table: Whole groups.
+        low: Least reward of a turn.
+        high: Largest, above ``low``.
+
+    Returns:
+        Rewards. [M]
+    """
+    if not low < high:
+        raise ValueError(f"low={low} must be below high={high}.")
+    return np.clip(table.rewards, low, high)
+
+
+@piece("reward_transform", "discount", paper="common practice: sooner is worth more")
+def discount_rewards(table: TurnTable, *, discount: float) -> np.ndarray:
+    """Multiply each reward by ``discount ** turn``, turns counted from 0.
+
+    Args:
+        table: Whole groups.
+        discount: In [0, 1].
+
+    Returns:
+        Rewards. [M]
+    """
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"discount={discount} must be in [0, 1].")
+    return table.rewards * discount**table.turn
+
+
+@piece("reward_transform", "centre", paper="PPR (ReNorm), arXiv:2509.25598")
+def centre(
+    table: TurnTable,
+    *,
+    process: float = 0.5,
+    outcome: float = 0.5,
+    aggregate: str = "mean",
+) -> np.ndarray:
+    """Subtract a constant from turns that called a tool, and one from the last turn.
+
+    So a good step of a failed trajectory earns less than it would alone.
+
+    Args:
+        table: Whole groups; ``info["tool"]`` tells which turns called one.
+        process: Taken from turns that called a tool.
+        outcome: Taken from the last turn.
+        aggregate: "mean": they share ``process`` in equal parts, as goes with a reward
+            that is a mean over them; "sum": each gives it, so that a trajectory with
+            more of them is worth less, or more if ``process`` is negative.
+
+    Returns:
+        Rewards. [M]
+    """
+    check_choice("aggregate", aggregate, AGGREGATES)
+    called = np.array([c for t in table.trajectories for c, _ in calls(t)], float)
+    if aggregate == "mean":
+        counts = np.bincount(table.owner, called, len(table.num_turns))
+        called = called / np.maximum(counts, 1)[table.owner]
+    return table.rewards - process * called - outcome * is_last(table)
+
+
+@piece("reward_transform", "group_normalise", paper="GRPO, arXiv:2402.03300, sec. 4.1")
+def group_normalise(
+    table: TurnTable, *, unit: str = "trajectory", scale: str = "std"
+) -> np.ndarray:
+    """Standardise returns, or the rewards of all turns, among an agent's rollouts.
+
+    Args:
+        table: Whole groups.
+        unit: "trajectory": rewards are divided and the last one shifted, so that the
+            return is its standard score; "turn": each reward is standardised.
+        scale: "std": divide by the standard deviation; "none": subtract means only.
+
+    Returns:
+        Rewards; 0 where all rollouts earned the same. [M]
+    """
+    if unit not in ("trajectory", "turn") or scale not in ("std", "none"):
+        raise ValueError(
+            f"unit={unit!r}, scale={scale!r}: unit must be 'trajectory' or 'turn', "
+            "scale 'std' or 'none'."
+        )
+    groups = joint_keys(table.task, table.agent)
+    if unit == "turn":
+        keys = groups[table.owner]
+        centred = table.rewards - key_means(table.rewards, keys)[keys]
+        return centred / _spread(centred, keys, scale)[keys]
+    means = key_means(table.returns, groups)[groups]
+    spread = _spread(table.returns - means, groups, scale)[groups][table.owner]
+    return (table.rewards - means[table.owner] * is_last(table)) / spread
+
+
+def is_last(table: TurnTable) -> np.ndarray:
+    """Return which turns are the last of their trajectory. bool [M]"""
+    return table.turn + 1 == table.num_turns[table.owner]
+
+
+def _spread(centred: np.ndarray, keys: np.ndarray, scale: str) -> np.ndarray:
+    """Return the standard deviation of each key's numbers; 1 where it is none."""
+    if scale == "none" or not len(keys):
+        return np.ones(keys.max(initial=-1) + 1)
+    spread = np.sqrt(key_means(centred**2, keys))
+    return np.where(spread > _FLAT, spread, 1.0)

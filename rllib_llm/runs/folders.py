@@ -1,0 +1,173 @@
+"""What lies in a run folder: trials and checkpoints (nothing here imports ray)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rllib_llm import yaml_io
+from rllib_llm.errors import CheckpointError
+from rllib_llm.manifest import find_damage, require_whole
+
+RECIPE_FILE = "recipe.yaml"
+_CHECKPOINT_FILE = "rllib_checkpoint.json"
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
+MODULES = "learner_group/learner/rl_module"
+
+logger = logging.getLogger("rllib_llm")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPaths:
+    """Where the parts of a run lie.
+
+    Attributes:
+        run: The run folder (holds ``recipe.yaml``), if there is one.
+        trial: The trial folder, if there is one.
+        checkpoint: The newest complete checkpoint.
+    """
+
+    run: Path | None
+    trial: Path | None
+    checkpoint: Path
+
+
+def default_storage() -> Path:
+    """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
+    folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")
+    return Path(folder).expanduser()
+
+
+def find_run(given: str | Path, storage: Path) -> Path:
+    """Return the folder that ``given`` names: a path, or a name in ``storage``.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    path = Path(given).expanduser()
+    for candidate in (path, storage / path):
+        if candidate.is_dir():
+            return candidate.resolve()
+    known = sorted(p.parent.name for p in storage.glob(f"*/{RECIPE_FILE}"))
+    listed = f" Runs in {storage}: {', '.join(known[-5:])}." if known else ""
+    raise CheckpointError(
+        f"The run {str(given)!r} does not exist. Give a run, trial or checkpoint "
+        f"folder, or the name of a run in {storage}.{listed}"
+    )
+
+
+def run_folder(path: Path) -> Path:
+    """Return the run folder that ``path`` is, or lies in; of stages the whole run's.
+
+    Raises:
+        CheckpointError: If none of its parents holds a ``recipe.yaml``.
+    """
+    for folder in (path, *path.parents[:2]):
+        if (folder / RECIPE_FILE).is_file():
+            return folder.parent if stage_folders(folder.parent) else folder
+    raise CheckpointError(
+        f"{path} belongs to no run: neither it nor its parents hold a {RECIPE_FILE}. "
+        "Give a folder that 'rllib-llm train' wrote."
+    )
+
+
+def locate_checkpoint(path: Path) -> RunPaths:
+    """Return the newest whole checkpoint in a run, trial or checkpoint folder.
+
+    The newest has the highest number. Of a staged run it is that of the last stage
+    that has one; of several trials with equal numbers that of the last by name.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    checkpoint: Path | None = path
+    if (path / _CHECKPOINT_FILE).is_file():
+        require_whole(path)
+    else:
+        stages = reversed(stage_folders(path))
+        found = (_newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
+        checkpoint = next((c for c in found if c is not None), None)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{path} holds no complete checkpoint. Runs write one every "
+            "tune.checkpoint_frequency iterations and at the end."
+        )
+    run = checkpoint.parent.parent
+    has_run = (run / RECIPE_FILE).is_file()
+    return RunPaths(
+        run if has_run else None, checkpoint.parent if has_run else None, checkpoint
+    )
+
+
+def stage_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's stages in their order; none if it has no stages."""
+    recipe = stored_recipe(run) if (run / RECIPE_FILE).is_file() else {}
+    names = [stage["name"] for stage in recipe.get("stages", ())]
+    return [run / stage_folder(i, name) for i, name in enumerate(names)]
+
+
+def stage_folder(index: int, name: str) -> str:
+    """Return the name of a stage's folder, e.g. ``1_sft`` of the first."""
+    return f"{index + 1}_{name}"
+
+
+def newest_checkpoint(trial: Path) -> Path | None:
+    """Return the trial's whole checkpoint with the highest number, if any."""
+    return _newest_whole(trial.glob("checkpoint_*"))
+
+
+def _newest_whole(found: Iterable[Path]) -> Path | None:
+    """Return the whole checkpoint with the highest number; say what is passed over."""
+    numbered = [(number_of(c), c.parent.name, c) for c in found]
+    passed_over = []
+    for _, _, checkpoint in sorted(n for n in numbered if n[0] is not None)[::-1]:
+        damage = find_damage(checkpoint)
+        if damage is None:
+            for text in passed_over:
+                logger.warning("%s; %s is used instead.", text, checkpoint)
+            return checkpoint
+        passed_over.append(f"The checkpoint {checkpoint} is not whole: {damage}")
+    return None
+
+
+def number_of(checkpoint: Path) -> int | None:
+    """Return the number in a checkpoint folder's name, None if it has none."""
+    match = _NUMBERED.fullmatch(checkpoint.name)
+    return int(match[1]) if match else None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint is what its manifest says, byte by byte.
+
+    Tune copies checkpoints file by file, so a killed run may leave part of one.
+    """
+    return find_damage(checkpoint) is None
+
+
+def stored_recipe(run: Path) -> dict[str, Any]:
+    """Return what a run folder's ``recipe.yaml`` says."""
+    return yaml_io.read(run / RECIPE_FILE)
+
+
+def differing_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the dotted keys in which two resolved recipes differ."""
+    a, b = flat_recipe(old), flat_recipe(new)
+    return sorted(k for k in {*a, *b} if a.get(k, _ABSENT) != b.get(k, _ABSENT))
+
+
+_ABSENT = object()
+
+
+def flat_recipe(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a resolved recipe by dotted keys."""
+    if not isinstance(data, dict) or not data:
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= flat_recipe(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

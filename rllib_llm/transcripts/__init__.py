@@ -1,0 +1,1 @@
+"""Transcripts of episodes: collected, annotated, selected, read."""

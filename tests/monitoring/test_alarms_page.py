@@ -1,0 +1,42 @@
+"""docs/alarms.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rllib_llm.algorithms.config.alarms import AlarmSettings
+from rllib_llm.algorithms.config.sections import section_keys
+from rllib_llm.monitoring.alarms.catalogue import ACTIONS, ALARMS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text(encoding="utf-8")
+
+
+def row(name):
+    found = re.search(rf"^\| `{name}`.*$", PAGE, re.MULTILINE)
+    assert found, f"docs/alarms.md has no row for {name}"
+    return found[0]
+
+
+@pytest.mark.parametrize("alarm", ALARMS.values(), ids=ALARMS.keys())
+def test_thresholds_are_those_of_the_page(alarm):
+    cells = row(alarm.name).split("|")
+    if alarm.name == "copying":
+        assert alarm.thresholds == ALARMS["echo"].thresholds
+        return
+    told = re.findall(r"`(\w+)` ([\d.]+)", cells[3])
+    assert {k: float(v) for k, v in told} == alarm.thresholds
+
+
+def test_actions_and_what_alarms_share_stand_there():
+    for action in ACTIONS:
+        assert row(action)
+    settings = AlarmSettings()
+    settings._set_alarm_defaults()
+    keys = set(section_keys(AlarmSettings, "alarms")) - set(ALARMS)
+    for key in keys:
+        default = getattr(settings, f"alarm_{key}")
+        assert row(key).split("|")[2].strip() == str(default).replace("1e-08", "1e-8")
+    assert set(section_keys(AlarmSettings, "alarms")) == keys | set(ALARMS)
