@@ -19,7 +19,7 @@ def check(
     *,
     env_processes: bool = False,
 ) -> bool:
-    """Print :func:`rllib_llm.envs.check_env`'s report; return whether it is clean."""
+    """Print :func:`rllib_llm.envs.check`'s report; return whether it is clean."""
     from rllib_llm.envs import check_env
 
     report = check_env(

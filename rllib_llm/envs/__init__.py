@@ -1,8 +1,8 @@
 """Text environments: the base classes, the shipped games, adapters and checks."""
 
 from rllib_llm.data.types import TurnResult
+from rllib_llm.envs.check import check_env
 from rllib_llm.envs.check_common import CheckReport
-from rllib_llm.envs.check_env import check_env
 from rllib_llm.envs.gym_text import GymTextEnv
 from rllib_llm.envs.make import make_env
 from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep

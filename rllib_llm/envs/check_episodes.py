@@ -78,8 +78,8 @@ class Subject:
         name: The environment's name, for messages.
         build: Makes another instance; keywords override its ``env_config``.
         seeds: Episodes to play.
-        tokenizer: See :func:`rllib_llm.envs.check_env`.
-        max_context_tokens: See :func:`rllib_llm.envs.check_env`.
+        tokenizer: See :func:`rllib_llm.envs.check`.
+        max_context_tokens: See :func:`rllib_llm.envs.check`.
         system_prompt: The environment's own, if any.
         remedies: What the author of this kind of environment can change.
         env_processes: Whether each environment will have a process of its own.

@@ -55,7 +55,7 @@ def check_multi_env(
 ) -> check_common.CheckReport:
     """Play a multi-agent environment and report everything that would break training.
 
-    One player takes all seats, so that the checks of :func:`rllib_llm.envs.check_env`
+    One player takes all seats, so that the checks of :func:`rllib_llm.envs.check`
     apply. In addition garbage is tried on every agent, the game is cut after every
     number of turns, and PettingZoo's ``api_test`` and ``seed_test`` (or their parallel
     relatives) are run: a :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`
@@ -65,10 +65,10 @@ def check_multi_env(
     Args:
         spec: Whatever :func:`~rllib_llm.envs.make_env` accepts.
         env_config: Options of the environment.
-        tokenizer: See :func:`~rllib_llm.envs.check_env`.
+        tokenizer: See :func:`~rllib_llm.envs.check`.
         max_context_tokens: With a tokenizer: the longest conversation of any agent.
         seeds: Episodes to play with each of the random and the expert policy.
-        env_processes: See :func:`~rllib_llm.envs.check_env`.
+        env_processes: See :func:`~rllib_llm.envs.check`.
         first_reset_s: Seconds that the first instance and its first reset have taken.
 
     Returns:
@@ -96,7 +96,11 @@ def check_multi_env(
     if not getattr(env.joint.unwrapped, "has_success", False):
         # Nobody need gain where experts compete for a constant sum.
         skipped = (*skipped, check_common._check_expert)
-    chosen = [c for c in (*check_common._CHECKS, *_MORE_CHECKS) if c not in skipped]
+    chosen = [
+        c
+        for c in (*check_common.SINGLE_AGENT_CHECKS, *_MORE_CHECKS)
+        if c not in skipped
+    ]
     report = check_common.run_checks(subject, chosen)
     report.measurements |= _returns_by_agent(subject)
     return report

@@ -17,7 +17,7 @@ import standing_game
 import standing_workload
 
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.envs.check_env import check_env
+from rllib_llm.envs.check import check_env
 from rllib_llm.modules.loading import load_tokenizer
 
 

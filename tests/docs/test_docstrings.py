@@ -42,9 +42,7 @@ def test_examples_run(name, monkeypatch):
 
 
 def test_examples_are_found():
-    assert {"rllib_llm.advantages.group_relative", "rllib_llm.retrieval"} <= set(
-        MODULES
-    )
+    assert {"rllib_llm.advantages.gae", "rllib_llm.retrieval"} <= set(MODULES)
 
 
 def test_a_wrong_example_fails():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from check_toys import MainThreadOnly
 
-from rllib_llm.envs import TextEnv, TurnResult, check_common, check_env, check_sharing
+from rllib_llm.envs import TextEnv, TurnResult, check, check_env, check_sharing
 from rllib_llm.errors import ConfigError
 
 
@@ -250,17 +250,17 @@ def _matches(words, problems):
 def test_every_check_fires_on_some_broken_environment(monkeypatch):
     fired = set()
 
-    def recorded(check):
+    def recorded(one):
         def run(subject):
-            problems = list(check(subject))
-            fired.update([check.__name__] * bool(problems))
+            problems = list(one(subject))
+            fired.update([one.__name__] * bool(problems))
             return problems
 
         return run
 
-    names = {check.__name__ for check in check_common._CHECKS}
+    names = {one.__name__ for one in check.SINGLE_AGENT_CHECKS}
     monkeypatch.setattr(
-        check_common, "_CHECKS", [recorded(c) for c in check_common._CHECKS]
+        check, "SINGLE_AGENT_CHECKS", [recorded(c) for c in check.SINGLE_AGENT_CHECKS]
     )
     for env, _ in BROKEN:
         check_env(env)
