@@ -263,7 +263,7 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 @pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
 def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor):
     """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
-    from rllib_llm.algorithms.learner.llm_learner import reference_kl as module
+    from rllib_llm.algorithms.learner import reference_kl as module
 
     def two_learners(values, device):
         if len(values) < 2:

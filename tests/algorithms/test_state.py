@@ -366,7 +366,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
     "Ladder": curriculum("ladder", **LADDER),
-    "pieces.credit.history.History": credit("history"),
+    "advantages.estimators.history.History": credit("history"),
     "Role": credit("role"),
     "Credit": Case(
         lambda: Credit(["role", "history"]),
@@ -412,7 +412,7 @@ CASES = {
     "Matchmaker": by_dict(
         fresh=matchmaker, use=use_matchmaker, look=look_at_matchmaker
     ),
-    "alarms.history.History": Case(
+    "monitoring.alarms.history.History": Case(
         History, lambda of: of.add(result(1, 0.5)), look_at_history
     ),
     "Guard": Case(guard, lambda of: watch(of, range(1, 4)), look_at_guard),

@@ -220,7 +220,7 @@ def test_every_check_for_several_agents_fires(monkeypatch):
     own = {check.__name__ for check in multi_checks._MORE_CHECKS}
     wrapped = [recorded(c) for c in multi_checks._MORE_CHECKS]
     monkeypatch.setattr(multi_checks, "_MORE_CHECKS", wrapped)
-    monkeypatch.setattr(check_common, "_CHECKS", ())
+    monkeypatch.setattr(check_common, "SINGLE_AGENT_CHECKS", ())
     for env, _ in BROKEN:
         check_multi_env(env)
     assert fired == own

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rllib_llm.advantages import group_relative
+from rllib_llm.advantages import gae
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 
 TOLERANCE = {"atol": 1e-9, "rtol": 0.0}
@@ -151,5 +151,5 @@ def test_errors_name_the_value(changed, message):
 
 
 def test_docstring_examples_run():
-    failed, attempted = doctest.testmod(group_relative)
+    failed, attempted = doctest.testmod(gae)
     assert attempted > 0 and failed == 0

@@ -15,6 +15,7 @@ from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.context_length import model_context_length
 from rllib_llm.modules.loading import load_causal_lm, load_tokenizer
 from rllib_llm.modules.tiny import TINY_DEFAULTS, build_tokenizer
 from rllib_llm.offline import prepare_model
@@ -174,13 +175,10 @@ def test_a_given_folder_is_used_as_it_is(tmp_path, cache):
 
 def test_context_length_of_models(tmp_path):
     folder = write_folder(tmp_path / "model", "qwen2")
-    assert prepare_model.model_context_length(folder) == 512
-    assert (
-        prepare_model.model_context_length("tiny")
-        == TINY_DEFAULTS["max_position_embeddings"]
-    )
+    assert model_context_length(folder) == 512
+    assert model_context_length("tiny") == TINY_DEFAULTS["max_position_embeddings"]
     with pytest.raises(ModelError, match="does not exist"):
-        prepare_model.model_context_length("/no/such/folder")
+        model_context_length("/no/such/folder")
 
 
 def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
@@ -195,7 +193,7 @@ def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
         },
     )
     settings.save_pretrained(folder)
-    assert prepare_model.model_context_length(folder) == 100
+    assert model_context_length(folder) == 100
     given = config().language_model(model=folder)
     assert given.resolved_context_tokens() == 100
     given.generation(max_context_tokens=101)
