@@ -32,9 +32,7 @@ def config(action: str | None, seed: int = 0, kl_above: float = 0.05) -> Any:
         .environment("guess_number-v0", env_config={"upper": 7, "max_turns": 3})
         .language_model(tiny={"hidden_size": 64, "intermediate_size": 192})
         .generation(max_new_tokens=8)
-        .warm_start(
-            demonstrations=400, mistake_rate=0.3, epochs=2, lr=3e-3, minibatch_size=4
-        )
+        .sft(demonstrations=400, mistake_rate=0.3, epochs=2, lr=3e-3, minibatch_size=4)
         .rollouts(episodes_per_iteration=64, group_size=8)
         .training(lr=ABSURD_LR, minibatch_size=16)
         .alarms(kl=kl, return_drop=alarm, nan=alarm, lr_factor=0.1)

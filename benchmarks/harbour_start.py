@@ -28,7 +28,7 @@ from harbour import Harbour
 from rllib_llm import GRPOConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.evaluation.teams import play_line_up
+from rllib_llm.evaluation.teams import play_assignment
 
 RESULTS = Path(__file__).parent / "results" / "harbour_start"
 ITERATIONS, EPISODES, HELD_OUT = 25, 64, 256
@@ -44,7 +44,7 @@ def run(demonstrations: int, mistake_rate: float, seed: int) -> dict[str, Any]:
         .generation(max_new_tokens=6)
         .rollouts(episodes_per_iteration=EPISODES, group_size=8)
         .training(lr=3e-4)
-        .warm_start(demonstrations=demonstrations, mistake_rate=mistake_rate)
+        .sft(demonstrations=demonstrations, mistake_rate=mistake_rate)
         .debugging(seed=seed)
     )
     began = time.perf_counter()
@@ -60,8 +60,8 @@ def run(demonstrations: int, mistake_rate: float, seed: int) -> dict[str, Any]:
 
 def success(algo: Any) -> float:
     """Return the share of held-out games in which the pilot found the berth."""
-    line_up = dict.fromkeys(Harbour.possible_agents, "default_policy")
-    episodes = play_line_up(algo, line_up, HELD_OUT)
+    assignment = dict.fromkeys(Harbour.possible_agents, "default_policy")
+    episodes = play_assignment(algo, assignment, HELD_OUT)
     return float(np.mean([bool(episode_data(e).success) for e in episodes]))
 
 

@@ -65,7 +65,7 @@ def run(
     expert = expert_success(config)
     started = time.perf_counter()
     config.resolved_model = prepare_language_model(config)
-    warm_start_s = time.perf_counter() - started
+    sft_s = time.perf_counter() - started
     config.evaluation(
         evaluation_interval=None, evaluation_duration=episodes, evaluation_config={}
     )
@@ -86,7 +86,7 @@ def run(
     record = {
         "example": name,
         "seed": seed,
-        "warm_start_s": warm_start_s,
+        "sft_s": sft_s,
         "train_s": time.perf_counter() - started - spent,
         "cpu_s": time.process_time() - cpu,
         "expert": expert,
@@ -164,7 +164,7 @@ def print_table() -> None:
     for name, records in runs.items():
         config = load_recipe(name, []).build_config()
         config.validate()
-        built = [r["warm_start_s"] for r in records if r["warm_start_s"] > 1]
+        built = [r["sft_s"] for r in records if r["sft_s"] > 1]
         cells = [
             name,
             str(len(records)),

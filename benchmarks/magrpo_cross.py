@@ -25,7 +25,7 @@ from rllib_llm.recipes import load_recipe
 RESULTS = Path(__file__).parent / "results" / "magrpo_cross"
 # What the votes begin with: overrides of the recipe, and the iterations of the table.
 STARTS: dict[str, list[str]] = {
-    "random": ["warm_start.mistake_rate=1.0", "rollouts.group_size=4"],
+    "random": ["sft.mistake_rate=1.0", "rollouts.group_size=4"],
     "taught": [],
 }
 SHOWN = {"random": ((1, 5), (26, 30)), "taught": ((6, 10), (26, 30))}
@@ -57,8 +57,8 @@ def main() -> None:
 
 def run(start: str, joint: str, seed: int) -> dict[str, Any]:
     """Train once; return the share of right votes by iteration."""
-    credit = f"training.credit=[{{name: magrpo, joint: {joint}}}]"
-    recipe = load_recipe("magrpo_cross", [f"seed={seed}", credit, *STARTS[start]])
+    advantages = f"training.advantage_estimator=[{{name: magrpo, joint: {joint}}}]"
+    recipe = load_recipe("magrpo_cross", [f"seed={seed}", advantages, *STARTS[start]])
     algo = recipe.build_config().build_algo()
     right, seconds, games = [], [], []
     for _ in range(recipe.total_iterations):

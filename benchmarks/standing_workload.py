@@ -138,7 +138,7 @@ def standing_config(
         _base_config(size, variant)
         .environment(StandingGame, env_config=env_config)
         .language_model(model=folder, dtype=dtype)
-        .warm_start(demonstrations=0)
+        .sft(demonstrations=0)
         .generation(max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=8192)
         .rollouts(
             episodes_per_iteration=8 * groups,
@@ -163,7 +163,7 @@ def _base_config(size: str, variant: str) -> GRPOConfig:
         GRPOConfig()
         .environment(StandingGame, env_config=options)
         .language_model(model=str(_random_model(size)))
-        .warm_start(mistake_rate=0.5, minibatch_size=8, **_WARM_START[size])
+        .sft(mistake_rate=0.5, minibatch_size=8, **_WARM_START[size])
     )
 
 

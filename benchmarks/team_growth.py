@@ -46,7 +46,7 @@ def team(
         GRPOConfig()
         .environment("secret_sum-v0", env_config={"agents": agents, "numbers": 4})
         .language_model(lora=lora)
-        .warm_start(demonstrations=300, mistake_rate=0.5)
+        .sft(demonstrations=300, mistake_rate=0.5)
         .generation(max_new_tokens=12, engine_forward=engine_forward)
         .rollouts(episodes_per_iteration=64, group_size=8)
         .training(lr=1e-6, drop_zero_variance_groups=False)

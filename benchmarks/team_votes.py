@@ -27,7 +27,7 @@ from teams import spread, success
 from rllib_llm import GRPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.evaluation.teams import play_line_up
+from rllib_llm.evaluation.teams import play_assignment
 
 RESULTS = Path(__file__).parent / "results" / "team_votes"
 ITERATIONS, TURNS_PER_ITERATION, HELD_OUT = 40, 96, 256
@@ -59,7 +59,7 @@ def _play(config: Any, options: dict[str, Any], agents: int) -> Any:
         .rollouts(
             episodes_per_iteration=TURNS_PER_ITERATION // agents, stop_policies=train
         )
-        .warm_start(demonstrations=600, mistake_rate=0.5)
+        .sft(demonstrations=600, mistake_rate=0.5)
         .training(lr=3e-4, minibatch_size=TURNS_PER_ITERATION // agents // 2)
     )
 
@@ -74,13 +74,13 @@ ARMS: dict[str, Callable[[], Any]] = {
 def run(arm: str, seed: int) -> dict[str, Any]:
     """Train one arm; one agent is also asked thrice."""
     algo = ARMS[arm]().debugging(seed=seed).build_algo()
-    line_up = {a: algo.config.policy_mapping_fn(a, None) for a in _agents(algo)}
-    found = {"arm": arm, "seed": seed, **look(algo, line_up, "before")}
+    assignment = {a: algo.config.policy_mapping_fn(a, None) for a in _agents(algo)}
+    found = {"arm": arm, "seed": seed, **look(algo, assignment, "before")}
     tokens = 0
     for _ in range(ITERATIONS):
         result = algo.train()
         tokens += int(result["env_runners"]["num_completion_tokens"])
-    found |= {"tokens": tokens, **look(algo, line_up, "after")}
+    found |= {"tokens": tokens, **look(algo, assignment, "after")}
     if arm == "one agent":
         asked = votes(GRPOConfig(), VOTERS).debugging(seed=seed).build_algo()
         weights = algo.learner_group.get_weights()
@@ -96,9 +96,9 @@ def _agents(algo: Any) -> list[str]:
     return algo.config.env_config["agents"]
 
 
-def look(algo: Any, line_up: dict[str, str], when: str) -> dict[str, float]:
+def look(algo: Any, assignment: dict[str, str], when: str) -> dict[str, float]:
     """Return success on held-out tasks and the tokens that an episode takes."""
-    episodes = play_line_up(algo, line_up, HELD_OUT)
+    episodes = play_assignment(algo, assignment, HELD_OUT)
     spoken = sum(
         episode_data(part).num_sampled for e in episodes for part in agent_episodes(e)
     )

@@ -29,7 +29,7 @@ from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.evaluation.runner import local_runner
-from rllib_llm.evaluation.teams import ablations, play_line_up, swap_matrix
+from rllib_llm.evaluation.teams import ablations, play_assignment, swap_matrix
 
 RESULTS = Path(__file__).parent / "results" / "teams"
 ALONE = "one agent"  # in all seats, with everything that is private in its prompt
@@ -104,7 +104,7 @@ def team_config(name: str, seed: int) -> Any:
         config.multi_agent(policies=list(names), policy_mapping_fn=roles)
     config = (
         config.environment(game, env_config=options)
-        .warm_start(demonstrations=1000, mistake_rate=0.5)
+        .sft(demonstrations=1000, mistake_rate=0.5)
         .generation(max_new_tokens=12)
         .debugging(seed=seed)
         .rollouts(episodes_per_iteration=EPISODES)
@@ -128,9 +128,9 @@ def run(method: str, seed: int) -> dict[str, Any]:
         return run_alone(seed)
     algo = team_config(method, seed).build_algo()
     names = ROLES[: METHODS[method].agents]
-    line_up = {f"{name}_0": name for name in names}
-    swapped = dict(zip(line_up, (*names[1:], names[0]), strict=True))
-    before = success(play_line_up(algo, line_up, HELD_OUT))
+    assignment = {f"{name}_0": name for name in names}
+    swapped = dict(zip(assignment, (*names[1:], names[0]), strict=True))
+    before = success(play_assignment(algo, assignment, HELD_OUT))
     curve, norms = [], {name: [] for name in names}
     for _ in range(ITERATIONS):
         result = algo.train()
@@ -142,9 +142,9 @@ def run(method: str, seed: int) -> dict[str, Any]:
         "method": method,
         "seed": seed,
         "before": before,
-        "after": success(play_line_up(algo, line_up, HELD_OUT)),
-        "greedy": success(play_line_up(algo, line_up, HELD_OUT, explore=False)),
-        "swapped": success(play_line_up(algo, swapped, HELD_OUT)),
+        "after": success(play_assignment(algo, assignment, HELD_OUT)),
+        "greedy": success(play_assignment(algo, assignment, HELD_OUT, explore=False)),
+        "swapped": success(play_assignment(algo, swapped, HELD_OUT)),
         "silenced": ablations(algo, HELD_OUT)["alice_0"],
         "curve": curve,
         "grad_norms": norms,

@@ -28,11 +28,11 @@ import torch
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.evaluation.teams import play_line_up
+from rllib_llm.evaluation.teams import play_assignment
 
 RESULTS = Path(__file__).parent / "results" / "unlike_pay"
 EPISODES, TOKENS, HELD_OUT = 64, 5_000, 256
-LINE_UP = {"scout_0": "scout", "porter_0": "porter"}
+ASSIGNMENT = {"scout_0": "scout", "porter_0": "porter"}
 METHODS: dict[str, Callable[[], Any]] = {
     "MARFT": lambda: MARFTConfig().training(critic_lr=2e-3),
     "LLMPPO": lambda: LLMPPOConfig().training(critic_lr=2e-3),
@@ -45,11 +45,11 @@ def run(method: str, seed: int) -> dict[str, Any]:
     config = (
         METHODS[method]()
         .multi_agent(
-            policies=list(LINE_UP.values()),
-            policy_mapping_fn={name: name for name in LINE_UP.values()},
+            policies=list(ASSIGNMENT.values()),
+            policy_mapping_fn={name: name for name in ASSIGNMENT.values()},
         )
         .environment("scout_porter-v0")
-        .warm_start(demonstrations=300, mistake_rate=0.5)
+        .sft(demonstrations=300, mistake_rate=0.5)
         .generation(max_new_tokens=8)
         .rollouts(episodes_per_iteration=EPISODES)
         .training(lr=3e-4, entropy_coeff=0.005, minibatch_size=EPISODES // 4)
@@ -77,14 +77,14 @@ def run(method: str, seed: int) -> dict[str, Any]:
 
 def measure(algo: Any) -> dict[str, float]:
     """Return success, honesty, trust and both agents' returns in held-out games."""
-    episodes = play_line_up(algo, LINE_UP, HELD_OUT)
+    episodes = play_assignment(algo, ASSIGNMENT, HELD_OUT)
     data = [episode_data(episode) for episode in episodes]
     found = {"success": float(np.mean([bool(d.success) for d in data]))}
     for name in ("honesty", "trust"):
         # A game that ends before the porter walks has no such number.
         values = [d.metrics[name] for d in data if name in d.metrics]
         found[name] = float(np.mean(values)) if values else 0.0
-    for agent in LINE_UP:
+    for agent in ASSIGNMENT:
         values = [
             e.agent_episodes[agent].get_return()
             for e in episodes

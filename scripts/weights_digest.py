@@ -29,7 +29,7 @@ SMALL = (
     "training.minibatch_size=4",
     "evaluation.evaluation_interval=null",
 )
-IMITATION = "warm_start.demonstrations=200"
+IMITATION = "sft.demonstrations=200"
 EXAMPLES = {
     "frozen_lake_ppo": (IMITATION,),
     "guess_number_grpo": (IMITATION, "rollouts.group_size=4"),

@@ -67,7 +67,7 @@ def chain(episode, value_of, *, gamma, lambda_, how="mean", trained=None):
     steps = sorted(speakers)
     count = len(episode.agent_episodes) if how == "mean" else 1
     rewards = dict.fromkeys(steps, 0.0)
-    for env_t, _, reward in episode.custom_data[columns.REWARD_LEDGER]:
+    for env_t, _, reward in episode.custom_data[columns.REWARD_LOG]:
         before = [s for s in steps if s < env_t]
         rewards[before[-1] if before else steps[0]] += reward / count
     values = {

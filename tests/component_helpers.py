@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.estimators.combine import Credit
-from rllib_llm.components.registry import PIECES
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 
@@ -16,19 +16,19 @@ NEEDED = {
     "hierarchical": {"proposer": "agent_1"},
     "discount_turns": {"discount": 0.9},
 }
-CREDIT = tuple(PIECES["credit"])
+ADVANTAGE_ESTIMATORS = tuple(COMPONENTS["advantage_estimator"])
 # Read nothing but a task's own rollouts; the others compare whole batches.
 OF_GROUPS = ("anchor", "broadcast", "group", "hierarchical", "magrpo", "maxrl", "turn")
 # Nothing remembered: role takes its returns in one by one, so their order matters.
-ORDERLESS = tuple(name for name in CREDIT if name != "role")
+ORDERLESS = tuple(name for name in ADVANTAGE_ESTIMATORS if name != "role")
 
 
 def spec(name, **settings):
     return {"name": name, **NEEDED.get(name, {}), **settings}
 
 
-def credit_of(table, name, **settings):
-    return Credit([spec(name, **settings)]).advantages(table)
+def advantages_of(table, name, **settings):
+    return AdvantageEstimators([spec(name, **settings)]).advantages(table)
 
 
 def trajectory(task=0, rollout=0, agent=0, rewards=(0.0,), **fields):

@@ -120,7 +120,7 @@ class Beside(ParallelEnv):
         return self._tell(present), rewards, ended, cut, {a: {} for a in present}
 
 
-def classic_config(env=Errand, config_class=LLMPPOConfig, *, runner=MLP, **sections):
+def non_llm_config(env=Errand, config_class=LLMPPOConfig, *, runner=MLP, **sections):
     """A config of the speaker, a tiny model, and the runner, an MLP."""
     policies = sections.pop("policies", {"talk": {}, "run": runner})
     mapping = {"speaker": "talk", "runner": "run"}
@@ -133,7 +133,7 @@ def classic_config(env=Errand, config_class=LLMPPOConfig, *, runner=MLP, **secti
     )
 
 
-class ClassicRun:
+class NonLLMRun:
     """An EnvRunner and a Learner that share their weights, in this process."""
 
     def __init__(self, config, seed=3):

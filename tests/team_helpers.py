@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.grpo.grpo import GRPO, credit_of_policies
+from rllib_llm.algorithms.grpo.grpo import GRPO, estimators_of_policies
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.data.episode_data import agent_episodes
@@ -250,7 +250,7 @@ class Run:
 
     def update(self, episodes, **kwargs):
         if hasattr(self.config, "advantage_baseline"):
-            give_group_credit(self.config, episodes)
+            set_group_advantages(self.config, episodes)
         result = update(self.learner, episodes, **kwargs)
         self.runner.set_weights_version(self.learner._weights_seq_no)
         return result
@@ -266,13 +266,13 @@ def make_team_learner(config):
     return learner
 
 
-def give_group_credit(config, episodes):
+def set_group_advantages(config, episodes):
     """What GRPO does on the driver."""
     algo = GRPO.__new__(GRPO)
     algo.config = config
-    algo._credit = credit_of_policies(config)
+    algo._credit = estimators_of_policies(config)
     algo._replay = Replay(config.make_text_env)
-    algo._give_credit(episodes)
+    algo._set_advantages(episodes)
 
 
 def update(learner, episodes, **kwargs):

@@ -11,13 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Of each extra a test that needs it and does not say so.
-_CREDIT, _MODULE = (
+_ADVANTAGE_ESTIMATORS, _MODULE = (
     "tests/components/test_advantage_settings.py",
     "tests/modules/test_llm_rl",
 )
 NEED = {
-    "pyspiel": f"{_CREDIT}::test_self_play_takes_any_credit",
-    "openskill": f"{_CREDIT}::test_self_play_takes_any_credit",
+    "pyspiel": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_takes_any_credit",
+    "openskill": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_takes_any_credit",
     "peft": f"{_MODULE}_module.py::test_an_empty_dict_is_lora_with_its_defaults",
 }
 

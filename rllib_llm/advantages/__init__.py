@@ -16,7 +16,7 @@ from rllib_llm.advantages.group_relative import (
     group_reward_std,
     zero_variance_groups,
 )
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_gae import message_gae, two_level_gae
 from rllib_llm.advantages.multi_agent_groups import (
     MESSAGE_GROUPS,
@@ -43,10 +43,10 @@ __all__ = [
     "RoleBaselines",
     "align_invocations",
     "broadcast_advantages",
+    "combined_keys",
     "group_advantages",
     "group_reward_std",
     "hierarchical_keys",
-    "joint_keys",
     "leaf_means",
     "marginal_rewards",
     "masked_moments",

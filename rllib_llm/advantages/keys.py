@@ -9,11 +9,11 @@ import numpy as np
 from rllib_llm.losses._checks import check_same_shape, check_vector
 
 
-def joint_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
+def combined_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     """Return one integer per distinct combination of the columns' entries.
 
-    ``joint_keys(episodes, agents)`` numbers each agent's chain of messages, for
-    instance; ``joint_keys(tasks, turns, agents)`` is AT-GRPO's group.
+    ``combined_keys(episodes, agents)`` numbers each agent's chain of messages, for
+    instance; ``combined_keys(tasks, turns, agents)`` is AT-GRPO's group.
 
     Args:
         columns: Integers or strings, one entry per message each. [M]
@@ -26,11 +26,13 @@ def joint_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
         ValueError: If there is no column, or the columns differ in length.
 
     Example:
-        >>> joint_keys([7, 7, 3], ["b", "a", "b"])
+        >>> combined_keys([7, 7, 3], ["b", "a", "b"])
         array([2, 1, 0])
     """
     if not columns:
-        raise ValueError("joint_keys got no column. It needs at least one. Pass one.")
+        raise ValueError(
+            "combined_keys got no column. It needs at least one. Pass one."
+        )
     arrays = {f"column {i}": np.asarray(column) for i, column in enumerate(columns)}
     for name, array in arrays.items():
         check_vector(name, array)
@@ -48,7 +50,7 @@ def key_means(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
     Args:
         values: Finite numbers. [M]
-        keys: From :func:`joint_keys`. [M]
+        keys: From :func:`combined_keys`. [M]
 
     Returns:
         Mean per key. [keys.max() + 1]

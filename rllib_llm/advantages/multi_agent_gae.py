@@ -24,7 +24,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from rllib_llm.advantages.gae import _discounted_sums
-from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.losses._checks import (
     check_finite,
     check_same_shape,
@@ -50,7 +50,7 @@ def message_gae(
     target ``V[s] + A[s]``.
 
     By what is passed it is also: *MAPPO* per step (arXiv:2103.01955) with the values
-    of a central critic; *IPPO* with ``episodes=joint_keys(episodes,
+    of a central critic; *IPPO* with ``episodes=combined_keys(episodes,
     agents)``, one chain per agent; *IAC* and *MAAC* (arXiv:2601.21972) with
     ``lambda_=0`` and decentral or central values.
 
@@ -262,7 +262,7 @@ def _find_steps(
     episodes = np.asarray(episodes)
     order = np.arange(len(rewards)) if order is None else np.asarray(order)
     check_same_shape(rewards=rewards, episodes=episodes, order=order)
-    of_message, episodes = joint_keys(episodes, order), joint_keys(episodes)
+    of_message, episodes = combined_keys(episodes, order), combined_keys(episodes)
     _, first = np.unique(of_message, return_index=True)
     episode = episodes[first]  # of each step [S]
     count = len(np.unique(episode))

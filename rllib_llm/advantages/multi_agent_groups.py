@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.losses._checks import (
     check_choice,
     check_finite,
@@ -49,10 +49,10 @@ def message_group_keys(
         ValueError: If the name is unknown or shapes differ.
     """
     check_choice("group_by", group_by, MESSAGE_GROUPS)
-    tasks, agents, turns = map(joint_keys, (tasks, agents, turns))
+    tasks, agents, turns = map(combined_keys, (tasks, agents, turns))
     check_same_shape(tasks=tasks, agents=agents, turns=turns)
     columns = {"task": (), "agent": (agents,), "turn": (turns, agents)}[group_by]
-    return joint_keys(tasks, *columns)
+    return combined_keys(tasks, *columns)
 
 
 def message_group_advantages(
@@ -182,13 +182,13 @@ def align_invocations(
     """
     if count < 1:
         raise ValueError(f"count is {count}. It must be at least 1. Use e.g. 4.")
-    chosen = [np.zeros(0, dtype=np.int64)]
-    keys = joint_keys(rollouts)
+    bound = [np.zeros(0, dtype=np.int64)]
+    keys = combined_keys(rollouts)
     for key in range(keys.max(initial=-1) + 1):
         calls = rng.permutation(np.flatnonzero(keys == key))
         extra = rng.choice(calls, size=max(count - len(calls), 0))
-        chosen.append(np.concatenate([calls[:count], extra]))
-    return np.sort(np.concatenate(chosen))
+        bound.append(np.concatenate([calls[:count], extra]))
+    return np.sort(np.concatenate(bound))
 
 
 def hierarchical_keys(
@@ -217,6 +217,6 @@ def hierarchical_keys(
             f"is_proposer has dtype {is_proposer.dtype}. It must be bool. "
             "Pass is_proposer.astype(bool)."
         )
-    task_keys, proposal_keys = joint_keys(tasks), joint_keys(proposals)
+    task_keys, proposal_keys = combined_keys(tasks), combined_keys(proposals)
     check_same_shape(tasks=task_keys, proposals=proposal_keys, is_proposer=is_proposer)
-    return joint_keys(is_proposer, np.where(is_proposer, task_keys, proposal_keys))
+    return combined_keys(is_proposer, np.where(is_proposer, task_keys, proposal_keys))

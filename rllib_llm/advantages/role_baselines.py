@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.advantages.gae import _discounted_sums
-from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.advantages.whitening import whiten
 from rllib_llm.losses._checks import check_finite, check_same_shape, check_vector
 
@@ -140,7 +140,7 @@ def per_player_advantages(
         ValueError: If shapes differ or a reward is not finite.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    roles, chains = joint_keys(games, players), joint_keys(episodes, players)
+    roles, chains = combined_keys(games, players), combined_keys(episodes, players)
     check_vector("rewards", rewards)
     check_same_shape(rewards=rewards, roles=roles, episodes=chains)
     check_finite("rewards", rewards, "Drop the failed episodes before this step.")

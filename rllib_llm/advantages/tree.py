@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.losses._checks import (
     check_finite,
     check_same_shape,
@@ -112,7 +112,7 @@ def sibling_advantages(
             or a parent does not stand before its child.
     """
     values, parents = _checked_tree(values, parents)
-    return group_advantages(values, joint_keys(tasks, parents), baseline=baseline)
+    return group_advantages(values, combined_keys(tasks, parents), baseline=baseline)
 
 
 def marginal_rewards(table: np.ndarray) -> tuple[np.ndarray, ...]:

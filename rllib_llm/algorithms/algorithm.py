@@ -33,10 +33,10 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
 from rllib_llm.algorithms.driver.checkpoint_state import OWN_STATE, OwnState
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import (
-    handed_over_model,
+    initial_checkpoint_model,
     take_over,
 )
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.algorithms.driver.team_rewards import share_rewards
@@ -62,14 +62,14 @@ from rllib_llm.monitoring.live.algorithm import (
     preparing,
 )
 from rllib_llm.offline.prepare_model import prepare_language_model
-from rllib_llm.transcripts.annotations import note_credit, note_rewards
+from rllib_llm.transcripts.annotations import annotate_advantages, annotate_rewards
 
 logger = logging.getLogger("rllib_llm")
 
 Progress = Callable[[str, float], None]
 
 _TASKS_KEY = "llm_tasks"
-_PIECES_KEY = "llm_driver_pieces"
+_COMPONENTS_KEY = "llm_driver_components"
 _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
@@ -119,13 +119,15 @@ class LLMAlgorithm(
     @override(PPO)
     def setup(self, config: Any) -> None:
         self._task_source: TaskSource = config.build_task_source()
-        self._driver_pieces = DriverPieces(config)
+        self._driver_components = DriverComponents(config)
         super().setup(config)
         self._share_weights()
-        json_state.dumps(self.memories(), "memories")  # known before anything is learnt
+        json_state.dumps(
+            self.driver_state(), "driver_state"
+        )  # known before anything is learnt
         # A checkpoint being restored has all that was handed over, and more.
-        if self.config.handed_over and offered_model_folder() is None:
-            take_over(self, Path(self.config.handed_over))
+        if self.config.initial_checkpoint and offered_model_folder() is None:
+            take_over(self, Path(self.config.initial_checkpoint))
 
     @staticmethod
     @override(PPO)
@@ -144,7 +146,7 @@ class LLMAlgorithm(
             self.phase(SAMPLING, episodes=self.config.episodes_per_iteration),
         ):
             episodes = self.collect()
-        note_credit(self.metrics, episodes)
+        annotate_advantages(self.metrics, episodes)
         learners = max(1, self.config.num_learners or 0)
         is_skipped = len(episodes) < learners
         # In every iteration: RLlib reports NaN for a sum of nothing.
@@ -191,13 +193,13 @@ class LLMAlgorithm(
         """
         episodes = self.play_groups(num_groups)
         check_first_texts(episodes, self.config.env)
-        if self.config.team_share:
-            share_rewards(episodes, self.config.team_share)
-        for name, paid in self._driver_pieces.pay(episodes, self.iteration).items():
+        if self.config.shared_reward_fraction:
+            share_rewards(episodes, self.config.shared_reward_fraction)
+        for name, paid in self._driver_components.pay(episodes, self.iteration).items():
             self.metrics.log_value(("reward_parts", name), paid, window=1)
         spread = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
-        note_rewards(self.metrics, episodes)
+        annotate_rewards(self.metrics, episodes)
         return episodes
 
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
@@ -205,7 +207,7 @@ class LLMAlgorithm(
 
         Runs on the driver, over whole groups, before episodes are split over Learners.
         """
-        episodes, shares = self._driver_pieces.select(episodes)
+        episodes, shares = self._driver_components.select(episodes)
         for name, share in shares.items():
             self.metrics.log_value(("filtered_frac", name), share, window=1)
         return episodes
@@ -219,11 +221,11 @@ class LLMAlgorithm(
         if not self.config.engine_sleep:
             yield
             return
-        self._tell_engines(sleep)
+        self._update_engines(sleep)
         yield
-        self._tell_engines(wake_up)
+        self._update_engines(wake_up)
 
-    def _tell_engines(self, call: Callable[[Any], None]) -> None:
+    def _update_engines(self, call: Callable[[Any], None]) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
                 group.foreach_env_runner(call)
@@ -300,23 +302,23 @@ class LLMAlgorithm(
             ITERATION: self.training_iteration,
             _TASKS_KEY: self._task_source.get_state(),
             GUARD_KEY: self.guard.get_state(),
-            **self.memories(),
+            **self.driver_state(),
         }
 
     def set_own_state(self, state: dict[str, Any]) -> None:
         """Bring back :meth:`own_state`'s answer."""
         self._task_source.set_state(state[_TASKS_KEY])
         self.guard.set_state(state[GUARD_KEY])
-        self.recall(state)
+        self.set_driver_state(state)
 
     @override(GuardedAlgorithm)
-    def memories(self) -> dict[str, Any]:
-        return {_PIECES_KEY: self._driver_pieces.get_state()}
+    def driver_state(self) -> dict[str, Any]:
+        return {_COMPONENTS_KEY: self._driver_components.get_state()}
 
     @override(GuardedAlgorithm)
-    def recall(self, state: dict[str, Any]) -> None:
-        if _PIECES_KEY in state:
-            self._driver_pieces.set_state(state[_PIECES_KEY])
+    def set_driver_state(self, state: dict[str, Any]) -> None:
+        if _COMPONENTS_KEY in state:
+            self._driver_components.set_state(state[_COMPONENTS_KEY])
 
     @override(PPO)
     def save_to_path(self, *args: Any, **kwargs: Any) -> str:
@@ -384,7 +386,7 @@ def with_models(config: Any, on_progress: Progress | None = None) -> Any:
         if _is_ready(own.resolved_model):
             continue
         config = config.copy(copy_frozen=False)
-        model = handed_over_model(own, module_id)
+        model = initial_checkpoint_model(own, module_id)
         model = model or _locate_model(own, module_id, on_progress)
         if module_id in config.algorithm_config_overrides_per_module:
             config.algorithm_config_overrides_per_module[module_id] |= {

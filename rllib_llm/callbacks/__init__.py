@@ -20,7 +20,7 @@ PROGRESS_KEYS: tuple[str, ...] = (
     f"learners/<module>/{keys.KL}",
     f"learners/<module>/{keys.CLIP}",
     f"learners/<module>/{keys.ENTROPY}",
-    f"learners/<module>/{keys.SAMPLER_GAP}",
+    f"learners/<module>/{keys.TRAIN_INFERENCE_MISMATCH}",
     keys.TOKENS,
     keys.SAMPLING_SECONDS,
     keys.EVAL_RETURN,

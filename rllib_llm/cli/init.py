@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
-from rllib_llm.templates import write_scaffold
+from rllib_llm.templates import write_template
 
 
 def init(kind: str, name: str, folder: Path) -> None:
     """Write the files and say what to do with them."""
-    module, test, recipe = write_scaffold(kind, name, folder)
+    module, test, recipe = write_template(kind, name, folder)
     for path in (module, test, recipe):
         typer.echo(path)
     words = "".join(part.capitalize() for part in name.split("_"))

@@ -52,18 +52,21 @@ def _examples() -> Iterator[tuple[str, str]]:
         yield name, _describe(path)
 
 
-def _pieces() -> Iterator[tuple[str, str]]:
-    from rllib_llm.components.listing import all_pieces, settings_of
+def _components() -> Iterator[tuple[str, str]]:
+    from rllib_llm.components.listing import all_components, settings_of
 
-    for piece in all_pieces():
-        about = f"{piece.summary} ({piece.paper})"
-        yield f"{piece.kind} {piece.name}", f"[{settings_of(piece)}] {about}"
+    for component in all_components():
+        about = f"{component.summary} ({component.paper})"
+        yield (
+            f"{component.kind} {component.name}",
+            f"[{settings_of(component)}] {about}",
+        )
 
 
-def _systems() -> Iterator[tuple[str, str]]:
-    from rllib_llm.recipes.systems import load_systems, state_of
+def _methods() -> Iterator[tuple[str, str]]:
+    from rllib_llm.recipes.methods import load_methods, state_of
 
-    for system in load_systems().rows:
+    for system in load_methods().rows:
         names = f" [{', '.join(system.yaml)}]" if system.yaml else ""
         yield f"{system.id} {system.system}", f"{state_of(system)}{names}"
 
@@ -77,6 +80,6 @@ _KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "algorithms": _algorithms,
     "envs": _envs,
     "examples": _examples,
-    "pieces": _pieces,
-    "systems": _systems,
+    "components": _components,
+    "methods": _methods,
 }

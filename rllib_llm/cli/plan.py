@@ -26,7 +26,7 @@ def show_plan(recipe: Recipe | StagedRecipe) -> None:
         with preparing() as on_progress:
             plan = make_plan(config, on_progress)
             if model is None and len(recipe.stages) > 1:
-                bare = config.copy(copy_frozen=False).warm_start(demonstrations=0)
+                bare = config.copy(copy_frozen=False).sft(demonstrations=0)
                 model = prepare_language_model(bare, on_progress)
         for name, value in (*headline, *_lines(plan)):
             typer.echo(f"{name:<14} {value}")

@@ -19,7 +19,7 @@ from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.errors import ConfigError
 from rllib_llm.inference.game import Game, players_of
-from rllib_llm.inference.match import PERSON, Match, Move, choose_seats
+from rllib_llm.inference.match import PERSON, Match, Move, assign_agents
 from rllib_llm.inference.policy import LLMPolicy
 
 _HELP = """\
@@ -45,7 +45,7 @@ def play(
     env: str,
     run: str | None,
     *,
-    seats: list[str],
+    agents: list[str],
     task: int,
     episodes: int,
     sample: int,
@@ -68,7 +68,7 @@ def play(
     name, options = parse_env(env)
     policy = None if run is None else _load(run, storage).in_env(name, options)
     make_env = policy.make_env if policy else functools.partial(_make, name, options)
-    table = _Table(make_env, policy, _parse_seats(seats), greedy)
+    table = _Table(make_env, policy, _parse_agents(agents), greedy)
     tasks = (
         policy.held_out_tasks(task + episodes)[task:]
         if policy
@@ -98,8 +98,8 @@ def _make(name: str, options: dict[str, Any]) -> Any:
     return as_playable(make_env(name, options))
 
 
-def _parse_seats(given: list[str]) -> dict[str, str]:
-    seats = {}
+def _parse_agents(given: list[str]) -> dict[str, str]:
+    agents = {}
     for text in given:
         agent, equals, player = text.partition("=")
         if not (agent and equals and player):
@@ -107,8 +107,8 @@ def _parse_seats(given: list[str]) -> dict[str, str]:
                 f"--seat {text!r} must read AGENT=PLAYER, e.g. solver=person; players "
                 "are person, expert, random, and with a RUN policy or a policy's name."
             )
-        seats[agent] = player
-    return seats
+        agents[agent] = player
+    return agents
 
 
 class _Table:
@@ -128,19 +128,19 @@ class _Table:
     def play(self, number: int, task: Any) -> bool:
         """Play one task; return whether to go on."""
         env = self._make_env()
-        seats = choose_seats(players_of(env), self._given, self._policy)
+        agents = assign_agents(players_of(env), self._given, self._policy)
         env.close()
         match = Match(
             self._make_env,
             task,
-            seats,
+            agents,
             ask=self._ask,
             policy=self._policy,
             greedy=self._greedy,
         )
-        who = ", ".join(f"{agent} {player}" for agent, player in seats.items())
+        who = ", ".join(f"{agent} {player}" for agent, player in agents.items())
         self._say(f"--- task {number}, seed {task.seed}: {who}", style="bold")
-        if PERSON in seats.values():
+        if PERSON in agents.values():
             self._say("/help lists commands.", style="dim")
         try:
             return self._play_match(match)

@@ -16,7 +16,7 @@ from rllib_llm.cli.view import write_view
 from rllib_llm.errors import ConfigError, StorageError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.boundary import explained
-from rllib_llm.recipes.expectations import Verdict, judge
+from rllib_llm.recipes.expectations import ExpectationResult, judge
 from rllib_llm.runs.folders import default_storage, find_run, run_folder
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _last_values(result: Any) -> dict[str, Any]:
     return history.ffill().iloc[-1].dropna().to_dict()
 
 
-def _print_verdicts(verdicts: list[Verdict]) -> None:
+def _print_verdicts(verdicts: list[ExpectationResult]) -> None:
     if not verdicts:
         return
     rows = [("trial", "metric", "expected", "value", "verdict")]

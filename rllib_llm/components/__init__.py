@@ -1,26 +1,26 @@
 """The literature as small pieces, composed in YAML; see docs/components.md."""
 
 from rllib_llm.components.registry import (
+    COMPONENTS,
     KINDS,
-    PIECES,
-    Chosen,
-    Piece,
+    BoundComponent,
+    Component,
     Spec,
-    choose,
-    choose_all,
-    piece,
+    bind,
+    bind_all,
+    component,
 )
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 
 __all__ = [
+    "COMPONENTS",
     "KINDS",
-    "PIECES",
-    "Chosen",
-    "Piece",
+    "BoundComponent",
+    "Component",
     "Spec",
     "Trajectory",
     "TurnTable",
-    "choose",
-    "choose_all",
-    "piece",
+    "bind",
+    "bind_all",
+    "component",
 ]

@@ -5,26 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
-from rllib_llm.components.registry import KINDS, PIECES, Piece
+from rllib_llm.components.registry import COMPONENTS, KINDS, Component
 
 
-def all_pieces() -> Iterator[Piece]:
+def all_components() -> Iterator[Component]:
     """Yield the registered pieces, kind by kind, by name."""
     for kind in KINDS:
-        for name in PIECES[kind]:
-            yield PIECES[kind].get(name)
+        for name in COMPONENTS[kind]:
+            yield COMPONENTS[kind].get(name)
 
 
-def settings_of(piece: Piece) -> str:
+def settings_of(component: Component) -> str:
     """Return the settings with their defaults, e.g. ``"low=-5.0, high=5.0"``."""
-    return ", ".join(_setting(p) for p in piece.parameters.values())
+    return ", ".join(_setting(p) for p in component.parameters.values())
 
 
-def markdown_row(piece: Piece) -> str:
+def markdown_row(component: Component) -> str:
     """Return the row that docs/components.md has for a piece."""
-    settings = ", ".join(f"`{_setting(p)}`" for p in piece.parameters.values())
-    summary = piece.summary.replace("``", "`")
-    return f"| `{piece.name}` | {settings} | {summary} | {piece.paper} |"
+    settings = ", ".join(f"`{_setting(p)}`" for p in component.parameters.values())
+    summary = component.summary.replace("``", "`")
+    return f"| `{component.name}` | {settings} | {summary} | {component.paper} |"
 
 
 def markdown_tables() -> str:
@@ -35,7 +35,7 @@ def markdown_tables() -> str:
 def markdown_table(kind: str) -> str:
     """Return the table of a kind's pieces."""
     head = f"| {kind} | settings | what it does | source |\n|---|---|---|---|"
-    rows = (markdown_row(PIECES[kind].get(name)) for name in PIECES[kind])
+    rows = (markdown_row(COMPONENTS[kind].get(name)) for name in COMPONENTS[kind])
     return "\n".join([head, *rows])
 
 

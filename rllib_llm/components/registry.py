@@ -24,25 +24,25 @@ from rllib_llm.schema import hints_of, is_number, require, show
 
 # What calls a piece of each kind, and where it is built in.
 _HOMES = {
-    "credit": "rllib_llm.advantages.estimators",
-    "credit_transform": "rllib_llm.advantages.estimators.transforms",
+    "advantage_estimator": "rllib_llm.advantages.estimators",
+    "advantage_transform": "rllib_llm.advantages.estimators.transforms",
     "reward": "rllib_llm.rewards",
     "reward_transform": "rllib_llm.rewards.transforms",
     "filter": "rllib_llm.filters",
     "curriculum": "rllib_llm.curricula",
     "policy_loss": "rllib_llm.losses.policy_losses",
     "loss_term": "rllib_llm.losses.loss_terms",
-    "token_transform": "rllib_llm.losses.advantage_transforms",
+    "token_advantage_transform": "rllib_llm.losses.token_advantage_transforms",
 }
 KINDS = tuple(_HOMES)
 # Kinds whose pieces are never summed.
 _UNWEIGHTED = (
-    "credit_transform",
+    "advantage_transform",
     "reward_transform",
     "filter",
     "curriculum",
     "policy_loss",
-    "token_transform",
+    "token_advantage_transform",
 )
 
 EFFECTS = ("drop", "mask")
@@ -55,7 +55,7 @@ Specs = Spec | Sequence[Spec]
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Component:
     """One entry of the literature.
 
     Attributes:
@@ -88,7 +88,7 @@ class Piece:
 
 
 @dataclasses.dataclass
-class Chosen:
+class BoundComponent:
     """A piece with its settings, ready to be called.
 
     Attributes:
@@ -96,11 +96,11 @@ class Chosen:
         settings: Given for its keyword-only parameters.
         weight: Of what it returns, where pieces of its kind are summed; a number, or
             pairs ``[[iteration, value], ...]`` between which it changes linearly.
-        effect: Of a filter; see :class:`Piece`.
+        effect: Of a filter; see :class:`Component`.
         call: The piece with its settings bound.
     """
 
-    piece: Piece
+    component: Component
     settings: dict[str, Any]
     weight: Any = 1.0
     effect: str = "drop"
@@ -108,10 +108,10 @@ class Chosen:
 
     def __post_init__(self) -> None:
         """Bind the settings; a class becomes an instance with a memory of its own."""
-        if inspect.isclass(self.piece.make):
-            self.call = self.piece.make(**self.settings)
+        if inspect.isclass(self.component.make):
+            self.call = self.component.make(**self.settings)
         else:
-            self.call = functools.partial(self.piece.make, **self.settings)
+            self.call = functools.partial(self.component.make, **self.settings)
 
     def weight_at(self, iteration: int) -> float:
         """Return the weight in a training iteration."""
@@ -134,12 +134,12 @@ def _loader(kind: str) -> Callable[[], None]:
     return lambda: (import_module(_HOMES[kind]), None)[1]
 
 
-PIECES: dict[str, Registry[Piece]] = {
+COMPONENTS: dict[str, Registry[Component]] = {
     kind: Registry(kind.replace("_", " "), load=_loader(kind)) for kind in KINDS
 }
 
 
-def piece(
+def component(
     kind: str, name: str, *, paper: str = "", effect: str = "drop"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function or class as a piece (decorator).
@@ -152,13 +152,13 @@ def piece(
     """
 
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
-        PIECES[kind].register(name, Piece(kind, name, make, paper, effect))
+        COMPONENTS[kind].register(name, Component(kind, name, make, paper, effect))
         return make
 
     return decorate
 
 
-def choose(kind: str, spec: Spec) -> Chosen:
+def bind(kind: str, spec: Spec) -> BoundComponent:
     """Return the piece that a configuration names, with its settings.
 
     Args:
@@ -172,7 +172,7 @@ def choose(kind: str, spec: Spec) -> Chosen:
     if "name" not in settings:
         raise ConfigError(
             f"A piece of kind {kind} is given as {show(spec)}, without a name. "
-            f"Known: {', '.join(PIECES[kind].names())}."
+            f"Known: {', '.join(COMPONENTS[kind].names())}."
         )
     found = _find(kind, settings.pop("name"))
     general = _general_settings(found, settings)
@@ -190,12 +190,12 @@ def choose(kind: str, spec: Spec) -> Chosen:
                 f"{{name: {found.name}, {key}: ...}}."
             )
     try:
-        return Chosen(found, settings, **general)
+        return BoundComponent(found, settings, **general)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {found.name!r}: {error}") from error
 
 
-def _check_setting(found: Piece, key: str, value: Any) -> None:
+def _check_setting(found: Component, key: str, value: Any) -> None:
     """Hold a setting against its annotation, if the piece has one."""
     default = found.parameters[key].default
     kind = hints_of(found.make).get(key, Any)
@@ -203,7 +203,7 @@ def _check_setting(found: Piece, key: str, value: Any) -> None:
         require(f"{found.kind} {found.name}.{key}", value, kind)
 
 
-def _general_settings(found: Piece, settings: dict[str, Any]) -> dict[str, Any]:
+def _general_settings(found: Component, settings: dict[str, Any]) -> dict[str, Any]:
     """Take out what pieces of a kind have in common, unless it is their own."""
     general: dict[str, Any] = {}
     if found.kind == "filter" and found.effect in EFFECTS:
@@ -238,20 +238,20 @@ def _is_schedule(kind: str, weight: Any) -> bool:
     return at == sorted(set(at))
 
 
-def choose_all(kind: str, specs: Specs | None) -> list[Chosen]:
+def bind_all(kind: str, specs: Specs | None) -> list[BoundComponent]:
     """Return the pieces of a list; a single one may stand without its list."""
     if specs is None:
         return []
     if isinstance(specs, str | Mapping) or callable(specs):
         specs = [specs]
-    return [choose(kind, spec) for spec in specs]
+    return [bind(kind, spec) for spec in specs]
 
 
-def _find(kind: str, name: Any) -> Piece:
+def _find(kind: str, name: Any) -> Component:
     if callable(name):
-        return Piece(kind, getattr(name, "__name__", repr(name)), name)
+        return Component(kind, getattr(name, "__name__", repr(name)), name)
     if not isinstance(name, str):
         raise ConfigError(f"A piece of kind {kind} is named {name!r}; use its name.")
     if ":" not in name:
-        return PIECES[kind].get(name)
-    return Piece(kind, name, import_object(name, kind))
+        return COMPONENTS[kind].get(name)
+    return Component(kind, name, import_object(name, kind))

@@ -15,7 +15,7 @@ from ray.rllib.connectors.learner import LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
-from rllib_llm.connectors.learner.non_llm_batches import ClassicBatches
+from rllib_llm.connectors.learner.non_llm_batches import NonLLMBatches
 from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
 from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
@@ -64,7 +64,7 @@ def learner_pipeline(
     )
     own = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     critic = CRITIC_MODULE if config.critic_view else None
-    pieces: list[Any] = [
+    components: list[Any] = [
         TokenRows(
             {m: _row_settings(c) for m, c in own.items()},
             critic=critic,
@@ -76,18 +76,18 @@ def learner_pipeline(
             values=[] if critic or not config.use_critic else own,
             critic=critic,
             references=[m for m, c in own.items() if c.uses_reference],
-            entropies=[m for m, c in own.items() if c.pieces_need("scores")],
+            entropies=[m for m, c in own.items() if c.components_need("scores")],
             max_tokens=config.micro_batch_tokens,
         ),
-        *config.credit_connectors(own),
+        *config.advantage_connectors(own),
     ]
-    if config.trained_classic_ids:
-        settings = map(config.get_config_for_module, config.trained_classic_ids)
+    if config.trained_non_llm_ids:
+        settings = map(config.get_config_for_module, config.trained_non_llm_ids)
         discounts = [(c.gamma, c.lambda_) for c in settings]
-        by_module = dict(zip(config.trained_classic_ids, discounts, strict=True))
-        pieces.append(ClassicBatches(by_module, device))
+        by_module = dict(zip(config.trained_non_llm_ids, discounts, strict=True))
+        components.append(NonLLMBatches(by_module, device))
     return LearnerConnectorPipeline(
-        connectors=[*custom, *pieces],
+        connectors=[*custom, *components],
         input_observation_space=input_observation_space,
         input_action_space=input_action_space,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.curricula.options import check_options, with_options
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
@@ -16,7 +16,9 @@ _MEASURES = ("cv", "variance", "progress")
 _RULES = ("ucb", "thompson")
 
 
-@piece("curriculum", "bandit", paper="PAPRIKA, Tajwar et al. 2025, arXiv:2502.17543")
+@component(
+    "curriculum", "bandit", paper="PAPRIKA, Tajwar et al. 2025, arXiv:2502.17543"
+)
 class Bandit:
     """Choose each task's options among arms by what there was to learn from them.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.types import Task
 
 
-@piece(
+@component(
     "curriculum", "horizon", paper="ScalingInter-RL, Xi et al. 2025, arXiv:2509.08755"
 )
 class Horizon:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.curricula.options import check_options, with_options
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 
 
-@piece("curriculum", "ladder", paper="MaskSearch, arXiv:2505.20285 (masked spans)")
-class Ladder:
+@component("curriculum", "ladder", paper="MaskSearch, arXiv:2505.20285 (masked spans)")
+class ThresholdCurriculum:
     """Go up a level of difficulty once enough of the last episodes were solved.
 
     Args:

@@ -10,11 +10,13 @@ ATTENTION_MASK = "attention_mask"  # True where a token is real [B, T]
 TURN_IDS = "turn_ids"  # index of the turn that sampled the token, else -1 [B, T]
 TOKEN_REWARDS = "token_rewards"  # the turn's reward on its last action token [B, T]
 EPISODE_INDEX = "episode_index"  # which agent's episode a row belongs to [B]
-JOINT_INDEX = "joint_index"  # which multi-agent episode, over all policies [B]
+EPISODE_INDEX = "episode_index"  # which multi-agent episode, over all policies [B]
 AGENT_INDEX = "agent_index"  # number of the agent in its episode [B]
 TURN_STEPS = "turn_steps"  # environment step of the token's turn, else -1 [B, T]
 BOOTSTRAP_COLUMN = "bootstrap_column"  # column whose value bootstraps, else -1 [B]
-SPEAKS_NEXT = "speaks_next"  # whether that value is of a prompt still to answer [B]
+BOOTSTRAPS_AGENT_TURN = (
+    "bootstraps_agent_turn"  # whether that value is of a prompt still to answer [B]
+)
 LOSS_WEIGHTS = "loss_weights"  # per-token weight of the aggregation mode [B, T]
 REF_LOGP = "ref_logp"  # log-probability under the frozen reference [B, T]
 BEHAVIOUR_LOGP = "behaviour_logp"  # what the sampler recorded [B, T]
@@ -33,4 +35,4 @@ SUCCESS_SHARE = "success_share"  # trained tokens of those among all [B], all al
 
 TURN = "turn"  # extra_model_outputs key of the episode's Turn records
 EPISODE_DATA = "llm"  # custom_data key of the episode's EpisodeData
-REWARD_LEDGER = "rewards"  # custom_data key of a multi-agent episode's rewards
+REWARD_LOG = "rewards"  # custom_data key of a multi-agent episode's rewards

@@ -51,8 +51,8 @@ class EpisodeData:
         reward_parts: Written by the driver: what each piece paid per turn, by name,
             where rewards are not the environment's alone.
         advantage: Written by the driver: credit per turn, or one for the episode.
-        is_noted: Whether a transcript shows it, and wants to know its credit.
-        notes_tokens: Whether it shows tokens, and what the Learner makes of each.
+        is_annotated: Whether a transcript shows it, and wants to know its credit.
+        annotates_tokens: Whether it shows tokens, and what the Learner makes of each.
     """
 
     task: Task | None = None
@@ -76,8 +76,8 @@ class EpisodeData:
     greedy_return: float | None = None
     reward_parts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     advantage: float | Sequence[float] | None = None
-    is_noted: bool = False
-    notes_tokens: bool = False
+    is_annotated: bool = False
+    annotates_tokens: bool = False
     seconds: float = 0.0
 
     def record(self, turn: Turn) -> None:

@@ -127,7 +127,7 @@ class Task:
     """One rollout to do: which instance, which group, which member of the group.
 
     Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
-    which seeds the sampling of tokens. ``line_up`` names each agent's policy where
+    which seeds the sampling of tokens. ``assignment`` names each agent's policy where
     that differs between tasks (self-play). ``max_turns`` bounds this episode beside the
     run's own limit (curricula).
     """
@@ -136,7 +136,7 @@ class Task:
     rollout: int
     seed: int
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    line_up: dict[str, str] = dataclasses.field(default_factory=dict)
+    assignment: dict[str, str] = dataclasses.field(default_factory=dict)
     max_turns: int | None = None
 
 

@@ -17,7 +17,7 @@ from rllib_llm.data.episode_data import agent_episodes
 
 
 @dataclasses.dataclass(frozen=True)
-class Gap:
+class Mismatch:
     """Absolute differences of log-probabilities, in nats.
 
     Attributes:
@@ -31,7 +31,7 @@ class Gap:
     tokens: int
 
 
-def largest_gap(algo: Any, episodes: Sequence[Any]) -> dict[str, Gap]:
+def largest_gap(algo: Any, episodes: Sequence[Any]) -> dict[str, Mismatch]:
     """Score sampled episodes with the Learner's modules; the weights must be equal.
 
     Args:
@@ -55,7 +55,7 @@ def largest_gap(algo: Any, episodes: Sequence[Any]) -> dict[str, Gap]:
         with precision_in_force(config.matmul_precision):
             differences = _differences(module, found, config.micro_batch_tokens)
         if len(differences):
-            gaps[module_id] = Gap(
+            gaps[module_id] = Mismatch(
                 float(differences.mean()), float(differences.max()), len(differences)
             )
     return gaps

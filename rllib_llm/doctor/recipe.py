@@ -83,8 +83,8 @@ class _Steps:
         stage = recipe.stages[0]
         self._config = stage.build_config(spaces.first_of)
         self._config.validate()
-        self._is_warm_started = self._config.warm_start_demonstrations > 0
-        self._config.warm_start(demonstrations=0)
+        self._starts_from_sft = self._config.warm_start_demonstrations > 0
+        self._config.sft(demonstrations=0)
         of = f", stage {stage.name}" if isinstance(recipe, StagedRecipe) else ""
         found = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"
         return Finding("recipe", OK, found)
@@ -229,7 +229,7 @@ class _Steps:
         if any(norms):
             return Finding("iteration", OK, f"{found}, gradients finite")
         found = f"{found}, nothing to learn from: all returns of a task were equal"
-        if self._is_warm_started:
+        if self._starts_from_sft:
             found = f"{found}, as is usual without the warm start"
             return Finding("iteration", OK, found)
         remedy = "Make the task easier, let rewards differ, or begin with a warm start."

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rllib_llm.engines.attention import slot_attention_forward
 from rllib_llm.engines.fused_layout import is_plain
-from rllib_llm.engines.multi_lora_linear import PRECISE, JointLinear
+from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
 from rllib_llm.engines.slot_cache import SlotCache, round_up
 
 # Joined copies of weights are kept up to this size in total. They save calls, which
@@ -35,8 +35,8 @@ class _Layer:
         self.input_norm = layers[0].input_layernorm
         self.mlp_norm = layers[0].post_attention_layernorm
 
-        def joint(part: str, *names: str) -> JointLinear:
-            return JointLinear(
+        def joint(part: str, *names: str) -> MultiLoRALinear:
+            return MultiLoRALinear(
                 [[getattr(getattr(x, part), n) for x in layers] for n in names]
             )
 
@@ -47,7 +47,7 @@ class _Layer:
         self.norm_weight: Tensor | None = None  # of queries and keys [heads, head_dim]
 
     @property
-    def joints(self) -> tuple[JointLinear, ...]:
+    def joints(self) -> tuple[MultiLoRALinear, ...]:
         """All products of the layer."""
         return self.qkv, self.out, self.gate_up, self.down
 

@@ -22,7 +22,7 @@ from rllib_llm.engines.fused_layout import is_plain
 PRECISE = (torch.float32, torch.float64)
 
 
-class JointLinear:
+class MultiLoRALinear:
     """One or more linear layers that read the same input.
 
     Args:

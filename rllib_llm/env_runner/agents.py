@@ -8,20 +8,22 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 
 def as_playable(env: Any) -> Any:
-    """Return a Gymnasium environment as it is, one of several agents as a JointEnv."""
+    """Return a Gymnasium environment as it is, one of several agents as a "
+    "MultiAgentAdapter."""
     from rllib_llm.envs.kinds import is_multi_agent
-    from rllib_llm.envs.multi_agent_adapter import JointEnv
+    from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
-    return JointEnv(env) if is_multi_agent(env) else env
+    return MultiAgentAdapter(env) if is_multi_agent(env) else env
 
 
 def agents_of(env: Any) -> list[str] | None:
-    """Return the declared agents of a JointEnv; None for a Gymnasium environment."""
+    """Return the declared agents of a MultiAgentAdapter; None for a Gymnasium "
+    "environment."""
     return getattr(env, "possible_agents", None)
 
 
 def texts_of(env: Any, told: Any) -> dict[str, str]:
-    """Return what agents of text read in a step of a JointEnv."""
+    """Return what agents of text read in a step of a MultiAgentAdapter."""
     read = told.observations
     return {a: text for a, text in read.items() if env.number_spaces(a) is None}
 

@@ -10,13 +10,13 @@ from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.limits import RolloutLimits
 from rllib_llm.env_runner.monitor import RolloutMonitor
-from rllib_llm.env_runner.multi_agent_recorder import JointPlay
-from rllib_llm.env_runner.non_llm_policies import ClassicActor, Encoder
-from rllib_llm.env_runner.non_llm_spaces import classic_spaces
-from rllib_llm.env_runner.recorder import SinglePlay
-from rllib_llm.env_runner.scored_actions import ActionChooser
+from rllib_llm.env_runner.multi_agent_recorder import MultiAgentRecorder
+from rllib_llm.env_runner.non_llm_policies import Encoder, NonLLMActor
+from rllib_llm.env_runner.non_llm_spaces import non_llm_spaces
+from rllib_llm.env_runner.recorder import SingleAgentRecorder
+from rllib_llm.env_runner.scored_actions import ActionScorer
 from rllib_llm.env_runner.scripted_policies import Script
-from rllib_llm.env_runner.slots import Voice
+from rllib_llm.env_runner.slots import ActionSource
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError
 from rllib_llm.monitoring.live.board import Publisher
@@ -24,7 +24,7 @@ from rllib_llm.policy_mapping import MappedPolicies
 
 
 @dataclasses.dataclass(frozen=True)
-class LineUp:
+class PolicyAssignment:
     """Who acts for whom in place of what the configuration says.
 
     Attributes:
@@ -36,44 +36,46 @@ class LineUp:
     scripts: Mapping[str, Script] = dataclasses.field(default_factory=dict)
 
 
-def voices(
+def action_sources(
     config: Any,
     engines: Mapping[str, Any],
-    actors: Mapping[str, ClassicActor],
-    choosers: Mapping[str, ActionChooser],
-    line_up: LineUp | None,
-) -> dict[str, Voice]:
+    actors: Mapping[str, NonLLMActor],
+    action_scorers: Mapping[str, ActionScorer],
+    assignment: PolicyAssignment | None,
+) -> dict[str, ActionSource]:
     """Return how each policy and script makes turns, by its name."""
     found = {
-        m: Voice(actor=actors[m])
+        m: ActionSource(actor=actors[m])
         if m in actors
-        else _voice(config, engines, choosers, m)
+        else _action_source(config, engines, action_scorers, m)
         for m in config.module_ids
     }
-    if line_up is not None:
-        found |= {name: Voice(script=s) for name, s in line_up.scripts.items()}
+    if assignment is not None:
+        found |= {
+            name: ActionSource(script=s) for name, s in assignment.scripts.items()
+        }
     return found
 
 
-def _voice(
+def _action_source(
     config: Any,
     engines: Mapping[str, Any],
-    choosers: Mapping[str, ActionChooser],
+    action_scorers: Mapping[str, ActionScorer],
     module_id: str,
-) -> Voice:
+) -> ActionSource:
     script = config.script_of(module_id)
     if script is not None:
-        return Voice(script=script)
+        return ActionSource(script=script)
     own = config.get_config_for_module(module_id)
-    if module_id in choosers:
-        return Voice(
-            chooser=choosers[module_id],
+    if module_id in action_scorers:
+        return ActionSource(
+            action_scorer=action_scorers[module_id],
             max_context_tokens=own.resolved_context_tokens(),
         )
     engine = engines[module_id]
     together = [m for m, other in engines.items() if other is engine]
     place = together.index(module_id)
-    return Voice(
+    return ActionSource(
         engine=engine,
         open_settings={"adapter": place} if len(together) > 1 else {},
         max_new_tokens=own.max_new_tokens,
@@ -82,7 +84,7 @@ def _voice(
     )
 
 
-def choosers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionChooser]:
+def action_scorers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionScorer]:
     """Return what acts for the policies with ``head="score"``.
 
     Args:
@@ -102,7 +104,7 @@ def choosers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionChooser
                 f"top_p={own.top_p}, top_k={own.top_k} cut the vocabulary, but "
                 "head='score' chooses among whole actions. Leave them out."
             )
-        found[module_id] = ActionChooser(
+        found[module_id] = ActionScorer(
             module,
             module_id,
             own.chat_renderer(),
@@ -112,20 +114,25 @@ def choosers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionChooser
     return found
 
 
-def play_maker(config: Any, line_up: LineUp | None) -> Callable[[Task], Any]:
+def recorder_factory(
+    config: Any, assignment: PolicyAssignment | None
+) -> Callable[[Task], Any]:
     """Return what starts the record of a task."""
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()
     if agents is None:
         spaces = (UnicodeText(), UnicodeText())
-        return lambda task: SinglePlay(task, spaces)
+        return lambda task: SingleAgentRecorder(task, spaces)
     mapping, names = config.policy_mapping_fn, config.module_ids
-    if line_up is not None:
-        mapping, names = MappedPolicies(line_up.policies), (*names, *line_up.scripts)
-    spaces = classic_spaces(config)
+    if assignment is not None:
+        mapping, names = (
+            MappedPolicies(assignment.policies),
+            (*names, *assignment.scripts),
+        )
+    spaces = non_llm_spaces(config)
     encoders = {m: Encoder(reads) for m, (reads, _) in spaces.items()}
-    return lambda task: JointPlay(task, agents, mapping, names, encoders)
+    return lambda task: MultiAgentRecorder(task, agents, mapping, names, encoders)
 
 
 def monitor(config: Any, worker_index: int) -> RolloutMonitor:

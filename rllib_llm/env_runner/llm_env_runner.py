@@ -33,7 +33,7 @@ from rllib_llm.data.types import Task
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import build
 from rllib_llm.env_runner.env_worker import EnvWorker
-from rllib_llm.env_runner.non_llm_policies import ClassicActor, share_tensors
+from rllib_llm.env_runner.non_llm_policies import NonLLMActor, share_tensors
 from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.scripted_policies import Script
 from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
@@ -92,7 +92,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.module: Any = None
         self._rollout: Rollout | None = None
         self._abandoned: list[EnvWorker] = []
-        self._line_up: build.LineUp | None = None
+        self._assignment: build.PolicyAssignment | None = None
         self._taught: dict[str, Script] = {}
         self.make_env()
         self.make_module()
@@ -133,7 +133,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True)
             self.module = spec.build()
             self.modules = {m: self.module[m] for m in config.llm_module_ids}
-            for module_id in config.classic_module_ids:
+            for module_id in config.non_llm_module_ids:
                 self.module[module_id].to(self._device)
         else:
             spec = config.get_rl_module_spec(spaces=spaces, inference_only=True)
@@ -142,18 +142,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for module in self.modules.values():
             module.to(self._device)
         self.actors = {
-            module_id: ClassicActor(
+            module_id: NonLLMActor(
                 self.module[module_id],
                 module_id,
                 self.module[module_id].action_space,
                 normalize_actions=config.normalize_actions,
                 clip_actions=config.clip_actions,
             )
-            for module_id in config.classic_module_ids
+            for module_id in config.non_llm_module_ids
         }
-        self.choosers = build.choosers(config, self.modules)
+        self.action_scorers = build.action_scorers(config, self.modules)
         self.engines = config.build_generation_engines(
-            {m: self.modules[m] for m in self.modules if m not in self.choosers}
+            {m: self.modules[m] for m in self.modules if m not in self.action_scorers}
         )
         copies = [m for m, e in self.engines.items() if not e.shares_weights]
         for module_id in copies:
@@ -190,7 +190,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def assert_healthy(self) -> None:
         """The policies and their engines exist."""
-        assert self.modules and (self.engines or self.choosers)
+        assert self.modules and (self.engines or self.action_scorers)
 
     # Sampling ------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._taught[module_id] = script
 
     @contextlib.contextmanager
-    def line_up(
+    def assignment(
         self, policies: Mapping[str, str], scripts: Mapping[str, Script] | None = None
     ) -> Iterator[None]:
         """Let given policies act for given agents meanwhile.
@@ -292,23 +292,23 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             scripts: Functions that play, by name.
         """
         self.make_env()
-        self._line_up = build.LineUp(policies, scripts or {})
+        self._assignment = build.PolicyAssignment(policies, scripts or {})
         try:
             yield
         finally:
             self.make_env()
-            self._line_up = None
+            self._assignment = None
 
     def _get_rollout(self, explore: bool) -> Rollout:
         config = self.config
         if self._rollout is None:
-            self._voices = build.voices(
-                config, self.engines, self.actors, self.choosers, self._line_up
+            self._action_sources = build.action_sources(
+                config, self.engines, self.actors, self.action_scorers, self._assignment
             )
             self._rollout = Rollout(
                 make_env=config.make_sampled_env,
-                make_play=build.play_maker(config, self._line_up),
-                voices=self._voices,
+                make_recorder=build.recorder_factory(config, self._assignment),
+                action_sources=self._action_sources,
                 env_to_module=self._env_to_module,
                 module_to_env=self._module_to_env,
                 num_slots=self.num_envs,
@@ -318,10 +318,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 monitor=self._monitor,
             )
         for module_id, script in self._taught.items():
-            self._voices[module_id].script = script
+            self._action_sources[module_id].script = script
         for module_id in self.engines:
             own = config.get_config_for_module(module_id)
-            self._voices[module_id].sampling = own.sampling_params(explore=explore)
+            self._action_sources[module_id].sampling = own.sampling_params(
+                explore=explore
+            )
         return self._rollout
 
     def _on_episode_event(self, name: str, episode: Any) -> None:
@@ -365,7 +367,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def set_weights_version(self, version: int) -> None:
         """Say that policies changed: cached keys and values are stale."""
         self._weights_seq_no = version
-        for actor in (*self.actors.values(), *self.choosers.values()):
+        for actor in (*self.actors.values(), *self.action_scorers.values()):
             actor.weights_seq_no = version
         for module_id in self.engines:
             self._announce(module_id)

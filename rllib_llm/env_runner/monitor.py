@@ -136,5 +136,7 @@ def describe_waits(slots: Sequence[Any], now: float) -> str:
 def _silent(slot: Any) -> str:
     """Return the policies whose turns a slot waits for."""
     play = slot.play
-    seats = [] if play is None else list(play.seats)
-    return ", ".join(sorted({s.module_id for s in seats if s.request_id is not None}))
+    agent_states = [] if play is None else list(play.agent_states)
+    return ", ".join(
+        sorted({s.module_id for s in agent_states if s.request_id is not None})
+    )

@@ -11,14 +11,14 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
 from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
-from rllib_llm.env_runner.recorder import Seat, check_reward, checked_success
-from rllib_llm.envs.multi_agent_adapter import JointStep
+from rllib_llm.env_runner.recorder import AgentState, check_reward, checked_success
+from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EnvContractError
 
 _FINISHED = (StopReason.TERMINATED, StopReason.PARSE_ERROR)
 
 
-class JointPlay:
+class MultiAgentRecorder:
     """Agents of a PettingZoo environment, each with its own conversation.
 
     RLlib's episode drops rewards of agents that hold no pending action, and mixes up
@@ -51,53 +51,55 @@ class JointPlay:
         self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=module_for)
         self.data = episode_data(self.episode)
         self.data.task = task
-        self._ledger: list[tuple[int, str, float]] = []
-        self.episode.custom_data[columns.REWARD_LEDGER] = self._ledger
-        self._seats: dict[str, Seat] = {}
-        self._acting: list[Seat] = []
+        self._reward_log: list[tuple[int, str, float]] = []
+        self.episode.custom_data[columns.REWARD_LOG] = self._reward_log
+        self._agent_states: dict[str, AgentState] = {}
+        self._acting: list[AgentState] = []
         self.env_t = 0
         self._ended: dict[str, bool] = {}  # agent to whether it was truncated
         self._last_words: dict[str, Any] = {}  # final observations of such agents
         self._unread: set[str] = set()
 
     @property
-    def seats(self) -> list[Seat]:
+    def agent_states(self) -> list[AgentState]:
         """All seats taken so far, in declared order."""
-        return sorted(self._seats.values(), key=lambda s: s.index)
+        return sorted(self._agent_states.values(), key=lambda s: s.index)
 
     @property
     def has_turns(self) -> bool:
         """Whether there is anything to learn from."""
         return self.env_t > 0  # a turn that was never answered is not in the record
 
-    def begin(self, reply: JointStep) -> list[Seat]:
+    def begin(self, reply: MultiAgentStep) -> list[AgentState]:
         """Record what ``env.reset`` answered; return the seats that must act."""
         if not reply.observations:
             raise EnvContractError(
                 f"After reset() with seed {self.task.seed} nobody is there to act. "
                 "An episode needs at least one agent and its observation."
             )
-        self._take_notes(reply)
+        self._take_progress_lines(reply)
         texts = {a: o for a, o in reply.observations.items() if isinstance(o, str)}
         self.data.first_texts = texts
         self.episode.add_env_reset(
             observations=self._as_read(reply.observations), infos=self._infos(reply)
         )
-        self._acting = [self._seat(agent) for agent in reply.observations]
+        self._acting = [self._agent_state(agent) for agent in reply.observations]
         return self._acting
 
     def action(self) -> dict[str, Any]:
         """Return what ``env.step`` gets."""
-        return {seat.agent_id: seat.action for seat in self._acting}
+        return {
+            agent_state.agent_id: agent_state.action for agent_state in self._acting
+        }
 
-    def advance(self, reply: JointStep, limits: RolloutLimits) -> list[Seat]:
+    def advance(self, reply: MultiAgentStep, limits: RolloutLimits) -> list[AgentState]:
         """Record what ``env.step`` answered; return the seats that must act."""
         acted = self._acting
         self.env_t += 1
-        for seat in acted:
-            info = reply.infos.get(seat.agent_id, {})
-            seat.turn.invalid = bool(info.get("invalid_action"))
-        self._take_notes(reply)
+        for agent_state in acted:
+            info = reply.infos.get(agent_state.agent_id, {})
+            agent_state.turn.invalid = bool(info.get("invalid_action"))
+        self._take_progress_lines(reply)
         data = self.data
         cut_off = any(s.data.last_finish is FinishReason.LENGTH for s in acted)
         by_limit, data.stop_reason = stop_reason(
@@ -131,13 +133,13 @@ class JointPlay:
         if is_over:
             self._end(is_cut=by_limit)
             return []
-        self._acting = [self._seat(agent) for agent in reply.observations]
+        self._acting = [self._agent_state(agent) for agent in reply.observations]
         return self._acting
 
     @property
     def num_sampled(self) -> int:
         """Tokens sampled by all agents."""
-        return sum(s.data.num_sampled for s in self._seats.values())
+        return sum(s.data.num_sampled for s in self._agent_states.values())
 
     def cut(self) -> None:
         """End the episode where it stands."""
@@ -147,13 +149,13 @@ class JointPlay:
         )
         self._end(is_cut=True)
 
-    def unread(self) -> list[Seat]:
+    def unread(self) -> list[AgentState]:
         """Return the seats whose last observation the critic shall still see."""
         return [
-            seat
-            for agent, seat in self._seats.items()
-            if agent in self._unread and seat.data.num_turns
-            if seat.episode.is_truncated
+            agent_state
+            for agent, agent_state in self._agent_states.items()
+            if agent in self._unread and agent_state.data.num_turns
+            if agent_state.episode.is_truncated
         ]
 
     def close(self, policy: Callable[[Any], StopPolicy], seconds: float) -> None:
@@ -161,25 +163,27 @@ class JointPlay:
         data = self.data
         data.stop_policy, data.seconds = policy(data.stop_reason), seconds
         data.num_sampled = self.num_sampled
-        for seat in self._seats.values():
-            own = seat.data
+        for agent_state in self._agent_states.values():
+            own = agent_state.data
             own.task, own.stop_reason = data.task, data.stop_reason
             own.stop_policy, own.success = data.stop_policy, data.success
-            cut_early = data.stop_reason in _FINISHED and self._ended.get(seat.agent_id)
+            cut_early = data.stop_reason in _FINISHED and self._ended.get(
+                agent_state.agent_id
+            )
             if cut_early and policy(StopReason.MAX_TURNS) is StopPolicy.BOOTSTRAP:
                 own.stop_reason = StopReason.MAX_TURNS
                 own.stop_policy = StopPolicy.BOOTSTRAP
 
-    def _take_notes(self, reply: JointStep) -> None:
+    def _take_progress_lines(self, reply: MultiAgentStep) -> None:
         for agent, reward in reply.rewards:
             if agent not in self._agents:
                 raise EnvContractError(
                     f"The environment rewards {agent!r}, which it does not declare; "
                     f"its possible_agents are {', '.join(self._agents)}."
                 )
-            check_reward(reward, self._seat(agent), self.task)
+            check_reward(reward, self._agent_state(agent), self.task)
             if reward:
-                self._ledger.append((self.env_t, agent, float(reward)))
+                self._reward_log.append((self.env_t, agent, float(reward)))
         self._ended |= dict.fromkeys(reply.terminated, False)
         self._ended |= dict.fromkeys(reply.truncated, True)
         self._last_words |= self._as_read(reply.final_observations)
@@ -192,7 +196,7 @@ class JointPlay:
         """Return what the agents' policies read: text, or encoded numbers."""
         read = {}
         for agent, observation in observations.items():
-            module_id = self._seat(agent).module_id
+            module_id = self._agent_state(agent).module_id
             if module_id in self._encoders:
                 read[agent] = self._encoders[module_id](observation, agent)
                 continue
@@ -204,13 +208,13 @@ class JointPlay:
             read[agent] = observation
         return read
 
-    def _infos(self, reply: JointStep) -> dict[str, Any]:
+    def _infos(self, reply: MultiAgentStep) -> dict[str, Any]:
         return {a: reply.infos.get(a, {}) for a in reply.observations}
 
-    def _seat(self, agent: str) -> Seat:
+    def _agent_state(self, agent: str) -> AgentState:
         """Return the agent's seat; it sits down when it is first heard of."""
-        seat = self._seats.get(agent)
-        if seat is None:
+        agent_state = self._agent_states.get(agent)
+        if agent_state is None:
             if agent not in self._agents:
                 raise EnvContractError(
                     f"{agent!r} must act, but the environment's possible_agents are "
@@ -223,13 +227,13 @@ class JointPlay:
                     f"{', '.join(self._module_ids)}. Map it to one of these, or add "
                     "that one to multi_agent(policies=...)."
                 )
-            seat = Seat(agent, module_id, self._agents.index(agent))
-            seat.data.agent_index = seat.index
-            self._seats[agent] = seat
-        if seat.episode is None and agent in self.episode.agent_episodes:
-            seat.episode = self.episode.agent_episodes[agent]
-            seat.episode.custom_data[columns.EPISODE_DATA] = seat.data
-        return seat
+            agent_state = AgentState(agent, module_id, self._agents.index(agent))
+            agent_state.data.agent_index = agent_state.index
+            self._agent_states[agent] = agent_state
+        if agent_state.episode is None and agent in self.episode.agent_episodes:
+            agent_state.episode = self.episode.agent_episodes[agent]
+            agent_state.episode.custom_data[columns.EPISODE_DATA] = agent_state.data
+        return agent_state
 
     def _end(self, *, is_cut: bool) -> None:
         """Set every agent's flags, and its turns' rewards from the ledger."""
@@ -238,7 +242,7 @@ class JointPlay:
             part.is_terminated, part.is_truncated = not truncated, truncated
             turns = part.get_extra_model_outputs(columns.TURN) if len(part) else []
             if len(turns):
-                paid = [(t, r) for t, a, r in self._ledger if a == agent]
+                paid = [(t, r) for t, a, r in self._reward_log if a == agent]
                 part.set_rewards(new_data=rewards_of_turns(turns, paid))
         flags = [part.is_truncated for part in self.episode.agent_episodes.values()]
         self.episode.is_truncated = any(flags)

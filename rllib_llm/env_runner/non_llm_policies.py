@@ -57,7 +57,7 @@ class Encoder:
         return gym.spaces.utils.flatten(self.space, observation).astype(np.float32)
 
 
-class ClassicActor:
+class NonLLMActor:
     """Chooses actions with an RLModule, for all waiting agents in one forward pass.
 
     Actions are drawn with the seeds of their turns, one by one. So they do not depend
@@ -104,7 +104,7 @@ class ClassicActor:
 
     @torch.no_grad()
     def act(
-        self, seats: Sequence[Any], seeds: Sequence[int], *, explore: bool
+        self, agent_states: Sequence[Any], seeds: Sequence[int], *, explore: bool
     ) -> list[tuple[Turn, Any]]:
         """Let the seats act on their last observations.
 
@@ -119,7 +119,7 @@ class ClassicActor:
         Returns:
             The turn and the environment's action of each seat.
         """
-        inputs, dist_class = self._forward(seats, explore)
+        inputs, dist_class = self._forward(agent_states, explore)
         if explore:
             actions = _draw(inputs, dist_class, seeds)
             logps = dist_class.from_logits(inputs).logp(actions)
@@ -128,19 +128,23 @@ class ClassicActor:
             actions = mode.sample()
             logps = mode.logp(actions)
         acted = []
-        for i, seat in enumerate(seats):
-            seat.recorded = actions[i].numpy()[()]  # of Discrete spaces a number
-            seat.outputs = {
+        for i, agent_state in enumerate(agent_states):
+            agent_state.recorded = actions[i].numpy()[()]  # of Discrete spaces a number
+            agent_state.outputs = {
                 Columns.ACTION_DIST_INPUTS: inputs[i].numpy(),
                 Columns.ACTION_LOGP: logps[i].numpy()[()],
             }
-            acted.append((self._turn(), self._for_env(seat.recorded)))
+            acted.append((self._turn(), self._for_env(agent_state.recorded)))
         return acted
 
-    def _forward(self, seats: Sequence[Any], explore: bool) -> tuple[Any, type[Any]]:
+    def _forward(
+        self, agent_states: Sequence[Any], explore: bool
+    ) -> tuple[Any, type[Any]]:
         """Return the distributions' inputs [B, ...], on the CPU, and their class."""
         module = self.module
-        read = np.stack([seat.episode.get_observations(-1) for seat in seats])
+        read = np.stack(
+            [agent_state.episode.get_observations(-1) for agent_state in agent_states]
+        )
         device = next(module.parameters()).device
         batch = {Columns.OBS: torch.as_tensor(read, device=device)}
         if explore:
@@ -174,7 +178,7 @@ class ClassicActor:
 
 def act_together(
     ready: Sequence[tuple[Any, Any]],
-    actors: Mapping[str, ClassicActor],
+    actors: Mapping[str, NonLLMActor],
     seed_of: Callable[[Any, Any], int],
     *,
     explore: bool,
@@ -185,22 +189,22 @@ def act_together(
         ready: Slots and seats that must act, also those of other policies.
         actors: By ModuleID.
         seed_of: The seed of a slot's and seat's turn.
-        explore: See :meth:`ClassicActor.act`.
+        explore: See :meth:`NonLLMActor.act`.
 
     Yields:
         Slot, seat, turn, and the environment's action.
     """
     waiting: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
-    for slot, seat in ready:
+    for slot, agent_state in ready:
         # An episode that a full context has ended waits for nobody.
-        if seat.module_id in actors and slot.waiting_for is not None:
-            waiting[seat.module_id].append((slot, seat))
+        if agent_state.module_id in actors and slot.waiting_for is not None:
+            waiting[agent_state.module_id].append((slot, agent_state))
     for module_id, group in waiting.items():
         seeds = [seed_of(*each) for each in group]
-        seats = [seat for _, seat in group]
-        acted = actors[module_id].act(seats, seeds, explore=explore)
-        for (slot, seat), (turn, action) in zip(group, acted, strict=True):
-            yield slot, seat, turn, action
+        agent_states = [agent_state for _, agent_state in group]
+        acted = actors[module_id].act(agent_states, seeds, explore=explore)
+        for (slot, agent_state), (turn, action) in zip(group, acted, strict=True):
+            yield slot, agent_state, turn, action
 
 
 def _draw(

@@ -22,13 +22,13 @@ _READS = (
 )
 
 
-def classic_spaces(config: Any) -> dict[str, Spaces]:
+def non_llm_spaces(config: Any) -> dict[str, Spaces]:
     """Return the environment's spaces of the agents of each classic policy.
 
     Raises:
         ConfigError: If they are not spaces of numbers, or not the same for all.
     """
-    if not config.classic_module_ids:
+    if not config.non_llm_module_ids:
         return {}
     env = config.make_text_env()
     mapped = mapped_policies(config, agents_of(env))
@@ -36,7 +36,7 @@ def classic_spaces(config: Any) -> dict[str, Spaces]:
     env.close()
     found: dict[str, Spaces] = {}
     for agent, module_id in mapped.items():
-        if module_id in config.classic_module_ids:
+        if module_id in config.non_llm_module_ids:
             spaces = _checked(agent, module_id, declared[agent])
             if found.setdefault(module_id, spaces) != spaces:
                 raise ConfigError(
@@ -44,7 +44,7 @@ def classic_spaces(config: Any) -> dict[str, Spaces]:
                     f"of the policy {module_id!r} have {_show(found[module_id])}; an "
                     "RLModule has one of each. Give the agent a policy of its own."
                 )
-    for module_id in config.classic_module_ids:
+    for module_id in config.non_llm_module_ids:
         spec = config.rl_module_of(module_id)
         own = spec.observation_space, spec.action_space
         if None in own:

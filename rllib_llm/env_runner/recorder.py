@@ -1,7 +1,7 @@
 """A running episode: who must answer now, and how what happens is recorded.
 
 A *play* hides from the sampling loop whether one agent or several are at work. RLlib's
-episodes are the record; a :class:`Seat` is an agent's place in one of them.
+episodes are the record; a :class:`AgentState` is an agent's place in one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rllib_llm.errors import EnvContractError
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Seat:
+class AgentState:
     """One agent's place in a running episode.
 
     Attributes:
@@ -56,7 +56,7 @@ class Seat:
         return (*turns, self.index) if self.index else turns
 
 
-class SinglePlay:
+class SingleAgentRecorder:
     """One agent in a Gymnasium environment; the record is a SingleAgentEpisode.
 
     Args:
@@ -71,14 +71,14 @@ class SinglePlay:
         )
         self.data = episode_data(self.episode)
         self.data.task = task
-        self._seat = Seat(
+        self._agent_state = AgentState(
             DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, episode=self.episode, data=self.data
         )
 
     @property
-    def seats(self) -> list[Seat]:
+    def agent_states(self) -> list[AgentState]:
         """All seats taken so far."""
-        return [self._seat]
+        return [self._agent_state]
 
     @property
     def has_turns(self) -> bool:
@@ -95,26 +95,26 @@ class SinglePlay:
         """Environment steps so far."""
         return len(self.episode)
 
-    def begin(self, reply: tuple[str, dict[str, Any]]) -> list[Seat]:
+    def begin(self, reply: tuple[str, dict[str, Any]]) -> list[AgentState]:
         """Record what ``env.reset`` answered; return the seats that must act."""
         observation, info = reply
         self.data.first_texts = {DEFAULT_AGENT_ID: observation}
         self.episode.add_env_reset(observation=observation, infos=info)
-        return [self._seat]
+        return [self._agent_state]
 
     def action(self) -> str:
         """Return what ``env.step`` gets."""
-        return self._seat.action
+        return self._agent_state.action
 
     def advance(
         self,
         reply: tuple[str, float, bool, bool, dict[str, Any]],
         limits: RolloutLimits,
-    ) -> list[Seat]:
+    ) -> list[AgentState]:
         """Record what ``env.step`` answered; return the seats that must act."""
         observation, reward, terminated, truncated, info = reply
-        check_reward(reward, self._seat, self.task)
-        data, seat = self.data, self._seat
+        check_reward(reward, self._agent_state, self.task)
+        data, agent_state = self.data, self._agent_state
         by_limit, data.stop_reason = stop_reason(
             limits,
             self.task,
@@ -125,27 +125,27 @@ class SinglePlay:
             truncated=truncated,
             given=info.get("stop_reason"),
         )
-        seat.turn.invalid = bool(info.get("invalid_action"))
+        agent_state.turn.invalid = bool(info.get("invalid_action"))
         data.success = checked_success(info.get("success"), self.task)
         data.metrics = dict(info.get("metrics") or {})
         self.episode.add_env_step(
             observation=observation,
-            action=seat.action,
+            action=agent_state.action,
             reward=reward,
             infos=info,
             terminated=terminated,
             truncated=truncated or by_limit,
-            extra_model_outputs={columns.TURN: seat.turn},
+            extra_model_outputs={columns.TURN: agent_state.turn},
         )
-        return [seat]
+        return [agent_state]
 
     def cut(self) -> None:
         """End the episode where it stands."""
         self.episode.is_truncated = True
 
-    def unread(self) -> list[Seat]:
+    def unread(self) -> list[AgentState]:
         """Return the seats whose last observation the critic shall still see."""
-        return [self._seat] if self.episode.is_truncated else []
+        return [self._agent_state] if self.episode.is_truncated else []
 
     def close(self, policy: Callable[[Any], StopPolicy], seconds: float) -> None:
         """Write the verdict."""
@@ -168,7 +168,7 @@ def checked_success(success: Any, task: Task) -> Any:
     )
 
 
-def check_reward(reward: Any, seat: Seat, task: Task) -> None:
+def check_reward(reward: Any, agent_state: AgentState, task: Task) -> None:
     """Refuse a reward that is not a finite number.
 
     Raises:
@@ -176,7 +176,9 @@ def check_reward(reward: Any, seat: Seat, task: Task) -> None:
     """
     if not math.isfinite(reward):
         raise EnvContractError(
-            f"The environment gave {seat.agent_id} the reward {reward!r} at turn "
-            f"{seat.data.num_turns} of seed {task.seed}; rewards must be finite. Run "
+            f"The environment gave {agent_state.agent_id} the reward {reward!r} "
+            "at turn "
+            f"{agent_state.data.num_turns} of seed {task.seed}; rewards must be "
+            "finite. Run "
             "`rllib-llm check` on it."
         )

@@ -140,11 +140,11 @@ def _reads_others(agent: str, turn: int, now: str, then: str) -> ConfigError:
     )
 
 
-def random_plays(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Trajectory]:
+def random_episodes(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Trajectory]:
     """Play first joint turns with random valid texts, to try out what combines them.
 
     Args:
-        env: A JointEnv whose game has ``random_action``.
+        env: A MultiAgentAdapter whose game has ``random_action``.
         tasks: How many instances.
         rollouts: Of each.
 
@@ -158,36 +158,41 @@ def random_plays(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Traject
     for i in range(tasks * rollouts):
         task = Task(i // rollouts, i % rollouts, seed=i // rollouts)
         try:
-            found += _random_play(env, task, i)
+            found += _random_episode(env, task, i)
         except NotImplementedError:
             return []
     return found
 
 
-def _random_play(env: Any, task: Task, episode: int) -> list[Trajectory]:
+def _random_episode(env: Any, task: Task, episode: int) -> list[Trajectory]:
     rng = np.random.default_rng([episode, 1])
     told = env.reset(seed=task.seed, options=dict(task.options))
-    seats: dict[str, Trajectory] = {}
+    agent_states: dict[str, Trajectory] = {}
     steps = 0
-    while not told.is_over and len(seats) < len(env.possible_agents):
+    while not told.is_over and len(agent_states) < len(env.possible_agents):
         actions = {}
         for agent, text in told.observations.items():
-            if agent not in seats:
+            if agent not in agent_states:
                 number = env.possible_agents.index(agent)
                 lists: list[list[Any]] = [[] for _ in range(6)]
-                seats[agent] = Trajectory(task, episode, number, agent, "", *lists)
-            seat, actions[agent] = seats[agent], env.unwrapped.random_action(agent, rng)
-            seat.observations.append(text)
-            seat.completions.append(actions[agent])
-            seat.rewards.append(0.0)
-            seat.steps.append(steps)
-            seat.num_tokens.append(1)
-            seat.invalid.append(False)
+                agent_states[agent] = Trajectory(
+                    task, episode, number, agent, "", *lists
+                )
+            agent_state, actions[agent] = (
+                agent_states[agent],
+                env.unwrapped.random_action(agent, rng),
+            )
+            agent_state.observations.append(text)
+            agent_state.completions.append(actions[agent])
+            agent_state.rewards.append(0.0)
+            agent_state.steps.append(steps)
+            agent_state.num_tokens.append(1)
+            agent_state.invalid.append(False)
         told = env.step(actions)
         steps += 1
         for agent, reward in told.rewards:
-            if agent in seats:
-                seats[agent].rewards[-1] += reward
-    for seat in seats.values():
-        seat.task = dataclasses.replace(task, max_turns=steps)
-    return list(seats.values())
+            if agent in agent_states:
+                agent_states[agent].rewards[-1] += reward
+    for agent_state in agent_states.values():
+        agent_state.task = dataclasses.replace(task, max_turns=steps)
+    return list(agent_states.values())

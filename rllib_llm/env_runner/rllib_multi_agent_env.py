@@ -1,4 +1,4 @@
-"""A JointEnv as RLlib's MultiAgentEnv, for the stock env runners."""
+"""A MultiAgentAdapter as RLlib's MultiAgentEnv, for the stock env runners."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.spaces import UnicodeText
 
 
-class RLlibJointEnv(MultiAgentEnv):
+class RLlibMultiAgentAdapter(MultiAgentEnv):
     """Say things in the way that RLlib's ``MultiAgentEpisode`` records correctly.
 
     - An observation means that the agent must act; only those that must get one.
@@ -31,7 +31,7 @@ class RLlibJointEnv(MultiAgentEnv):
         env: The environment.
     """
 
-    def __init__(self, env: JointEnv):
+    def __init__(self, env: MultiAgentAdapter):
         self.env = env
         self.possible_agents = list(env.possible_agents)
         self.agents: list[str] = []
@@ -91,7 +91,7 @@ class RLlibJointEnv(MultiAgentEnv):
         self._numbers: dict[str, Any] = {}  # what agents of numbers observed last
         self._infos: dict[str, dict[str, Any]] = {}  # the newest by agent
 
-    def _note(self, step: JointStep) -> None:
+    def _note(self, step: MultiAgentStep) -> None:
         for agent, reward in step.rewards:
             self._held[agent] = self._held.get(agent, 0.0) + reward
         read = step.observations
@@ -106,6 +106,6 @@ class RLlibJointEnv(MultiAgentEnv):
         return {a: self._infos.get(a, {}) for a in agents}
 
 
-def to_rllib_env(env: JointEnv) -> MultiAgentEnv:
+def to_rllib_env(env: MultiAgentAdapter) -> MultiAgentEnv:
     """Return ``env`` as a ``MultiAgentEnv`` that RLlib's stock runners can sample."""
-    return RLlibJointEnv(env)
+    return RLlibMultiAgentAdapter(env)

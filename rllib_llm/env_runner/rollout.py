@@ -17,9 +17,9 @@ from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.non_llm_policies import act_together
-from rllib_llm.env_runner.recorder import Seat
+from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.scripted_policies import scripted_turn
-from rllib_llm.env_runner.slots import Slot, Voice
+from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.turns import (
     prompt_length,
     request_turn,
@@ -32,7 +32,7 @@ logger = logging.getLogger("rllib_llm")
 
 _POLL_S = 0.05  # how long to wait for an environment before looking at time limits
 
-Ready = list[tuple[Slot, Seat]]
+Ready = list[tuple[Slot, AgentState]]
 
 
 class Rollout:
@@ -45,7 +45,8 @@ class Rollout:
 
     Args:
         make_env: Builds one environment.
-        make_play: Starts the record of a task (a SinglePlay or a JointPlay).
+        make_recorder: Starts the record of a task (a SingleAgentRecorder or a
+            MultiAgentRecorder).
         voices: How each policy makes turns, by ModuleID.
         env_to_module: Renders observations (RLlib connector pipeline).
         module_to_env: Decodes actions (RLlib connector pipeline).
@@ -66,8 +67,8 @@ class Rollout:
         self,
         *,
         make_env: Callable[[], Any],
-        make_play: Callable[[Task], Any],
-        voices: Mapping[str, Voice],
+        make_recorder: Callable[[Task], Any],
+        action_sources: Mapping[str, ActionSource],
         env_to_module: Callable[..., Any],
         module_to_env: Callable[..., Any],
         num_slots: int,
@@ -77,10 +78,12 @@ class Rollout:
         monitor: RolloutMonitor | None = None,
     ):
         self._make_env = make_env
-        self._make_play = make_play
-        self._voices = voices
-        self._actors = {m: v.actor for m, v in voices.items() if v.actor is not None}
-        engines = [v.engine for v in voices.values() if v.engine is not None]
+        self._make_recorder = make_recorder
+        self._action_sources = action_sources
+        self._actors = {
+            m: v.actor for m, v in action_sources.items() if v.actor is not None
+        }
+        engines = [v.engine for v in action_sources.values() if v.engine is not None]
         self._engines = list({id(e): e for e in engines}.values())
         self._env_to_module = env_to_module
         self._module_to_env = module_to_env
@@ -95,7 +98,7 @@ class Rollout:
         self.abandoned: list[EnvWorker] = []
         self._done: dict[int, Any] = {}
         self.num_tasks = 0
-        self._by_session: dict[Any, tuple[Slot, Seat]] = {}
+        self._by_session: dict[Any, tuple[Slot, AgentState]] = {}
         self._next_check = 0.0
         self.failures: list[tuple[Task, str]] = []
 
@@ -170,7 +173,7 @@ class Rollout:
             if slot.waiting_for is None:
                 index, slot.task, slot.attempt = self._todo.popleft()
                 self._order[slot.index] = index
-                slot.play = self._make_play(slot.task)
+                slot.play = self._make_recorder(slot.task)
                 slot.started = time.perf_counter()
                 self._on_event("on_episode_created", slot.play.episode)
                 self._ask_env(
@@ -209,49 +212,54 @@ class Rollout:
             return
         play = slot.play
         if slot.waiting_for == "reset":
-            seats = play.begin(reply.value)
+            agent_states = play.begin(reply.value)
             self._on_event("on_episode_start", play.episode)
         else:
-            seats = play.advance(reply.value, self._limits)
+            agent_states = play.advance(reply.value, self._limits)
             self._on_event("on_episode_step", play.episode)
         if play.episode.is_done:
             self._finish(slot)
             return
-        slot.waiting_for, slot.num_silent = "engine", len(seats)
+        slot.waiting_for, slot.num_silent = "engine", len(agent_states)
         slot.since = time.perf_counter()
-        ready += [(slot, seat) for seat in seats]
+        ready += [(slot, agent_state) for agent_state in agent_states]
 
     # Prompts -------------------------------------------------------------------------
 
     def _prompt_ready(self, ready: Ready) -> None:
         if not ready:
             return
-        self._render([seat for _, seat in ready])
+        self._render([agent_state for _, agent_state in ready])
         choosing: dict[str, Ready] = {}
-        for slot, seat in ready:
-            if slot.waiting_for is None or seat.module_id in self._actors:
+        for slot, agent_state in ready:
+            if slot.waiting_for is None or agent_state.module_id in self._actors:
                 continue  # another agent's prompt has ended the episode, or see below
-            voice = self._voices[seat.module_id]
-            if voice.script is not None:
-                self._speak_script(slot, seat, voice)
+            action_source = self._action_sources[agent_state.module_id]
+            if action_source.script is not None:
+                self._act_by_script(slot, agent_state, action_source)
                 continue
-            length = prompt_length(seat)
-            if length + voice.least_tokens(seat) > voice.max_context_tokens:
-                self._overflow(slot, seat, length, voice)
-            elif voice.chooser is not None:
-                choosing.setdefault(seat.module_id, []).append((slot, seat))
+            length = prompt_length(agent_state)
+            if (
+                length + action_source.least_tokens(agent_state)
+                > action_source.max_context_tokens
+            ):
+                self._overflow(slot, agent_state, length, action_source)
+            elif action_source.action_scorer is not None:
+                choosing.setdefault(agent_state.module_id, []).append(
+                    (slot, agent_state)
+                )
             else:
-                self._submit(slot, seat, voice)
+                self._submit(slot, agent_state, action_source)
         for module_id, waiting in choosing.items():
-            self._choose(self._voices[module_id].chooser, waiting)
-        for slot, seat, turn, action in act_together(
+            self._choose(self._action_sources[module_id].action_scorer, waiting)
+        for slot, agent_state, turn, action in act_together(
             ready, self._actors, self._seed, explore=self._explore
         ):
-            self._record(slot, seat, turn)
-            self._hear(slot, seat, action)
+            self._record(slot, agent_state, turn)
+            self._hear(slot, agent_state, action)
 
-    def _render(self, seats: Iterable[Seat]) -> None:
-        readers = [s.episode for s in seats if s.module_id not in self._actors]
+    def _render(self, agent_states: Iterable[AgentState]) -> None:
+        readers = [s.episode for s in agent_states if s.module_id not in self._actors]
         if not readers:
             return
         self._env_to_module(
@@ -262,84 +270,103 @@ class Rollout:
             shared_data={},
         )
 
-    def _submit(self, slot: Slot, seat: Seat, voice: Voice) -> None:
-        session = (slot.index, slot.generation, seat.index)
+    def _submit(
+        self, slot: Slot, agent_state: AgentState, action_source: ActionSource
+    ) -> None:
+        session = (slot.index, slot.generation, agent_state.index)
         if session not in self._by_session:
-            voice.engine.open(session, **voice.open_settings)
-            self._by_session[session] = (slot, seat)
-        num_sampled, seed = slot.play.num_sampled, self._seed(slot, seat)
-        request_turn(voice, seat, session, num_sampled=num_sampled, seed=seed)
+            action_source.engine.open(session, **action_source.open_settings)
+            self._by_session[session] = (slot, agent_state)
+        num_sampled, seed = slot.play.num_sampled, self._seed(slot, agent_state)
+        request_turn(
+            action_source, agent_state, session, num_sampled=num_sampled, seed=seed
+        )
 
-    def _choose(self, chooser: Any, waiting: Ready) -> None:
+    def _choose(self, action_scorer: Any, waiting: Ready) -> None:
         """Let a policy choose among admissible actions, for all seats at once."""
         # An episode that another agent's full context has ended waits for nobody.
-        waiting = [(slot, seat) for slot, seat in waiting if slot.waiting_for]
-        seeds = [self._seed(slot, seat) for slot, seat in waiting]
-        seats = [seat for _, seat in waiting]
-        turns = chooser.choose(seats, seeds, explore=self._explore)
-        for (slot, seat), turn in zip(waiting, turns, strict=True):
-            self._record(slot, seat, turn)
-        self._speak(waiting)
+        waiting = [
+            (slot, agent_state) for slot, agent_state in waiting if slot.waiting_for
+        ]
+        seeds = [self._seed(slot, agent_state) for slot, agent_state in waiting]
+        agent_states = [agent_state for _, agent_state in waiting]
+        turns = action_scorer.choose(agent_states, seeds, explore=self._explore)
+        for (slot, agent_state), turn in zip(waiting, turns, strict=True):
+            self._record(slot, agent_state, turn)
+        self._act(waiting)
 
     @staticmethod
-    def _seed(slot: Slot, seat: Seat) -> int:
-        return turn_seed(slot.task, slot.attempt, seat)
+    def _seed(slot: Slot, agent_state: AgentState) -> int:
+        return turn_seed(slot.task, slot.attempt, agent_state)
 
-    def _overflow(self, slot: Slot, seat: Seat, length: int, voice: Voice) -> None:
-        if not seat.data.num_turns:
+    def _overflow(
+        self,
+        slot: Slot,
+        agent_state: AgentState,
+        length: int,
+        action_source: ActionSource,
+    ) -> None:
+        if not agent_state.data.num_turns:
             raise EnvContractError(
                 f"The first prompt of seed {slot.task.seed} has {length} tokens "
-                f"or more; max_context_tokens={voice.max_context_tokens} leaves no "
+                f"or more; max_context_tokens={action_source.max_context_tokens} "
+                "leaves no "
                 "room to answer. Raise max_context_tokens or shorten the prompt."
             )
         # The observation cannot be shown; the critic bootstraps before it.
-        seat.data.prompt = None
+        agent_state.data.prompt = None
         slot.play.data.stop_reason = StopReason.CONTEXT_OVERFLOW
         self._abort_requests(slot)
         slot.play.cut()
         self._close_episode(slot)
 
-    def _speak_script(self, slot: Slot, seat: Seat, voice: Voice) -> None:
-        turn = scripted_turn(voice.script, seat, self._seed(slot, seat))
-        self._record(slot, seat, turn)
-        self._hear(slot, seat, turn.text)
+    def _act_by_script(
+        self, slot: Slot, agent_state: AgentState, action_source: ActionSource
+    ) -> None:
+        turn = scripted_turn(
+            action_source.script, agent_state, self._seed(slot, agent_state)
+        )
+        self._record(slot, agent_state, turn)
+        self._hear(slot, agent_state, turn.text)
 
     # Engine results ------------------------------------------------------------------
 
     def _deliver(self, generations: list[Generation]) -> None:
         spoken: Ready = []
         for result in generations:
-            slot, seat = self._by_session.get(result.session_id, (None, None))
-            if slot is None or seat.request_id != result.request_id:
+            slot, agent_state = self._by_session.get(result.session_id, (None, None))
+            if slot is None or agent_state.request_id != result.request_id:
                 continue
-            turn = sampled_turn(result, seat)
-            self._record(slot, seat, turn)
-            spoken.append((slot, seat))
-        self._speak(spoken)
+            turn = sampled_turn(result, agent_state)
+            self._record(slot, agent_state, turn)
+            spoken.append((slot, agent_state))
+        self._act(spoken)
 
-    def _speak(self, spoken: Ready) -> None:
+    def _act(self, spoken: Ready) -> None:
         """Let the environments read what was sampled."""
         if not spoken:
             return
         batch = self._module_to_env(
             rl_module=self._module,
             batch={},
-            episodes=[seat.episode for _, seat in spoken],
+            episodes=[agent_state.episode for _, agent_state in spoken],
             explore=self._explore,
             shared_data={},
         )
-        for (slot, seat), text in zip(spoken, batch[Columns.ACTIONS], strict=True):
-            self._hear(slot, seat, text)
+        for (slot, agent_state), text in zip(
+            spoken, batch[Columns.ACTIONS], strict=True
+        ):
+            self._hear(slot, agent_state, text)
 
-    def _record(self, slot: Slot, seat: Seat, turn: Turn) -> None:
+    def _record(self, slot: Slot, agent_state: AgentState, turn: Turn) -> None:
         self._monitor.turn_finished()
         turn.env_t = slot.play.env_t
-        seat.turn = turn
-        seat.data.record(turn)
+        agent_state.turn = turn
+        agent_state.data.record(turn)
 
-    def _hear(self, slot: Slot, seat: Seat, action: Any) -> None:
+    def _hear(self, slot: Slot, agent_state: AgentState, action: Any) -> None:
         """Pass a turn's action on; the environment goes on when all have acted."""
-        seat.action = action
+        agent_state.action = action
         slot.num_silent -= 1
         if not slot.num_silent:
             self._ask_env(slot, "step", slot.play.action())
@@ -350,10 +377,13 @@ class Rollout:
         unread = slot.play.unread()
         if unread:
             self._render(unread)  # what the critic would have seen next
-            for seat in unread:
-                voice = self._voices[seat.module_id]
-                if seat.data.prompt and prompt_length(seat) > voice.max_context_tokens:
-                    seat.data.prompt = None  # the critic bootstraps before it
+            for agent_state in unread:
+                action_source = self._action_sources[agent_state.module_id]
+                if (
+                    agent_state.data.prompt
+                    and prompt_length(agent_state) > action_source.max_context_tokens
+                ):
+                    agent_state.data.prompt = None  # the critic bootstraps before it
         self._close_episode(slot)
 
     def _close_episode(self, slot: Slot) -> None:
@@ -413,18 +443,20 @@ class Rollout:
             )
 
     def _free(self, slot: Slot) -> None:
-        for seat in slot.play.seats:
-            session = (slot.index, slot.generation, seat.index)
+        for agent_state in slot.play.agent_states:
+            session = (slot.index, slot.generation, agent_state.index)
             if self._by_session.pop(session, None) is not None:
-                self._voices[seat.module_id].engine.close(session)
+                self._action_sources[agent_state.module_id].engine.close(session)
         slot.generation += 1
         slot.waiting_for = slot.play = None
 
     def _abort_requests(self, slot: Slot) -> None:
-        for seat in slot.play.seats:
-            if seat.request_id is not None:
-                self._voices[seat.module_id].engine.abort(seat.request_id)
-                seat.request_id = None
+        for agent_state in slot.play.agent_states:
+            if agent_state.request_id is not None:
+                self._action_sources[agent_state.module_id].engine.abort(
+                    agent_state.request_id
+                )
+                agent_state.request_id = None
 
     def _give_up(self) -> None:
         """Forget all running episodes after an error; the slots can be used again."""

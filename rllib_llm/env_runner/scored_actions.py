@@ -18,7 +18,7 @@ from rllib_llm.errors import EnvContractError
 from rllib_llm.modules.action_head import score_weight
 
 
-class ActionChooser:
+class ActionScorer:
     """Scores the admissible actions with a language model and draws one of them.
 
     All waiting seats share forward passes. Actions are drawn with the seeds of their
@@ -49,17 +49,17 @@ class ActionChooser:
         self.weights_seq_no = 0
         self._encoded: dict[str, np.ndarray] = {}
 
-    def least_tokens(self, seat: Any) -> int:
+    def least_tokens(self, agent_state: Any) -> int:
         """Return the room that any of the seat's actions needs, in tokens.
 
         Raises:
             EnvContractError: If the environment lists no actions, or unfit ones.
         """
-        return max(len(self._encode(text)) for text in _actions(seat))
+        return max(len(self._encode(text)) for text in _actions(agent_state))
 
     @torch.no_grad()
     def choose(
-        self, seats: Sequence[Any], seeds: Sequence[int], *, explore: bool
+        self, agent_states: Sequence[Any], seeds: Sequence[int], *, explore: bool
     ) -> list[Turn]:
         """Choose an action for each seat.
 
@@ -69,8 +69,11 @@ class ActionChooser:
             explore: Draw from the policy, or take the likeliest action.
         """
         began = time.perf_counter()
-        options = [_actions(seat) for seat in seats]
-        rows = [self._row(seat, o) for seat, o in zip(seats, options, strict=True)]
+        options = [_actions(agent_state) for agent_state in agent_states]
+        rows = [
+            self._row(agent_state, o)
+            for agent_state, o in zip(agent_states, options, strict=True)
+        ]
         turns = []
         for i, logps in enumerate(self._score(rows)):
             chosen = int(logps.argmax())
@@ -79,7 +82,7 @@ class ActionChooser:
                 point = np.random.default_rng(seeds[i]).random() * chances[-1]
                 chosen = int(torch.searchsorted(chances, point, right=True))
             logp = float(logps[chosen])
-            turns.append(self._turn(seats[i], options[i], chosen, logp))
+            turns.append(self._turn(agent_states[i], options[i], chosen, logp))
         seconds = time.perf_counter() - began
         for turn in turns:
             turn.seconds = seconds
@@ -96,16 +99,18 @@ class ActionChooser:
             found |= dict(zip(index.tolist(), logps, strict=True))
         return [found[i][found[i] > -torch.inf] for i in range(len(rows))]
 
-    def _row(self, seat: Any, options: list[str]) -> Row:
+    def _row(self, agent_state: Any, options: list[str]) -> Row:
         """Return the conversation with all actions behind it."""
-        builder, data = RowBuilder(), seat.data
+        builder, data = RowBuilder(), agent_state.data
         if data.prompt.extends:
             builder.prompt(data.ids)
         builder.prompt(data.prompt.ids)
-        builder.turn(0, self._turn(seat, options, 0, 0.0), 0.0)
+        builder.turn(0, self._turn(agent_state, options, 0, 0.0), 0.0)
         return builder.build()
 
-    def _turn(self, seat: Any, options: list[str], chosen: int, logp: float) -> Turn:
+    def _turn(
+        self, agent_state: Any, options: list[str], chosen: int, logp: float
+    ) -> Turn:
         order = [chosen, *(i for i in range(len(options)) if i != chosen)]
         texts = [options[i] for i in order]
         action, *others = map(self._encode, texts)
@@ -116,8 +121,8 @@ class ActionChooser:
         logps = np.zeros(len(action), np.float32)
         logps[0] = logp
         return Turn(
-            prompt_ids=np.asarray(seat.data.prompt.ids, np.int32),
-            extends=seat.data.prompt.extends,
+            prompt_ids=np.asarray(agent_state.data.prompt.ids, np.int32),
+            extends=agent_state.data.prompt.extends,
             action_ids=action,
             action_logps=logps,
             finish=FinishReason.STOP,
@@ -142,6 +147,7 @@ class ActionChooser:
         return ids
 
 
-def _actions(seat: Any) -> list[str]:
-    where = f"The environment of {seat.agent_id!r} at turn {seat.data.num_turns}"
-    return admissible_actions(seat.episode.get_infos(-1), where)
+def _actions(agent_state: Any) -> list[str]:
+    agent, turn = agent_state.agent_id, agent_state.data.num_turns
+    where = f"The environment of {agent!r} at turn {turn}"
+    return admissible_actions(agent_state.episode.get_infos(-1), where)

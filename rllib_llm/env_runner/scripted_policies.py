@@ -42,15 +42,15 @@ class _SpokenTurn(Turn):
     text: str = ""
 
 
-def scripted_turn(script: Script, seat: Any, seed: int) -> _SpokenTurn:
+def scripted_turn(script: Script, agent_state: Any, seed: int) -> _SpokenTurn:
     """Let ``script`` answer the seat's last observation.
 
     Raises:
         EnvContractError: If it returns anything but text.
     """
-    messages = seat.data.messages
+    messages = agent_state.data.messages
     told = ScriptedTurn(
-        seat.agent_id,
+        agent_state.agent_id,
         messages[-1]["content"],
         messages,
         np.random.default_rng(seed),
@@ -58,7 +58,8 @@ def scripted_turn(script: Script, seat: Any, seed: int) -> _SpokenTurn:
     text = script(told)
     if not isinstance(text, str):
         raise EnvContractError(
-            f"The script of {seat.module_id!r} returned {text!r}; it must return text."
+            f"The script of {agent_state.module_id!r} returned {text!r}; it must "
+            "return text."
         )
     messages.append({"role": "assistant", "content": text})
     return _SpokenTurn(
@@ -67,6 +68,6 @@ def scripted_turn(script: Script, seat: Any, seed: int) -> _SpokenTurn:
         action_ids=_NOTHING,
         action_logps=_NO_LOGPS,
         finish=FinishReason.STOP,
-        module_id=seat.module_id,
+        module_id=agent_state.module_id,
         text=text,
     )

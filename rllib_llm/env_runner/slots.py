@@ -11,14 +11,14 @@ from rllib_llm.env_runner.env_worker import EnvWorker
 
 
 @dataclasses.dataclass(slots=True)
-class Voice:
+class ActionSource:
     """How a policy makes turns.
 
     Attributes:
         engine: Samples them; None for all others.
         script: Text in, text out: called with a ``ScriptedTurn``; None otherwise.
-        actor: The ClassicActor of an RLModule that reads numbers; None otherwise.
-        chooser: The ActionChooser of a policy that chooses among the admissible
+        actor: The NonLLMActor of an RLModule that reads numbers; None otherwise.
+        chooser: The ActionScorer of a policy that chooses among the admissible
             actions; None otherwise.
         max_new_tokens: Most tokens of a turn.
         max_context_tokens: Most tokens of a conversation.
@@ -31,16 +31,20 @@ class Voice:
     engine: Any = None
     script: Callable[[Any], str] | None = None
     actor: Any = None
-    chooser: Any = None
+    action_scorer: Any = None
     max_new_tokens: int = 1
     max_context_tokens: int = 2
     max_tokens_per_episode: int | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def least_tokens(self, seat: Any) -> int:
+    def least_tokens(self, agent_state: Any) -> int:
         """Return the room that the seat's turn needs behind its prompt."""
-        return 1 if self.chooser is None else self.chooser.least_tokens(seat)
+        return (
+            1
+            if self.action_scorer is None
+            else self.action_scorer.least_tokens(agent_state)
+        )
 
     def turn_budget(self, length: int, num_sampled: int) -> int:
         """Return the most tokens of the next turn, at least 1.

@@ -5,7 +5,7 @@ from rllib_llm.envs.check import check_env
 from rllib_llm.envs.check_common import CheckReport
 from rllib_llm.envs.gym_text import GymTextEnv
 from rllib_llm.envs.make import make_env
-from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.multi_checks import check_multi_env
 from rllib_llm.envs.random_states import OwnRandomState
@@ -17,8 +17,8 @@ __all__ = [
     "TEXT_ENVS",
     "CheckReport",
     "GymTextEnv",
-    "JointEnv",
-    "JointStep",
+    "MultiAgentAdapter",
+    "MultiAgentStep",
     "MultiAgentTextEnv",
     "Outcome",
     "OwnRandomState",

@@ -11,7 +11,7 @@ import numpy as np
 
 from rllib_llm.envs.check_episodes import (
     MOST_TURNS,
-    Play,
+    PlayedEpisode,
     Subject,
     always,
     implements,
@@ -94,9 +94,13 @@ def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
         raise ConfigError("seeds is empty; give at least one, e.g. seeds=range(16).")
     env = subject.build()
     subject.system_prompt = env.unwrapped.system_prompt
-    subject.random = [Play(env, s, random_or_filler).finish() for s in subject.seeds]
+    subject.random = [
+        PlayedEpisode(env, s, random_or_filler).finish() for s in subject.seeds
+    ]
     if implements(env, expert_policy):
-        subject.expert = [Play(env, s, expert_policy).finish() for s in subject.seeds]
+        subject.expert = [
+            PlayedEpisode(env, s, expert_policy).finish() for s in subject.seeds
+        ]
     for play in subject.plays:
         if isinstance(play.error, ConfigError):  # an option is wrong
             raise play.error
@@ -171,7 +175,7 @@ def _check_determinism(subject: Subject) -> Iterator[str]:
         seed, actions = play.transcript.seed, play.transcript.actions
         if play.error is not None:
             continue
-        alone = Play(once, seed, replay(actions)).finish()
+        alone = PlayedEpisode(once, seed, replay(actions)).finish()
         plays = [("played again", alone)]
         if not subject.env_processes:
             beside = _interleaved(again, other, seed, actions)
@@ -186,10 +190,12 @@ def _check_determinism(subject: Subject) -> Iterator[str]:
                 return
 
 
-def _interleaved(env: gym.Env, other: gym.Env, seed: int, actions: list[str]) -> Play:
+def _interleaved(
+    env: gym.Env, other: gym.Env, seed: int, actions: list[str]
+) -> PlayedEpisode:
     """Play ``seed`` while another instance plays another seed, turn by turn."""
-    play = Play(env, seed, replay(actions))
-    foreign = Play(other, seed + 1, replay(actions))
+    play = PlayedEpisode(env, seed, replay(actions))
+    foreign = PlayedEpisode(other, seed + 1, replay(actions))
     while play.advance():
         foreign.advance()
     return play
@@ -216,7 +222,7 @@ def _check_garbage(subject: Subject) -> Iterator[str]:
     valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
     damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
     for text in (*_GARBAGE, *damaged):
-        play = Play(env, seed, always(text), limit=2).finish()
+        play = PlayedEpisode(env, seed, always(text), limit=2).finish()
         if play.error is not None and play.transcript.actions:
             shown = repr(text if len(text) < 40 else text[:40] + "...")
             yield (
@@ -241,10 +247,10 @@ def _check_options(subject: Subject) -> Iterator[str]:
             return
     single = subject.build(max_turns=1)
     strict = subject.build(invalid_action="end")
-    play = Play(single, subject.seeds[0], random_or_filler).finish()
+    play = PlayedEpisode(single, subject.seeds[0], random_or_filler).finish()
     if single.unwrapped.max_turns != 1 or (play.error is None and not play.ended):
         yield _not_honoured("max_turns=1", "let the episode go on after one turn")
-    play = Play(strict, subject.seeds[0], always(""), limit=1).finish()
+    play = PlayedEpisode(strict, subject.seeds[0], always(""), limit=1).finish()
     infos = play.transcript.infos
     if infos and infos[0].get("invalid_action") and not play.ended:
         yield _not_honoured(

@@ -17,7 +17,7 @@ MOST_TURNS = 1_000
 """Episodes are given up after so many turns, whatever max_turns says."""
 
 
-class Play:
+class PlayedEpisode:
     """An episode played turn by turn, up to its end or its first exception.
 
     Args:
@@ -44,7 +44,7 @@ class Play:
             self.error = error
         return error is None
 
-    def finish(self) -> Play:
+    def finish(self) -> PlayedEpisode:
         """Play all remaining turns and return the play itself."""
         while self.advance():
             pass
@@ -97,11 +97,11 @@ class Subject:
     remedies: Remedies = TEXT_ENV
     env_processes: bool = False
     first_reset_s: float = 0.0
-    random: list[Play] = dataclasses.field(default_factory=list)
-    expert: list[Play] = dataclasses.field(default_factory=list)
+    random: list[PlayedEpisode] = dataclasses.field(default_factory=list)
+    expert: list[PlayedEpisode] = dataclasses.field(default_factory=list)
 
     @property
-    def plays(self) -> list[Play]:
+    def plays(self) -> list[PlayedEpisode]:
         """All episodes played."""
         return [*self.random, *self.expert]
 
@@ -110,7 +110,7 @@ class Subject:
         seen = (text for p in self.plays for text in p.transcript.observations)
         return list(dict.fromkeys(text for text in seen if isinstance(text, str)))
 
-    def count_tokens(self, play: Play) -> int:
+    def count_tokens(self, play: PlayedEpisode) -> int:
         """Return the length of a whole conversation in tokens."""
         messages = play.transcript.messages(self.system_prompt)
         text = self.as_chat([m for m in messages if isinstance(m["content"], str)])
@@ -178,7 +178,7 @@ def measure(subject: Subject) -> dict[str, float]:
     return numbers
 
 
-def _scores(policy: str, plays: list[Play]) -> dict[str, float]:
+def _scores(policy: str, plays: list[PlayedEpisode]) -> dict[str, float]:
     """Means over the episodes that were played without a fault."""
     sound = [play for play in plays if play.error is None]
     if not sound:

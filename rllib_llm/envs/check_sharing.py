@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rllib_llm.envs.check_episodes import Play, Subject, replay
+from rllib_llm.envs.check_episodes import PlayedEpisode, Subject, replay
 from rllib_llm.envs.check_remedies import Advice, described
 from rllib_llm.envs.random_states import global_states
 
@@ -60,7 +60,9 @@ def check_random_states(subject: Subject) -> Iterator[str]:
         return
     env = _Watched(subject.build())
     for play in subject.random[:_SEEDS]:
-        Play(env, play.transcript.seed, replay(play.transcript.actions)).finish()
+        PlayedEpisode(
+            env, play.transcript.seed, replay(play.transcript.actions)
+        ).finish()
     env.close()
     for call, names in env.changed.items():
         yield (
@@ -106,10 +108,10 @@ def check_threads(subject: Subject) -> Iterator[str]:
         yield f"{found[0]} {_IN_PROCESSES}"
 
 
-def _compared(env: gym.Env, play: Play) -> Iterator[str]:
+def _compared(env: gym.Env, play: PlayedEpisode) -> Iterator[str]:
     """Play an episode once more; yield what is different."""
     transcript = play.transcript
-    again = Play(env, transcript.seed, replay(transcript.actions)).finish()
+    again = PlayedEpisode(env, transcript.seed, replay(transcript.actions)).finish()
     if again.error is not None:
         yield f"In a thread, seed {transcript.seed} raised {described(again.error)}."
         return

@@ -32,7 +32,7 @@ def is_rllib_env_class(spec: Any) -> bool:
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Say whether ``env`` is one of several agents, which JointEnv plays."""
+    """Say whether ``env`` is one of several agents, which MultiAgentAdapter plays."""
     return isinstance(env, AECEnv | ParallelEnv) or is_rllib_env(env)
 
 

@@ -54,7 +54,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     Returns:
         An environment whose ``unwrapped`` is a :class:`TextEnv`, or one of PettingZoo
         or a ``MultiAgentEnv`` of RLlib, which
-        :class:`~rllib_llm.envs.multi_agent_adapter.JointEnv` plays.
+        :class:`~rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter` plays.
 
     Raises:
         ConfigError: If ``spec`` names nothing.
@@ -80,11 +80,12 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
 
 
 def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
-    """Make an environment as it is played: one of several agents as a JointEnv."""
-    from rllib_llm.envs.multi_agent_adapter import JointEnv
+    """Make an environment as it is played: one of several agents as a "
+    "MultiAgentAdapter."""
+    from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
     env = make_env(spec, env_config)
-    return JointEnv(env) if is_multi_agent(env) else env
+    return MultiAgentAdapter(env) if is_multi_agent(env) else env
 
 
 def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
@@ -132,7 +133,7 @@ def _copy_of(env: AnyEnv, spec: str, config: dict[str, Any]) -> AnyEnv:
 def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
     """Return ``env`` as it is if it speaks text, or in the adapter."""
     if is_multi_agent(env):
-        return env  # JointEnv checks its texts as they come
+        return env  # MultiAgentAdapter checks its texts as they come
     if type(env).__module__.partition(".")[0] == "textarena":
         raise EnvContractError(
             f"{source!r} made TextArena's own {type(env).__name__}, whose turns "

@@ -1,4 +1,4 @@
-"""JointEnv: one call per round, over any multi-agent environment that speaks text."""
+"""MultiAgentAdapter: one interface to every kind of multi-agent text environment."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from pettingzoo import AECEnv, ParallelEnv
 from rllib_llm.data.types import StopReason
 from rllib_llm.envs.env_options import is_finite
 from rllib_llm.envs.kinds import is_multi_agent, is_rllib_env, rllib_spaces
-from rllib_llm.envs.multi_agent_backends import AECPlay, ParallelPlay, Raw, RLlibPlay
+from rllib_llm.envs.multi_agent_backends import (
+    AECBackend,
+    ParallelBackend,
+    Raw,
+    RLlibBackend,
+)
 from rllib_llm.envs.spaces import is_of_numbers
 from rllib_llm.errors import EnvContractError, did_you_mean
 
 
 @dataclasses.dataclass(slots=True)
-class JointStep:
-    """What one call of :class:`JointEnv` brought.
+class MultiAgentStep:
+    """What one call of :class:`MultiAgentAdapter` brought.
 
     Attributes:
         observations: Text for each agent that must act now, in execution order;
@@ -53,7 +58,7 @@ class JointStep:
     stop_reason: str | None = None
 
 
-class JointEnv:
+class MultiAgentAdapter:
     """Play an environment of PettingZoo, or RLlib's MultiAgentEnv, round by round.
 
     Every call returns exactly the agents that must act now. Nothing is lost that
@@ -80,7 +85,8 @@ class JointEnv:
     def __init__(self, env: Any):
         if not is_multi_agent(env):
             raise EnvContractError(
-                f"JointEnv got {type(env).__name__}; it plays a pettingzoo AECEnv or "
+                f"MultiAgentAdapter got {type(env).__name__}; it plays a "
+                "pettingzoo AECEnv or "
                 "ParallelEnv, or a MultiAgentEnv of RLlib."
             )
         names = getattr(env, "possible_agents", None)
@@ -104,14 +110,14 @@ class JointEnv:
             for agent, spaces in declared.items()
             if spaces is not None and is_of_numbers(spaces[0])
         }
-        self._play: AECPlay | ParallelPlay | RLlibPlay
+        self._play: AECBackend | ParallelBackend | RLlibBackend
         if isinstance(env, AECEnv):
-            self._play = AECPlay(env, self.possible_agents)
+            self._play = AECBackend(env, self.possible_agents)
         elif is_rllib_env(env):
-            self._play = RLlibPlay(env, self.possible_agents)
+            self._play = RLlibBackend(env, self.possible_agents)
         else:
             silence = {a: None if a in self._numbers else "" for a in declared}
-            self._play = ParallelPlay(env, silence)
+            self._play = ParallelBackend(env, silence)
         self._asked: tuple[str, ...] = ()
         self._ended: set[str] = set()
         self._live: set[str] = set()
@@ -139,12 +145,12 @@ class JointEnv:
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> JointStep:
+    ) -> MultiAgentStep:
         """Begin an episode."""
         self._ended, self._live = set(), set()
         return self._collect(self._play.reset(seed, options))
 
-    def step(self, actions: dict[str, Any]) -> JointStep:
+    def step(self, actions: dict[str, Any]) -> MultiAgentStep:
         """Let exactly the agents of the last observations act.
 
         Args:
@@ -162,7 +168,7 @@ class JointEnv:
         """Close the environment."""
         self.env.close()
 
-    def _collect(self, raw: Raw) -> JointStep:
+    def _collect(self, raw: Raw) -> MultiAgentStep:
         for agent, reward in raw.rewards:
             self._require_declared(agent, f"the reward {reward!r}")
             if not is_finite(reward):
@@ -174,7 +180,7 @@ class JointEnv:
         raw.terminated -= self._ended
         raw.truncated -= self._ended | raw.terminated
         self._account_for_agents(raw)
-        step = JointStep(
+        step = MultiAgentStep(
             rewards=[(a, float(r)) for a, r in raw.rewards if r],
             terminated=self._ordered(raw.terminated),
             truncated=self._ordered(raw.truncated),
@@ -227,7 +233,7 @@ class JointEnv:
 
     def _questions(self, raw: Raw) -> dict[str, Any]:
         texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
-        if isinstance(self._play, ParallelPlay):
+        if isinstance(self._play, ParallelBackend):
             spoken = {a for a, text in texts.items() if not _is_nothing(text)}
             texts = {a: texts[a] for a in self._ordered(spoken)}
         for agent, text in texts.items():
@@ -289,7 +295,7 @@ def _text_of(observation: Any, agent: str) -> str:
     return str(text)
 
 
-def _read_results(step: JointStep, shared: dict[str, Any]) -> None:
+def _read_results(step: MultiAgentStep, shared: dict[str, Any]) -> None:
     """Lift what concerns the whole episode out of the infos."""
     reason = None
     for info in (*step.infos.values(), shared):

@@ -1,4 +1,4 @@
-"""How JointEnv reads each kind of multi-agent environment."""
+"""How MultiAgentAdapter reads each kind of multi-agent environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Raw:
     alive: set[str] = dataclasses.field(default_factory=set)
 
 
-class AECPlay:
+class AECBackend:
     """Reads an ``AECEnv`` after each of its steps, and does the dead steps."""
 
     def __init__(self, env: AECEnv, names: list[str]):
@@ -92,7 +92,7 @@ class AECPlay:
         )
 
 
-class ParallelPlay:
+class ParallelBackend:
     """Reads a ``ParallelEnv``."""
 
     def __init__(self, env: ParallelEnv, silence: dict[str, str | None]):
@@ -126,7 +126,7 @@ class ParallelPlay:
         )
 
 
-class RLlibPlay:
+class RLlibBackend:
     """Reads RLlib's ``MultiAgentEnv``: whoever gets an observation acts next."""
 
     def __init__(self, env: Any, names: list[str]):

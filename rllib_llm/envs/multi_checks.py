@@ -17,7 +17,7 @@ from rllib_llm.data.types import Message
 from rllib_llm.envs import check_common
 from rllib_llm.envs.check_episodes import (
     MOST_TURNS,
-    Play,
+    PlayedEpisode,
     Subject,
     always,
     implements,
@@ -33,7 +33,7 @@ from rllib_llm.envs.check_remedies import (
 )
 from rllib_llm.envs.kinds import is_rllib_env
 from rllib_llm.envs.make import EnvSpec, make_env
-from rllib_llm.envs.multi_agent_adapter import JointEnv
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.spaces import UnicodeText
@@ -80,9 +80,9 @@ def check_multi_env(
     def build_raw(**changed: Any) -> Any:
         return make_env(spec, {**config, **changed})
 
-    subject = JointSubject(
+    subject = MultiAgentSubject(
         name=check_common.name_of(spec),
-        build=lambda **changed: OnePlayer(JointEnv(build_raw(**changed))),
+        build=lambda **changed: OnePlayer(MultiAgentAdapter(build_raw(**changed))),
         seeds=list(seeds),
         tokenizer=tokenizer,
         max_context_tokens=max_context_tokens,
@@ -107,7 +107,7 @@ def check_multi_env(
 
 
 @dataclasses.dataclass
-class JointSubject(Subject):
+class MultiAgentSubject(Subject):
     """A subject whose conversations are told apart by agent.
 
     Attributes:
@@ -116,7 +116,7 @@ class JointSubject(Subject):
 
     build_raw: Callable[..., Any] = make_env
 
-    def count_tokens(self, play: Play) -> int:
+    def count_tokens(self, play: PlayedEpisode) -> int:
         """Return the length of the longest conversation of an agent, in tokens."""
         env = self.build()
         talks: dict[str, list[Message]] = {}
@@ -138,7 +138,7 @@ class JointSubject(Subject):
         return max((len(encode(c, add_special_tokens=False)) for c in chats), default=0)
 
 
-def _returns_by_agent(subject: JointSubject) -> dict[str, float]:
+def _returns_by_agent(subject: MultiAgentSubject) -> dict[str, float]:
     numbers = {}
     for policy, plays in (("random", subject.random), ("expert", subject.expert)):
         sound = [play for play in plays if play.error is None]
@@ -179,7 +179,7 @@ def _speaking(env: Any) -> Any:
     return env
 
 
-def _check_pettingzoo(subject: JointSubject) -> Iterator[str]:
+def _check_pettingzoo(subject: MultiAgentSubject) -> Iterator[str]:
     """PettingZoo's own tests must pass."""
     for name, test in _pettingzoo_tests(subject):
         error = _quietly(test)
@@ -200,7 +200,7 @@ def _check_pettingzoo(subject: JointSubject) -> Iterator[str]:
 
 
 def _pettingzoo_tests(
-    subject: JointSubject,
+    subject: MultiAgentSubject,
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield its tests of the interfaces there are, with nonsense and valid actions."""
     # Imported late: they load pytest and PettingZoo's board games.
@@ -234,7 +234,7 @@ def _quietly(test: Callable[[], Any]) -> Exception | None:
         return raised_by(test)
 
 
-def _check_every_parser(subject: JointSubject) -> Iterator[str]:
+def _check_every_parser(subject: MultiAgentSubject) -> Iterator[str]:
     """Whatever any agent may write, step() must answer."""
     if all(play.error is not None for play in subject.plays):
         return  # it fails on sound text, too
@@ -247,7 +247,9 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
             def policy(env: Any, rng: Any, who: str = victim, say: str = text) -> str:
                 return say if env.agent == who else random_or_filler(env, rng)
 
-            play = Play(env, subject.seeds[0], policy, limit=2 * len(names)).finish()
+            play = PlayedEpisode(
+                env, subject.seeds[0], policy, limit=2 * len(names)
+            ).finish()
             if play.error is not None and play.transcript.actions:
                 shown = repr(text if len(text) < 40 else text[:40] + "...")
                 yield (
@@ -257,14 +259,14 @@ def _check_every_parser(subject: JointSubject) -> Iterator[str]:
                 return
 
 
-def _check_truncation(subject: JointSubject) -> Iterator[str]:
+def _check_truncation(subject: MultiAgentSubject) -> Iterator[str]:
     """The game may be cut after any turn; every agent then reads once more."""
     longest = max(len(play.transcript.actions) for play in subject.plays)
     cuts = range(1, min(longest, _MOST_CUTS) + 1)
     # Where nothing valid was said, nothing has happened yet when the game is cut.
     for turns, policy in itertools.product(cuts, (random_or_filler, always(""))):
         env = subject.build(max_turns=turns)
-        play = Play(env, subject.seeds[0], policy).finish()
+        play = PlayedEpisode(env, subject.seeds[0], policy).finish()
         if play.error is not None:
             yield (
                 f"With max_turns={turns} {play.where} raised "

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rllib_llm.envs.multi_agent_adapter import JointEnv, JointStep
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.transcript import Transcript
@@ -16,7 +16,7 @@ _OVER = "(over)"
 
 
 class OnePlayer(gym.Env):
-    """Present a :class:`JointEnv` as a single-agent environment.
+    """Present a :class:`MultiAgentAdapter` as a single-agent environment.
 
     One step is one agent's turn: the observation is what the next agent reads, the
     reward is what all agents were granted together. ``info`` holds ``agent`` (who
@@ -28,7 +28,7 @@ class OnePlayer(gym.Env):
         env: The environment.
     """
 
-    def __init__(self, env: JointEnv):
+    def __init__(self, env: MultiAgentAdapter):
         self.joint = env
         self.system_prompt: str | None = None  # each agent has its own
         self.observation_space = self.action_space = UnicodeText()
@@ -96,7 +96,7 @@ class OnePlayer(gym.Env):
             raise NotImplementedError(f"{self.joint.unwrapped} has no {name}().")
         return script(self.agent, rng)
 
-    def _to_speakers(self, step: JointStep) -> JointStep:
+    def _to_speakers(self, step: MultiAgentStep) -> MultiAgentStep:
         """Play rounds in which only agents of numbers act."""
         spaces = self.joint.number_spaces
         while step.observations and all(map(spaces, step.observations)):
@@ -108,7 +108,7 @@ class OnePlayer(gym.Env):
             step = more
         return step
 
-    def _draw(self, step: JointStep) -> dict[str, Any]:
+    def _draw(self, step: MultiAgentStep) -> dict[str, Any]:
         """Return random actions of the agents of numbers that must act."""
         return {
             agent: self.joint.random_numbers(agent, self._rng)
@@ -116,7 +116,7 @@ class OnePlayer(gym.Env):
             if self.joint.number_spaces(agent) is not None
         }
 
-    def _show(self, step: JointStep) -> str:
+    def _show(self, step: MultiAgentStep) -> str:
         self._actions = self._draw(step)
         self._texts = {
             a: text for a, text in step.observations.items() if a not in self._actions

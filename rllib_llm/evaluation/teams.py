@@ -18,9 +18,9 @@ from rllib_llm.selfplay.payoffs import GameResult
 NO_ONE = "(silent)"
 
 
-def play_line_up(
+def play_assignment(
     algo: Any,
-    line_up: Mapping[str, str],
+    assignment: Mapping[str, str],
     num_episodes: int,
     *,
     explore: bool = True,
@@ -30,7 +30,8 @@ def play_line_up(
 
     Args:
         algo: An algorithm that trained a team.
-        line_up: Policy of each agent; ``NO_ONE`` puts an agent there that always says
+        assignment: Policy of each agent; ``NO_ONE`` puts an agent there that always
+            says
             ``silent`` (an ablated agent).
         num_episodes: How many tasks, the same ones every time.
         explore: Sample as in training, or take the most likely tokens.
@@ -43,7 +44,7 @@ def play_line_up(
         ConfigError: If an agent or a policy is unknown.
     """
     agents = _agents(algo.config)
-    for agent, policy in line_up.items():
+    for agent, policy in assignment.items():
         if agent not in agents:
             raise ConfigError(f"There is no agent {agent!r}; agents are {agents}.")
         if policy not in (*algo.config.module_ids, NO_ONE):
@@ -52,7 +53,7 @@ def play_line_up(
             )
     runner = local_runner(algo)
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(num_episodes)
-    with runner.line_up(dict(line_up), {NO_ONE: lambda turn: silent}):
+    with runner.assignment(dict(assignment), {NO_ONE: lambda turn: silent}):
         return runner.sample(tasks=tasks, explore=explore)
 
 
@@ -71,12 +72,12 @@ def swap_matrix(
     """
     agents, speakers = _agents(algo.config), _speakers(algo.config)
     policies = algo.config.llm_module_ids
-    usual = _usual_line_up(algo.config, agents)
+    usual = _default_assignment(algo.config, agents)
     matrix = SwapMatrix(agents)
     for chosen in itertools.product(policies, repeat=len(speakers)):
-        line_up = {**usual, **dict(zip(speakers, chosen, strict=True))}
-        players = [line_up[agent] for agent in agents]
-        episodes = play_line_up(algo, line_up, num_episodes, explore=explore)
+        assignment = {**usual, **dict(zip(speakers, chosen, strict=True))}
+        players = [assignment[agent] for agent in agents]
+        episodes = play_assignment(algo, assignment, num_episodes, explore=explore)
         matrix.record(results_of(episodes, agents, players))
     return matrix
 
@@ -90,11 +91,13 @@ def ablations(
     mean return over agents counts.
     """
     agents = _agents(algo.config)
-    usual = _usual_line_up(algo.config, agents)
-    found = {"none": _score(play_line_up(algo, usual, num_episodes, explore=explore))}
+    usual = _default_assignment(algo.config, agents)
+    found = {
+        "none": _score(play_assignment(algo, usual, num_episodes, explore=explore))
+    }
     for agent in _speakers(algo.config):
-        line_up = {**usual, agent: NO_ONE}
-        episodes = play_line_up(algo, line_up, num_episodes, explore=explore)
+        assignment = {**usual, agent: NO_ONE}
+        episodes = play_assignment(algo, assignment, num_episodes, explore=explore)
         found[agent] = _score(episodes)
     return found
 
@@ -130,7 +133,7 @@ def _speakers(config: Any) -> list[str]:
     return found
 
 
-def _usual_line_up(config: Any, agents: Sequence[str]) -> dict[str, str]:
+def _default_assignment(config: Any, agents: Sequence[str]) -> dict[str, str]:
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
     episode = MultiAgentEpisode()

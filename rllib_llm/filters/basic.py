@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
 
@@ -15,7 +15,9 @@ _OVERLONG = (
 )
 
 
-@piece("filter", "overlong", paper="DAPO, arXiv:2503.14476, sec. 3.4", effect="mask")
+@component(
+    "filter", "overlong", paper="DAPO, arXiv:2503.14476, sec. 3.4", effect="mask"
+)
 def overlong(table: TurnTable) -> np.ndarray:
     """Leave out what was cut off for its length: its reward says nothing of its end.
 
@@ -28,7 +30,7 @@ def overlong(table: TurnTable) -> np.ndarray:
     return np.array([t.stop_reason not in _OVERLONG for t in table.trajectories], bool)
 
 
-@piece("filter", "valid", paper="SimpleTIR, arXiv:2509.02479 (void turns)")
+@component("filter", "valid", paper="SimpleTIR, arXiv:2509.02479 (void turns)")
 def valid(table: TurnTable, *, most_invalid: float = 0.0) -> np.ndarray:
     """Leave out trajectories in which too many turns held no action.
 

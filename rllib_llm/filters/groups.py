@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys, key_means
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys, key_means
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 _RULES = ("share", "mass", "above")
 
 
-@piece("filter", "variance", paper="StarPO-S, RAGEN, arXiv:2504.20073, sec. 4")
+@component("filter", "variance", paper="StarPO-S, RAGEN, arXiv:2504.20073, sec. 4")
 def variance(
     table: TurnTable, *, by: str = "share", value: float = 0.25, zero: bool = True
 ) -> np.ndarray:
@@ -32,7 +32,7 @@ def variance(
     if not (value >= 0 if by == "above" else 0 < value <= 1):
         allowed = ">= 0" if by == "above" else "in (0, 1]"
         raise ValueError(f"value={value} must be {allowed} with by={by!r}.")
-    tasks = joint_keys(table.task)
+    tasks = combined_keys(table.task)
     spread = deviations(table)
     if by == "above":
         kept = spread > value
@@ -53,9 +53,9 @@ def deviations(table: TurnTable) -> np.ndarray:
     """Return the standard deviation of each task's returns, tasks in order."""
     if not len(table):
         return np.zeros(0)
-    seats = joint_keys(table.task, table.agent)
-    centred = table.returns - key_means(table.returns, seats)[seats]
-    squares = key_means(centred**2, seats)
-    task_of_seat = np.zeros(len(squares), np.int64)
-    task_of_seat[seats] = joint_keys(table.task)
-    return key_means(np.sqrt(squares), task_of_seat)
+    agents = combined_keys(table.task, table.agent)
+    centred = table.returns - key_means(table.returns, agents)[agents]
+    squares = key_means(centred**2, agents)
+    task_of_agent = np.zeros(len(squares), np.int64)
+    task_of_agent[agents] = combined_keys(table.task)
+    return key_means(np.sqrt(squares), task_of_agent)

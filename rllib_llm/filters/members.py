@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.graders.patterns import matches
 from rllib_llm.rewards.texts import ANSWER, check_pattern
 from rllib_llm.rewards.tools import calls
 
 
-@piece("filter", "roc", paper="GRPO-RoC, rStar2-Agent, arXiv:2508.20722, sec. 3.2")
+@component("filter", "roc", paper="GRPO-RoC, rStar2-Agent, arXiv:2508.20722, sec. 3.2")
 def roc(
     table: TurnTable,
     *,
@@ -61,7 +61,7 @@ def roc(
     return kept
 
 
-@piece("filter", "priority", paper="RoRecomp, arXiv:2509.25958")
+@component("filter", "priority", paper="RoRecomp, arXiv:2509.25958")
 def priority(table: TurnTable, *, alpha: float = 0.5) -> np.ndarray:
     """Keep the shortest solved and the longest unsolved rollouts of each task.
 
@@ -87,7 +87,9 @@ def priority(table: TurnTable, *, alpha: float = 0.5) -> np.ndarray:
     return kept
 
 
-@piece("filter", "success", paper="filtered behaviour cloning, e.g. arXiv:2501.12948")
+@component(
+    "filter", "success", paper="filtered behaviour cloning, e.g. arXiv:2501.12948"
+)
 def success(
     table: TurnTable,
     *,
@@ -127,7 +129,7 @@ def success(
 
 def _members(table: TurnTable) -> list[np.ndarray]:
     """Return each agent's rollouts of each task, by rollout and not as they came."""
-    groups = joint_keys(table.task, table.agent)
+    groups = combined_keys(table.task, table.agent)
     rollout = [t.task.rollout for t in table.trajectories]
     order = np.lexsort((table.episode, rollout, groups))
     return (

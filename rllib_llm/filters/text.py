@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.rewards.form import check_ngram
 from rllib_llm.rewards.texts import repeated_share
 
 
-@piece("filter", "incomplete", paper="SPEAR, arXiv:2509.22601", effect="mask")
+@component("filter", "incomplete", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def incomplete(table: TurnTable) -> np.ndarray:
     """Leave out trajectories that the task did not end: cut by turns, tokens or time.
 
@@ -26,7 +26,7 @@ def incomplete(table: TurnTable) -> np.ndarray:
     )
 
 
-@piece("filter", "repetition", paper="SPEAR, arXiv:2509.22601", effect="mask")
+@component("filter", "repetition", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def repetition(table: TurnTable, *, n: int = 4, most: float = 0.5) -> np.ndarray:
     """Leave out trajectories with a turn most of whose n-grams of words are repeats.
 
@@ -49,7 +49,7 @@ def repetition(table: TurnTable, *, n: int = 4, most: float = 0.5) -> np.ndarray
     )
 
 
-@piece("filter", "unreadable", paper="SPEAR, arXiv:2509.22601", effect="mask")
+@component("filter", "unreadable", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def unreadable(table: TurnTable, *, most: float = 0.1) -> np.ndarray:
     """Leave out trajectories with a turn of too many characters that cannot be read.
 
@@ -72,7 +72,7 @@ def unreadable(table: TurnTable, *, most: float = 0.1) -> np.ndarray:
     )
 
 
-@piece(
+@component(
     "filter",
     "first_error",
     paper="cf. Lightman et al., arXiv:2305.20050",

@@ -12,7 +12,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data.types import FinishReason, Message, StopReason, Task, Turn
 from rllib_llm.env_runner import build
-from rllib_llm.env_runner.recorder import Seat, SinglePlay
+from rllib_llm.env_runner.recorder import AgentState, SingleAgentRecorder
 from rllib_llm.env_runner.scripted_policies import scripted_turn
 from rllib_llm.env_runner.turns import (
     prompt_length,
@@ -20,7 +20,7 @@ from rllib_llm.env_runner.turns import (
     sampled_turn,
     turn_seed,
 )
-from rllib_llm.envs.multi_agent_adapter import JointStep
+from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EpisodeOverError
 
 _numbers = itertools.count()
@@ -40,7 +40,7 @@ class Conversation:
         runner: The LLMEnvRunner that holds the policies.
         task: What is played; seeds the turns.
         greedy: Take the most likely tokens, or sample as in training.
-        line_up: Policies that sit on other seats than in training.
+        assignment: Policies that sit on other seats than in training.
         system: System message in place of the settings' and the environment's.
     """
 
@@ -50,20 +50,20 @@ class Conversation:
         task: Task,
         *,
         greedy: bool = False,
-        line_up: build.LineUp | None = None,
+        assignment: build.PolicyAssignment | None = None,
         system: str | None = None,
     ):
         config = runner.config
         self._runner, self._explore, self._system = runner, not greedy, system
-        self._play = build.play_maker(config, line_up)(task)
+        self._play = build.recorder_factory(config, assignment)(task)
         self._limits = build.limits(config)
-        self._voices = build.voices(
-            config, runner.engines, runner.actors, runner.choosers, line_up
+        self._action_sources = build.action_sources(
+            config, runner.engines, runner.actors, runner.action_scorers, assignment
         )
         for module_id in runner.engines:
             own = config.get_config_for_module(module_id)
             sampling = own.sampling_params(explore=self._explore)
-            self._voices[module_id].sampling = sampling
+            self._action_sources[module_id].sampling = sampling
         self._number = next(_numbers)
         self._seen: dict[int, int] = {}  # ids that the engine knows, by seat
         self._begun = self._over = False
@@ -109,25 +109,31 @@ class Conversation:
         Raises:
             EpisodeOverError: If a limit of the training run has ended the episode.
         """
-        seats = self._listen(observations, infos or {})
+        agent_states = self._listen(observations, infos or {})
         asked = []
-        for seat in seats:
-            voice = self._voices[seat.module_id]
-            if voice.actor is not None:
-                seed = self._seed(seat)
-                acted = voice.actor.act([seat], [seed], explore=self._explore)
-                ((turn, seat.action),) = acted
-                self._record(seat, turn)
-            elif voice.script is not None:
-                turn = scripted_turn(voice.script, seat, self._seed(seat))
-                self._record(seat, turn)
-                seat.action = turn.text
+        for agent_state in agent_states:
+            action_source = self._action_sources[agent_state.module_id]
+            if action_source.actor is not None:
+                seed = self._seed(agent_state)
+                acted = action_source.actor.act(
+                    [agent_state], [seed], explore=self._explore
+                )
+                ((turn, agent_state.action),) = acted
+                self._record(agent_state, turn)
+            elif action_source.script is not None:
+                turn = scripted_turn(
+                    action_source.script, agent_state, self._seed(agent_state)
+                )
+                self._record(agent_state, turn)
+                agent_state.action = turn.text
             else:
-                self._require_room(seat, voice)
-                asked.append(seat)
+                self._require_room(agent_state, action_source)
+                asked.append(agent_state)
         self._sample(asked)
-        self._speak(asked)
-        return {seat.agent_id: seat.action for seat in seats}
+        self._act(asked)
+        return {
+            agent_state.agent_id: agent_state.action for agent_state in agent_states
+        }
 
     def recite(
         self,
@@ -151,26 +157,27 @@ class Conversation:
             ConfigError: If the agent is not played by a language model.
         """
         agent = self._agent(agent)
-        (seat,) = self._listen({agent: observation}, {agent: info or {}})
-        renderer = self._runner.config.chat_renderers()[seat.module_id]
+        (agent_state,) = self._listen({agent: observation}, {agent: info or {}})
+        renderer = self._runner.config.chat_renderers()[agent_state.module_id]
         if renderer is None:
             raise ConfigError(
-                f"{agent!r} is played by {seat.module_id!r}, which is no language "
+                f"{agent!r} is played by {agent_state.module_id!r}, which is no "
+                "language "
                 "model: what it says cannot be recited."
             )
-        prompt, ids = seat.data.prompt, renderer.encode_reply(reply)
+        prompt, ids = agent_state.data.prompt, renderer.encode_reply(reply)
         turn = Turn(
             prompt_ids=np.asarray(prompt.ids, np.int32),
             extends=prompt.extends,
             action_ids=np.asarray(ids, np.int32),
             action_logps=np.zeros(len(ids), np.float32),
             finish=FinishReason.STOP,
-            module_id=seat.module_id,
+            module_id=agent_state.module_id,
         )
         if not prompt.extends:
-            self._seen[seat.index] = 0
-        self._record(seat, turn)
-        self._speak([seat])
+            self._seen[agent_state.index] = 0
+        self._record(agent_state, turn)
+        self._act([agent_state])
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -184,19 +191,23 @@ class Conversation:
 
     def messages_of(self, agent: str) -> list[Message]:
         """The same of one of several agents; empty before it was told anything."""
-        found = (s.data.messages for s in self._play.seats if s.agent_id == agent)
+        found = (
+            s.data.messages for s in self._play.agent_states if s.agent_id == agent
+        )
         return next(found, [])
 
     def policy_of(self, agent: str) -> str | None:
         """Return the ModuleID that acts for an agent; None before it was told any."""
-        found = (s.module_id for s in self._play.seats if s.agent_id == agent)
+        found = (s.module_id for s in self._play.agent_states if s.agent_id == agent)
         return next(found, None)
 
     def close(self) -> None:
         """Let the engines forget it."""
-        for seat in self._play.seats:
-            if self._seen.pop(seat.index, None) is not None:
-                self._voices[seat.module_id].engine.close(self._session(seat))
+        for agent_state in self._play.agent_states:
+            if self._seen.pop(agent_state.index, None) is not None:
+                self._action_sources[agent_state.module_id].engine.close(
+                    self._session(agent_state)
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +218,7 @@ class Conversation:
     # Steps ---------------------------------------------------------------------------
 
     def _agent(self, given: str | None) -> str:
-        if isinstance(self._play, SinglePlay):
+        if isinstance(self._play, SingleAgentRecorder):
             if given not in (None, DEFAULT_AGENT_ID):
                 raise ConfigError(
                     f"There is no agent {given!r}: the environment has a single one. "
@@ -223,28 +234,30 @@ class Conversation:
 
     def _listen(
         self, observations: Mapping[str, Any], infos: Mapping[str, Any]
-    ) -> Sequence[Seat]:
+    ) -> Sequence[AgentState]:
         """Take note of a step of the environment; return who must act, prompts due."""
         self._refuse_if_over()
         play = self._play
-        if isinstance(play, SinglePlay):
+        if isinstance(play, SingleAgentRecorder):
             agent = self._agent(next(iter(observations), None))
             told: Any = (observations[agent], dict(infos.get(agent) or {}))
             if self._begun:  # what was earned is not the policies' business
                 told = (told[0], 0.0, False, False, told[1])
         else:
             given = {a: dict(info) for a, info in infos.items()}
-            told = JointStep(observations=dict(observations), infos=given)
+            told = MultiAgentStep(observations=dict(observations), infos=given)
         if self._begun:
-            seats = play.advance(told, self._limits)
+            agent_states = play.advance(told, self._limits)
         else:
-            seats, self._begun = play.begin(told), True
+            agent_states, self._begun = play.begin(told), True
         self._over = bool(play.episode.is_done)
         self._refuse_if_over()
-        for seat in seats:
-            seat.data.system = self._system
-        self._render([s for s in seats if self._voices[s.module_id].actor is None])
-        return seats
+        for agent_state in agent_states:
+            agent_state.data.system = self._system
+        self._render(
+            [s for s in agent_states if self._action_sources[s.module_id].actor is None]
+        )
+        return agent_states
 
     def _refuse_if_over(self) -> None:
         if self._over:
@@ -255,80 +268,90 @@ class Conversation:
                 "conversation."
             )
 
-    def _render(self, seats: Sequence[Seat]) -> None:
-        if seats:
+    def _render(self, agent_states: Sequence[AgentState]) -> None:
+        if agent_states:
             self._runner._env_to_module(
                 rl_module=self._runner.module,
                 batch={},
-                episodes=[seat.episode for seat in seats],
+                episodes=[agent_state.episode for agent_state in agent_states],
                 explore=self._explore,
                 shared_data={},
             )
 
-    def _require_room(self, seat: Seat, voice: Any) -> None:
-        if prompt_length(seat) + voice.least_tokens(seat) > voice.max_context_tokens:
+    def _require_room(self, agent_state: AgentState, action_source: Any) -> None:
+        if (
+            prompt_length(agent_state) + action_source.least_tokens(agent_state)
+            > action_source.max_context_tokens
+        ):
             self._play.data.stop_reason = StopReason.CONTEXT_OVERFLOW
             self._over = True
             self._refuse_if_over()
 
-    def _sample(self, seats: Sequence[Seat]) -> None:
+    def _sample(self, agent_states: Sequence[AgentState]) -> None:
         """Let language models make the seats' turns, all at once."""
-        choosing: dict[str, list[Seat]] = {}
+        choosing: dict[str, list[AgentState]] = {}
         engines: dict[int, Any] = {}
-        for seat in seats:
-            voice = self._voices[seat.module_id]
-            if voice.chooser is not None:
-                choosing.setdefault(seat.module_id, []).append(seat)
+        for agent_state in agent_states:
+            action_source = self._action_sources[agent_state.module_id]
+            if action_source.action_scorer is not None:
+                choosing.setdefault(agent_state.module_id, []).append(agent_state)
             else:
-                self._submit(seat, voice)
-                engines[id(voice.engine)] = voice.engine
+                self._submit(agent_state, action_source)
+                engines[id(action_source.engine)] = action_source.engine
         for module_id, group in choosing.items():
-            chooser, seeds = self._voices[module_id].chooser, map(self._seed, group)
-            turns = chooser.choose(group, list(seeds), explore=self._explore)
-            for seat, turn in zip(group, turns, strict=True):
-                self._record(seat, turn)
-        waiting = {self._session(s): s for s in seats if s.request_id is not None}
+            action_scorer, seeds = (
+                self._action_sources[module_id].action_scorer,
+                map(self._seed, group),
+            )
+            turns = action_scorer.choose(group, list(seeds), explore=self._explore)
+            for agent_state, turn in zip(group, turns, strict=True):
+                self._record(agent_state, turn)
+        waiting = {
+            self._session(s): s for s in agent_states if s.request_id is not None
+        }
         for engine in engines.values():
             while engine.num_unfinished:
                 for result in engine.step():
-                    seat = waiting[result.session_id]
-                    self._record(seat, sampled_turn(result, seat))
-                    self._seen[seat.index] = len(seat.data.ids)
+                    agent_state = waiting[result.session_id]
+                    self._record(agent_state, sampled_turn(result, agent_state))
+                    self._seen[agent_state.index] = len(agent_state.data.ids)
 
-    def _submit(self, seat: Seat, voice: Any) -> None:
-        if seat.index not in self._seen:
-            voice.engine.open(self._session(seat), **voice.open_settings)
-            self._seen[seat.index] = 0
+    def _submit(self, agent_state: AgentState, action_source: Any) -> None:
+        if agent_state.index not in self._seen:
+            action_source.engine.open(
+                self._session(agent_state), **action_source.open_settings
+            )
+            self._seen[agent_state.index] = 0
         request_turn(
-            voice,
-            seat,
-            self._session(seat),
+            action_source,
+            agent_state,
+            self._session(agent_state),
             num_sampled=self._play.num_sampled,
-            seed=self._seed(seat),
-            unseen=len(seat.data.ids) - self._seen[seat.index],
+            seed=self._seed(agent_state),
+            unseen=len(agent_state.data.ids) - self._seen[agent_state.index],
         )
 
-    def _speak(self, seats: Sequence[Seat]) -> None:
+    def _act(self, agent_states: Sequence[AgentState]) -> None:
         """Make texts of what was sampled."""
-        if not seats:
+        if not agent_states:
             return
         batch = self._runner._module_to_env(
             rl_module=self._runner.module,
             batch={},
-            episodes=[seat.episode for seat in seats],
+            episodes=[agent_state.episode for agent_state in agent_states],
             explore=self._explore,
             shared_data={},
         )
-        for seat, text in zip(seats, batch[Columns.ACTIONS], strict=True):
-            seat.action = text
+        for agent_state, text in zip(agent_states, batch[Columns.ACTIONS], strict=True):
+            agent_state.action = text
 
-    def _record(self, seat: Seat, turn: Turn) -> None:
+    def _record(self, agent_state: AgentState, turn: Turn) -> None:
         turn.env_t = self._play.env_t
-        seat.turn = turn
-        seat.data.record(turn)
+        agent_state.turn = turn
+        agent_state.data.record(turn)
 
-    def _seed(self, seat: Seat) -> int:
-        return turn_seed(self._play.task, 0, seat)
+    def _seed(self, agent_state: AgentState) -> int:
+        return turn_seed(self._play.task, 0, agent_state)
 
-    def _session(self, seat: Seat) -> tuple[str, int, int]:
-        return ("conversation", self._number, seat.index)
+    def _session(self, agent_state: AgentState) -> tuple[str, int, int]:
+        return ("conversation", self._number, agent_state.index)

@@ -11,7 +11,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.env_runner.agents import agents_of, as_playable
 from rllib_llm.env_runner.tasks import stable_seed
-from rllib_llm.envs.multi_agent_adapter import JointStep
+from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 
 _MOVES = {"expert": "expert_action", "random": "random_action"}
 
@@ -104,7 +104,7 @@ class Game:
             ended = StopReason.TERMINATED if terminated else StopReason.MAX_TURNS
             reason = info.get("stop_reason") or ended
         self._take(
-            JointStep(
+            MultiAgentStep(
                 observations={} if over else {agent: observation},
                 rewards=[(agent, float(reward))] if reward else [],
                 infos={agent: info},
@@ -114,7 +114,7 @@ class Game:
             )
         )
 
-    def _take(self, told: JointStep) -> None:
+    def _take(self, told: MultiAgentStep) -> None:
         self.observations, self.infos = dict(told.observations), told.infos
         self.rewards: dict[str, float] = {}
         for agent, reward in told.rewards:

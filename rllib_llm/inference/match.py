@@ -47,7 +47,7 @@ class Match:
         make_env: Builds the environment.
         task: What is played.
         seats: Who plays, by AgentID: ``"person"``, ``"expert"``, ``"random"``,
-            ``"policy"`` (the one of training) or a ModuleID. See :func:`choose_seats`.
+            ``"policy"`` (the one of training) or a ModuleID. See :func:`assign_agents`.
         ask: Called as ``ask(game, agent)`` for a person's action.
         policy: The run's policies, where one has a seat.
         greedy: Policies take the most likely tokens, or sample as in training.
@@ -57,14 +57,14 @@ class Match:
         self,
         make_env: Callable[[], Any],
         task: Task,
-        seats: Mapping[str, str],
+        agents: Mapping[str, str],
         *,
         ask: Callable[[Game, str], Any],
         policy: LLMPolicy | None = None,
         greedy: bool = False,
     ):
         self._env, self._task, self._ask = make_env(), task, ask
-        self.seats, self._policy, self._greedy = dict(seats), policy, greedy
+        self.agents, self._policy, self._greedy = dict(agents), policy, greedy
         self._talk: Any = None
         self.moves: list[list[Move]] = []
         self._begin()
@@ -82,9 +82,9 @@ class Match:
         """
         game, actions = self.game, {}
         for agent in game.observations:  # who is asked does not see others' answers
-            if self.seats[agent] == PERSON:
+            if self.agents[agent] == PERSON:
                 actions[agent] = self._ask(game, agent)
-            elif self.seats[agent] in _WITHOUT_RUN:
+            elif self.agents[agent] in _WITHOUT_RUN:
                 actions[agent] = self._scripted(agent)
         try:
             actions |= self._policies_actions()
@@ -121,10 +121,10 @@ class Match:
 
     def player_of(self, agent: str) -> str:
         """Return who sits there; of policies the ModuleID, once it has spoken."""
-        seat = self.seats[agent]
-        if seat == POLICY and self._talk is not None:
+        agent_state = self.agents[agent]
+        if agent_state == POLICY and self._talk is not None:
             return self._talk.policy_of(agent) or POLICY
-        return seat
+        return agent_state
 
     def close(self) -> None:
         """Close the environment."""
@@ -158,12 +158,12 @@ class Match:
         told = {
             agent: observation
             for agent, observation in game.observations.items()
-            if self.seats[agent] not in _WITHOUT_RUN
+            if self.agents[agent] not in _WITHOUT_RUN
         }
         if not told:
             return {}
         if self._talk is None:
-            own = {a: s for a, s in self.seats.items() if s not in _WITHOUT_RUN}
+            own = {a: s for a, s in self.agents.items() if s not in _WITHOUT_RUN}
             named = {a: s for a, s in own.items() if s != POLICY}
             self._talk = self._policy.conversation(
                 self._task,
@@ -172,16 +172,16 @@ class Match:
             )
         return self._talk.replies(told, {a: game.infos.get(a, {}) for a in told})
 
-    def _usual(self, seats: Mapping[str, str]) -> dict[str, str]:
+    def _usual(self, agents: Mapping[str, str]) -> dict[str, str]:
         """Return who acts for these agents in training."""
         from rllib_llm.policy_mapping import mapped_policies
 
-        if self._task.line_up:  # self-play: each task says who plays whom
-            return {agent: self._task.line_up[agent] for agent in seats}
-        return mapped_policies(self._policy.config, list(seats))
+        if self._task.assignment:  # self-play: each task says who plays whom
+            return {agent: self._task.assignment[agent] for agent in agents}
+        return mapped_policies(self._policy.config, list(agents))
 
     def _scripted(self, agent: str) -> Any:
-        kind = self.seats[agent]
+        kind = self.agents[agent]
         try:
             return self.game.move(kind, agent)
         except NotImplementedError as error:
@@ -191,7 +191,7 @@ class Match:
             ) from error
 
 
-def choose_seats(
+def assign_agents(
     agents: list[str], given: Mapping[str, str], policy: LLMPolicy | None
 ) -> dict[str, str]:
     """Return who plays each agent.
@@ -219,12 +219,12 @@ def choose_seats(
             needs_run = policy is None and player == POLICY
             hint = "Name a RUN." if needs_run else did_you_mean(player, players)
             raise ConfigError(f"Nobody called {player!r} can play {name!r}. {hint}")
-    seats, rest = {}, POLICY if policy is not None else PERSON
+    agents, rest = {}, POLICY if policy is not None else PERSON
     for agent in agents:
         names = (agent, _stem(agent), "*")
-        seats[agent] = next((given[n] for n in names if n in given), rest)
+        agents[agent] = next((given[n] for n in names if n in given), rest)
         rest = POLICY if policy is not None else RANDOM
-    return seats
+    return agents
 
 
 def _stem(agent: str) -> str:

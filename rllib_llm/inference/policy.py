@@ -10,7 +10,7 @@ import numpy as np
 
 from rllib_llm.data.types import Message, Task
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.build import LineUp
+from rllib_llm.env_runner.build import PolicyAssignment
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.inference.conversation import Conversation
@@ -87,7 +87,7 @@ class LLMPolicy:
         """Return a new environment as in training.
 
         Gymnasium's ``reset`` and ``step`` for one agent, those of
-        :class:`rllib_llm.envs.multi_agent_adapter.JointEnv` for several.
+        :class:`rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter` for several.
         """
         return self.config.make_text_env()
 
@@ -139,7 +139,7 @@ class LLMPolicy:
             if seed is None:
                 seed = int(np.random.default_rng().integers(2**31))
             (first,) = self.held_out_tasks(1)  # where tasks say who plays whom
-            task = Task(group_id=0, rollout=0, seed=seed, line_up=first.line_up)
+            task = Task(group_id=0, rollout=0, seed=seed, assignment=first.assignment)
         if policies is None and self._policy is not None:
             policies = {"*": self._policy}
         for name in (policies or {}).values():
@@ -151,7 +151,7 @@ class LLMPolicy:
             self.runner,
             task,
             greedy=greedy,
-            line_up=LineUp(dict(policies)) if policies else None,
+            assignment=PolicyAssignment(dict(policies)) if policies else None,
             system=system,
         )
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_positive
 from rllib_llm.losses.functional import MAX_LOG_RATIO
 from rllib_llm.losses.kl import kl_k3
-from rllib_llm.losses.token_batch import TokenBatch, asks_for
+from rllib_llm.losses.token_batch import TokenBatch, requires
 
 
-@piece("loss_term", "entropy", paper="Wang et al. 2025, arXiv:2506.01939 (top)")
-@asks_for("scores", when=lambda settings: settings.get("top", 1.0) < 1.0)
+@component("loss_term", "entropy", paper="Wang et al. 2025, arXiv:2506.01939 (top)")
+@requires("scores", when=lambda settings: settings.get("top", 1.0) < 1.0)
 def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
     """Minus the entropy, of all tokens or of those where most was open.
 
@@ -37,7 +37,7 @@ def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
     return -batch.entropy
 
 
-@piece("loss_term", "entropy_target", paper="Skywork-OR1 2025, arXiv:2505.22312")
+@component("loss_term", "entropy_target", paper="Skywork-OR1 2025, arXiv:2505.22312")
 class EntropyTarget:
     """An entropy bonus that is steered: more where entropy is below the target.
 
@@ -92,8 +92,8 @@ class EntropyTarget:
         self._steered, self._is_low = state["steered"], state["is_low"]
 
 
-@piece("loss_term", "kl_cov", paper="Cui et al. 2025, arXiv:2505.22617")
-@asks_for("scores")
+@component("loss_term", "kl_cov", paper="Cui et al. 2025, arXiv:2505.22617")
+@requires("scores")
 def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> Tensor:
     """KL to the policy before the update, on the tokens that cost most entropy.
 
@@ -109,16 +109,18 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> 
     return k3 * (batch.covariance_rank < share)
 
 
-@piece("loss_term", "nll_success", paper="VAPO 2025, arXiv:2504.05118")
-@asks_for("success")
+@component("loss_term", "nll_success", paper="VAPO 2025, arXiv:2504.05118")
+@requires("success")
 def nll_success(batch: TokenBatch) -> Tensor:
     """Imitation of solved episodes; its mean is over their tokens only."""
     solved = batch.success[:, None] == 1.0
     return -batch.logp * solved / max(batch.success_share, 1e-8)
 
 
-@piece("loss_term", "distill", paper="LLM4Teach, Zhou et al. 2023, arXiv:2311.13373")
-@asks_for("reference")
+@component(
+    "loss_term", "distill", paper="LLM4Teach, Zhou et al. 2023, arXiv:2311.13373"
+)
+@requires("reference")
 def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
     """Cross-entropy to a teacher, which is the frozen starting policy.
 

@@ -85,7 +85,7 @@ def sequential_factors(
         log_ratios: From :func:`message_log_ratios`, with the policies as they are
             after the updates so far, against those that sampled. [M]
         steps: The joint action each message is part of, >= 0: its episode and round,
-            numbered by :func:`~rllib_llm.advantages.keys.joint_keys`. [M]
+            numbered by :func:`~rllib_llm.advantages.keys.combined_keys`. [M]
         agents: Who sent it, integers. [M]
         updated: The agents updated before.
         ratio_clip: In (0, 1).

@@ -10,15 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_choice, check_positive
 from rllib_llm.losses.functional import clipped_surrogate
-from rllib_llm.losses.token_batch import LEVELS, TokenBatch, asks_for
+from rllib_llm.losses.token_batch import LEVELS, TokenBatch, requires
 
 DIVERGENCES = ("tv", "kl")
 
 
-@piece("policy_loss", "ppo_clip", paper="Schulman et al. 2017, arXiv:1707.06347, eq. 7")
+@component(
+    "policy_loss", "ppo_clip", paper="Schulman et al. 2017, arXiv:1707.06347, eq. 7"
+)
 def ppo_clip(
     batch: TokenBatch,
     *,
@@ -51,15 +53,15 @@ def ppo_clip(
     )
 
 
-@piece("policy_loss", "loop", paper="LOOP, Chen et al. 2025, arXiv:2502.01600")
+@component("policy_loss", "loop", paper="LOOP, Chen et al. 2025, arXiv:2502.01600")
 def loop(batch: TokenBatch, *, clip: float = 0.1) -> tuple[Tensor, Tensor]:
     """The ratio is clipped multiplicatively, at ``1 / (1 + clip)`` and ``1 + clip``."""
     check_positive("clip", clip, "Use e.g. 0.1.")
     return ppo_clip(batch, low=1.0 - 1.0 / (1.0 + clip), high=clip)
 
 
-@piece("policy_loss", "gspo", paper="Zheng et al. 2025, arXiv:2507.18071, sec. 4.3")
-@asks_for("sequences", when=lambda s: s.get("level", "sequence") == "sequence")
+@component("policy_loss", "gspo", paper="Zheng et al. 2025, arXiv:2507.18071, sec. 4.3")
+@requires("sequences", when=lambda s: s.get("level", "sequence") == "sequence")
 def gspo(
     batch: TokenBatch,
     *,
@@ -83,7 +85,7 @@ def gspo(
     return clipped_surrogate(ratio, batch.advantages, clip_low=low, clip_high=high)
 
 
-@piece("policy_loss", "cispo", paper="MiniMax-M1 2025, arXiv:2506.13585")
+@component("policy_loss", "cispo", paper="MiniMax-M1 2025, arXiv:2506.13585")
 def cispo(
     batch: TokenBatch, *, low: float = 1.0, high: float = 4.0
 ) -> tuple[Tensor, Tensor]:
@@ -100,7 +102,7 @@ def cispo(
     return -weight * batch.advantages * batch.logp, weight != ratio
 
 
-@piece("policy_loss", "sapo", paper="Gao et al. 2025, arXiv:2511.20347")
+@component("policy_loss", "sapo", paper="Gao et al. 2025, arXiv:2511.20347")
 def sapo(
     batch: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> tuple[Tensor, Tensor]:
@@ -118,7 +120,7 @@ def sapo(
     return -gate * batch.advantages, torch.zeros_like(batch.mask)
 
 
-@piece("policy_loss", "dppo", paper="Qi et al. 2026, arXiv:2602.04879")
+@component("policy_loss", "dppo", paper="Qi et al. 2026, arXiv:2602.04879")
 def dppo(
     batch: TokenBatch,
     *,
@@ -148,15 +150,17 @@ def dppo(
     return -(batch.ratio * advantages).masked_fill(left_out, 0.0), left_out
 
 
-@piece("policy_loss", "pg", paper="Williams 1992, REINFORCE")
+@component("policy_loss", "pg", paper="Williams 1992, REINFORCE")
 def pg(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """The plain policy gradient, without a ratio: for one step per iteration."""
     return -batch.advantages * batch.logp, torch.zeros_like(batch.mask)
 
 
-@piece("policy_loss", "log_ratio", paper="Kimi k1.5 2025, arXiv:2501.12599, sec. 2.3.2")
-@asks_for("unweighted")
-@asks_for("sequences", when=lambda s: s.get("level", "sequence") == "sequence")
+@component(
+    "policy_loss", "log_ratio", paper="Kimi k1.5 2025, arXiv:2501.12599, sec. 2.3.2"
+)
+@requires("unweighted")
+@requires("sequences", when=lambda s: s.get("level", "sequence") == "sequence")
 def log_ratio(
     batch: TokenBatch,
     *,
@@ -177,9 +181,11 @@ def log_ratio(
     return _fit(batch, batch.log_ratio, beta, kind, delta, level)
 
 
-@piece("policy_loss", "ref_log_ratio", paper="WebRL, Qi et al. 2024, arXiv:2411.02337")
-@asks_for("unweighted", "reference")
-@asks_for("sequences", when=lambda s: s.get("level") == "sequence")
+@component(
+    "policy_loss", "ref_log_ratio", paper="WebRL, Qi et al. 2024, arXiv:2411.02337"
+)
+@requires("unweighted", "reference")
+@requires("sequences", when=lambda s: s.get("level") == "sequence")
 def ref_log_ratio(
     batch: TokenBatch,
     *,
@@ -200,8 +206,10 @@ def ref_log_ratio(
     return _fit(batch, batch.logp - batch.ref_logp, beta, kind, delta, level)
 
 
-@piece("policy_loss", "nll", paper="DigiRL, arXiv:2406.11896; AWR, arXiv:1910.00177")
-@asks_for("unweighted")
+@component(
+    "policy_loss", "nll", paper="DigiRL, arXiv:2406.11896; AWR, arXiv:1910.00177"
+)
+@requires("unweighted")
 def nll(
     batch: TokenBatch,
     *,

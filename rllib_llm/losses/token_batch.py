@@ -5,7 +5,7 @@ that are not trained are 0 in it and pass no gradient, so that pieces need not c
 
 A *sequence* is what one agent did in one episode: all rows of equal ``episode_index``,
 however many rows its edited context made of it. A *turn* is one message of it. Pieces
-that compare tokens of a sequence are marked with ``@asks_for("sequences")``: their
+that compare tokens of a sequence are marked with ``@requires("sequences")``: their
 micro-batches never cut one.
 """
 
@@ -30,7 +30,7 @@ def alone(values: Tensor) -> tuple[Tensor, int]:
     return values, 0
 
 
-def asks_for(
+def requires(
     *needs: str, when: Callable[[dict[str, Any]], bool] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark what a piece needs besides the columns that are always there (decorator).
@@ -152,10 +152,10 @@ class TokenBatch:
         Raises:
             ValueError: In a micro-batch.
         """
-        chosen, _ = self.everyone(values[self.mask])
-        if len(chosen) < 2:
-            return chosen.sum(), chosen.sum() * 0.0
-        return chosen.mean(), chosen.std()
+        bound, _ = self.everyone(values[self.mask])
+        if len(bound) < 2:
+            return bound.sum(), bound.sum() * 0.0
+        return bound.mean(), bound.std()
 
     def everyone(self, values: Tensor) -> tuple[Tensor, int]:
         """Return the numbers of all Learners' tokens.
@@ -174,7 +174,8 @@ class TokenBatch:
         if self.pool is None:
             raise ValueError(
                 "Moments and ranks of a micro-batch would depend on how the batch is "
-                "cut. Take them in a token_transform, which sees the iteration's "
+                "cut. Take them in a token_advantage_transform, which sees the "
+                "iteration's "
                 "tokens of all Learners."
             )
         return self.pool(values)
@@ -195,10 +196,10 @@ def rank_from_top(
         mask: Which of them. bool [B, T]
         pool: See :class:`TokenBatch`; N counts what it returns.
     """
-    chosen, start = pool(values[mask])
-    order = torch.argsort(chosen, descending=True, stable=True)
-    ranks = torch.empty_like(chosen, dtype=torch.float64)
-    places = torch.arange(len(order), device=chosen.device, dtype=torch.float64)
+    bound, start = pool(values[mask])
+    order = torch.argsort(bound, descending=True, stable=True)
+    ranks = torch.empty_like(bound, dtype=torch.float64)
+    places = torch.arange(len(order), device=bound.device, dtype=torch.float64)
     ranks[order] = places / max(1, len(order))
     ours = ranks[start : start + int(mask.sum())]
     return torch.ones_like(values, dtype=torch.float64).masked_scatter(mask, ours)

@@ -50,11 +50,13 @@ GAUGES = (
         unless_solved=True,
         of_learners=True,
     ),
-    Gauge("flat groups", keys.FLAT_GROUPS, 0.7, 0.95, unless_solved=True),
+    Gauge("flat groups", keys.ZERO_VARIANCE_GROUPS, 0.7, 0.95, unless_solved=True),
     Gauge("invalid", keys.INVALID, 0.05, 0.3),
     Gauge("truncated", "truncated", 0.05, 0.3),
-    Gauge("sampler gap", keys.SAMPLER_GAP, 0.02, 0.1, ".1e", of_learners=True),
-    Gauge("weights lag", keys.WEIGHTS_LAG, 1.0, 4.0, ".1f", of_learners=True),
+    Gauge(
+        "sampler gap", keys.TRAIN_INFERENCE_MISMATCH, 0.02, 0.1, ".1e", of_learners=True
+    ),
+    Gauge("weights lag", keys.POLICY_STALENESS, 1.0, 4.0, ".1f", of_learners=True),
 )
 
 

@@ -70,7 +70,7 @@ COLUMNS: tuple[tuple[str, int, Cell], ...] = (
     ("KL(k3)", 7, _learner(keys.KL, ".4f")),
     ("clip", 5, _learner(keys.CLIP, ".2f")),
     ("entropy", 7, _learner(keys.ENTROPY, ".3f")),
-    ("|dlogp|", 7, _learner(keys.SAMPLER_GAP, ".1e")),
+    ("|dlogp|", 7, _learner(keys.TRAIN_INFERENCE_MISMATCH, ".1e")),
     ("tok/s", 6, _tokens_per_second),
     ("time", 7, _elapsed),
 )

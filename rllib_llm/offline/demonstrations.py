@@ -44,7 +44,8 @@ class Demonstration:
 def demonstrate_together(
     env: Any, *, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
-    """Play one episode of a JointEnv; return the conversation of each agent that acted.
+    """Play one episode of a MultiAgentAdapter; return the conversation of each agent
+    that acted.
 
     Rewards are left out: imitation does not read them.
 
@@ -81,8 +82,8 @@ def demonstrate_together(
 
 def _no_expert(why: NotImplementedError | str) -> ConfigError:
     return ConfigError(
-        f"warm_start needs demonstrations: {why} Write expert_action() and "
-        "random_action(), or leave .warm_start() out."
+        f"sft needs demonstrations: {why} Write expert_action() and "
+        "random_action(), or leave .sft() out."
     )
 
 
@@ -118,7 +119,7 @@ def demonstrate(
     return demo
 
 
-def play_with_mistakes(
+def play_expert_with_mistakes(
     env: Any, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
     """Play one episode; return the conversation of each agent that acted."""
@@ -148,7 +149,7 @@ def demonstrations(
         on_progress: Called with the finished share.
 
     Returns:
-        One demonstration per episode; of a JointEnv one per episode and agent.
+        One demonstration per episode; of a MultiAgentAdapter one per episode and agent.
     """
     seeds = [stable_seed(seed, "demonstration", i) for i in range(count)]
     return demonstrations_of(
@@ -167,7 +168,7 @@ def demonstrations_of(
     """Play the training instances of these seeds; see :func:`demonstrations`."""
 
     def play(env: Any, seed: int) -> list[Demonstration]:
-        return play_with_mistakes(env, seed, mistake_rate)
+        return play_expert_with_mistakes(env, seed, mistake_rate)
 
     played = play_all(
         make_env, seeds, play, most_envs=most_envs, on_progress=on_progress

@@ -13,14 +13,14 @@ from rllib_llm.errors import EnvContractError
 # those that compute are played by one or two, those that wait overlap.
 _PATIENCE_S = 0.05
 
-Play = Callable[[Any, int], Any]
+PlayEpisode = Callable[[Any, int], Any]
 Done = Callable[[float], None]
 
 
 def play_all(
     make_env: Callable[[], Any],
     seeds: Sequence[int],
-    play: Play,
+    play: PlayEpisode,
     *,
     most_envs: int = 1,
     on_progress: Done | None = None,
@@ -81,7 +81,7 @@ def play_all(
 
 def _work(
     make_env: Callable[[], Any],
-    play: Play,
+    play: PlayEpisode,
     tasks: queue.SimpleQueue[tuple[int, int]],
     replies: queue.SimpleQueue[tuple[int, Any]],
     stop: threading.Event,

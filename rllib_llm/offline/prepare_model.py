@@ -49,13 +49,13 @@ def prepare_language_model(
     if config.warm_start_demonstrations:
         model = _cached(
             [
-                "warm_start",
+                "sft",
                 _env_key(config),
                 _model_key(model),
-                _warm_start_key(config),
+                _sft_key(config),
                 config.seed or 0,
             ],
-            functools.partial(_warm_start, config, model, on_progress),
+            functools.partial(_sft_model, config, model, on_progress),
         )
     return str(model)
 
@@ -75,12 +75,12 @@ def _build_tiny(
     save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)
 
 
-def _warm_start(
+def _sft_model(
     config: Any, model: str, on_progress: Callable[[str, float], None], folder: Path
 ) -> None:
-    from rllib_llm.offline.sft import warm_start
+    from rllib_llm.offline.sft import sft
 
-    warm_start(config, model, folder, on_progress)
+    sft(config, model, folder, on_progress)
 
 
 def _env_key(config: Any) -> Any:
@@ -108,7 +108,7 @@ def _model_key(model: str) -> Any:
     return [str(path), [(p.name, p.stat().st_size, p.stat().st_mtime) for p in files]]
 
 
-def _warm_start_key(config: Any) -> Any:
+def _sft_key(config: Any) -> Any:
     return {
         "demonstrations": config.warm_start_demonstrations,
         "mistake_rate": config.warm_start_mistake_rate,

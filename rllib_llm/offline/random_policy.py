@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy import stats
 
-from rllib_llm.offline.demonstrations import play_with_mistakes
+from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
 
 _FILE = "random_play.json"  # in the folder of a warm-started model
@@ -20,7 +20,7 @@ _OTHER_ENV = ("env", "env_config", "environment")
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomPlay:
+class RandomPolicyResult:
     """What random actions reach on held-out tasks.
 
     Attributes:
@@ -37,8 +37,8 @@ class RandomPlay:
         return self.successes / self.episodes
 
     @classmethod
-    def of_model(cls, config: Any) -> RandomPlay | None:
-        """Return what :func:`store_random_play` left beside a config's model.
+    def of_model(cls, config: Any) -> RandomPolicyResult | None:
+        """Return what :func:`store_random_result` left beside a config's model.
 
         None where there was no warm start, success is not defined, or evaluation is
         on another environment or with policies that were not imitated.
@@ -57,7 +57,7 @@ class RandomPlay:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def store_random_play(
+def store_random_result(
     config: Any, folder: Path, on_progress: Callable[[float], None]
 ) -> None:
     """Play held-out tasks with random actions and write the result into ``folder``.
@@ -69,7 +69,7 @@ def store_random_play(
     tasks = config.build_task_source(in_evaluation=True).fixed(count)
 
     def play(env: Any, seed: int) -> bool | None:
-        return play_with_mistakes(env, seed, 1.0, split="test")[0].success
+        return play_expert_with_mistakes(env, seed, 1.0, split="test")[0].success
 
     outcomes = play_all(
         config.make_text_env,
@@ -80,12 +80,12 @@ def store_random_play(
     )
     known = [bool(success) for success in outcomes if success is not None]
     if known:
-        found = RandomPlay(sum(known), len(known))
+        found = RandomPolicyResult(sum(known), len(known))
         text = json.dumps(dataclasses.asdict(found))
         (folder / _FILE).write_text(text, encoding="utf-8")
 
 
-def is_below(successes: int, episodes: int, chance: RandomPlay) -> bool:
+def is_below(successes: int, episodes: int, chance: RandomPolicyResult) -> bool:
     """Whether a success rate lies below that of random play (Fisher's exact test)."""
     table = [
         [successes, episodes - successes],

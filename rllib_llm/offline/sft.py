@@ -22,16 +22,16 @@ from rllib_llm.offline.demonstrations import (
     demonstrations,
     demonstrations_of,
 )
-from rllib_llm.offline.random_policy import store_random_play
+from rllib_llm.offline.random_policy import store_random_result
 
 Progress = Callable[[str, float], None]
 
 
-def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
+def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
     """Fine-tune ``model`` on demonstrations and write the result into ``folder``.
 
     Args:
-        config: The RL run's config; its ``warm_start_*`` settings apply.
+        config: The RL run's config; its ``sft_*`` settings apply.
         model: Checkpoint folder or hub id to start from.
         folder: Where the fine-tuned model and tokenizer go.
         on_progress: Called with the phase and the done fraction.
@@ -58,7 +58,7 @@ def warm_start(config: Any, model: str, folder: Path, on_progress: Progress) -> 
         )
         on_progress("warm start", (step + 1) / len(order))
     learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
-    store_random_play(config, folder, lambda done: on_progress("random play", done))
+    store_random_result(config, folder, lambda done: on_progress("random play", done))
 
 
 def demonstrated_episodes(

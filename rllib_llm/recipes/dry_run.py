@@ -65,7 +65,7 @@ def make_plan(
         ConfigError, ModelError, TemplateError: What ``validate`` and
             :func:`preflight` find.
     """
-    config = config.copy(copy_frozen=False).warm_start(demonstrations=0)
+    config = config.copy(copy_frozen=False).sft(demonstrations=0)
     config.validate()
     config = with_models(config, on_progress)
     policies = map(config.get_config_for_module, config.llm_module_ids)

@@ -16,7 +16,7 @@ class _Bounds(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class ExpectationResult:
     """One expectation held against one trial.
 
     Attributes:
@@ -64,7 +64,7 @@ def _bounds(metric: str, given: Any) -> dict[str, float]:
 
 def judge(
     expect: dict[str, dict[str, float]], results: dict[str, dict[str, Any]]
-) -> list[Verdict]:
+) -> list[ExpectationResult]:
     """Hold expectations against the last values of every trial.
 
     Args:
@@ -72,7 +72,7 @@ def judge(
         results: Per trial, result keys (nested with ``/``) to last reported values.
     """
     return [
-        Verdict(trial, metric, values.get(metric), bounds)
+        ExpectationResult(trial, metric, values.get(metric), bounds)
         for trial, values in results.items()
         for metric, bounds in expect.items()
     ]

@@ -19,7 +19,7 @@ from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
 from rllib_llm.recipes.names import check_run_name, find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
-from rllib_llm.recipes.rllib_yaml import from_classic, is_classic
+from rllib_llm.recipes.rllib_yaml import from_rllib_yaml, is_non_llm
 from rllib_llm.recipes.stages import (
     STAGES,
     override_stages,
@@ -258,8 +258,8 @@ def recipe_from_dict(
             f"A recipe is a mapping of fields, not {type(data).__name__}. Write e.g. "
             "algo: LLMPPO, env: frozen_lake-v0, stop: {training_iteration: 100}."
         )
-    if is_classic(data):
-        data = from_classic(data)
+    if is_non_llm(data):
+        data = from_rllib_yaml(data)
     data = {k: v for k, v in data.items() if k != VERSIONS}
     if data.get(STAGES) is not None:
         return _staged(data, name, overrides)

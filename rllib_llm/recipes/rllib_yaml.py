@@ -17,13 +17,13 @@ _CHECKPOINT = {
     "checkpoint_at_end": None,  # always done
 }
 # Attributes of the config that stand under another name in a section.
-_PREFIXES = {"lm_": "language_model", "warm_start_": "warm_start"}
+_PREFIXES = {"lm_": "language_model", "sft_": "sft"}
 # RLlib's own sections first: a flat ``lr`` is the training one.
 _FIRST = SECTIONS.index("training")
 _SEARCH_ORDER = (*SECTIONS[_FIRST:], *SECTIONS[:_FIRST])
 
 
-def is_classic(data: dict[str, Any]) -> bool:
+def is_non_llm(data: dict[str, Any]) -> bool:
     """Whether ``data`` has one entry that names ``run`` and ``env`` or ``config``."""
     if len(data) != 1:
         return False
@@ -31,7 +31,7 @@ def is_classic(data: dict[str, Any]) -> bool:
     return isinstance(body, dict) and "run" in body
 
 
-def from_classic(data: dict[str, Any]) -> dict[str, Any]:
+def from_rllib_yaml(data: dict[str, Any]) -> dict[str, Any]:
     """Return the same experiment as sections.
 
     Raises:

@@ -30,7 +30,7 @@ logger = logging.getLogger("rllib_llm")
 
 Progress = Callable[[str, float], None]
 # Settings that decide which model is prepared.
-_MODEL_FIELDS = ("language_model", "warm_start", "env_config", "seed", "debugging")
+_MODEL_FIELDS = ("language_model", "sft", "env_config", "seed", "debugging")
 
 
 def run_stages(
@@ -130,7 +130,7 @@ def _run_stage(recipe: StagedRecipe, run: Path, index: int, config: Any) -> Resu
     stage, name = recipe.stages[index], recipe.folders[index]
     if index:
         before = run / recipe.folders[index - 1]
-        config.handed_over = str(locate_checkpoint(before).checkpoint)
+        config.initial_checkpoint = str(locate_checkpoint(before).checkpoint)
     how = None
     if (run / name).is_dir():
         try:
@@ -166,7 +166,7 @@ def prepare(recipe: Recipe, on_progress: Progress | None = None) -> Any:
     if spaces.has_space({f: recipe.resolved.get(f) for f in _MODEL_FIELDS}):
         return config  # every trial prepares its own, once per machine
     bare = recipe.build_config(spaces.first_of)
-    bare.warm_start(demonstrations=0)
+    bare.sft(demonstrations=0)
     bare.resolved_model = prepare_language_model(bare, on_progress)
     preflight(bare)
     config.resolved_model = prepare_language_model(config, on_progress)

@@ -14,7 +14,7 @@ from rllib_llm.schema import show
 STAGES = "stages"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _OF_THE_WHOLE = ("name", "description", STAGES)
-_FIRST_ONLY = "warm_start"
+_FIRST_ONLY = "sft"
 
 
 def stages_by_name(data: Mapping[str, Any]) -> dict[str, Any]:

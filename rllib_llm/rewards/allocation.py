@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from rllib_llm.advantages.gae import _discounted_sums
-from rllib_llm.advantages.keys import joint_keys, key_means
+from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.losses._checks import (
     check_choice,
     check_finite,
@@ -37,7 +37,7 @@ def allocate_rewards(
 
     Args:
         rewards: Own reward of each message. [M]
-        sets: Which messages share, e.g. ``joint_keys(episodes, turns)``. [M]
+        sets: Which messages share, e.g. ``combined_keys(episodes, turns)``. [M]
         mode: One of the three.
         team_weight: w in [0, 1]; for ``"shared"``, and only there.
 
@@ -54,7 +54,7 @@ def allocate_rewards(
             f"team_weight is {team_weight} with mode {mode!r}. 'shared' needs it, the "
             "others do not use it. Use e.g. mode='shared', team_weight=0.5."
         )
-    rewards, keys = _finite("rewards", rewards), joint_keys(sets)
+    rewards, keys = _finite("rewards", rewards), combined_keys(sets)
     check_same_shape(rewards=rewards, sets=keys)
     weight = {"individual": 0.0, "team": 1.0}.get(mode, team_weight)
     check_unit_interval(team_weight=weight)
@@ -122,7 +122,7 @@ def influence_rewards(
     Park et al. 2025 (arXiv:2502.18439), ``discounted_sum`` over all agents:
     ``S[i,t] = (v[i,t] + sum over t' > t of g^(t'-t) * mean_j v[j,t']) / sum over
     t' >= t of g^(t'-t)``, t' running over the rounds that the episode has. A weighted
-    mean, so scores in [0, 1] stay there. With ``joint_keys(episodes, agents)`` as
+    mean, so scores in [0, 1] stay there. With ``combined_keys(episodes, agents)`` as
     episodes it is the released code's ``individual`` share.
 
     Args:
@@ -138,12 +138,12 @@ def influence_rewards(
         ValueError: If shapes differ, a score is not finite, or g is outside [0, 1].
     """
     check_unit_interval(discount=discount)
-    scores, episodes = _finite("scores", scores), joint_keys(episodes)
+    scores, episodes = _finite("scores", scores), combined_keys(episodes)
     turns = _integers("turns", turns)
     check_same_shape(scores=scores, episodes=episodes, turns=turns)
     if not len(scores):
         return scores.copy()
-    rounds = joint_keys(episodes, turns)
+    rounds = combined_keys(episodes, turns)
     _, first = np.unique(rounds, return_index=True)
     gaps = np.diff(turns[first], append=0)
     last = np.diff(episodes[first], append=-1) != 0
@@ -199,9 +199,9 @@ def persuasion_bonuses(
             twice in a round.
     """
     correct, turns = _finite("correct", correct), _integers("turns", turns)
-    episodes, agents = joint_keys(episodes), joint_keys(agents)
+    episodes, agents = combined_keys(episodes), combined_keys(agents)
     check_same_shape(correct=correct, episodes=episodes, turns=turns, agents=agents)
-    if len(np.unique(joint_keys(episodes, turns, agents))) < len(correct):
+    if len(np.unique(combined_keys(episodes, turns, agents))) < len(correct):
         raise ValueError(
             "An agent answers twice in one round of an episode. It must answer once. "
             "Number its rounds apart, or keep its last answer."
@@ -265,8 +265,8 @@ def shaped_rewards(
             is unknown, or a weight is negative.
     """
     check_choice("shaping", shaping, SHAPINGS)
-    rewards, episodes = _finite("rewards", rewards), joint_keys(episodes)
-    steps = joint_keys(episodes, order)
+    rewards, episodes = _finite("rewards", rewards), combined_keys(episodes)
+    steps = combined_keys(episodes, order)
     check_same_shape(rewards=rewards, episodes=episodes, order=steps)
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise ValueError(

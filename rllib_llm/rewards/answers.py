@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import MissingInfo, Trajectory
 from rllib_llm.graders.texts import normalise, number_match, read_number, word_f1
 from rllib_llm.rewards.texts import ANSWER, final_answer, gold_answers
 
 
-@piece("reward", "exact_match", paper="Search-R1, Jin et al. 2025, arXiv:2503.09516")
+@component(
+    "reward", "exact_match", paper="Search-R1, Jin et al. 2025, arXiv:2503.09516"
+)
 def exact_match(
     trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0
 ) -> float:
@@ -31,7 +33,7 @@ def exact_match(
     return _best(trajectory, answer, missing, _same)
 
 
-@piece("reward", "f1", paper="DeepResearcher, Zheng et al. 2025, arXiv:2504.03160")
+@component("reward", "f1", paper="DeepResearcher, Zheng et al. 2025, arXiv:2504.03160")
 def f1(trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0) -> float:
     """F1 of the answer's words and the best right one's, normalised as SQuAD does.
 
@@ -46,7 +48,9 @@ def f1(trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0) ->
     return _best(trajectory, answer, missing, word_f1)
 
 
-@piece("reward", "cover_match", paper="R1-Searcher, Song et al. 2025, arXiv:2503.05592")
+@component(
+    "reward", "cover_match", paper="R1-Searcher, Song et al. 2025, arXiv:2503.05592"
+)
 def cover_match(
     trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0
 ) -> float:
@@ -63,7 +67,7 @@ def cover_match(
     return _best(trajectory, answer, missing, _covers)
 
 
-@piece("reward", "accuracy", paper="ReTool, Feng et al. 2025, arXiv:2504.11536")
+@component("reward", "accuracy", paper="ReTool, Feng et al. 2025, arXiv:2504.11536")
 def accuracy(
     trajectory: Trajectory,
     *,
@@ -92,7 +96,7 @@ def accuracy(
     return right if is_right else wrong
 
 
-@piece("reward", "outcome", paper="MUA-RL, arXiv:2508.18669 (state of a database)")
+@component("reward", "outcome", paper="MUA-RL, arXiv:2508.18669 (state of a database)")
 def outcome(trajectory: Trajectory, *, key: str) -> float:
     """Pay a number of the environment's: passed tests, a state's match, a score.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import Chosen, Spec, choose_all
+from rllib_llm.components.registry import BoundComponent, Spec, bind_all
 from rllib_llm.data.turn_table import MissingInfo, Trajectory, TurnTable, example_table
 from rllib_llm.errors import ConfigError, RLlibLLMError
 
@@ -30,10 +30,10 @@ class Rewards:
     """
 
     def __init__(self, parts: Sequence[Spec] = (), transforms: Sequence[Spec] = ()):
-        self.parts = choose_all("reward", parts)
-        self.transforms = choose_all("reward_transform", transforms)
-        if ENVIRONMENT not in [part.piece.name for part in self.parts]:
-            self.parts = [*choose_all("reward", ENVIRONMENT), *self.parts]
+        self.parts = bind_all("reward", parts)
+        self.transforms = bind_all("reward_transform", transforms)
+        if ENVIRONMENT not in [part.component.name for part in self.parts]:
+            self.parts = [*bind_all("reward", ENVIRONMENT), *self.parts]
 
     @property
     def changes_anything(self) -> bool:
@@ -64,12 +64,12 @@ class Rewards:
             name = short_name(part)
             found[name] = found[name] + weighted if name in found else weighted
         _write(trajectories, sum(found.values()))
-        for chosen in self.transforms:
+        for bound in self.transforms:
             table = TurnTable(trajectories)
-            new = np.asarray(chosen.call(table), np.float64)
+            new = np.asarray(bound.call(table), np.float64)
             if new.shape != table.rewards.shape or not np.isfinite(new).all():
                 raise ConfigError(
-                    f"reward_transform {chosen.piece.name!r} returned "
+                    f"reward_transform {bound.component.name!r} returned "
                     f"{list(new.shape)} numbers for {len(table.rewards)} turns, or "
                     "some that are not finite. It must return one finite number per "
                     "turn."
@@ -83,7 +83,7 @@ class Rewards:
         Raises:
             ConfigError: With what a piece says about its settings.
         """
-        alone = choose_all("reward", ENVIRONMENT)
+        alone = bind_all("reward", ENVIRONMENT)
         trials = [([part], []) for part in self.parts]
         trials += [(alone, [transform]) for transform in self.transforms]
         for parts, transforms in trials:
@@ -96,14 +96,14 @@ class Rewards:
             except ConfigError:
                 raise
             except (RLlibLLMError, TypeError, ValueError) as error:
-                name = (transforms or parts)[0].piece.name
+                name = (transforms or parts)[0].component.name
                 cause = error.__cause__ or error
                 raise ConfigError(f"reward {name!r}: {cause}") from error
 
     async def _all(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(part: Chosen, trajectory: Trajectory) -> np.ndarray:
+        async def one(part: BoundComponent, trajectory: Trajectory) -> np.ndarray:
             try:
                 paid = part.call(trajectory)
                 if inspect.isawaitable(paid):
@@ -113,12 +113,12 @@ class Rewards:
                 raise
             except Exception as error:  # a user's function may raise anything
                 raise RLlibLLMError(
-                    f"reward {part.piece.name!r} failed on seed "
+                    f"reward {part.component.name!r} failed on seed "
                     f"{trajectory.task.seed}: {type(error).__name__}: {error}"
                 ) from error
             return per_turn(part, paid, len(trajectory))
 
-        async def every(part: Chosen) -> list[np.ndarray]:
+        async def every(part: BoundComponent) -> list[np.ndarray]:
             return list(await asyncio.gather(*(one(part, t) for t in trajectories)))
 
         return list(await asyncio.gather(*map(every, self.parts)))
@@ -134,12 +134,12 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         return thread.submit(asyncio.run, work).result()
 
 
-def short_name(chosen: Chosen) -> str:
+def short_name(bound: BoundComponent) -> str:
     """Return how a piece is called in metrics."""
-    return chosen.piece.name.rpartition(":")[2]
+    return bound.component.name.rpartition(":")[2]
 
 
-def per_turn(part: Chosen, paid: Any, turns: int) -> np.ndarray:
+def per_turn(part: BoundComponent, paid: Any, turns: int) -> np.ndarray:
     """Return one reward per turn; a single number is paid in the last one. [H]
 
     Raises:
@@ -150,7 +150,8 @@ def per_turn(part: Chosen, paid: Any, turns: int) -> np.ndarray:
         values = in_last_turn(float(values), turns)
     if values.shape != (turns,) or not np.isfinite(values).all():
         raise ConfigError(
-            f"reward {part.piece.name!r} returned {paid!r} for {turns} turns. It must "
+            f"reward {part.component.name!r} returned {paid!r} for {turns} turns. "
+            "It must "
             "return a finite number, or one per turn."
         )
     return values

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.rewards.tools import num_calls
 from rllib_llm.rewards.transforms import is_last
 
 
-@piece("reward_transform", "otc", paper="OTC-PO, Wang et al. 2025, arXiv:2504.14870")
+@component(
+    "reward_transform", "otc", paper="OTC-PO, Wang et al. 2025, arXiv:2504.14870"
+)
 def otc(
     table: TurnTable,
     *,
@@ -44,7 +46,7 @@ def otc(
         raise ValueError(f"smooth={smooth} must be > 0.")
     made = np.array([num_calls(t, tools) for t in table.trajectories], np.int64)
     solved = np.array([t.is_solved for t in table.trajectories], bool)
-    groups = joint_keys(table.task, table.agent)
+    groups = combined_keys(table.task, table.agent)
     fewest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).max)
     np.minimum.at(fewest, groups[solved], made[solved])
     factors = [
@@ -63,7 +65,7 @@ def tool_efficiency(made: int, fewest: int, smooth: float = 1.0) -> float:
     return math.sin(made * math.pi / (made + fewest))
 
 
-@piece("reward_transform", "optima_cost", paper="Optima, arXiv:2410.08115, eq. 1")
+@component("reward_transform", "optima_cost", paper="Optima, arXiv:2410.08115, eq. 1")
 def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
     """Take off tokens, relative to the longest rollout of the task.
 
@@ -80,9 +82,9 @@ def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
     """
     if weight < 0:
         raise ValueError(f"weight={weight} must be >= 0; it is subtracted.")
-    episodes = joint_keys(table.task, table.episode)
+    episodes = combined_keys(table.task, table.episode)
     tokens = np.bincount(episodes, table.tokens)[episodes]
-    groups = joint_keys(table.task)
+    groups = combined_keys(table.task)
     longest = np.ones(groups.max(initial=-1) + 1)
     np.maximum.at(longest, groups, tokens)
     cost = weight * tokens / longest[groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.graders.patterns import is_found
 from rllib_llm.losses._checks import check_choice
@@ -20,7 +20,9 @@ from rllib_llm.rewards.tools import calls
 AGGREGATES = ("mean", "sum")
 
 
-@piece("reward", "well_formed", paper="ReSearch, Chen et al. 2025, arXiv:2503.19470")
+@component(
+    "reward", "well_formed", paper="ReSearch, Chen et al. 2025, arXiv:2503.19470"
+)
 def well_formed(
     trajectory: Trajectory, *, answer: str | None = ANSWER, every: str | None = None
 ) -> float:
@@ -42,7 +44,9 @@ def well_formed(
     return float(is_good)
 
 
-@piece("reward", "rubric", paper="PPR, arXiv:2509.25598 (a judge's place, by rules)")
+@component(
+    "reward", "rubric", paper="PPR, arXiv:2509.25598 (a judge's place, by rules)"
+)
 def rubric(
     trajectory: Trajectory,
     *,
@@ -88,7 +92,7 @@ def rubric(
     return [s / count for s in scores] if aggregate == "mean" and count else scores
 
 
-@piece("reward", "overlong", paper="DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13")
+@component("reward", "overlong", paper="DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13")
 def overlong(
     trajectory: Trajectory, *, longest: int, buffer: int, penalty: float = 1.0
 ) -> float:
@@ -114,7 +118,7 @@ def overlong(
     return penalty * overlong_penalty(sum(trajectory.num_tokens), longest, buffer)
 
 
-@piece("reward", "repetition", paper="Yeo et al. 2025, arXiv:2502.03373 (n-grams)")
+@component("reward", "repetition", paper="Yeo et al. 2025, arXiv:2502.03373 (n-grams)")
 def repetition(
     trajectory: Trajectory, *, n: int = 4, penalty: float = 1.0
 ) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import Chosen, Spec, choose_all, piece
+from rllib_llm.components.registry import BoundComponent, Spec, bind_all, component
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.rewards.combine import in_last_turn, per_turn
 
@@ -22,7 +22,9 @@ _DEEP_RETRIEVAL = (
 )
 
 
-@piece("reward", "gate", paper="Search-R1, arXiv:2503.09516; DeepTravel, 2509.21842")
+@component(
+    "reward", "gate", paper="Search-R1, arXiv:2503.09516; DeepTravel, 2509.21842"
+)
 class Gate:
     """Pay what the first level says whose condition holds; nothing else is computed.
 
@@ -64,7 +66,9 @@ class Gate:
         return await _pay(self.otherwise, trajectory)
 
 
-@piece("reward", "tiers", paper="DeepRetrieval, Jiang et al. 2025, arXiv:2503.00223")
+@component(
+    "reward", "tiers", paper="DeepRetrieval, Jiang et al. 2025, arXiv:2503.00223"
+)
 class Tiers:
     """Turn a reward's sum into steps, e.g. the recall of documents into large numbers.
 
@@ -105,28 +109,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rewards(name: str, specs: Any) -> list[Chosen]:
-    chosen = [] if _is_number(specs) else choose_all("reward", specs)
-    if not chosen or not all(_is_number(c.weight) for c in chosen):
+def _rewards(name: str, specs: Any) -> list[BoundComponent]:
+    bound = [] if _is_number(specs) else bind_all("reward", specs)
+    if not bound or not all(_is_number(c.weight) for c in bound):
         raise ValueError(
             f"{name}={specs!r} must name rewards, with weights that do not change."
         )
-    return chosen
+    return bound
 
 
-def _payment(name: str, value: Any) -> float | list[Chosen]:
+def _payment(name: str, value: Any) -> float | list[BoundComponent]:
     return float(value) if _is_number(value) else _rewards(name, value)
 
 
-async def _pay(pay: float | list[Chosen], trajectory: Trajectory) -> np.ndarray:
+async def _pay(pay: float | list[BoundComponent], trajectory: Trajectory) -> np.ndarray:
     if isinstance(pay, list):
         return await _sum(pay, trajectory)
     return in_last_turn(pay, len(trajectory))
 
 
-async def _sum(chosen: Sequence[Chosen], trajectory: Trajectory) -> np.ndarray:
+async def _sum(bound: Sequence[BoundComponent], trajectory: Trajectory) -> np.ndarray:
     total = np.zeros(len(trajectory))
-    for one in chosen:
+    for one in bound:
         paid = one.call(trajectory)
         paid = await paid if inspect.isawaitable(paid) else paid
         total += one.weight_at(0) * per_turn(one, paid, len(trajectory))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
 
 
-@piece("reward", "environment")
+@component("reward", "environment")
 def environment(trajectory: Trajectory) -> list[float]:
     """What the environment paid; counts once by itself, name it to weigh it otherwise.
 
@@ -19,7 +19,7 @@ def environment(trajectory: Trajectory) -> list[float]:
     return trajectory.rewards
 
 
-@piece("reward", "format", paper="RAGEN, arXiv:2504.20073, sec. 3 (-0.1 per turn)")
+@component("reward", "format", paper="RAGEN, arXiv:2504.20073, sec. 3 (-0.1 per turn)")
 def format_reward(
     trajectory: Trajectory, *, valid: float = 0.0, invalid: float = -0.1
 ) -> list[float]:

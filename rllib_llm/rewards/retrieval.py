@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.rewards.texts import (
     as_texts,
@@ -18,7 +18,9 @@ from rllib_llm.rewards.texts import (
 )
 
 
-@piece("reward", "evidence", paper="Search-R1, arXiv:2503.09516; MT-GRPO, 2505.11821")
+@component(
+    "reward", "evidence", paper="Search-R1, arXiv:2503.09516; MT-GRPO, 2505.11821"
+)
 def evidence(trajectory: Trajectory, *, of: str = "documents") -> list[float]:
     """Pay the turn that first retrieves needed documents, or the answer in one.
 
@@ -52,7 +54,7 @@ def evidence(trajectory: Trajectory, *, of: str = "documents") -> list[float]:
     return paid
 
 
-@piece("reward", "information_gain", paper="StepSearch, arXiv:2505.15107")
+@component("reward", "information_gain", paper="StepSearch, arXiv:2505.15107")
 def information_gain(
     trajectory: Trajectory, *, scale: float = 1.0, redundancy: float = 1.0
 ) -> list[float]:
@@ -95,7 +97,7 @@ def information_gain(
     return paid
 
 
-@piece("reward", "search_keys", paper="StepSearch, arXiv:2505.15107")
+@component("reward", "search_keys", paper="StepSearch, arXiv:2505.15107")
 def search_keys(trajectory: Trajectory) -> float:
     """Mean, over the queries that were needed, of the best F1 of a query made.
 

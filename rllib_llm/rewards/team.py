@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.rewards.allocation import (
     allocate_rewards,
@@ -19,7 +19,7 @@ from rllib_llm.rewards.allocation import (
 )
 
 
-@piece("reward_transform", "share", paper="AReaL-MARFT; MAGRPO, arXiv:2508.04652")
+@component("reward_transform", "share", paper="AReaL-MARFT; MAGRPO, arXiv:2508.04652")
 def share(
     table: TurnTable, *, team_weight: float = 1.0, of: str = "round"
 ) -> np.ndarray:
@@ -36,11 +36,11 @@ def share(
     if of not in ("round", "episode"):
         raise ValueError(f"of={of!r} must be 'round' or 'episode'.")
     episodes = table.episode[table.owner]
-    sets = episodes if of == "episode" else joint_keys(episodes, table.step)
+    sets = episodes if of == "episode" else combined_keys(episodes, table.step)
     return allocate_rewards(table.rewards, sets, "shared", team_weight=team_weight)
 
 
-@piece("reward_transform", "marti", paper="MARTI, Zhang et al. 2025 (TsinghuaC3I)")
+@component("reward_transform", "marti", paper="MARTI, Zhang et al. 2025 (TsinghuaC3I)")
 def marti(
     table: TurnTable, *, shaping: str = "margin", alpha: float = 0.5, beta: float = 0.5
 ) -> np.ndarray:
@@ -64,7 +64,9 @@ def marti(
     )
 
 
-@piece("reward_transform", "maporl", paper="MAPoRL, Park et al. 2025, arXiv:2502.18439")
+@component(
+    "reward_transform", "maporl", paper="MAPoRL, Park et al. 2025, arXiv:2502.18439"
+)
 def maporl(
     table: TurnTable,
     *,

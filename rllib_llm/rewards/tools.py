@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
 
 
-@piece("reward", "tool_use", paper="R1-Searcher, arXiv:2503.05592; SPEAR, 2509.22601")
+@component(
+    "reward", "tool_use", paper="R1-Searcher, arXiv:2503.05592; SPEAR, 2509.22601"
+)
 def tool_use(
     trajectory: Trajectory,
     *,
@@ -52,7 +54,7 @@ def tool_use(
     return np.diff(sums, prepend=0.0).tolist()
 
 
-@piece("reward", "tool_cost")
+@component("reward", "tool_cost")
 def tool_cost(trajectory: Trajectory) -> list[float]:
     """Charge the costs of the tools called.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys, key_means
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys, key_means
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 from rllib_llm.rewards.form import AGGREGATES
@@ -18,7 +18,7 @@ from rllib_llm.rewards.tools import calls
 _FLAT = 1e-9  # a standard deviation that is rounding
 
 
-@piece("reward_transform", "clip")
+@component("reward_transform", "clip")
 def clip_rewards(
     table: TurnTable, *, low: float = -1.0, high: float = 1.0
 ) -> np.ndarray:
@@ -37,7 +37,9 @@ def clip_rewards(
     return np.clip(table.rewards, low, high)
 
 
-@piece("reward_transform", "discount", paper="common practice: sooner is worth more")
+@component(
+    "reward_transform", "discount", paper="common practice: sooner is worth more"
+)
 def discount_rewards(table: TurnTable, *, discount: float) -> np.ndarray:
     """Multiply each reward by ``discount ** turn``, turns counted from 0.
 
@@ -53,7 +55,7 @@ def discount_rewards(table: TurnTable, *, discount: float) -> np.ndarray:
     return table.rewards * discount**table.turn
 
 
-@piece("reward_transform", "centre", paper="PPR (ReNorm), arXiv:2509.25598")
+@component("reward_transform", "centre", paper="PPR (ReNorm), arXiv:2509.25598")
 def centre(
     table: TurnTable,
     *,
@@ -84,7 +86,9 @@ def centre(
     return table.rewards - process * called - outcome * is_last(table)
 
 
-@piece("reward_transform", "group_normalise", paper="GRPO, arXiv:2402.03300, sec. 4.1")
+@component(
+    "reward_transform", "group_normalise", paper="GRPO, arXiv:2402.03300, sec. 4.1"
+)
 def group_normalise(
     table: TurnTable, *, unit: str = "trajectory", scale: str = "std"
 ) -> np.ndarray:
@@ -104,7 +108,7 @@ def group_normalise(
             f"unit={unit!r}, scale={scale!r}: unit must be 'trajectory' or 'turn', "
             "scale 'std' or 'none'."
         )
-    groups = joint_keys(table.task, table.agent)
+    groups = combined_keys(table.task, table.agent)
     if unit == "turn":
         keys = groups[table.owner]
         centred = table.rewards - key_means(table.rewards, keys)[keys]

@@ -13,7 +13,7 @@ from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 
 # Keeps the draws for opponents and for seats apart.
-_OPPONENT, _SEAT = 0, 1
+_OPPONENT, _AGENT = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class League:
         names = [member.name for member in self.members]
         return {self.learner: mirror, **dict(zip(names, shares.tolist(), strict=True))}
 
-    def choose(self, task_seed: int, seat: int) -> str:
+    def choose(self, task_seed: int, agent: int) -> str:
         """Return who plays on ``seat`` against the learner.
 
         Args:
@@ -144,10 +144,10 @@ class League:
             A member's name, or the learner's own for a mirror game.
         """
         chances = self.probabilities()
-        rng = np.random.default_rng([self.seed, _OPPONENT, task_seed, seat])
+        rng = np.random.default_rng([self.seed, _OPPONENT, task_seed, agent])
         return str(rng.choice(list(chances), p=list(chances.values())))
 
-    def line_up(self, task_seed: int, agents: Sequence[str]) -> dict[str, str]:
+    def assignment(self, task_seed: int, agents: Sequence[str]) -> dict[str, str]:
         """Seat the learner on a random seat and opponents on all others.
 
         Args:
@@ -157,11 +157,11 @@ class League:
         Returns:
             The policy's name for each agent.
         """
-        rng = np.random.default_rng([self.seed, _SEAT, task_seed])
+        rng = np.random.default_rng([self.seed, _AGENT, task_seed])
         own = int(rng.integers(len(agents)))
         return {
-            agent: self.learner if seat == own else self.choose(task_seed, seat)
-            for seat, agent in enumerate(agents)
+            agent: self.learner if agent == own else self.choose(task_seed, agent)
+            for agent, agent in enumerate(agents)
         }
 
     # Results -----------------------------------------------------------------------

@@ -41,12 +41,12 @@ class Matchmaker:
         self,
         policy: str,
         slots: Sequence[str],
-        seats: Sequence[str],
+        agents: Sequence[str],
         fixed: Mapping[str, str],
         exploiter_fraction: float = 0.0,
         **league: Any,
     ):
-        self.policy, self.slots, self.seats = policy, tuple(slots), tuple(seats)
+        self.policy, self.slots, self.agents = policy, tuple(slots), tuple(agents)
         self._fixed = dict(fixed)
         self._exploiter_fraction = exploiter_fraction
         self.league = League(LEARNER, max_members=len(slots) or None, **league)
@@ -54,30 +54,31 @@ class Matchmaker:
         self._slot_of: dict[str, str] = {}
         self._snapshots = 0
 
-    def line_up(self, task_seed: int) -> dict[str, str]:
+    def assignment(self, task_seed: int) -> dict[str, str]:
         """Return the policy of every agent in the games of a task."""
-        names = self.league.line_up(task_seed, self.seats)
+        names = self.league.assignment(task_seed, self.agents)
         places = {LEARNER: self.policy, EXPLOITER: EXPLOITER, **self._slot_of}
         rng = np.random.default_rng([self.league.seed, _MEETS_EXPLOITER, task_seed])
         if rng.random() < self._exploiter_fraction:
-            own = self.seats[int(rng.integers(len(self.seats)))]
-            names = {a: LEARNER if a == own else EXPLOITER for a in self.seats}
+            own = self.agents[int(rng.integers(len(self.agents)))]
+            names = {a: LEARNER if a == own else EXPLOITER for a in self.agents}
         return {**self._fixed, **{agent: places[n] for agent, n in names.items()}}
 
     def result(
-        self, episode: int, line_up: Mapping[str, str], earned: Mapping[str, float]
+        self, episode: int, assignment: Mapping[str, str], earned: Mapping[str, float]
     ) -> GameResult:
         """Return a finished game under its members' names.
 
         Args:
             episode: Number of the episode, unique over the run.
-            line_up: What :meth:`line_up` said of its task, in this same iteration.
+            assignment: What :meth:`assignment` said of its task, in this same
+                iteration.
             earned: Returns by agent; 0 where missing.
         """
         names = {slot: member for member, slot in self._slot_of.items()}
         names |= {self.policy: LEARNER, EXPLOITER: EXPLOITER}
-        players = tuple(names[line_up[agent]] for agent in self.seats)
-        returns = tuple(float(earned.get(agent, 0.0)) for agent in self.seats)
+        players = tuple(names[assignment[agent]] for agent in self.agents)
+        returns = tuple(float(earned.get(agent, 0.0)) for agent in self.agents)
         return GameResult(episode, players, returns)
 
     def record(self, results: Iterable[GameResult]) -> None:

@@ -45,8 +45,8 @@ class SwapMatrix:
         results: Games to begin with.
     """
 
-    def __init__(self, seats: Sequence[str], results: Iterable[GameResult] = ()):
-        self.seats = tuple(seats)
+    def __init__(self, agents: Sequence[str], results: Iterable[GameResult] = ()):
+        self.agents = tuple(agents)
         self._returns: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
         self.record(results)
 
@@ -57,47 +57,47 @@ class SwapMatrix:
             ValueError: If a game had another number of seats.
         """
         for result in results:
-            if len(result.players) != len(self.seats):
+            if len(result.players) != len(self.agents):
                 raise ValueError(
                     f"Episode {result.episode} has the players {result.players}; the "
-                    f"seats are {self.seats}."
+                    f"seats are {self.agents}."
                 )
             self._returns.setdefault(result.players, []).append(result.returns)
 
     def policies(self) -> list[str]:
         """Return the names of all policies that have played, sorted."""
-        return sorted({name for line_up in self._returns for name in line_up})
+        return sorted({name for assignment in self._returns for name in assignment})
 
-    def cell(self, seat: str, policy: str) -> Cell:
+    def cell(self, agent: str, policy: str) -> Cell:
         """Return what ``policy`` earned on ``seat``, over all partners."""
-        index = self.seats.index(seat)
+        index = self.agents.index(agent)
         return _cell(
             [
                 returns[index]
-                for line_up, games in self._returns.items()
-                if line_up[index] == policy
+                for assignment, games in self._returns.items()
+                if assignment[index] == policy
                 for returns in games
             ]
         )
 
-    def line_up(self, players: Sequence[str], seat: str) -> Cell:
+    def assignment(self, players: Sequence[str], agent: str) -> Cell:
         """Return what ``seat`` earned when exactly ``players`` took the seats."""
-        index = self.seats.index(seat)
+        index = self.agents.index(agent)
         return _cell([r[index] for r in self._returns.get(tuple(players), [])])
 
     def table(self) -> dict[str, dict[str, Cell]]:
         """Return ``{seat: {policy: cell}}``."""
         names = self.policies()
-        return {s: {name: self.cell(s, name) for name in names} for s in self.seats}
+        return {s: {name: self.cell(s, name) for name in names} for s in self.agents}
 
     def to_markdown(self) -> str:
         """Return the table with one row per policy and one column per seat."""
         table = self.table()
         rows = [
-            [name, *(str(table[seat][name]) for seat in self.seats)]
+            [name, *(str(table[agent][name]) for agent in self.agents)]
             for name in self.policies()
         ]
-        lines = [["policy", *self.seats], ["---"] * (1 + len(self.seats)), *rows]
+        lines = [["policy", *self.agents], ["---"] * (1 + len(self.agents)), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -43,10 +43,10 @@ class GameResult:
 
         The score is 1 where ``a`` earned more, 0.5 where both earned the same.
         """
-        seats = zip(self.players, self.returns, strict=True)
+        agents = zip(self.players, self.returns, strict=True)
         return [
             (a, b, 1.0 if ra > rb else 0.5 if ra == rb else 0.0)
-            for (a, ra), (b, rb) in itertools.combinations(seats, 2)
+            for (a, ra), (b, rb) in itertools.combinations(agents, 2)
             if a != b
         ]
 

@@ -15,7 +15,7 @@ KINDS = ("env", "reward", "algorithm")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
+def write_template(kind: str, name: str, folder: Path) -> list[Path]:
     """Write the files of a new environment, reward or algorithm.
 
     Args:

@@ -17,15 +17,16 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 
-NOTES = "transcript_notes"  # key at the top (driver) and below learners/__all_modules__
+# A key at the top (driver) and below learners/__all_modules__.
+ANNOTATIONS = "transcript_annotations"
 DIGITS = 4  # significant digits of numbers per token
 
 _PATHS = ((), (LEARNER_RESULTS, ALL_MODULES))
 
 
-def note_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
+def annotate_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
     """Log what noted episodes earned after the driver's pieces paid."""
-    for episode in _noted(episodes):
+    for episode in _annotated(episodes):
         turns = []
         for part in agent_episodes(episode):
             data = episode_data(part)
@@ -37,35 +38,35 @@ def note_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
         _log(metrics, episode, note)
 
 
-def note_credit(metrics: Any, episodes: Iterable[Any]) -> None:
+def annotate_advantages(metrics: Any, episodes: Iterable[Any]) -> None:
     """Log that noted episodes go to the Learner, and with what credit."""
-    for episode in _noted(episodes):
+    for episode in _annotated(episodes):
         turns = []
         for part in agent_episodes(episode):
             data = episode_data(part)
             if data.advantage is None:
                 continue
-            credit = np.broadcast_to(np.asarray(data.advantage, float), len(part))
+            advantages = np.broadcast_to(np.asarray(data.advantage, float), len(part))
             turns += [
                 {"agent": data.agent_index, "index": i, "advantage": number(a)}
-                for i, a in enumerate(credit)
+                for i, a in enumerate(advantages)
             ]
         _log(metrics, episode, {"trained": True, "turns": turns})
 
 
-def _noted(episodes: Iterable[Any]) -> Iterator[Any]:
-    return (e for e in episodes if episode_data(e).is_noted)
+def _annotated(episodes: Iterable[Any]) -> Iterator[Any]:
+    return (e for e in episodes if episode_data(e).is_annotated)
 
 
 def _log(metrics: Any, episode: Any, note: dict[str, Any]) -> None:
     text = dumps({"episode": episode.id_, **note})
-    metrics.log_value(NOTES, text, reduce="item_series")
+    metrics.log_value(ANNOTATIONS, text, reduce="item_series")
 
 
 # Writing them into records -----------------------------------------------------------
 
 
-def pop_notes(result: dict[str, Any]) -> list[dict[str, Any]]:
+def pop_annotations(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Take the notes out of a result; those of the driver come first."""
     notes = []
     for path in _PATHS:
@@ -73,11 +74,11 @@ def pop_notes(result: dict[str, Any]) -> list[dict[str, Any]]:
         for key in path:
             level = level.get(key) if isinstance(level, dict) else None
         if isinstance(level, dict):
-            notes += parse(level.pop(NOTES, None))
+            notes += parse(level.pop(ANNOTATIONS, None))
     return notes
 
 
-def write_notes(
+def write_annotations(
     records: Iterable[dict[str, Any]], notes: Iterable[dict[str, Any]]
 ) -> None:
     """Complete records of training episodes; notes about other episodes are ignored."""
@@ -97,8 +98,8 @@ def write_notes(
             turn = turns.get((found.pop("agent"), found.pop("index")))
             if turn is not None and turn["columns"] is not None:
                 turn["columns"].update(_padded(found, len(turn["columns"]["text"])))
-        credit = {turn["advantage"] for turn in record["turns"] if turn["tokens"]}
-        record["advantage"] = credit.pop() if len(credit) == 1 else None
+        advantages = {turn["advantage"] for turn in record["turns"] if turn["tokens"]}
+        record["advantage"] = advantages.pop() if len(advantages) == 1 else None
 
 
 def _padded(found: dict[str, Any], length: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 RLlib's result is the only channel that leads from every EnvRunner to the driver and
 through Tune; a transcript travels in it as one JSON string. The EnvRunner begins it;
-driver and Learners add notes (transcript_notes.py). Its fields are in
+driver and Learners add notes (transcript_annotations.py). Its fields are in
 docs/transcripts.md; ``version`` rises when their meaning changes.
 """
 
@@ -25,14 +25,14 @@ from rllib_llm.transcripts.annotations import (
     dumps,
     number,
     parse,
-    pop_notes,
-    write_notes,
+    pop_annotations,
+    write_annotations,
 )
 from rllib_llm.transcripts.reader import VERSION
 from rllib_llm.transcripts.selection import (
     groups_of,
-    pick_episodes,
-    pick_groups,
+    select_episodes,
+    select_groups,
     that_fit,
 )
 from rllib_llm.transcripts.token_texts import decode_all, token_texts
@@ -58,7 +58,7 @@ class TranscriptCollector(RLlibCallback):
         per_iteration: Episodes per sampling round and split, shared among the
             EnvRunners (rounded up); 0 switches transcripts off.
         groups_per_iteration: The like, of groups where ``group_size`` is above 1.
-        max_siblings: Most episodes kept of a group.
+        max_group_mates: Most episodes kept of a group.
         max_tokens: Sampled tokens per sampling round and split that are kept one by
             one, with what the Learner makes of them, shared among the EnvRunners; 0
             keeps texts alone. Ten to sixty bytes each.
@@ -71,7 +71,7 @@ class TranscriptCollector(RLlibCallback):
 
     per_iteration = 4
     groups_per_iteration = 2
-    max_siblings = 8
+    max_group_mates = 8
     max_tokens = 5_000
     max_size = 400_000
     max_chars = 2_000
@@ -109,8 +109,8 @@ class TranscriptCollector(RLlibCallback):
                 TRANSCRIPTS, texts[place], reduce="item_series", window=most
             )
             data = episode_data(picked[place][1])
-            data.is_noted = split == TRAIN
-            data.notes_tokens = data.is_noted and with_tokens[place]
+            data.is_annotated = split == TRAIN
+            data.annotates_tokens = data.is_annotated and with_tokens[place]
 
     def _record(
         self, episode: Any, split: str, why: str, tokenizers: Mapping[str, Any] | None
@@ -131,20 +131,20 @@ class TranscriptCollector(RLlibCallback):
         groups = groups_of(samples)
         if len(groups) == len(samples):
             count = math.ceil(self.per_iteration / runners)
-            return list(pick_episodes(samples, count)), count
+            return list(select_episodes(samples, count)), count
         count = math.ceil(self.groups_per_iteration / runners)
-        picked = pick_groups(groups, count, self.max_siblings)
-        return list(picked), count * self.max_siblings
+        picked = select_groups(groups, count, self.max_group_mates)
+        return list(picked), count * self.max_group_mates
 
     @override(RLlibCallback)
     def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
         """Write iteration and notes into the records (on the driver)."""
-        notes = pop_notes(result)
+        notes = pop_annotations(result)
         for holder in _holders(result):
             records = parse(holder[TRANSCRIPTS])
             for record in records:
                 record["iteration"] = result.get("training_iteration")
-            write_notes(records, notes)
+            write_annotations(records, notes)
             holder[TRANSCRIPTS] = [dumps(record) for record in records]
 
 
@@ -173,7 +173,7 @@ def transcript_record(
     """
     data = episode_data(episode)
     task = data.task
-    told = told_turns(episode)
+    told = observed_turns(episode)
     shown = [told[i] for i in _ends(len(told), max_turns)]
     return {
         "version": VERSION,
@@ -199,7 +199,7 @@ def transcript_record(
     }
 
 
-def told_turns(episode: Any) -> list[tuple[Any, int, Any]]:
+def observed_turns(episode: Any) -> list[tuple[Any, int, Any]]:
     """Return all turns of an episode in the order in which they were taken.
 
     Each is an agent's part of the episode, the turn's index there, and the turn. In a

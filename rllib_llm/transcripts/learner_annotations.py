@@ -12,13 +12,13 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.transcripts.annotations import NOTES, compact, dumps
+from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
 
 # Of a turn: number of the episode, of its agent, and of the turn among the agent's.
 _Key = tuple[int, int, int]
 
 
-class TokenNotesMixin:
+class TokenAnnotationsMixin:
     """Keeps the columns of noted episodes as the last epoch trained on them.
 
     They leave the Learner as a series of JSON strings in its metrics, one for each
@@ -26,21 +26,23 @@ class TokenNotesMixin:
     update without noted episodes nothing happens.
     """
 
-    def _begin_notes(self, episodes: Sequence[Any]) -> None:
+    def _begin_annotations(self, episodes: Sequence[Any]) -> None:
         """Find out which of this update's episodes are noted."""
-        # Their order is that of the columns' JOINT_INDEX.
-        noted = ((i, e) for i, e in enumerate(episodes) if episode_data(e).notes_tokens)
-        self._noted = dict(noted)
-        self._token_notes: dict[_Key, dict[str, np.ndarray]] = defaultdict(dict)
+        # Their order is that of the columns' EPISODE_INDEX.
+        noted = (
+            (i, e) for i, e in enumerate(episodes) if episode_data(e).annotates_tokens
+        )
+        self._annotated = dict(noted)
+        self._token_annotations: dict[_Key, dict[str, np.ndarray]] = defaultdict(dict)
 
-    def _note_tokens(
+    def _annotate_tokens(
         self, module_id: str, part: dict[str, Any], fwd_out: dict[str, Any]
     ) -> None:
         """Keep what is known of noted rows of a micro-batch, in place of what was."""
-        if not self._noted:
+        if not self._annotated:
             return
-        joint = part[columns.JOINT_INDEX].cpu().numpy()
-        rows = np.flatnonzero(np.isin(joint, list(self._noted)))
+        joint = part[columns.EPISODE_INDEX].cpu().numpy()
+        rows = np.flatnonzero(np.isin(joint, list(self._annotated)))
         if not rows.size:
             return
         if self._is_critic(module_id):  # type: ignore[attr-defined]
@@ -55,27 +57,27 @@ class TokenNotesMixin:
             for turn in np.unique(turn_ids[row][turn_ids[row] >= 0]):
                 key = (number, int(agents[row]), int(turn))
                 if self._sees_all_agents(module_id):
-                    key = (number, *_turn_order(self._noted[number])[int(turn)])
+                    key = (number, *_turn_order(self._annotated[number])[int(turn)])
                 here = turn_ids[row] == turn
                 for name, values in found.items():
-                    self._token_notes[key][name] = values[place][here]
+                    self._token_annotations[key][name] = values[place][here]
 
     def _sees_all_agents(self, module_id: str) -> bool:
         central = self.config.critic_view == "central"  # type: ignore[attr-defined]
         return central and self._is_critic(module_id)  # type: ignore[attr-defined]
 
-    def _log_notes(self) -> None:
+    def _log_annotations(self) -> None:
         """Hand the notes over, one string for each episode."""
         turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        for (number, agent, turn), found in sorted(self._token_notes.items()):
+        for (number, agent, turn), found in sorted(self._token_annotations.items()):
             rounded = {name: compact(values) for name, values in found.items()}
             turns[number].append({"agent": agent, "index": turn, **rounded})
         for number, of_episode in turns.items():
-            note = {"episode": self._noted[number].id_, "tokens": of_episode}
+            note = {"episode": self._annotated[number].id_, "tokens": of_episode}
             self.metrics.log_value(  # type: ignore[attr-defined]
-                (ALL_MODULES, NOTES), dumps(note), reduce="item_series"
+                (ALL_MODULES, ANNOTATIONS), dumps(note), reduce="item_series"
             )
-        self._begin_notes(())
+        self._begin_annotations(())
 
 
 def _of_policy(part: dict[str, Any], fwd_out: dict[str, Any]) -> dict[str, Any]:

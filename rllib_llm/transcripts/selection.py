@@ -22,7 +22,7 @@ def groups_of(episodes: Sequence[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
-def pick_episodes(episodes: Sequence[Any], count: int) -> Iterator[tuple[str, Any]]:
+def select_episodes(episodes: Sequence[Any], count: int) -> Iterator[tuple[str, Any]]:
     """Yield up to ``count`` pairs of why (best, worst, random) and episode.
 
     The random ones are the same for the same episodes, so that runs stay repeatable.
@@ -32,8 +32,8 @@ def pick_episodes(episodes: Sequence[Any], count: int) -> Iterator[tuple[str, An
         yield why, episodes[index]
 
 
-def pick_groups(
-    groups: Sequence[Sequence[Any]], count: int, max_siblings: int
+def select_groups(
+    groups: Sequence[Sequence[Any]], count: int, max_group_mates: int
 ) -> Iterator[tuple[str, Any]]:
     """Yield pairs of why and episode of up to ``count`` groups.
 
@@ -50,7 +50,7 @@ def pick_groups(
     means = [float(np.mean([e.get_return() for e in group])) for group in groups]
     for why, index in _pick(means, [_seed(group[0]) for group in groups], count):
         order = sorted(groups[index], key=lambda e: -e.get_return())
-        kept = [order[i] for i in _spread(len(order), max_siblings)]
+        kept = [order[i] for i in _spread(len(order), max_group_mates)]
         speaker = {BEST: kept[0], WORST: kept[-1]}.get(why)
         kept.sort(key=_seed)
         speaker = kept[0] if speaker is None else speaker

@@ -27,7 +27,7 @@ _CURVES = (
     (f"learners/{_MODULE}/{keys.KL}", "KL to the sampler (k3)"),
     (f"learners/{_MODULE}/{keys.CLIP}", "clipped tokens"),
     (f"learners/{_MODULE}/advantage_abs_mean", "|advantage|"),
-    (f"learners/{_MODULE}/{keys.SAMPLER_GAP}", "log-prob gap"),
+    (f"learners/{_MODULE}/{keys.TRAIN_INFERENCE_MISMATCH}", "log-prob gap"),
     (keys.TURNS, "turns"),
     (keys.TOKENS_PER_TURN, "tokens per turn"),
     (keys.INVALID, "invalid actions"),

@@ -229,13 +229,13 @@ def test_whiten_ignores_masked_entries_and_splits(shift_mean):
     parts = [masked_moments(values[i : i + 2], mask[i : i + 2]) for i in (0, 2, 4)]
     totals = tuple(map(sum, zip(*parts, strict=True)))
     assert totals[0] == mask.sum()
-    pieces = [
+    components = [
         whiten_with_moments(
             values[i : i + 2], mask[i : i + 2], totals, shift_mean=shift_mean
         )
         for i in (0, 2, 4)
     ]
-    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=ATOL)
+    np.testing.assert_allclose(np.concatenate(components), whole, atol=ATOL)
 
 
 def test_whiten_edges_are_finite():

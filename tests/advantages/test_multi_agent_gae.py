@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rllib_llm.advantages.gae import token_gae
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_gae import message_gae, two_level_gae
 
 ATOL = 1e-9
@@ -203,7 +203,7 @@ def test_first_token_has_the_message_advantage(simultaneous):
         bootstrap_values=0.3,
     )
     np.testing.assert_allclose(per_token[first], per_message, atol=ATOL)
-    steps = joint_keys(b["episodes"], b["order"])
+    steps = combined_keys(b["episodes"], b["order"])
     shared = np.bincount(steps, values[first]) / np.bincount(steps)
     start = (per_message + shared[steps])[b["messages"]]
     later = np.delete(np.arange(len(values)), first)
@@ -281,7 +281,7 @@ def test_chains_per_agent_are_ippo():
     episodes, agents = rng.integers(3, size=30), rng.integers(2, size=30)
     rewards, values = rng.normal(size=30), rng.normal(size=30)
     settings = {"gamma": 0.95, "lambda_": 0.9}
-    got, _ = message_gae(rewards, values, joint_keys(episodes, agents), **settings)
+    got, _ = message_gae(rewards, values, combined_keys(episodes, agents), **settings)
     for episode in range(3):
         for agent in range(2):
             rows = (episodes == episode) & (agents == agent)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_groups import (
     MESSAGE_GROUPS,
     align_invocations,
@@ -161,12 +161,12 @@ def test_keys_are_sorted_and_without_gaps():
     for columns in ((a,), (a, b), (b, a), (a, b, c % 3)):
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         rank = {row: i for i, row in enumerate(sorted(set(rows)))}
-        assert joint_keys(*columns).tolist() == [rank[row] for row in rows]
-    assert joint_keys([]).shape == (0,)
+        assert combined_keys(*columns).tolist() == [rank[row] for row in rows]
+    assert combined_keys([]).shape == (0,)
     with pytest.raises(ValueError, match=r"column 0 \[2\], column 1 \[1\]"):
-        joint_keys([1, 2], [3])
+        combined_keys([1, 2], [3])
     with pytest.raises(ValueError, match="at least one"):
-        joint_keys()
+        combined_keys()
     assert message_group_keys("turn", [0, 0], [1, 0], [0, 1]).tolist() == [0, 1]
 
 

@@ -12,15 +12,15 @@ from team_helpers import (
     Alone,
     Pair,
     Run,
-    give_group_credit,
     make_team_learner,
+    set_group_advantages,
     team_config,
     tiny_model,
     wake_critic,
 )
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.sft.sft_config import SFTConfig
 from rllib_llm.data import columns
@@ -122,7 +122,7 @@ def updated(algo: str, env: Any = None, **sections: Any) -> tuple[Any, Any]:
     learner = learner_of(config)
     episodes = episodes_of(algo, env)
     if algo == "GRPO":
-        give_group_credit(config, episodes)
+        set_group_advantages(config, episodes)
     results = learner.update(
         training_data=LLMTrainingData(episodes=episodes),
         timesteps={"num_env_steps_sampled_lifetime": 50},
@@ -192,12 +192,12 @@ def runner_of(algo: str, env: Any = None, **sections: Any) -> Any:
 def driven(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return what rewards, filters and curricula make of an iteration."""
     config = config_of(algo, env, **sections)
-    pieces = DriverPieces(config)
+    components = DriverComponents(config)
     runner = Run(config, learner=False).runner
-    tasks = pieces.assign(config.build_task_source().next_groups(2), 0)
+    tasks = components.assign(config.build_task_source().next_groups(2), 0)
     episodes = runner.sample(tasks=tasks)
-    parts = pieces.pay(episodes, 0)
-    left, shares = pieces.select(episodes)
+    parts = components.pay(episodes, 0)
+    left, shares = components.select(episodes)
     lengths = [len(e) for e in episodes]
     return [parts, [list(e.get_rewards()) for e in left], shares, lengths]
 

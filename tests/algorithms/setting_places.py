@@ -25,9 +25,9 @@ from team_helpers import Alone, PairTogether, make_team_learner
 from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import Sampled
-from rllib_llm.algorithms.grpo.grpo import credit_of_policies
+from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
@@ -191,13 +191,13 @@ class Fake:
         algo = config.algo_class.__new__(config.algo_class)
         algo.config, algo.metrics = config, Silent()
         algo._iteration = 0
-        algo._driver_pieces = DriverPieces(config)
+        algo._driver_components = DriverComponents(config)
         algo._task_source = config.build_task_source()
         algo.asked = []
-        if hasattr(config, "build_credit"):
-            algo._credit = credit_of_policies(config)
+        if hasattr(config, "build_advantage_estimators"):
+            algo._advantage_estimators = estimators_of_policies(config)
             algo._replay = Replay(config.make_text_env)
-            algo._uses_pieces, algo._needs_greedy = config.uses_pieces, False
+            algo._uses_components, algo._needs_greedy = config.uses_components, False
 
         def play(num_groups):
             algo.asked.append(num_groups)
@@ -219,8 +219,10 @@ def collected(algo, env=None, *, flat=False, **sections):
     fake = Fake(config, episodes)
     left = fake.collect()
     rewards = [list(p.get_rewards()) for e in left for p in agent_episodes(e)]
-    credit = [episode_data(p).advantage for e in left for p in agent_episodes(e)]
-    return [fake.asked, rewards, credit]
+    advantage_estimator = [
+        episode_data(p).advantage for e in left for p in agent_episodes(e)
+    ]
+    return [fake.asked, rewards, advantage_estimator]
 
 
 def alternating(algo, env=None, **sections):
@@ -256,8 +258,8 @@ def demonstrated(algo, env=None, **sections):
 
 def imitated(algo, env=None, **sections):
     """The weights that RL begins with."""
-    given = {"demonstrations": 4, "minibatch_size": 2, **sections.pop("warm_start")}
-    config = config_of(algo, env, warm_start=given, **sections)
+    given = {"demonstrations": 4, "minibatch_size": 2, **sections.pop("sft")}
+    config = config_of(algo, env, sft=given, **sections)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLLIB_LLM_CACHE", tempfile.mkdtemp())
         config.resolved_model = prepare_language_model(config)
@@ -276,13 +278,13 @@ def league(algo, env=None, **sections):
             maker.add_snapshot(game)
         rivals = list(maker.members())
         rival = rivals[game % len(rivals)] if rivals else "default_policy"
-        line_up = {"ann_0": "default_policy", "ben_0": rival}
-        maker.record([maker.result(game, line_up, {"ann_0": 1.0})])
+        assignment = {"ann_0": "default_policy", "ben_0": rival}
+        maker.record([maker.result(game, assignment, {"ann_0": 1.0})])
         seen.append(maker.wants_snapshot())
     seen += [maker.league.probabilities(), maker.metrics()]
-    seen += [[maker.line_up(seed) for seed in range(20)]]
+    seen += [[maker.assignment(seed) for seed in range(20)]]
     held_out = config.build_task_source(in_evaluation=True).fixed(4)
-    return [*seen, [task.line_up for task in held_out]]
+    return [*seen, [task.assignment for task in held_out]]
 
 
 def length_of(trajectory):
@@ -290,7 +292,7 @@ def length_of(trajectory):
     return float(len(trajectory.completions[-1]))
 
 
-OTHER = {"default_policy": None, "other": {"script": length_of}}
+OTHER = {"default_policy": None, "other": {"scripted_policy": length_of}}
 
 
 def opponent_or_refusal(algo, env=None, **sections):
@@ -351,7 +353,7 @@ def engines_asleep(algo, env=None, **sections):
     config = SimpleNamespace(engine_sleep=False)
     real = GRPOConfig().generation(**sections["generation"])
     config.engine_sleep = real.engine_sleep
-    fake = SimpleNamespace(config=config, _tell_engines=told.append)
+    fake = SimpleNamespace(config=config, _update_engines=told.append)
     with LLMAlgorithm._engines_asleep(fake):
         told.append("update")
     return told
@@ -405,7 +407,7 @@ def exploited(algo, env=None, **sections):
         for iteration in range(4):
             fake._iteration = iteration
             type(fake).training_step(fake)
-    return [seen, [fake.matchmaker.line_up(task) for task in range(30)]]
+    return [seen, [fake.matchmaker.assignment(task) for task in range(30)]]
 
 
 def exploiter_noise(algo, env=None, **sections):
@@ -525,7 +527,7 @@ def after_hung_envs(algo, env=None, **sections):
             env_runner_cls=LLMEnvRunner, num_remote_workers=lambda: 1
         ),
         _task_source=config.build_task_source(),
-        _driver_pieces=DriverPieces(config),
+        _driver_components=DriverComponents(config),
         _ask_runners=lambda tasks: ([answer], 1),
         _restart_hung=lambda most, is_local: restarted.append(most),
     )

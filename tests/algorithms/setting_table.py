@@ -217,7 +217,7 @@ TRAINING = {
     "critic_warmup_iters": of(update, "PPO", 5),
     "weight_decay": of(update, "PPO", 0.5),
     "micro_batch_tokens": of(
-        calls_in_update(LLMLearnerMixin, "_note_tokens"), "PPO", 64
+        calls_in_update(LLMLearnerMixin, "_annotate_tokens"), "PPO", 64
     ),
     "head_chunk_tokens": of(calls_in_update(LLMRLModule, "_head"), "PPO", 4),
     "matmul_precision": of(precision_meanwhile, "PPO", "medium", "highest"),
@@ -240,8 +240,8 @@ TRAINING = {
     ),
     "policy_loss": of(update, "GRPO", "cispo"),
     "loss_terms": of(one_pass, "GRPO", [{"name": "entropy", "weight": 0.5}]),
-    "token_transforms": of(one_pass, "GRPO", [{"name": "weigh_signs"}]),
-    "team_share": of(collected, "GRPO", 1.0, env=Pair),
+    "token_advantage_transforms": of(one_pass, "GRPO", [{"name": "weigh_signs"}]),
+    "shared_reward_fraction": of(collected, "GRPO", 1.0, env=Pair),
     "minibatch_size": of(update, "PPO", 4, 8),
     "num_epochs": of(update, "PPO", 1, 3),
     "clip_param": needing(of(one_pass, "GRPO", 0.001, 0.9), own=OLD),
@@ -255,8 +255,8 @@ TRAINING = {
     "turn_discount": needing(
         of(collected, "GRPO", 0.5), own={"advantage_group_by": "turn"}
     ),
-    "credit": of(collected, "GRPO", ["history"]),
-    "credit_transforms": of(collected, "GRPO", ["positive_only"]),
+    "advantage_estimator": of(collected, "GRPO", ["history"]),
+    "advantage_transforms": of(collected, "GRPO", ["positive_only"]),
     "drop_zero_variance_groups": of(flat_collected, "GRPO", True),
     "dynamic_sampling_rounds": needing(
         of(flat_collected, "GRPO", 2), own={"drop_zero_variance_groups": True}
@@ -324,7 +324,10 @@ LEAGUE = {
     "evaluation_opponent": needing(
         of(opponent_or_refusal, "SelfPlay", "other"),
         multi_agent={
-            "policies": {"default_policy": None, "other": {"script": length_of}}
+            "policies": {
+                "default_policy": None,
+                "other": {"scripted_policy": length_of},
+            }
         },
     ),
 }
@@ -399,7 +402,7 @@ PROBES = {
         "language_model": LANGUAGE_MODEL,
         "generation": GENERATION,
         "rollouts": ROLLOUTS,
-        "warm_start": WARM_START,
+        "sft": WARM_START,
         "training": TRAINING,
         "alarms": ALARMS,
         "league": LEAGUE,

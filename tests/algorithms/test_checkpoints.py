@@ -87,5 +87,5 @@ class Forgetful:
 
 def test_state_that_json_cannot_hold_is_refused_at_the_start():
     bad = config().rollouts(curriculum="test_checkpoints:Forgetful")
-    with pytest.raises(ConfigError, match="llm_driver_pieces.*builtins.object"):
+    with pytest.raises(ConfigError, match="llm_driver_components.*builtins.object"):
         bad.build_algo()

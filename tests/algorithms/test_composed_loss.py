@@ -23,7 +23,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import length_adaptive_lambda
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError, RLlibLLMError
@@ -101,7 +101,7 @@ def test_ppo_with_the_piece_is_rllibs_ppo():
 
 
 @pytest.mark.parametrize("config_class", [GRPOConfig, LLMPPOConfig])
-@pytest.mark.parametrize("name", PIECES["policy_loss"].names())
+@pytest.mark.parametrize("name", COMPONENTS["policy_loss"].names())
 def test_every_loss_trains(config_class, name):
     config = make_config(config_class, policy_loss=name)
     learner = make_learner(config)
@@ -119,13 +119,16 @@ EVERYTHING = {
         {"name": "nll_success", "weight": 0.1},
         "distill",
     ],
-    "token_transforms": ["entropy_shaping", {"name": "top_entropy", "share": 0.6}],
+    "token_advantage_transforms": [
+        "entropy_shaping",
+        {"name": "top_entropy", "share": 0.6},
+    ],
 }
 
 
 @pytest.mark.parametrize(
     "chosen",
-    [{"policy_loss": n} for n in PIECES["policy_loss"].names()] + [EVERYTHING],
+    [{"policy_loss": n} for n in COMPONENTS["policy_loss"].names()] + [EVERYTHING],
     ids=str,
 )
 def test_micro_batches_change_no_gradient(chosen):
@@ -151,7 +154,7 @@ def test_transforms_see_the_policy_before_the_update(old_logps):
     config = make_config(
         GRPOConfig,
         old_logps=old_logps,
-        token_transforms=[{"name": "top_entropy", "share": 0.25}],
+        token_advantage_transforms=[{"name": "top_entropy", "share": 0.25}],
     )
     learner = make_learner(config)
     seen = {}

@@ -9,9 +9,9 @@ from team_helpers import (
     Uneven,
     assert_bit_equal,
     assert_near,
-    give_group_credit,
     gradients,
     make_team_learner,
+    set_group_advantages,
     team_config,
     update,
     update_side_by_side,
@@ -47,12 +47,12 @@ def test_marft_by_token_trains_with_terms_and_transforms():
         "level": "token",
         "policy_loss": "gspo",
         "loss_terms": [{"name": "entropy_target", "target": 9.0, "step": 0.01}],
-        "token_transforms": ["entropy_shaping"],
+        "token_advantage_transforms": ["entropy_shaping"],
     }
     run = Run(team_config(Pair, training=training))
     update(run.learner, run.sample(3))
     for module_id in "ab":
-        (term,) = run.learner._token_pieces[module_id].terms
+        (term,) = run.learner._composed_loss[module_id].terms
         assert term.call.coeff == 0.01
 
 
@@ -81,18 +81,20 @@ def test_what_marft_cannot_use_is_refused(training, message):
 
 def test_policies_have_pieces_of_their_own():
     policies = {
-        "a": {"training": {"token_transforms": [{"name": "top_entropy"}]}},
+        "a": {"training": {"token_advantage_transforms": [{"name": "top_entropy"}]}},
         "b": {"training": {"policy_loss": "sapo"}},
     }
     config = team_config(
         Pair, GRPOConfig, policies=policies, rollouts={"group_size": 2}
     )
     run = Run(config)
-    pieces = run.learner._token_pieces
-    assert pieces["a"].transforms and pieces["a"].loss is None
-    assert pieces["b"].loss.piece.name == "sapo" and not pieces["b"].transforms
+    components = run.learner._composed_loss
+    assert components["a"].transforms and components["a"].loss is None
+    assert (
+        components["b"].loss.component.name == "sapo" and not components["b"].transforms
+    )
     episodes = run.sample(2)
-    give_group_credit(config, episodes)
+    set_group_advantages(config, episodes)
     found = gradients(run.learner, episodes)
     assert all(any(g.any() for g in found[m].values()) for m in "ab")
 
@@ -113,7 +115,7 @@ def test_two_learners_take_the_steps_of_one(config_class, monkeypatch):
     pair = [make_team_learner(config) for _ in range(2)]
     episodes = one.sample(3)
     if config_class is GRPOConfig:
-        give_group_credit(config, episodes)
+        set_group_advantages(config, episodes)
     for number, episode in enumerate(episodes):
         for part in agent_episodes(episode):
             episode_data(part).success = number % 3 == 0
@@ -122,7 +124,7 @@ def test_two_learners_take_the_steps_of_one(config_class, monkeypatch):
         update_side_by_side(pair, episodes, monkeypatch)
     for module_id in one.config.trained_module_ids:
         coeffs = {
-            float(learner._token_pieces[module_id].terms[1].call.coeff)
+            float(learner._composed_loss[module_id].terms[1].call.coeff)
             for learner in (one.learner, *pair)
         }
         assert coeffs == {0.1}

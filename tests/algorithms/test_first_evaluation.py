@@ -13,18 +13,18 @@ from rllib_llm.algorithms.driver.first_evaluation import imitation_advice
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.summary import evaluate_algorithm
 from rllib_llm.offline.prepare_model import prepare_language_model
-from rllib_llm.offline.random_policy import RandomPlay, is_below
+from rllib_llm.offline.random_policy import RandomPolicyResult, is_below
 
 
-def game(**warm_start):
-    warm_start = {"demonstrations": 40, "epochs": 1, "lr": 3e-3, **warm_start}
+def game(**sft):
+    sft = {"demonstrations": 40, "epochs": 1, "lr": 3e-3, **sft}
     return (
         GRPOConfig()
         .environment("guess_number-v0", env_config={"upper": 7, "max_turns": 3})
         .language_model(tiny={"hidden_size": 32})
         .generation(max_new_tokens=8)
         .rollouts(episodes_per_iteration=8, group_size=4)
-        .warm_start(**warm_start)
+        .sft(**sft)
         .training(lr=1e-3)
         .evaluation(evaluation_interval=2, evaluation_duration=16)
     )
@@ -74,7 +74,7 @@ def first_of(success, episodes):
 
 
 def test_an_imitation_worse_than_random_play_is_told_what_to_change():
-    chance = RandomPlay(successes=26, episodes=128)
+    chance = RandomPolicyResult(successes=26, episodes=128)
     advice = imitation_advice(game(), first_of(0.02, 100), chance)
     for part in ("2% (n=100)", "20% (n=128)", "vocab_size=320", "observation_weight"):
         assert part in advice
@@ -86,10 +86,10 @@ def test_an_imitation_worse_than_random_play_is_told_what_to_change():
 
 
 def test_below_means_more_than_chance_explains():
-    assert is_below(0, 100, RandomPlay(3, 128))
-    assert not is_below(0, 100, RandomPlay(0, 128))
-    assert not is_below(33, 64, RandomPlay(72, 128))
-    assert not is_below(64, 64, RandomPlay(72, 128))
+    assert is_below(0, 100, RandomPolicyResult(3, 128))
+    assert not is_below(0, 100, RandomPolicyResult(0, 128))
+    assert not is_below(33, 64, RandomPolicyResult(72, 128))
+    assert not is_below(64, 64, RandomPolicyResult(72, 128))
 
 
 def played_by_hand(config, count):
@@ -110,11 +110,11 @@ def test_random_play_is_stored_beside_the_imitated_model():
     config = game()
     config.resolved_model = prepare_language_model(config)
     stored = Path(config.resolved_model, "random_play.json").read_text()
-    chance = RandomPlay.of_model(config)
+    chance = RandomPolicyResult.of_model(config)
     assert 0 < chance.successes < chance.episodes
-    assert chance == RandomPlay(**json.loads(stored))
+    assert chance == RandomPolicyResult(**json.loads(stored))
     assert chance.episodes == 40  # as many as demonstrations
     assert chance.successes == sum(played_by_hand(config, 40))
     other = game().evaluation(evaluation_config={"env_config": {"upper": 63}})
     other.resolved_model = config.resolved_model
-    assert RandomPlay.of_model(other) is None
+    assert RandomPolicyResult.of_model(other) is None

@@ -15,7 +15,7 @@ from gradient_reference import (
     sample_near,
 )
 from learner_helpers import policy
-from test_gradient_grpo import TEMPERATURE, credit, credited, moved_learner
+from test_gradient_grpo import TEMPERATURE, advantage_estimator, credited, moved_learner
 
 TRAINING = {
     "policy_loss": {"name": "gspo", "low": 0.02, "high": 0.03},
@@ -24,7 +24,7 @@ TRAINING = {
         {"name": "kl_cov", "weight": 0.8, "share": 0.3, "largest": 0.2},
         {"name": "distill", "weight": 0.2, "largest": 1.2},
     ],
-    "token_transforms": [
+    "token_advantage_transforms": [
         {"name": "entropy_shaping", "alpha": 0.3},
         {"name": "weigh_signs", "positive": 0.6, "negative": 1.2},
     ],
@@ -61,7 +61,9 @@ def test_the_whole_gradient():
         refs = [frozen.scores(chain)[0] for chain in chains]
     old = [float(x) for logps, _ in known for x in logps]
     open_ = [float(x) for _, entropies in known for x in entropies]
-    given = [credit(chain, token) for chain in chains for token in chain.tokens]
+    given = [
+        advantage_estimator(chain, token) for chain in chains for token in chain.tokens
+    ]
     mean_old, mean_given = sum(old) / len(old), sum(given) / len(given)
     covariance = [
         (o - mean_old) * (a - mean_given) for o, a in zip(old, given, strict=True)

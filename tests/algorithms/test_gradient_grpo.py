@@ -18,7 +18,7 @@ from gradient_reference import (
     surrogate,
 )
 from learner_helpers import TINY, fake_episode, make_learner, policy
-from team_helpers import PairTogether, Run, give_group_credit, team_config
+from team_helpers import PairTogether, Run, set_group_advantages, team_config
 
 from rllib_llm import GRPOConfig, SelfPlayConfig
 from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
@@ -69,7 +69,7 @@ def credited(count=9):
     return found
 
 
-def credit(chain, token):
+def advantage_estimator(chain, token):
     given = chain.data.advantage
     return float(given if np.ndim(given) == 0 else given[token.turn])
 
@@ -94,7 +94,7 @@ def loss_terms(chains, before, after, frozen):
         )
         share = 1.0 / chain.count / len(chains)
         for i, token in enumerate(chain.tokens):
-            advantage = credit(chain, token) * weights[i]
+            advantage = advantage_estimator(chain, token) * weights[i]
             ratio = (new[i] - old[i]).exp()
             objective = surrogate(ratio, advantage, 0.1, 0.25, 1.4)
             kl = k3(new[i], ref[i])
@@ -141,9 +141,11 @@ def test_the_whole_gradient_of_self_play():
     shake(own.parameters(), 0.08, 1)
     tasks = config.build_task_source()
     opponent = config.opponent_slots[0]
-    tasks.seat = TakeTurns("default_policy", opponent, config.league_seats(), {})
+    tasks.agent = TakeTurns(
+        "default_policy", opponent, config.assign_league_opponents(), {}
+    )
     episodes = run.runner.sample(tasks=tasks.next_groups(12))
-    give_group_credit(config, episodes)
+    set_group_advantages(config, episodes)
     chains = [c for c in chains_of(episodes) if c.module_id == "default_policy"]
     parts = [p for e in episodes for p in e.agent_episodes.values()]
     mine = [p for p in parts if p.module_id == "default_policy"]

@@ -95,10 +95,10 @@ class Messages:
             parts = episode.agent_episodes.values()
             told = [self._of(number, part, next(chains), start) for part in parts]
             in_order = sorted((m for ms in told for m in ms), key=lambda m: m["step"])
-            ledger = episode.custom_data[columns.REWARD_LEDGER]
+            reward_log = episode.custom_data[columns.REWARD_LOG]
             for here, after in zip(in_order, [*in_order[1:], None], strict=True):
                 until = math.inf if after is None else after["step"]
-                got = [r for t, _, r in ledger if here["step"] < t <= until]
+                got = [r for t, _, r in reward_log if here["step"] < t <= until]
                 here["reward"] = sum(got) / 3
             trace = next_value = 0.0
             for message in reversed(in_order):

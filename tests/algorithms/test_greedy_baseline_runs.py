@@ -22,8 +22,8 @@ def remax(env="bandit_probe-v0", group_size=2, **rollouts):
         .language_model(tiny=TINY)
         .generation(max_new_tokens=4)
         .rollouts(episodes_per_iteration=8, group_size=group_size, **rollouts)
-        .training(credit=[REMAX], drop_zero_variance_groups=False, lr=1e-3)
-        .warm_start(demonstrations=100, mistake_rate=0.7, epochs=1, lr=3e-3)
+        .training(advantage_estimator=[REMAX], drop_zero_variance_groups=False, lr=1e-3)
+        .sft(demonstrations=100, mistake_rate=0.7, epochs=1, lr=3e-3)
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from learner_helpers import TINY, fake_episode
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.grpo.grpo import credit_of_policies
+from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
 
@@ -34,10 +34,12 @@ def test_credit_is_relative_to_the_group(algo):
         for i, r in enumerate([1.0, 0.0, 0.0, 1.0, 3.0, 1.0, 1.0, 3.0])
     ]
     kept = algo.process_episodes(made)
-    algo._give_credit(kept)
-    credit = np.array([episode_data(e).advantage for e in kept])
-    assert np.allclose(credit.reshape(2, 4).sum(axis=1), 0.0)
-    assert np.allclose(credit[:4], credit[4:], atol=1e-5)  # the scale is taken out
+    algo._set_advantages(kept)
+    advantage_estimator = np.array([episode_data(e).advantage for e in kept])
+    assert np.allclose(advantage_estimator.reshape(2, 4).sum(axis=1), 0.0)
+    assert np.allclose(
+        advantage_estimator[:4], advantage_estimator[4:], atol=1e-5
+    )  # the scale is taken out
 
 
 def test_groups_without_variance_are_dropped_and_counted(algo):
@@ -90,10 +92,10 @@ def test_dr_grpo_and_rloo_by_setting(algo):
     for baseline, factor in (("mean", 1.0), ("leave_one_out", 4 / 3)):
         algo.config = algo.config.copy(copy_frozen=False)
         algo.config.training(advantage_baseline=baseline, advantage_scale="none")
-        algo._credit = credit_of_policies(algo.config)
-        algo._give_credit(made)
-        credit = [episode_data(e).advantage for e in made]
-        assert np.allclose(credit, factor * (np.arange(4) - 1.5))
+        algo._advantage_estimators = estimators_of_policies(algo.config)
+        algo._set_advantages(made)
+        advantage_estimator = [episode_data(e).advantage for e in made]
+        assert np.allclose(advantage_estimator, factor * (np.arange(4) - 1.5))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def trained(config, path, iterations=2):
 
 
 def begun_with(config, checkpoint):
-    config.handed_over = str(checkpoint)
+    config.initial_checkpoint = str(checkpoint)
     return config.build_algo()
 
 
@@ -65,7 +65,7 @@ def equal(a, b):
 
 @pytest.fixture(scope="module")
 def imitated(tmp_path_factory, ray_session):
-    path = tmp_path_factory.mktemp("handing_over") / "sft"
+    path = tmp_path_factory.mktemp("init_from_checkpoint") / "sft"
     return path, trained(of(SFTConfig), path)
 
 
@@ -83,7 +83,9 @@ def test_weights_are_taken_over_and_counters_are_not(imitated):
     assert learner._weights_seq_no == 0
     assert not any(o.state for o in learner._optimizer_parameters)
     result = algo.train()["learners"][DEFAULT_MODULE_ID]
-    assert result["sampler_gap_mean"] < 1e-5  # the engine samples with them
+    assert (
+        result["train_inference_mismatch_mean"] < 1e-5
+    )  # the engine samples with them
     now = state(algo)
     assert not equal(lm(now), lm(given))
     frozen = {n: t for n, t in now.items() if n.startswith("reference.")}
@@ -103,7 +105,10 @@ def test_other_processes_get_them_too(imitated):
         local_env_runner=False,
     )
     assert equal(lm(sampled), lm(given))
-    assert algo.train()["learners"][DEFAULT_MODULE_ID]["sampler_gap_mean"] < 1e-5
+    assert (
+        algo.train()["learners"][DEFAULT_MODULE_ID]["train_inference_mismatch_mean"]
+        < 1e-5
+    )
     algo.stop()
 
 

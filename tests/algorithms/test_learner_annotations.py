@@ -19,7 +19,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.runs import token_column
-from rllib_llm.transcripts.annotations import NOTES, compact
+from rllib_llm.transcripts.annotations import ANNOTATIONS, compact
 from rllib_llm.transcripts.collector import read_result
 from rllib_llm.transcripts.reader import schema
 
@@ -32,14 +32,14 @@ def made(count=5, **kwargs):
     for i, episode in enumerate(episodes):
         data = episode_data(episode)
         data.advantage = float(np.cos(i))
-        data.notes_tokens = i in (1, count - 1)
+        data.annotates_tokens = i in (1, count - 1)
     return episodes
 
 
-def notes_of(result):
+def annotations_of(result):
     """Notes by episode, turns by agent and number, a column at a time."""
     found = {}
-    for text in result[ALL_MODULES][NOTES].peek():
+    for text in result[ALL_MODULES][ANNOTATIONS].peek():
         note = json.loads(text)
         turns = {(t.pop("agent"), t.pop("index")): t for t in note["tokens"]}
         found[note["episode"]] = turns
@@ -61,8 +61,8 @@ def expected(learner, episodes):
     batch = make_batch(learner, episodes)
     found = {}
     for row in range(len(batch[columns.INPUT_IDS])):
-        episode = episodes[int(batch[columns.JOINT_INDEX][row])]
-        if not episode_data(episode).notes_tokens:
+        episode = episodes[int(batch[columns.EPISODE_INDEX][row])]
+        if not episode_data(episode).annotates_tokens:
             continue
         n = int(batch[columns.ATTENTION_MASK][row].sum())
         logp, entropy = logps(learner, batch[columns.INPUT_IDS][row, :n])
@@ -112,7 +112,7 @@ def test_notes_are_what_the_batch_held(config_class, breaks, row_per_turn, epoch
     )
     # Of several epochs the last one is told, when entropy had moved on.
     without = ("entropy",) if epochs > 1 else ()
-    assert_told(notes_of(result), expected(reference, episodes), without=without)
+    assert_told(annotations_of(result), expected(reference, episodes), without=without)
 
 
 def test_ratio_is_that_of_the_last_epoch():
@@ -120,9 +120,9 @@ def test_ratio_is_that_of_the_last_epoch():
     once, twice = make_learner(config), make_learner(config)
     episodes = made()
     before = expected(once, episodes)
-    first = notes_of(update_learner(once, episodes))
+    first = annotations_of(update_learner(once, episodes))
     after = expected(once, episodes)
-    second = notes_of(update_learner(twice, episodes, num_epochs=2))
+    second = annotations_of(update_learner(twice, episodes, num_epochs=2))
     moved = 0.0
     for episode, turns in before.items():
         for key, told in turns.items():
@@ -138,7 +138,7 @@ def test_masked_turns_are_told_as_not_trained():
     learner = make_learner(make_config(GRPOConfig))
     episodes = made()
     episode_data(episodes[1]).masked_turns = frozenset({0})
-    notes = notes_of(update_learner(learner, episodes))[episodes[1].id_]
+    notes = annotations_of(update_learner(learner, episodes))[episodes[1].id_]
     assert [notes[0, i]["trained"] for i in range(2)] == [0, 1]
     assert notes[0, 0]["advantage"] == 0
 
@@ -147,8 +147,8 @@ def test_an_episode_that_is_all_masked_may_have_no_notes():
     learner = make_learner(make_config(GRPOConfig, micro_batch_tokens=1))
     episodes = [*made(), fake_episode(9, stop=StopReason.ABORTED)]
     data = episode_data(episodes[-1])
-    data.notes_tokens, data.stop_policy = True, StopPolicy.MASK
-    notes = notes_of(update_learner(learner, episodes))
+    data.annotates_tokens, data.stop_policy = True, StopPolicy.MASK
+    notes = annotations_of(update_learner(learner, episodes))
     assert notes.keys() == {episodes[1].id_, episodes[4].id_}
 
 
@@ -156,8 +156,8 @@ def test_nothing_is_kept_where_nothing_is_noted():
     learner = make_learner(make_config(GRPOConfig))
     episodes = made()
     for episode in episodes:
-        episode_data(episode).notes_tokens = False
-    assert NOTES not in update_learner(learner, episodes)[ALL_MODULES]
+        episode_data(episode).annotates_tokens = False
+    assert ANNOTATIONS not in update_learner(learner, episodes)[ALL_MODULES]
 
 
 def test_numbers_are_short_and_equal_ones_stand_once():
@@ -175,9 +175,9 @@ def test_values_of_a_common_critic_reach_the_agents_turns(view):
     wake_critic(run.learner)
     episodes = run.sample(3)
     for episode in episodes:
-        episode_data(episode).notes_tokens = episode is episodes[1]
+        episode_data(episode).annotates_tokens = episode is episodes[1]
     read = batches(run.learner, episodes)["critic"]
-    (notes,) = notes_of(run.update(episodes)).values()
+    (notes,) = annotations_of(run.update(episodes)).values()
     told = turns_of(episodes[1])
     assert len(notes) == len(told) == 4
     seen = {}
@@ -185,7 +185,7 @@ def test_values_of_a_common_critic_reach_the_agents_turns(view):
         index = seen[agent] = seen.get(agent, -1) + 1
         number = ["ann_0", "ben_0"].index(agent)
         of_agent = (read[columns.AGENT_INDEX] == number) | (view == "central")
-        (row,) = np.flatnonzero((read[columns.JOINT_INDEX] == 1) & of_agent)
+        (row,) = np.flatnonzero((read[columns.EPISODE_INDEX] == 1) & of_agent)
         here = read[columns.TURN_IDS][row] == (place if view == "central" else index)
         right = read[columns.VALUES][row][here].numpy()
         note = notes[number, index]
@@ -223,7 +223,9 @@ def test_groups_and_parts_of_rewards_in_a_run(ray_session):
     algo.stop()
     records = read_result(result)
     check_records(records)
-    assert NOTES not in result and NOTES not in result["learners"][ALL_MODULES]
+    assert (
+        ANNOTATIONS not in result and ANNOTATIONS not in result["learners"][ALL_MODULES]
+    )
     groups = [r["group_id"] for r in records]
     assert len(records) == 8 and groups == sorted(groups, key=groups.index)
     picked = [r["picked"] for r in records]
@@ -236,8 +238,10 @@ def test_groups_and_parts_of_rewards_in_a_run(ray_session):
             assert list(turn["reward_parts"]) == ["environment", "format"]
             assert turn["reward"] == pytest.approx(sum(turn["reward_parts"].values()))
             paid += turn["reward"]
-            credit = token_column(turn, "advantage")
-            np.testing.assert_allclose(credit, record["advantage"], **CLOSE)
+            advantage_estimator = token_column(turn, "advantage")
+            np.testing.assert_allclose(
+                advantage_estimator, record["advantage"], **CLOSE
+            )
         assert record["return"] == pytest.approx(paid, abs=1e-5)
 
 

@@ -38,7 +38,7 @@ def test_all_parameters_move_and_sampler_agrees(ray_session):
     before = state_of(algo)
     result = algo.train()
     learner = result["learners"]["default_policy"]
-    assert learner["sampler_gap_max"] < 1e-3
+    assert learner["train_inference_mismatch_max"] < 1e-3
     assert result["env_runners"]["num_episodes"] == 8
     after = state_of(algo)
     for name in before:
@@ -99,7 +99,7 @@ def test_remote_runners_and_learners_train(ray_session):
     assert first["env_runners"]["num_episodes"] == 8
     second = algo.train()
     # The second batch was sampled with the weights of the first update.
-    assert second["learners"]["default_policy"]["sampler_gap_max"] < 1e-3
+    assert second["learners"]["default_policy"]["train_inference_mismatch_max"] < 1e-3
     algo.stop()
 
 

@@ -25,13 +25,13 @@ def make_config(env="dilemma-v0", options=ONE_ROUND, config_class=GRPOConfig):
         .language_model(tiny=TINY)
         .generation(max_new_tokens=10)
         .rollouts(episodes_per_iteration=32, group_size=4)
-        .training(credit=[CROSS], lr=1e-2)
+        .training(advantage_estimator=[CROSS], lr=1e-2)
     )
 
 
 @pytest.mark.ray
 def test_moves_are_credited_with_what_all_moves_of_the_other_earn(ray_session):
-    config = make_config().warm_start(demonstrations=300, mistake_rate=1.0, lr=5e-3)
+    config = make_config().sft(demonstrations=300, mistake_rate=1.0, lr=5e-3)
     algo = config.training(drop_zero_variance_groups=False).build_algo()
     episodes = algo.collect()
     checked = 0
@@ -40,11 +40,11 @@ def test_moves_are_credited_with_what_all_moves_of_the_other_earn(ray_session):
         moves = [[str(p.get_actions(0)) for p in agent_episodes(e)] for e in rollouts]
         if not set(itertools.chain(*moves)) <= {"cooperate", "defect"}:
             continue  # something else was said, and someone asked again
-        for seat in (0, 1):
-            others = [said[1 - seat][0] for said in moves]
-            worths = [np.mean([PAYS[m[seat][0] + o] for o in others]) for m in moves]
+        for agent in (0, 1):
+            others = [said[1 - agent][0] for said in moves]
+            worths = [np.mean([PAYS[m[agent][0] + o] for o in others]) for m in moves]
             for rollout, worth in zip(rollouts, worths, strict=True):
-                own = episode_data(agent_episodes(rollout)[seat]).advantage
+                own = episode_data(agent_episodes(rollout)[agent]).advantage
                 assert own == pytest.approx(worth - np.mean(worths), abs=1e-6)
                 checked += abs(own) > 1e-3
     assert checked > 8
@@ -75,7 +75,7 @@ def test_what_changes_the_pay_or_the_players_is_refused():
     with pytest.raises(ConfigError, match="rewards or reward_transforms change it"):
         make_config().rollouts(rewards=["environment", "format"]).validate()
     scripted = make_config().multi_agent(
-        policies={"row": {}, "column": {"script": lambda turn: "defect"}},
+        policies={"row": {}, "column": {"scripted_policy": lambda turn: "defect"}},
         policy_mapping_fn={"row": "row", "column": "column"},
     )
     with pytest.raises(ConfigError, match="no language model plays column"):

@@ -89,7 +89,7 @@ def test_defect_2_recorded_log_probabilities_are_those_of_the_sampling_distribut
                 wanted = [float(cold[p - 1, ids[p]]) for p in range(start, len(ids))]
                 assert turn.action_logps.tolist() == pytest.approx(wanted, abs=1e-4)
     found = run.update(episodes)
-    assert found["a"]["sampler_gap_max"].peek() < 1e-4
+    assert found["a"]["train_inference_mismatch_max"].peek() < 1e-4
     with pytest.raises(ConfigError, match="top_k=50: training needs"):
         team_config(Pair, generation={"top_k": 50}).validate()
 
@@ -197,7 +197,9 @@ def test_defect_6_training_reads_exactly_what_was_read_in_sampling():
             # The newest messages are there; only a prompt nobody answered may follow.
             assert ids[: len(whole)] == whole and length <= 170
             assert len(part) == len(told)
-    assert update(run.learner, episodes)["a"]["sampler_gap_max"].peek() < 1e-4
+    assert (
+        update(run.learner, episodes)["a"]["train_inference_mismatch_max"].peek() < 1e-4
+    )
 
 
 # 7. Evaluating another model than the trained one; settings that nobody reads.

@@ -10,9 +10,9 @@ from team_helpers import (
     Uneven,
     assert_bit_equal,
     assert_near,
-    give_group_credit,
     gradients,
     make_team_learner,
+    set_group_advantages,
     team_config,
     tiny_model,
     turns_of,
@@ -144,7 +144,7 @@ def test_two_learners_take_the_steps_of_one(config_class, training, monkeypatch)
     episodes = [e for e in ben if episode_data(e).task.group_id in groups]
     episodes += rest[: 6 * config.group_size]
     if config_class is GRPOConfig:
-        give_group_credit(config, episodes)
+        set_group_advantages(config, episodes)
     kwargs = {"num_epochs": 1, "minibatch_size": None}
     if training.get("level") == "token":
         kwargs["num_epochs"] = 2

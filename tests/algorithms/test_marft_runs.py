@@ -67,12 +67,12 @@ def test_an_iteration_moves_both_policies_and_tells_about_each(ray_session):
     assert set(runners["agent_episode_return_mean"]) == {"ann_0", "ben_0"}
     assert set(runners["module_episode_return_mean"]) == {"a", "b"}
     for module_id in "ab":
-        assert learners[module_id]["sampler_gap_max"] < 1e-3
+        assert learners[module_id]["train_inference_mismatch_max"] < 1e-3
         assert learners[module_id]["num_trained_tokens"] > 0
         assert "vf_loss" not in learners[module_id]
     assert learners["critic"]["vf_loss"] > 0
     assert "policy_loss" not in learners["critic"]
-    assert "sampler_gap_max" not in learners["critic"]
+    assert "train_inference_mismatch_max" not in learners["critic"]
     told = read_result(result)[0]["turns"]
     assert [(t["agent"], t["policy"]) for t in told] == [
         ("ann_0", "a"),
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_a_team_goes_on_to_the_bit(ray_session, tmp_path):
 
 @pytest.mark.slow
 def test_runners_in_other_processes_sample_as_the_local_one(workers):
-    policies = {"a": None, "b": None, "c": {"script": random_script}}
+    policies = {"a": None, "b": None, "c": {"scripted_policy": random_script}}
     states = []
     for remote in (0, 2):
         config = team_config(Trio, policies=policies, mapping=TRIO)
@@ -140,7 +140,7 @@ def test_runners_in_other_processes_sample_as_the_local_one(workers):
         algo = config.build_algo()
         for _ in range(2):
             result = algo.train()
-        assert result["learners"]["b"]["sampler_gap_max"] < 1e-3
+        assert result["learners"]["b"]["train_inference_mismatch_max"] < 1e-3
         states.append({m: state_of(algo, m) for m in ("a", "b", "critic")})
         algo.stop()
     for module_id in states[0]:

@@ -79,7 +79,7 @@ def test_yaml_says_the_same():
         {
             "policies": {
                 "a": {"training": {"lr": 1e-5}},
-                "b": {"script": "team_helpers:random_script"},
+                "b": {"scripted_policy": "team_helpers:random_script"},
             },
             "policy_mapping_fn": {"ann": "a", "ben": "b"},
             "policies_to_train": ["a"],
@@ -106,11 +106,13 @@ BAD = [
     (lambda: ppo(train=["bb"]), r"policies_to_train names 'bb'.*Did you mean 'b'"),
     (lambda: ppo(train=[]), r"No policy is trained"),
     (
-        lambda: ppo(policies={"a": None, "b": {"script": random_script}}, train=["b"]),
+        lambda: ppo(
+            policies={"a": None, "b": {"scripted_policy": random_script}}, train=["b"]
+        ),
         r"names 'b', which a script plays",
     ),
     (
-        lambda: ppo(policies={m: {"script": random_script} for m in "ab"}),
+        lambda: ppo(policies={m: {"scripted_policy": random_script} for m in "ab"}),
         r"No policy is trained",
     ),
     (

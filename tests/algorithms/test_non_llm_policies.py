@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from non_llm_toys import MLP, Beside, ClassicRun, Discretely, Errand
-from non_llm_toys import classic_config as config_of
+from non_llm_toys import MLP, Beside, Discretely, Errand, NonLLMRun
+from non_llm_toys import non_llm_config as config_of
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import (
     DefaultPPOTorchRLModule,
@@ -39,8 +39,8 @@ def test_who_is_what():
     config = config_of(train=["talk"])
     assert config.module_ids == ("run", "talk")
     assert config.llm_module_ids == config.trained_module_ids == ("talk",)
-    assert config.classic_module_ids == ("run",) and not config.trained_classic_ids
-    assert config_of().trained_classic_ids == ("run",)
+    assert config.non_llm_module_ids == ("run",) and not config.trained_non_llm_ids
+    assert config_of().trained_non_llm_ids == ("run",)
 
 
 def test_rllibs_own_spec_says_the_same():
@@ -61,7 +61,7 @@ def test_rllibs_own_spec_says_the_same():
     )
     weights = []
     for config in (in_section, by_method, by_name):
-        run = ClassicRun(config)
+        run = NonLLMRun(config)
         assert isinstance(run.runner.module["run"], DefaultPPOTorchRLModule)
         weights.append({n: w.shape for n, w in run.weights("run").items()})
         assert run.update(run.sample(2))["run"]["policy_loss"].peek() is not None
@@ -87,7 +87,7 @@ def test_a_recipe_says_it_in_yaml():
     """
     config = recipe_from_dict(yaml_io.parse(text, "here"), "here").build_config()
     config.validate()
-    assert config.classic_module_ids == ("run",)
+    assert config.non_llm_module_ids == ("run",)
     assert config.rl_module_of("run").model_config == {"fcnet_hiddens": [32]}
     assert config.get_config_for_module("run").lr == 3e-3
 
@@ -95,7 +95,7 @@ def test_a_recipe_says_it_in_yaml():
 def test_model_config_of_the_run_is_the_default():
     config = config_of(runner={"rl_module": {}})
     config.rl_module(model_config={"fcnet_hiddens": [5]})
-    shapes = {tuple(w.shape) for w in ClassicRun(config).weights("run").values()}
+    shapes = {tuple(w.shape) for w in NonLLMRun(config).weights("run").values()}
     assert (5, 2) in shapes
 
 
@@ -131,7 +131,7 @@ class Valueless(TorchRLModule):
     pass
 
 
-BOTH = {"talk": {}, "run": {**MLP, "script": random_script}}
+BOTH = {"talk": {}, "run": {**MLP, "scripted_policy": random_script}}
 REFUSED = {
     "text for an MLP": (Spoken, {}, r"'runner_0' the policy 'run'.*reads numbers"),
     "text games": (
@@ -150,7 +150,7 @@ REFUSED = {
     ),
     "numbers for a script": (
         Errand,
-        {"policies": {"talk": {}, "run": {"script": random_script}}},
+        {"policies": {"talk": {}, "run": {"scripted_policy": random_script}}},
         r"'runner_0' reads and acts in numbers.*rl_module",
     ),
     "two things": (Errand, {"policies": BOTH}, r"'run' is an RLModule, and something"),
@@ -162,8 +162,11 @@ REFUSED = {
     "no language model": (
         Errand,
         {
-            "policies": {"run": MLP, "script": {"script": random_script}},
-            "mapping": {"speaker": "script", "runner": "run"},
+            "policies": {
+                "run": MLP,
+                "scripted_policy": {"scripted_policy": random_script},
+            },
+            "mapping": {"speaker": "scripted_policy", "runner": "run"},
         },
         r"no language model.*own PPO",
     ),
@@ -222,7 +225,7 @@ def test_group_credit_trains_no_mlp_but_plays_beside_one():
     groups = {"rollouts": {"group_size": 2}}
     with pytest.raises(ConfigError, match=r"'run' is trained by RLlib's PPO.*GRPO has"):
         config_of(config_class=GRPOConfig, **groups).validate()
-    run = ClassicRun(config_of(config_class=GRPOConfig, train=["talk"], **groups))
+    run = NonLLMRun(config_of(config_class=GRPOConfig, train=["talk"], **groups))
     before = run.weights("run")
     run.update(run.sample(2))
     assert_bit_equal(before, run.weights("run"))
@@ -238,9 +241,7 @@ def test_a_chain_of_credit_needs_a_language_model():
 
 @pytest.mark.parametrize("config_class", PPO_LIKE)
 def test_both_learn_each_at_its_own_rate(config_class):
-    run = ClassicRun(
-        config_of(config_class=config_class, runner=with_training(lr=1e-3))
-    )
+    run = NonLLMRun(config_of(config_class=config_class, runner=with_training(lr=1e-3)))
     talk, mlp = run.weights("talk"), run.weights("run")
     run.update(run.sample(4))
     # The first step of Adam is as long as the learning rate, whatever the gradient.
@@ -253,7 +254,7 @@ def test_both_learn_each_at_its_own_rate(config_class):
 def test_a_rate_of_zero_moves_nothing(still):
     policies = {"talk": {}, "run": MLP}
     policies[still] = {**policies[still], "training": {"lr": 0.0}}
-    run = ClassicRun(config_of(policies=policies))
+    run = NonLLMRun(config_of(policies=policies))
     before = {m: run.weights(m) for m in policies}
     run.update(run.sample(4))
     for module_id in policies:
@@ -265,7 +266,7 @@ def test_a_rate_of_zero_moves_nothing(still):
 
 @pytest.mark.parametrize("trained", ["talk", "run"])
 def test_frozen_policies_stay_to_the_bit_and_act_on(trained):
-    run = ClassicRun(config_of(train=[trained]))
+    run = NonLLMRun(config_of(train=[trained]))
     before = {m: run.weights(m) for m in ("talk", "run")}
     for _ in range(2):
         run.update(run.sample(4))
@@ -278,7 +279,7 @@ def test_frozen_policies_stay_to_the_bit_and_act_on(trained):
 def test_the_step_is_that_of_a_stock_ppo_learner(config_class):
     training = {"lr": 1e-2, "gamma": 0.9, "lambda_": 0.8, "entropy_coeff": 0.01}
     runner = {**MLP, "training": {**training, "use_kl_loss": True, "kl_coeff": 0.3}}
-    run = ClassicRun(config_of(config_class=config_class, runner=runner))
+    run = NonLLMRun(config_of(config_class=config_class, runner=runner))
     episodes = run.sample(4)
     module = run.learner.module["run"].unwrapped()
     stock = (
@@ -309,15 +310,15 @@ def test_the_step_is_that_of_a_stock_ppo_learner(config_class):
 
 
 def test_every_time_step_is_learnt_from_once_per_epoch(monkeypatch):
-    run = ClassicRun(config_of(rollouts={"episodes_per_iteration": 5}))
+    run = NonLLMRun(config_of(rollouts={"episodes_per_iteration": 5}))
     episodes, seen = run.sample(5), []
-    backward = run.learner._backward_classic
+    backward = run.learner._backward_non_llm
 
     def keep(module_id, data):
         seen.append(data)
         return backward(module_id, data)
 
-    monkeypatch.setattr(run.learner, "_backward_classic", keep)
+    monkeypatch.setattr(run.learner, "_backward_non_llm", keep)
     run.update(episodes, num_epochs=2, minibatch_size=2)
     assert len(seen) == 6
     for epoch in (seen[:3], seen[3:]):
@@ -341,7 +342,7 @@ class Absent(Errand):
 def test_several_learners_take_the_same_steps(monkeypatch):
     """Also where one of them has no time step of the MLP."""
     config = config_of(Absent, rollouts={"episodes_per_iteration": 4, "max_turns": 4})
-    runs = [ClassicRun(config) for _ in range(2)]
+    runs = [NonLLMRun(config) for _ in range(2)]
     runs[1].learner.set_state(runs[0].learner.get_state())
     episodes = runs[0].sample(12)
     with_runner = [e for e in episodes if "runner_0" in e.agent_episodes]
@@ -370,7 +371,7 @@ def test_marfts_schedules_let_the_mlp_learn_every_time(schedule):
         mapping={"speaker": "talk", "scribe": "write", "runner": "run"},
         training={"update_schedule": schedule, "alternate_every": 1},
     )
-    run = ClassicRun(config)
+    run = NonLLMRun(config)
     for learning in ("talk", "write"):
         before = {m: run.weights(m) for m in config.module_ids}
         run.update(run.sample(4))
@@ -380,7 +381,7 @@ def test_marfts_schedules_let_the_mlp_learn_every_time(schedule):
 
 
 def test_an_mlp_learns_while_the_critic_of_the_language_model_warms_up():
-    run = ClassicRun(config_of(training={"critic_warmup_iters": 1}))
+    run = NonLLMRun(config_of(training={"critic_warmup_iters": 1}))
     before = {m: run.weights(m) for m in ("talk", "run")}
     run.update(run.sample(4))
     talk = {n: w for n, w in run.weights("talk").items() if "value_head" not in n}
@@ -389,7 +390,7 @@ def test_an_mlp_learns_while_the_critic_of_the_language_model_warms_up():
 
 
 def test_losses_of_minibatches_are_averaged_by_time_steps():
-    run = ClassicRun(config_of(runner=with_training(lr=0.0)))
+    run = NonLLMRun(config_of(runner=with_training(lr=0.0)))
     episodes = run.sample(4)
     whole = run.update(episodes)["run"]
     parts = run.update(episodes, minibatch_size=1)["run"]
@@ -400,7 +401,7 @@ def test_losses_of_minibatches_are_averaged_by_time_steps():
 @pytest.mark.parametrize("team_reward", ["mean", "sum"])
 def test_the_chain_of_a_team_is_paid_for_what_the_runner_earns(team_reward):
     config = config_of(Discretely, MARFTConfig, training={"team_reward": team_reward})
-    run = ClassicRun(config)
+    run = NonLLMRun(config)
     result = run.update(run.sample(4))
     assert np.isfinite(result["talk"]["policy_loss"].peek())
 
@@ -410,7 +411,7 @@ def test_the_chain_of_a_team_is_paid_for_what_the_runner_earns(team_reward):
 
 def test_a_learners_state_goes_on_to_the_bit():
     config = config_of()
-    straight, resumed = ClassicRun(config), ClassicRun(config)
+    straight, resumed = NonLLMRun(config), NonLLMRun(config)
     straight.update(straight.sample(4))
     resumed.learner.set_state(straight.learner.get_state())
     episodes = straight.sample(4)
@@ -421,7 +422,7 @@ def test_a_learners_state_goes_on_to_the_bit():
 
 
 def test_the_runner_samples_with_the_learners_own_tensors():
-    run = ClassicRun(config_of())
+    run = NonLLMRun(config_of())
     mine = dict(run.runner.module["run"].named_parameters())
     theirs = dict(run.learner.module["run"].unwrapped().named_parameters())
     assert "vf.net.mlp.0.weight" in theirs.keys() - mine.keys()
@@ -438,7 +439,7 @@ def test_weights_reach_other_runners():
     from rllib_llm.algorithms.driver.weight_sync import _Pack
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
-    run = ClassicRun(config_of())
+    run = NonLLMRun(config_of())
     other = LLMEnvRunner(config=run.config, worker_index=1)
     run.update(run.sample(4))
     assert isinstance(run.learner, Learner)

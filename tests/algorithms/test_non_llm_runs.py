@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import ray
 import team_helpers
-from non_llm_toys import MLP, Beside, Errand, classic_config
+from non_llm_toys import MLP, Beside, Errand, non_llm_config
 
 from rllib_llm import MARFTConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
@@ -39,7 +39,7 @@ def same(left, right, **near):
 
 
 def test_an_iteration_trains_both_and_evaluation_is_greedy(ray_session):
-    config = classic_config(Beside).evaluation(
+    config = non_llm_config(Beside).evaluation(
         evaluation_interval=1,
         evaluation_duration=6,
         evaluation_config={"explore": False},
@@ -59,7 +59,7 @@ def test_an_iteration_trains_both_and_evaluation_is_greedy(ray_session):
 
 
 def test_teams_are_swapped_and_silenced_around_the_runner(ray_session):
-    algo = classic_config().build_algo()
+    algo = non_llm_config().build_algo()
     assert set(ablations(algo, 2)) == {"none", "speaker_0"}
     assert swap_matrix(algo, 2).to_markdown()
     algo.stop()
@@ -69,7 +69,7 @@ def test_teams_are_swapped_and_silenced_around_the_runner(ray_session):
 @pytest.mark.parametrize("config_class", [None, MARFTConfig])
 def test_a_checkpoint_goes_on_to_the_bit(config_class, ray_session, tmp_path):
     given = () if config_class is None else (config_class,)
-    config = classic_config(
+    config = non_llm_config(
         Errand, *given, slots=1, runner={**MLP, "training": {"lr": 1e-3}}
     )
     straight = config.build_algo()
@@ -95,7 +95,7 @@ def test_a_checkpoint_goes_on_to_the_bit(config_class, ray_session, tmp_path):
 def test_runners_in_other_processes_sample_as_the_local_one(workers):
     states = []
     for remote in (0, 2):
-        config = classic_config(slots=1).env_runners(num_env_runners=remote)
+        config = non_llm_config(slots=1).env_runners(num_env_runners=remote)
         algo = config.build_algo()
         for _ in range(2):
             algo.train()
@@ -107,7 +107,7 @@ def test_runners_in_other_processes_sample_as_the_local_one(workers):
 
 @pytest.mark.slow
 def test_two_learners_by_gloo_stay_alike(workers):
-    config = classic_config(rollouts={"episodes_per_iteration": 6}, slots=1)
+    config = non_llm_config(rollouts={"episodes_per_iteration": 6}, slots=1)
     algo = config.learners(num_learners=2).build_algo()
     before = state_of(algo, "run")
     algo.train()
@@ -125,7 +125,7 @@ def test_two_learners_by_gloo_stay_alike(workers):
 @pytest.mark.learning
 def test_an_mlp_learns_to_run_beside_a_language_model(ray_session):
     """Random play earns 1.5 of 3: the larger of two numbers, three times."""
-    config = classic_config(
+    config = non_llm_config(
         Errand,
         runner={**MLP, "training": {"lr": 0.02, "entropy_coeff": 0.0}},
         rollouts={"episodes_per_iteration": 32},

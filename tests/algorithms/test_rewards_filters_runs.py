@@ -5,7 +5,7 @@ import pytest
 from team_helpers import Run, tiny_model, worth
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.turn_table import example_table
 from rllib_llm.data.types import StopPolicy, TurnResult
@@ -108,12 +108,12 @@ def test_credit_knows_the_new_rewards_and_masks(algo):
         is_masked = data.stop_policy is StopPolicy.MASK
         assert is_masked == (data.task.rollout % 2 == 0)
     returns = np.array([e.get_return() for e in episodes])
-    credit = np.array([episode_data(e).advantage for e in episodes])
+    advantage_estimator = np.array([episode_data(e).advantage for e in episodes])
     order = np.argsort([episode_data(e).task.group_id for e in episodes], kind="stable")
-    groups = returns[order].reshape(2, 4), credit[order].reshape(2, 4)
+    groups = returns[order].reshape(2, 4), advantage_estimator[order].reshape(2, 4)
     assert np.abs(groups[1].sum(1)).max() < 1e-6  # masked ones are in the mean
-    for group_returns, group_credit in zip(*groups, strict=True):
-        assert np.corrcoef(group_returns, group_credit)[0, 1] > 0.999
+    for group_returns, group_advantages_of_turns in zip(*groups, strict=True):
+        assert np.corrcoef(group_returns, group_advantages_of_turns)[0, 1] > 0.999
 
 
 def test_teams_are_paid_in_the_ledger_too():
@@ -132,18 +132,20 @@ def test_teams_are_paid_in_the_ledger_too():
         learner=False,
     )
     episodes = run.sample(2)
-    DriverPieces(run.config).pay(episodes, 0)
+    DriverComponents(run.config).pay(episodes, 0)
     for episode in episodes:
-        ledger = episode.custom_data["rewards"]
+        reward_log = episode.custom_data["rewards"]
         for part in agent_episodes(episode):
-            paid = sum(r for _, agent, r in ledger if agent == part.agent_id)
+            paid = sum(r for _, agent, r in reward_log if agent == part.agent_id)
             assert paid == pytest.approx(part.get_return())
             assert part.get_return() < 1.0
 
 
 def test_rewards_that_remember_are_in_the_state():
-    first, second = (DriverPieces(config(rewards=[Asked, "format"])) for _ in range(2))
+    first, second = (
+        DriverComponents(config(rewards=[Asked, "format"])) for _ in range(2)
+    )
     first.rewards(example_table().trajectories)
     second.set_state(first.get_state())
     assert second.rewards.parts[1].call.asked == 8
-    assert DriverPieces(config()).pay([], 0) == {}
+    assert DriverComponents(config()).pay([], 0) == {}

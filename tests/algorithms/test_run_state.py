@@ -87,7 +87,7 @@ def grpo():
         training={
             "lr": [[0, 1e-2], [100, 1e-3]],
             "drop_zero_variance_groups": False,
-            "credit": ["group", {"name": "history", "weight": 0.5}],
+            "advantage_estimator": ["group", {"name": "history", "weight": 0.5}],
             "ref_kl_coeff": 0.1,
             "ref_kl_target": 1e-9,
             "loss_terms": [Fading, {"name": "entropy_target", "target": 9.0}],
@@ -137,9 +137,9 @@ def self_play():
 # What has nothing to remember: rewards and credit of the group alone.
 STATELESS = {
     "grpo": set(),
-    "ppo": {"llm_driver_pieces"},
-    "marft": {"llm_driver_pieces"},
-    "self_play": {"llm_driver_pieces"},
+    "ppo": {"llm_driver_components"},
+    "marft": {"llm_driver_components"},
+    "self_play": {"llm_driver_components"},
 }
 RUNS = {f.__name__: f for f in (grpo, ppo, marft, self_play)}
 

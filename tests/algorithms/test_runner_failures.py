@@ -81,7 +81,7 @@ class Algorithm(SamplingAlgorithm):
         self.config.fault_tolerance(**settings)
         self.env_runner_group, self.env_runner = group, local
         self._task_source = TaskSource(seed=0, group_size=2)
-        self._driver_pieces = types.SimpleNamespace(assign=lambda tasks, _: tasks)
+        self._driver_components = types.SimpleNamespace(assign=lambda tasks, _: tasks)
         self.metrics, self.num_looks = Metrics(), 0
         self._comes_back = comes_back
 

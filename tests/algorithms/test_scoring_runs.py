@@ -65,7 +65,7 @@ def test_learner_and_sampler_agree(norm, model):
     config.training(ref_kl_coeff=0.1, micro_batch_tokens=600)
     run = Run(config)
     found = run.update(run.sample(), num_epochs=2, minibatch_size=3)
-    assert found["sampler_gap_max"].peek() < 1e-4
+    assert found["train_inference_mismatch_max"].peek() < 1e-4
     assert found["ref_kl"].peek() >= 0.0
     batch = run.batch(run.sample())
     mask = batch[Columns.LOSS_MASK]
@@ -133,7 +133,7 @@ def test_credit_of_groups_goes_to_whole_turns():
         mask = batch[Columns.LOSS_MASK][row]
         assert int(mask.sum()) == len(episodes[row])
         assert (batch[Columns.ADVANTAGES][row][mask] == row + 1).all()
-    assert run.update(episodes)["sampler_gap_max"].peek() < 1e-4
+    assert run.update(episodes)["train_inference_mismatch_max"].peek() < 1e-4
 
 
 @pytest.mark.ray

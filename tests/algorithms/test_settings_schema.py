@@ -112,7 +112,7 @@ def test_a_setting_tells_what_docs_and_help_need():
         ),
         (
             lambda c: c.training(mistake_rate=0.1),
-            "Unknown setting training.mistake_rate. Use warm_start.mistake_rate.",
+            "Unknown setting training.mistake_rate. Use sft.mistake_rate.",
         ),
         (
             lambda c: c.env_runners(observation_filter="MeanStd"),

@@ -82,10 +82,10 @@ WHOLE_BATCH = [
     {"loss_terms": [{"name": "kl_cov", "share": 0.2, "weight": 5.0}]},
     {"loss_terms": [{"name": "entropy", "top": 0.3}]},
     {"loss_terms": [{"name": "nll_success", "weight": 0.3}]},
-    {"token_transforms": [{"name": "entropy_shaping", "alpha": 0.5}]},
-    {"token_transforms": [{"name": "top_entropy", "share": 0.3}]},
+    {"token_advantage_transforms": [{"name": "entropy_shaping", "alpha": 0.5}]},
+    {"token_advantage_transforms": [{"name": "top_entropy", "share": 0.3}]},
     # All tokens of the band, so that it does not matter which are drawn.
-    {"token_transforms": [{"name": "clip_cov", "share": 1.0, "low": 0.0}]},
+    {"token_advantage_transforms": [{"name": "clip_cov", "share": 1.0, "low": 0.0}]},
     {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
 ]
 
@@ -102,7 +102,9 @@ def test_two_learners_have_the_gradient_of_one(chosen, monkeypatch):
 
 def test_clip_cov_draws_its_share_of_all_tokens(monkeypatch):
     spec = {"name": "clip_cov", "share": 0.1, "low": -100.0, "high": 100.0}
-    config = make_config(GRPOConfig, old_logps="engine", token_transforms=[spec])
+    config = make_config(
+        GRPOConfig, old_logps="engine", token_advantage_transforms=[spec]
+    )
     pair, counts = pair_of(config), []
     for learner in pair:
         log_batch = learner._log_batch
@@ -154,7 +156,7 @@ SHARED = (
     "padding_frac",
     "advantage_abs_mean",
     "trained_token_frac",
-    "weights_lag_mean",
+    "policy_staleness_mean",
     "ref_kl",
 )
 
@@ -193,7 +195,10 @@ def test_a_learner_without_rows_of_a_policy_adds_nothing_to_its_moments(monkeypa
     training = {
         "lr": 1e-2,
         "loss_terms": [{"name": "kl_cov", "share": 0.3}, "nll_success"],
-        "token_transforms": ["entropy_shaping", {"name": "clip_cov", "share": 1.0}],
+        "token_advantage_transforms": [
+            "entropy_shaping",
+            {"name": "clip_cov", "share": 1.0},
+        ],
     }
     config = team_config(
         Uneven, GRPOConfig, training=training, rollouts={"group_size": 2}

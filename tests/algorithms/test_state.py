@@ -16,18 +16,18 @@ import torch
 from learner_helpers import fake_episode, make_config, make_learner, weights
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.role_baselines import RoleBaselines
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
-from rllib_llm.components.registry import choose
+from rllib_llm.components.registry import bind
 from rllib_llm.data import columns
 from rllib_llm.data.turn_table import TurnTable, example_table
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
-from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import example_batch
 from rllib_llm.monitoring.alarms.guard import Guard
 from rllib_llm.monitoring.alarms.history import History
@@ -37,8 +37,8 @@ from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 from rllib_llm.selfplay.ratings import Ratings
 
 PACKAGE = Path(__file__).parents[2] / "rllib_llm"
-GIVES_STATE = {"get_state", "state_dict", "memories", "own_state"}
-TAKES_STATE = {"set_state", "load_state", "load_state_dict", "recall"}
+GIVES_STATE = {"get_state", "state_dict", "driver_state", "own_state"}
+TAKES_STATE = {"set_state", "load_state", "load_state_dict", "set_driver_state"}
 # tests/algorithms/test_run_state.py saves and restores whole runs of these.
 OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "OwnState", "GRPO", "SelfPlay"}
 
@@ -99,13 +99,15 @@ def assigned(curriculum: Any) -> list[Any]:
 
 def curriculum(name: str, **settings: Any) -> Case:
     spec = {"name": name, **settings}
-    return Case(lambda: choose("curriculum", spec).call, taught, assigned)
+    return Case(lambda: bind("curriculum", spec).call, taught, assigned)
 
 
-def credit(name: str, **settings: Any) -> Case:
+def advantage_estimator(name: str, **settings: Any) -> Case:
     spec = {"name": name, **settings}
     return Case(
-        lambda: choose("credit", spec).call, lambda of: of(played(scale=3.0)), valued_by
+        lambda: bind("advantage_estimator", spec).call,
+        lambda of: of(played(scale=3.0)),
+        valued_by,
     )
 
 
@@ -138,31 +140,35 @@ class Asked:
         self.asked = state
 
 
-def driver_pieces() -> DriverPieces:
+def driver_components() -> DriverComponents:
     settings: dict[str, Any] = {"rewards": [Asked], "filters": [Asked]}
     settings["curriculum"] = {"name": "ladder", **LADDER}
-    return DriverPieces(GRPOConfig().rollouts(**settings))
+    return DriverComponents(GRPOConfig().rollouts(**settings))
 
 
-def use_driver_pieces(pieces: DriverPieces) -> None:
-    taught(pieces.curriculum.call)
-    pieces.rewards(played().trajectories)
-    pieces.filters(played().trajectories)
+def use_rewards_filters(components: DriverComponents) -> None:
+    taught(components.curriculum.call)
+    components.rewards(played().trajectories)
+    components.filters(played().trajectories)
 
 
-def look_at_driver_pieces(pieces: DriverPieces) -> list[Any]:
-    paid = pieces.rewards(played().trajectories)
-    verdicts, _ = pieces.filters(played().trajectories)
+def look_at_rewards_filters(components: DriverComponents) -> list[Any]:
+    paid = components.rewards(played().trajectories)
+    verdicts, _ = components.filters(played().trajectories)
     parts = {name: part.tolist() for name, part in paid.items()}
-    return [assigned(pieces.curriculum.call), parts, [v.is_dropped for v in verdicts]]
+    return [
+        assigned(components.curriculum.call),
+        parts,
+        [v.is_dropped for v in verdicts],
+    ]
 
 
 TARGET = {"name": "entropy_target", "target": 9.0, "step": 0.01}
 
 
-def term_losses(pieces: TokenPieces) -> list[Any]:
-    batch = example_batch(pieces.needs)
-    return [(name, loss.tolist()) for name, loss in pieces.term_losses(batch)]
+def term_losses(components: ComposedLoss) -> list[Any]:
+    batch = example_batch(components.needs)
+    return [(name, loss.tolist()) for name, loss in components.term_losses(batch)]
 
 
 # League -------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def use_league(league: League) -> None:
 
 
 def look_at_league(league: League) -> list[Any]:
-    seen = [league.probabilities(), league.should_snapshot(), league.choose(3, 1)]
+    seen = [league.probabilities(), league.should_snapshot(), league.bind(3, 1)]
     return [*seen, league.add("new", 2), league.probabilities()]
 
 
@@ -191,12 +197,12 @@ def use_matchmaker(maker: Matchmaker) -> None:
     for iteration in range(3):
         maker.add_snapshot(iteration)
         slots = {member: slot for slot, member in maker.members().items()}
-        line_up = {"ann": "policy", "ben": slots[f"snapshot_{iteration}"]}
-        maker.record([maker.result(iteration, line_up, {"ann": 1.0})])
+        assignment = {"ann": "policy", "ben": slots[f"snapshot_{iteration}"]}
+        maker.record([maker.result(iteration, assignment, {"ann": 1.0})])
 
 
 def look_at_matchmaker(maker: Matchmaker) -> list[Any]:
-    seen = [maker.members(), maker.metrics(), [maker.line_up(s) for s in range(9)]]
+    seen = [maker.members(), maker.metrics(), [maker.assignment(s) for s in range(9)]]
     return [*seen, maker.wants_snapshot(), maker.add_snapshot(9), maker.members()]
 
 
@@ -365,16 +371,16 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
-    "Ladder": curriculum("ladder", **LADDER),
-    "advantages.estimators.history.History": credit("history"),
-    "Role": credit("role"),
-    "Credit": Case(
-        lambda: Credit(["role", "history"]),
+    "ThresholdCurriculum": curriculum("ladder", **LADDER),
+    "advantages.estimators.history.History": advantage_estimator("history"),
+    "Role": advantage_estimator("role"),
+    "AdvantageEstimators": Case(
+        lambda: AdvantageEstimators(["role", "history"]),
         lambda of: of.advantages(played(scale=3.0)),
         lambda of: valued_by(of.advantages),
     ),
-    "Chosen": Case(
-        lambda: choose("credit", "role"),
+    "BoundComponent": Case(
+        lambda: bind("advantage_estimator", "role"),
         lambda of: of.call(played(scale=3.0)),
         lambda of: valued_by(of.call),
     ),
@@ -385,14 +391,16 @@ CASES = {
         save=lambda of: of.state_dict(),
         load=lambda of, state: of.load_state_dict(state),
     ),
-    "DriverPieces": Case(driver_pieces, use_driver_pieces, look_at_driver_pieces),
+    "DriverComponents": Case(
+        driver_components, use_rewards_filters, look_at_rewards_filters
+    ),
     "EntropyTarget": Case(
-        lambda: choose("loss_term", TARGET).call,
+        lambda: bind("loss_term", TARGET).call,
         lambda of: of.end_update({"entropy": 1.0}),
         lambda of: (of.coeff, of.end_update({"entropy": 99.0}), of.coeff),
     ),
-    "TokenPieces": Case(
-        lambda: TokenPieces(None, [TARGET], ()),
+    "ComposedLoss": Case(
+        lambda: ComposedLoss(None, [TARGET], ()),
         lambda of: of.end_update({"entropy": 1.0}),
         term_losses,
     ),
@@ -424,7 +432,7 @@ CASES = {
     "LLMLearnerMixin": Case(
         lambda: learner(use_kl_loss=True, kl_target=1e-9), use_learner, look_at_learner
     ),
-    "TokenPiecesMixin": Case(
+    "ComposedLossMixin": Case(
         lambda: learner(loss_terms=[TARGET]), use_learner, look_at_learner
     ),
     "LLMRLModule": Case(module, move, values_of),

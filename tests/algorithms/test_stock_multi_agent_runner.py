@@ -46,7 +46,7 @@ def test_stock_runner_samples_and_trains(ray_session, env):
     for policy in ("first", "rest"):
         learner = result["learners"][policy]
         assert learner["num_trained_tokens"] > 0
-        assert learner["sampler_gap_max"] < 1e-3
+        assert learner["train_inference_mismatch_max"] < 1e-3
     algo.stop()
 
 

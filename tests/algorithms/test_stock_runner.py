@@ -35,7 +35,7 @@ def test_stock_runner_samples_and_trains(ray_session):
     result = algo.train()
     learner = result["learners"]["default_policy"]
     assert learner["num_trained_tokens"] > 0
-    assert learner["sampler_gap_max"] < 1e-3
+    assert learner["train_inference_mismatch_max"] < 1e-3
     algo.stop()
 
 
@@ -47,6 +47,6 @@ def test_stock_runner_refuses_groups():
 
 
 def test_stock_runner_refuses_pieces_that_nobody_would_call():
-    for pieces in ({"rewards": ["format"]}, {"filters": ["valid"]}):
+    for components in ({"rewards": ["format"]}, {"filters": ["valid"]}):
         with pytest.raises(ConfigError, match="plays no tasks. Use LLMEnvRunner"):
-            stock_config().rollouts(**pieces).validate()
+            stock_config().rollouts(**components).validate()

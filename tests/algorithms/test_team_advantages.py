@@ -7,7 +7,7 @@ import pytest
 
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.driver.team_rewards import share_rewards
-from rllib_llm.algorithms.grpo.grpo import credit_of_policies
+from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError
 
@@ -39,13 +39,13 @@ def episodes(algo):
     rng = np.random.default_rng(0)
     played = algo.sample_groups(2)
     for episode in played:
-        ledger = episode.custom_data["rewards"]
-        ledger.clear()
+        reward_log = episode.custom_data["rewards"]
+        reward_log.clear()
         for agent, part in episode.agent_episodes.items():
             rewards = rng.normal(size=len(part)).tolist()
             turns = part.get_extra_model_outputs("turn")
             pairs = zip(turns, rewards, strict=True)
-            ledger += [(turn.env_t + 1, agent, r) for turn, r in pairs]
+            reward_log += [(turn.env_t + 1, agent, r) for turn, r in pairs]
             part.set_rewards(new_data=rewards)
     return played
 
@@ -55,10 +55,10 @@ def standardised(values):
     return (values - values.mean()) / (values.std(ddof=1) + 1e-6)
 
 
-def credit(algo, episodes, **training):
+def advantage_estimator(algo, episodes, **training):
     algo.config = algo.config.copy(copy_frozen=False).training(**training)
-    algo._credit = credit_of_policies(algo.config)
-    algo._give_credit(episodes)
+    algo._advantage_estimators = estimators_of_policies(algo.config)
+    algo._set_advantages(episodes)
     return {
         (i, episode_data(p).agent_index): episode_data(p).advantage
         for i, e in enumerate(episodes)
@@ -67,7 +67,7 @@ def credit(algo, episodes, **training):
 
 
 def test_each_agent_is_compared_with_itself(algo, episodes):
-    found = credit(algo, episodes, advantage_group_by="agent")
+    found = advantage_estimator(algo, episodes, advantage_group_by="agent")
     for first in (0, 4):
         for index, agent in enumerate(
             algo.env_runner.config.make_text_env().possible_agents
@@ -81,7 +81,7 @@ def test_each_agent_is_compared_with_itself(algo, episodes):
 
 
 def test_all_agents_of_a_task_are_compared(algo, episodes):
-    found = credit(algo, episodes, advantage_group_by="task")
+    found = advantage_estimator(algo, episodes, advantage_group_by="task")
     keys = [key for key in found if key[0] < 4]
     returns = [
         list(episodes[i].agent_episodes.values())[a].get_return() for i, a in keys
@@ -92,8 +92,10 @@ def test_all_agents_of_a_task_are_compared(algo, episodes):
 
 
 def test_turns_are_compared_by_what_followed_them(algo, episodes):
-    found = credit(algo, episodes, advantage_group_by="turn", turn_discount=0.5)
-    credit(algo, episodes, advantage_group_by="agent", turn_discount=1.0)
+    found = advantage_estimator(
+        algo, episodes, advantage_group_by="turn", turn_discount=0.5
+    )
+    advantage_estimator(algo, episodes, advantage_group_by="agent", turn_discount=1.0)
     agent = next(iter(episodes[0].agent_episodes))
     index = episode_data(episodes[0].agent_episodes[agent]).agent_index
     rewards = [list(e.agent_episodes[agent].get_rewards()) for e in episodes[:4]]
@@ -128,7 +130,7 @@ def test_shared_rewards_keep_their_sum(episodes, share):
         ({"advantage_group_by": "turns"}, "Did you mean 'turn'"),
         ({"turn_discount": 0.5}, "no effect"),
         ({"turn_discount": 2.0, "advantage_group_by": "turn"}, r"number in \[0, 1\]"),
-        ({"team_share": 1.5}, "team_share=1.5"),
+        ({"shared_reward_fraction": 1.5}, "shared_reward_fraction=1.5"),
     ],
 )
 def test_wrong_settings_are_refused(training, message):

@@ -11,7 +11,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import Task
-from rllib_llm.transcripts.annotations import write_notes
+from rllib_llm.transcripts.annotations import write_annotations
 from rllib_llm.transcripts.collector import (
     TranscriptCollector,
     pop_transcripts,
@@ -20,7 +20,7 @@ from rllib_llm.transcripts.collector import (
     without_transcripts,
 )
 from rllib_llm.transcripts.reader import schema
-from rllib_llm.transcripts.selection import groups_of, pick_episodes, pick_groups
+from rllib_llm.transcripts.selection import groups_of, select_episodes, select_groups
 from rllib_llm.transcripts.token_texts import token_texts
 
 
@@ -53,14 +53,14 @@ def collect(
 
 def test_best_worst_and_repeatable_random_are_picked():
     episodes = [make_episode([r], seed=r) for r in (3, 9, 1, 5, 4)]
-    picks = list(pick_episodes(episodes, 4))
+    picks = list(select_episodes(episodes, 4))
     assert [why for why, _ in picks] == ["best", "worst", "random", "random"]
     assert picks[0][1].get_return() == 9 and picks[1][1].get_return() == 1
     assert len({id(e) for _, e in picks}) == 4
-    again = list(pick_episodes(episodes, 4))
+    again = list(select_episodes(episodes, 4))
     assert [id(e) for _, e in picks] == [id(e) for _, e in again]
-    assert [why for why, _ in pick_episodes(episodes[:1], 4)] == ["best"]
-    assert [why for why, _ in pick_episodes(episodes, 1)] == ["random"]
+    assert [why for why, _ in select_episodes(episodes[:1], 4)] == ["best"]
+    assert [why for why, _ in select_episodes(episodes, 1)] == ["random"]
 
 
 def test_record_tells_the_whole_episode():
@@ -159,10 +159,10 @@ def test_groups_of_equal_returns_fill_up():
 
 def test_of_large_groups_all_kinds_of_returns_stay():
     (group,) = groups_of(rollouts(range(20)))
-    picked = list(pick_groups([group], 2, max_siblings=5))
+    picked = list(select_groups([group], 2, max_group_mates=5))
     assert sorted(e.get_return() for _, e in picked) == [0, 5, 9, 14, 19]
     assert [e.get_return() for why, e in picked if why == "best"] == [19]
-    whys = [why for why, _ in pick_groups([group] * 5, 4, max_siblings=1)]
+    whys = [why for why, _ in select_groups([group] * 5, 4, max_group_mates=1)]
     assert whys == ["best", "worst", "random", "random"]
 
 
@@ -176,8 +176,8 @@ def test_tokens_are_kept_while_the_budget_lasts():
     kept = [r["turns"][0]["columns"] is not None for r in records]
     assert kept == [True, True, False]  # three tokens each
     order = [int(r["return"]) for r in records]
-    assert [episode_data(episodes[i]).notes_tokens for i in order] == kept
-    assert all(episode_data(e).is_noted for e in episodes)
+    assert [episode_data(episodes[i]).annotates_tokens for i in order] == kept
+    assert all(episode_data(e).is_annotated for e in episodes)
 
 
 def test_what_is_too_much_is_left_out_siblings_first():
@@ -196,13 +196,13 @@ def test_what_is_too_much_is_left_out_siblings_first():
 
     fresh = rollouts([0, 0, 1], [1, 1, 1])
     assert [r["picked"] for r in collect(fresh, Tiny())] == ["best"]
-    assert sum(episode_data(e).is_noted for e in fresh) == 1
+    assert sum(episode_data(e).is_annotated for e in fresh) == 1
 
 
 def test_evaluation_episodes_are_not_noted():
     episodes = [make_episode([1])]
     collect(episodes, in_evaluation=True)
-    assert not episode_data(episodes[0]).is_noted
+    assert not episode_data(episodes[0]).is_annotated
 
 
 def test_notes_reach_their_turns():
@@ -217,7 +217,7 @@ def test_notes_reach_their_turns():
             "tokens": [{"agent": 0, "index": 1, "ratio": 1, "entropy": [2.0]}],
         },
     ]
-    write_notes([record], notes)
+    write_annotations([record], notes)
     assert record["trained"] and record["return"] == 3.0 and record["advantage"] == 0.5
     assert "ratio" not in record["turns"][0]["columns"]
     assert record["turns"][1]["columns"]["ratio"] == 1

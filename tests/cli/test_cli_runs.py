@@ -62,12 +62,12 @@ def storage(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def warm_started(storage, ray_session):
+def after_sft(storage, ray_session):
     """A run of two iterations, begun with a warm start."""
     from rllib_llm.cli.train import train
 
     settings = {"demonstrations": 8, "epochs": 1, "minibatch_size": 4}
-    path = write(storage / "probe.yaml", warm_start=settings)
+    path = write(storage / "probe.yaml", sft=settings)
     options = {"resume": None, "dry_run": False, "verbose": False, "storage": storage}
     assert train([str(path)], as_test=True, **options) == 0
     (run,) = storage.glob("probe_*")
@@ -87,20 +87,20 @@ def pick(result, key):
     return result
 
 
-def test_a_run_leaves_all_that_is_promised(warm_started):
-    (trial,) = warm_started.glob("trial_*")
+def test_a_run_leaves_all_that_is_promised(after_sft):
+    (trial,) = after_sft.glob("trial_*")
     assert runs.newest_checkpoint(trial) is not None
-    assert sorted(results(warm_started)) == [1, 2]
+    assert sorted(results(after_sft)) == [1, 2]
     assert (trial / "transcripts.jsonl").is_file()
-    page = (warm_started / "transcripts.html").read_text(encoding="utf-8")
+    page = (after_sft / "transcripts.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "@DATA@" not in page
     assert any(trial.glob("events.out.tfevents*"))
-    stored = runs.stored_recipe(warm_started)
+    stored = runs.stored_recipe(after_sft)
     assert stored["env"] == "copy_probe-v0" and "torch" in stored["versions"]
 
 
-def test_evaluate_gives_an_interval_and_repeats(call, warm_started):
-    args = ("evaluate", warm_started, "--episodes", 12, "--json")
+def test_evaluate_gives_an_interval_and_repeats(call, after_sft):
+    args = ("evaluate", after_sft, "--episodes", 12, "--json")
     first, again = call(*args), call(*args)
     assert first[0] == 0
     told = json.loads(first[1])
@@ -109,17 +109,15 @@ def test_evaluate_gives_an_interval_and_repeats(call, warm_started):
     success = result["success"]
     assert success["low"] <= success["mean"] <= success["high"]
     assert told == json.loads(again[1])
-    status, out, _ = call(
-        "evaluate", warm_started.name, "--storage", warm_started.parent
-    )
+    status, out, _ = call("evaluate", after_sft.name, "--storage", after_sft.parent)
     assert status == 0 and "95% interval" in out
 
 
-def test_evaluate_samples_elsewhere_and_writes_outcomes(call, warm_started, tmp_path):
+def test_evaluate_samples_elsewhere_and_writes_outcomes(call, after_sft, tmp_path):
     file = tmp_path / "outcomes.json"
     elsewhere = ("--env", "bandit_probe-v0", "--env", "copy_probe-v0:words=2")
     how = ("--episodes", 5, "--samples", 3, "--both", "--out", file)
-    status, out, err = call("evaluate", warm_started, *elsewhere, *how)
+    status, out, err = call("evaluate", after_sft, *elsewhere, *how)
     assert status == 0 and out.count("pass@3") == 2, err
     told = json.loads(file.read_text())["evaluations"]
     assert [(e["env"], e["greedy"]) for e in told] == [
@@ -134,12 +132,12 @@ def test_evaluate_samples_elsewhere_and_writes_outcomes(call, warm_started, tmp_
         assert np.mean(returns) == pytest.approx(evaluation["episode_return"]["mean"])
 
 
-def test_play_shows_what_evaluate_counts(call, warm_started, tmp_path):
+def test_play_shows_what_evaluate_counts(call, after_sft, tmp_path):
     file = tmp_path / "outcomes.json"
     how = ("--episodes", 3, "--sampled", "--out", file)
-    assert call("evaluate", warm_started, *how)[0] == 0
+    assert call("evaluate", after_sft, *how)[0] == 0
     (told,) = json.loads(file.read_text())["evaluations"]
-    args = ("play", "copy_probe-v0", warm_started, "--episodes", 3)
+    args = ("play", "copy_probe-v0", after_sft, "--episodes", 3)
     status, out, err = call(*args)
     assert status == 0, err
     shown = [line for line in out.splitlines() if ": return " in line]
@@ -147,7 +145,7 @@ def test_play_shows_what_evaluate_counts(call, warm_started, tmp_path):
         assert f": return {outcome['episode_return']:g}," in line
 
 
-def test_a_loaded_policy_needs_no_ray(warm_started):
+def test_a_loaded_policy_needs_no_ray(after_sft):
     code = (
         "import ray, sys\n"
         "from rllib_llm import LLMPolicy\n"
@@ -157,16 +155,16 @@ def test_a_loaded_policy_needs_no_ray(warm_started):
         "assert not ray.is_initialized()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(warm_started)], capture_output=True, text=True
+        [sys.executable, "-c", code, str(after_sft)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_export_loads_with_the_auto_classes(call, warm_started, tmp_path):
+def test_export_loads_with_the_auto_classes(call, after_sft, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "exported"
-    status, said, err = call("export", warm_started, out)
+    status, said, err = call("export", after_sft, out)
     assert status == 0 and "loaded back" in said, err
     model = AutoModelForCausalLM.from_pretrained(out)
     assert len(AutoTokenizer.from_pretrained(out)) == model.config.vocab_size
@@ -174,23 +172,23 @@ def test_export_loads_with_the_auto_classes(call, warm_started, tmp_path):
     (tmp_path / "new").write_text("")
     access = {p.stat().st_mode for p in (*out.iterdir(), tmp_path / "new")}
     assert len(access) == 1  # whoever may read a new file may read these
-    status, _, err = call("export", warm_started, out)
+    status, _, err = call("export", after_sft, out)
     assert status == 1 and "exists" in err
-    status, _, err = call("export", warm_started, tmp_path / "x", "--adapter")
+    status, _, err = call("export", after_sft, tmp_path / "x", "--adapter")
     assert status == 1 and "without LoRA" in err
 
 
-def test_a_finished_run_goes_on_when_stop_is_extended(call, warm_started):
-    status, out, _ = call("train", "--resume", warm_started)
+def test_a_finished_run_goes_on_when_stop_is_extended(call, after_sft):
+    status, out, _ = call("train", "--resume", after_sft)
     assert status == 0 and "Nothing to do" in out
     longer = ("stop.training_iteration=3",)
-    status, _, err = call("train", "--resume", warm_started, *longer)
+    status, _, err = call("train", "--resume", after_sft, *longer)
     assert status == 0, err
-    assert sorted(results(warm_started)) == [1, 2, 3]
+    assert sorted(results(after_sft)) == [1, 2, 3]
 
 
-def test_a_changed_recipe_is_not_resumed(call, warm_started):
-    status, _, err = call("train", "--resume", warm_started, "training.lr=1", "seed=4")
+def test_a_changed_recipe_is_not_resumed(call, after_sft):
+    status, _, err = call("train", "--resume", after_sft, "training.lr=1", "seed=4")
     assert status == 1 and "differs in seed, training.lr" in err
 
 
@@ -270,8 +268,8 @@ def environment(*folders):
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
-    warm_start = {"demonstrations": 200, "mistake_rate": 0.5, "lr": 5e-3}
-    path = write(storage / "killed.yaml", evaluation=None, warm_start=warm_start)
+    sft = {"demonstrations": 200, "mistake_rate": 0.5, "lr": 5e-3}
+    path = write(storage / "killed.yaml", evaluation=None, sft=sft)
     endless = ("train", path, "--storage", storage, "stop.training_iteration=100000")
     process = subprocess.Popen(
         command(*endless), start_new_session=True, stdout=subprocess.DEVNULL
@@ -301,12 +299,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
             assert pick(got[iteration], key) == pick(expected[iteration], key), key
 
 
-def test_two_runs_are_compared_on_the_same_tasks(call, storage, warm_started):
+def test_two_runs_are_compared_on_the_same_tasks(call, storage, after_sft):
     path = write(storage / "other.yaml", expect=None, training={"lr": 0.1})
     status, _, err = call("train", path, "--storage", storage)
     assert status == 0, err
     (other,) = storage.glob("other_*")
-    args = ("compare", warm_started, other, "--episodes", 6, "--json")
+    args = ("compare", after_sft, other, "--episodes", 6, "--json")
     first, again = call(*args), call(*args)
     assert first[0] == 0, first[2]
     found = json.loads(first[1])

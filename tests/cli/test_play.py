@@ -8,7 +8,7 @@ from rllib_llm.cli.env_options import parse_env
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.inference.match import choose_seats
+from rllib_llm.inference.match import assign_agents
 
 
 class Painter(TextEnv):
@@ -101,8 +101,8 @@ def test_commands_explain_themselves(play):
 
 
 def test_several_seats(play):
-    seats = ["--seat", "alice=expert", "--seat", "bob=person"]
-    status, out = play("secret_sum-v0", *seats, typed=["/expert"] * 9)
+    agents = ["--seat", "alice=expert", "--seat", "bob=person"]
+    status, out = play("secret_sum-v0", *agents, typed=["/expert"] * 9)
     assert status == 0 and "alice_0 expert, bob_0 person" in out
     assert "return" in out and "(alice_0" in out
     everyone = play("secret_sum-v0", "--seat", "*=expert", "--episodes", "2")[1]
@@ -110,9 +110,9 @@ def test_several_seats(play):
 
 
 def test_undo_among_scripts(play):
-    seats = ["--seat", "alice=random", "--seat", "bob=person"]
+    agents = ["--seat", "alice=random", "--seat", "bob=person"]
     typed = ["nonsense", "/undo"] + ["/expert"] * 9
-    status, out = play("secret_sum-v0", *seats, typed=typed)
+    status, out = play("secret_sum-v0", *agents, typed=typed)
     assert status == 0 and ("solved" in out)
 
 
@@ -134,7 +134,7 @@ def test_mistakes_end_with_status_1_and_a_remedy(play, arguments, message):
 
 
 def test_seats_without_a_wish():
-    assert choose_seats(["x", "y", "z"], {}, None) == {
+    assert assign_agents(["x", "y", "z"], {}, None) == {
         "x": "person",
         "y": "random",
         "z": "random",

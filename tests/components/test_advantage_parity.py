@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
-from component_helpers import credit_of, random_table, rearranged, trajectory
+from component_helpers import advantages_of, random_table, rearranged, trajectory
 
 from rllib_llm.advantages.estimators.history import History
 from rllib_llm.advantages.role_baselines import per_player_advantages
@@ -40,7 +40,7 @@ def relative(values, k, scale="none"):
     return centred / (values.std(ddof=1) + 1e-6) if scale == "group" else centred
 
 
-def same_seat(table, one):
+def same_agent(table, one):
     """An agent's trajectories of one task."""
     return [
         other
@@ -50,7 +50,7 @@ def same_seat(table, one):
 
 
 def check(table, expected, name, **settings):
-    found = credit_of(table, name, **settings)
+    found = advantages_of(table, name, **settings)
     np.testing.assert_allclose(found, expected, atol=ATOL, rtol=0)
     assert np.ptp(found) > 0.01  # the loop is not about zeros
 
@@ -62,7 +62,7 @@ def check(table, expected, name, **settings):
 def test_a_turn_may_count_once_in_group_statistics(table, scale):
     expected = []
     for one, _ in turns_of(table):
-        sample = [o.earned for o in same_seat(table, one) for _ in range(len(o))]
+        sample = [o.earned for o in same_agent(table, one) for _ in range(len(o))]
         divisor = np.std(sample, ddof=1) + 1e-6 if scale == "group" else 1.0
         expected.append((one.earned - np.mean(sample)) / divisor)
     check(table, expected, "group", unit="turn", scale=scale)
@@ -74,7 +74,7 @@ def test_anchor_compares_turns_that_were_told_the_same(table, scale):
     for one, t in turns_of(table):
         cluster = [
             (other, u)
-            for other in same_seat(table, one)
+            for other in same_agent(table, one)
             for u in range(len(other))
             if other.observations[u] == one.observations[t]
         ]
@@ -91,10 +91,10 @@ def test_anchor_clusters_what_is_told_alike():
         trajectory(rollout=i, rewards=[r], observations=[told[i]])
         for i, r in enumerate(rewards)
     )
-    assert not credit_of(table, "anchor").any()  # all are different
-    found = credit_of(table, "anchor", similarity=alike)
+    assert not advantages_of(table, "anchor").any()  # all are different
+    found = advantages_of(table, "anchor", similarity=alike)
     np.testing.assert_allclose(found, [0.5, -0.5, 0.0], atol=ATOL)
-    assert not credit_of(table, "anchor", similarity=alike + 1e-6).any()
+    assert not advantages_of(table, "anchor", similarity=alike + 1e-6).any()
 
 
 @pytest.mark.parametrize("scale", ["none", "group"])
@@ -102,7 +102,7 @@ def test_turn_gives_early_turns_their_own_credit_too(table, scale):
     boundary, coef = 2, 0.7
     expected = []
     for one, t in turns_of(table):
-        others = same_seat(table, one)
+        others = same_agent(table, one)
         k = others.index(one)
         early = [sum(o.rewards[:boundary]) for o in others]
         late = [sum(o.rewards[boundary:]) for o in others]
@@ -110,10 +110,10 @@ def test_turn_gives_early_turns_their_own_credit_too(table, scale):
         if len(one) <= boundary:
             expected.append(relative(whole, k, scale))
             continue
-        credit = relative(late, k, scale)
+        advantages = relative(late, k, scale)
         if t < boundary:
-            credit += coef * relative(early, k, scale)
-        expected.append(credit)
+            advantages += coef * relative(early, k, scale)
+        expected.append(advantages)
     check(table, expected, "turn", boundary=boundary, coef=coef, scale=scale)
 
 
@@ -132,7 +132,7 @@ def test_maxrl_divides_by_the_mean(table, of):
 
     expected = []
     for one, _ in turns_of(table):
-        mean = np.mean([value(o) for o in same_seat(table, one)])
+        mean = np.mean([value(o) for o in same_agent(table, one)])
         expected.append((value(one) - mean) / mean if mean > 0 else 0.0)
     check(table, expected, "maxrl", of=of)
 
@@ -141,7 +141,7 @@ def test_maxrl_of_successes_only_sums_to_the_log_likelihood_gradient():
     # A_k = R_k / mean - 1: over the group, the successes' scores averaged, less all.
     table = TurnTable(trajectory(rollout=i, rewards=[i < 2]) for i in range(8))
     np.testing.assert_allclose(
-        credit_of(table, "maxrl"), [3.0, 3.0] + [-1.0] * 6, atol=ATOL
+        advantages_of(table, "maxrl"), [3.0, 3.0] + [-1.0] * 6, atol=ATOL
     )
 
 
@@ -149,8 +149,8 @@ def test_maxrl_of_successes_only_sums_to_the_log_likelihood_gradient():
 @pytest.mark.parametrize("of", ["agent", "task"])
 def test_history_compares_with_groups_before(of, statistic):
     first, second = random_table(3), random_table(4)
-    credit = History(statistic=statistic, of=of)
-    credit(first)
+    advantages = History(statistic=statistic, of=of)
+    advantages(first)
     expected = []
     for one, _ in turns_of(second):
         before = {}
@@ -161,19 +161,19 @@ def test_history_compares_with_groups_before(of, statistic):
             before = {one.task.seed: before[one.task.seed]}
         means = [np.mean(values) for values in before.values()]
         expected.append(one.earned - getattr(np, statistic)(means))
-    np.testing.assert_allclose(credit(second), expected, atol=ATOL, rtol=0)
+    np.testing.assert_allclose(advantages(second), expected, atol=ATOL, rtol=0)
 
 
 def test_history_keeps_a_window_and_survives_a_checkpoint():
-    credit = History(window=3)
+    advantages = History(window=3)
     for seed in range(4):
-        credit(random_table(seed))
-    assert [len(kept) for kept in credit.means.values()] == [3, 3]
+        advantages(random_table(seed))
+    assert [len(kept) for kept in advantages.means.values()] == [3, 3]
     resumed = History(window=3)
-    resumed.set_state(credit.get_state())
+    resumed.set_state(advantages.get_state())
     table = random_table(9)
-    np.testing.assert_array_equal(resumed(table), credit(table))
-    assert resumed.get_state() == credit.get_state()
+    np.testing.assert_array_equal(resumed(table), advantages(table))
+    assert resumed.get_state() == advantages.get_state()
 
 
 # Teams -------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_per_player_is_marshals():
         table.rewards, table.episode[owner], table.agent[owner], np.zeros(len(owner))
     )
     check(table, expected, "per_player")
-    centred = credit_of(table, "per_player", normalise=False)
+    centred = advantages_of(table, "per_player", normalise=False)
     for agent in (0, 1):
         assert abs(centred[table.agent[owner] == agent].sum()) < 1e-8
 
@@ -251,7 +251,7 @@ def test_broadcast_gives_nothing_where_the_leader_was_silent():
         if not (one.agent == 0 and one.episode == 0)
     ]
     table = rearranged(table, kept)
-    found = credit_of(table, "broadcast", leader="agent_0")
+    found = advantages_of(table, "broadcast", leader="agent_0")
     silent = table.episode[table.owner] == 0
     assert silent.any() and not found[silent].any() and found[~silent].any()
 
@@ -262,8 +262,8 @@ def test_a_role_stands_for_the_one_who_has_it():
     for one in table.trajectories:
         one.agent_id = names[one.agent]
     np.testing.assert_array_equal(
-        credit_of(table, "broadcast", leader="planner"),
-        credit_of(table, "broadcast", leader="planner_0"),
+        advantages_of(table, "broadcast", leader="planner"),
+        advantages_of(table, "broadcast", leader="planner_0"),
     )
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from component_helpers import CREDIT, spec
+from component_helpers import ADVANTAGE_ESTIMATORS, spec
 from team_helpers import (
     Pair,
     Run,
     assert_near,
     batches,
-    give_group_credit,
     gradients,
     make_team_learner,
+    set_group_advantages,
     team_config,
 )
 
 from rllib_llm import GRPOConfig
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.to_turn_table import trajectories
@@ -39,7 +39,7 @@ def config(name="group", **rollouts):
         mapping="team",
         rollouts={"group_size": 4, "episodes_per_iteration": 8, **rollouts},
         training={
-            "credit": [spec(name, **SETTINGS.get(name, {}))],
+            "advantage_estimator": [spec(name, **SETTINGS.get(name, {}))],
             "drop_zero_variance_groups": False,
         },
     )
@@ -59,16 +59,16 @@ def learners():
     return [make_team_learner(each) for each in made]
 
 
-@pytest.mark.parametrize("name", CREDIT)
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_merged_rows_and_rows_per_turn_agree(name, episodes, learners):
-    give_group_credit(config(name), episodes)
+    set_group_advantages(config(name), episodes)
     merged, per_turn = (gradients(each, episodes)["team"] for each in learners)
     assert any(float(g.abs().max()) > 1e-4 for g in merged.values())
     assert_near(merged, per_turn)
 
 
 def test_the_rows_do_differ(episodes, learners):
-    give_group_credit(config(), episodes)
+    set_group_advantages(config(), episodes)
     merged, per_turn = (batches(each, episodes)["team"] for each in learners)
     assert len(merged[columns.INPUT_IDS]) < len(per_turn[columns.INPUT_IDS])
     assert merged["loss_mask"].sum() == per_turn["loss_mask"].sum()
@@ -76,25 +76,27 @@ def test_the_rows_do_differ(episodes, learners):
 
 @pytest.mark.parametrize("name", ["anchor", "magrpo", "return", "turn"])
 def test_each_token_has_the_credit_of_its_turn(name, episodes, learners):
-    give_group_credit(config(name), episodes)
+    set_group_advantages(config(name), episodes)
     parts = [part for episode in episodes for part in agent_episodes(episode)]
     differ = 0
     for learner in learners:
         data = batches(learner, episodes)["team"]
         for row, index in enumerate(data[columns.EPISODE_INDEX]):
-            credit = np.atleast_1d(episode_data(parts[int(index)]).advantage)
-            differ += len(set(credit.tolist())) > 1
+            advantages = np.atleast_1d(episode_data(parts[int(index)]).advantage)
+            differ += len(set(advantages.tolist())) > 1
             mask = np.asarray(data["loss_mask"][row])
             turns = np.asarray(data[columns.TURN_IDS][row])[mask]
-            expected = credit[turns % len(credit)]  # one for all turns, or one each
+            expected = advantages[
+                turns % len(advantages)
+            ]  # one for all turns, or one each
             got = np.asarray(data["advantages"][row])[mask]
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
     assert differ > 0
 
 
 def test_policies_may_have_credit_of_their_own():
-    def of(credit):
-        return {"training": {"credit": credit}}
+    def of(advantages):
+        return {"training": {"advantage_estimator": advantages}}
 
     made = team_config(
         Pair,
@@ -103,14 +105,16 @@ def test_policies_may_have_credit_of_their_own():
         rollouts={"group_size": 4, "episodes_per_iteration": 8},
     )
     run = Run(made, learner=False)
-    assert made.uses_pieces and made.compares_rollouts
+    assert made.uses_components and made.compares_rollouts
     played = run.sample(2)
-    give_group_credit(made, played)
+    set_group_advantages(made, played)
     found = trajectories(played)
     table = TurnTable([one for _, one in found])
     expected = {
-        "a": table.split(Credit(["magrpo"]).advantages(table)),
-        "b": table.split(Credit([{"name": "group", "by": "turn"}]).advantages(table)),
+        "a": table.split(AdvantageEstimators(["magrpo"]).advantages(table)),
+        "b": table.split(
+            AdvantageEstimators([{"name": "group", "by": "turn"}]).advantages(table)
+        ),
     }
     assert {one.module_id for _, one in found} == {"a", "b"}
     for i, (data, one) in enumerate(found):

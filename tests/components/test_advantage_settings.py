@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from component_helpers import credit_of, random_table, trajectory
+from component_helpers import advantages_of, random_table, trajectory
 
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.selfplay.self_play import SelfPlayConfig
@@ -27,7 +27,7 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
 
 
 @pytest.mark.parametrize(
-    ("credit", "message"),
+    ("advantage_estimator", "message"),
     [
         ("grup", "Did you mean 'group'"),
         ([], "credit is empty"),
@@ -57,9 +57,11 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
         ({"name": "group", "weight": "2"}, "weight='2' must be a number"),
     ],
 )
-def test_credit_is_checked(credit, message):
+def test_credit_is_checked(advantage_estimator, message):
     with pytest.raises(ConfigError, match=message):
-        config(credit=credit, drop_zero_variance_groups=False).validate()
+        config(
+            advantage_estimator=advantage_estimator, drop_zero_variance_groups=False
+        ).validate()
 
 
 @pytest.mark.parametrize(
@@ -78,54 +80,58 @@ def test_credit_is_checked(credit, message):
 )
 def test_transforms_are_checked(transform, message):
     with pytest.raises(ConfigError, match=message):
-        config(credit_transforms=[transform]).validate()
+        config(advantage_transforms=[transform]).validate()
 
 
-@pytest.mark.parametrize("credit", ["return", "history", "per_player"])
-def test_flat_groups_stay_where_rollouts_are_not_compared(credit):
-    with pytest.raises(ConfigError, match=f"drop_zero.*credit \\({credit}\\).*False"):
-        config(credit=credit).validate()
-    free = config(credit=credit, drop_zero_variance_groups=False, group_size=1)
+@pytest.mark.parametrize("advantages", ["return", "history", "per_player"])
+def test_flat_groups_stay_where_rollouts_are_not_compared(advantages):
+    with pytest.raises(
+        ConfigError, match=f"drop_zero.*credit \\({advantages}\\).*False"
+    ):
+        config(advantage_estimator=advantages).validate()
+    free = config(
+        advantage_estimator=advantages, drop_zero_variance_groups=False, group_size=1
+    )
     free.validate()  # no group is needed either
     with pytest.raises(ConfigError, match="group_size=1"):
-        config(credit="maxrl", group_size=1).validate()
+        config(advantage_estimator="maxrl", group_size=1).validate()
 
 
 def test_shorthands_belong_to_the_default_credit():
     with pytest.raises(ConfigError, match="advantage_scale='none' would have no eff"):
-        config(credit="maxrl", advantage_scale="none").validate()
+        config(advantage_estimator="maxrl", advantage_scale="none").validate()
 
 
 def test_self_play_takes_any_credit():
     game = {"env": "open_spiel/kuhn_poker-v0", "config_class": SelfPlayConfig}
-    config(**game, group_size=1, credit="per_player").validate()
+    config(**game, group_size=1, advantage_estimator="per_player").validate()
     with pytest.raises(ConfigError, match="group_size=1"):
-        config(**game, group_size=1, credit="group").validate()
+        config(**game, group_size=1, advantage_estimator="group").validate()
     with pytest.raises(ConfigError, match="role_decay=0.5 would have no effect"):
-        config(**game, credit="group", role_decay=0.5).validate()
+        config(**game, advantage_estimator="group", role_decay=0.5).validate()
 
 
 def test_a_single_agent_has_no_leader():
     with pytest.raises(ConfigError, match="leader='alice' is no agent"):
-        credit = {"name": "broadcast", "leader": "alice"}
-        config("guess_number-v0", credit=credit).validate()
+        advantages = {"name": "broadcast", "leader": "alice"}
+        config("guess_number-v0", advantage_estimator=advantages).validate()
 
 
 def test_shares_of_success_must_be_ones():
     negative = TurnTable([trajectory(rewards=[-1.0])])
     with pytest.raises(ValueError, match="-1 is negative.*of='success'"):
-        credit_of(negative, "maxrl")
+        advantages_of(negative, "maxrl")
     unsaid = random_table(0)
     for one in unsaid.trajectories:
         one.success = None
     with pytest.raises(ValueError, match="does not say what success is.*of='return'"):
-        credit_of(unsaid, "maxrl", of="success")
+        advantages_of(unsaid, "maxrl", of="success")
 
 
 def test_a_leader_is_one():
     table = example_table(["boss_0", "boss_1", "worker_0"])
     with pytest.raises(ValueError, match="leader='boss' names 2 agents"):
-        credit_of(table, "broadcast", leader="boss")
+        advantages_of(table, "broadcast", leader="boss")
 
 
 def test_the_example_has_who_plays():

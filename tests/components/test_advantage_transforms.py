@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from component_helpers import NEEDED, random_table, rearranged
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.data.turn_table import TurnTable
 
-NAMES = tuple(PIECES["credit_transform"])
+NAMES = tuple(COMPONENTS["advantage_transform"])
 
 
 def transformed(table, advantages, name, **settings):
-    return choose(
-        "credit_transform", {"name": name, **NEEDED.get(name, {}), **settings}
+    return bind(
+        "advantage_transform", {"name": name, **NEEDED.get(name, {}), **settings}
     ).call(table, advantages)
 
 

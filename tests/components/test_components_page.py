@@ -1,4 +1,4 @@
-"""docs/components.md and ``rllib-llm list pieces`` name all that is registered."""
+"""docs/components.md and ``rllib-llm list components`` name all that is registered."""
 
 from __future__ import annotations
 
@@ -9,43 +9,47 @@ import pytest
 from typer.testing import CliRunner
 
 from rllib_llm.cli.main import app
-from rllib_llm.components.listing import all_pieces, markdown_table, settings_of
-from rllib_llm.components.registry import KINDS, PIECES
+from rllib_llm.components.listing import all_components, markdown_table, settings_of
+from rllib_llm.components.registry import COMPONENTS, KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "components.md"
-SHIPPED = [piece for piece in all_pieces() if piece.make.__module__[:9] == "rllib_llm"]
+SHIPPED = [
+    component
+    for component in all_components()
+    if component.make.__module__[:9] == "rllib_llm"
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_has_the_table_of_the_registry(kind):
-    tables = PAGE.read_text(encoding="utf-8").partition("<!-- pieces -->\n")[2]
+    tables = PAGE.read_text(encoding="utf-8").partition("<!-- components -->\n")[2]
     assert markdown_table(kind) in tables.strip().split("\n\n"), (
         "docs/components.md is out of date. "
-        "Replace what follows its '<!-- pieces -->' by: "
+        "Replace what follows its '<!-- components -->' by: "
         'python -c "from rllib_llm.components.listing import markdown_tables; '
         'print(markdown_tables())"'
     )
 
 
 def test_every_row_is_a_piece():
-    tables = PAGE.read_text(encoding="utf-8").partition("<!-- pieces -->\n")[2]
+    tables = PAGE.read_text(encoding="utf-8").partition("<!-- components -->\n")[2]
     rows = re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)
-    names = [name for kind in KINDS for name in PIECES[kind]]
+    names = [name for kind in KINDS for name in COMPONENTS[kind]]
     assert sorted(rows) == sorted(names)
 
 
-@pytest.mark.parametrize("piece", SHIPPED, ids=lambda p: f"{p.kind}-{p.name}")
-def test_every_piece_says_what_it_does_and_where_from(piece):
-    assert piece.summary.endswith(".")
-    assert piece.paper or not piece.kind.startswith("credit")
+@pytest.mark.parametrize("component", SHIPPED, ids=lambda p: f"{p.kind}-{p.name}")
+def test_every_piece_says_what_it_does_and_where_from(component):
+    assert component.summary.endswith(".")
+    assert component.paper or not component.kind.startswith("advantage_estimator")
 
 
 def test_list_shows_pieces_with_settings_and_papers():
-    shown = CliRunner().invoke(app, ["list", "pieces"])
+    shown = CliRunner().invoke(app, ["list", "components"])
     assert shown.exit_code == 0
     lines = {" ".join(line.split()[:2]): line for line in shown.output.splitlines()}
-    for piece in all_pieces():
-        line = lines[f"{piece.kind} {piece.name}"]
-        assert settings_of(piece) in line and piece.paper in line
+    for component in all_components():
+        line = lines[f"{component.kind} {component.name}"]
+        assert settings_of(component) in line and component.paper in line
     assert "discount=0.95" in lines["credit anchor"]
     assert "boundary (needed)" in lines["credit turn"]

@@ -7,8 +7,8 @@ import pytest
 from component_helpers import trajectory
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
-from rllib_llm.components.registry import choose
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.components.registry import bind
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
@@ -17,7 +17,7 @@ SIZES = [{"size": 3}, {"size": 4}]
 
 
 def curriculum(name, **settings):
-    return choose("curriculum", {"name": name, **settings}).call
+    return bind("curriculum", {"name": name, **settings}).call
 
 
 def play(of, groups, solve, rollouts=4, first=0):
@@ -129,10 +129,10 @@ def test_what_was_long_ago_may_be_forgotten():
     ],
 )
 def test_a_restored_curriculum_goes_on_exactly(spec):
-    of = choose("curriculum", spec)
+    of = bind("curriculum", spec)
     for i in range(3):
         play(of.call, 3, learnable, first=3 * i)
-    again = choose("curriculum", spec)
+    again = bind("curriculum", spec)
     again.set_state(copy.deepcopy(of.get_state()))
     for i in range(3, 9):
         options = [play(c.call, 3, learnable, first=3 * i) for c in (of, again)]
@@ -160,13 +160,15 @@ def test_a_restored_curriculum_goes_on_exactly(spec):
 def test_bad_settings_are_refused_before_training(spec, message):
     config = GRPOConfig().environment("frozen_lake-v0").rollouts(curriculum=spec)
     with pytest.raises(ConfigError, match=message):
-        DriverPieces(config).try_out()
+        DriverComponents(config).try_out()
 
 
 def test_trying_out_changes_nothing():
     config = GRPOConfig().environment("frozen_lake-v0")
     config.rollouts(curriculum={"name": "bandit", "arms": SIZES})
-    pieces = DriverPieces(config)
-    before = str(pieces.get_state())
-    pieces.try_out()
-    assert str(pieces.get_state()) == before and not pieces.curriculum.call._given
+    components = DriverComponents(config)
+    before = str(components.get_state())
+    components.try_out()
+    assert (
+        str(components.get_state()) == before and not components.curriculum.call._given
+    )

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from rllib_llm.components.registry import PIECES, choose, piece
+from rllib_llm.components.registry import COMPONENTS, bind, component
 from rllib_llm.data.turn_table import TurnTable, example_table
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.errors import ConfigError, RLlibLLMError
@@ -157,10 +157,12 @@ def test_the_effect_may_be_chosen():
 
 
 def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
-    kept = {name: PIECES["filter"].get(name) for name in PIECES["filter"].names()}
-    monkeypatch.setattr(PIECES["filter"], "_items", kept)
+    kept = {
+        name: COMPONENTS["filter"].get(name) for name in COMPONENTS["filter"].names()
+    }
+    monkeypatch.setattr(COMPONENTS["filter"], "_items", kept)
 
-    @piece("filter", "last-turn-only-in-this-test", effect="turns")
+    @component("filter", "last-turn-only-in-this-test", effect="turns")
     def last(table):
         return table.turn == 1
 
@@ -189,14 +191,14 @@ def test_bad_filters_are_refused(spec, message):
 
 
 def test_the_horizon_grows_in_phases_and_stays():
-    horizon = choose("curriculum", {"name": "horizon", "turns": [2, 5], "every": 3})
+    horizon = bind("curriculum", {"name": "horizon", "turns": [2, 5], "every": 3})
     task = Task(group_id=4, rollout=1, seed=9)
     turns = [horizon.call.assign(task, i).max_turns for i in range(8)]
     assert turns == [2, 2, 2, 5, 5, 5, 5, 5]
     with pytest.raises(ConfigError, match="needs 'turns'"):
-        choose("curriculum", "horizon")
+        bind("curriculum", "horizon")
     with pytest.raises(ConfigError, match="every=0"):
-        choose("curriculum", {"name": "horizon", "turns": [1], "every": 0})
+        bind("curriculum", {"name": "horizon", "turns": [1], "every": 0})
 
 
 def test_tables_follow_their_trajectories():

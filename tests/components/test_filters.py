@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from component_helpers import random_table, rearranged, trajectory
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 
-FILTERS = tuple(PIECES["filter"])
+FILTERS = tuple(COMPONENTS["filter"])
 
 
 def kept(name, table, **settings):
-    return choose("filter", {"name": name, **settings}).call(table)
+    return bind("filter", {"name": name, **settings}).call(table)
 
 
 def group(task, returns, **fields):

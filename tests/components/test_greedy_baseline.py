@@ -7,7 +7,7 @@ import pytest
 from component_helpers import random_table
 
 from rllib_llm import GRPOConfig, SelfPlayConfig
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.data.turn_table import MissingGreedyReturn, TurnTable
 from rllib_llm.errors import ConfigError
 
@@ -24,7 +24,7 @@ def with_greedy(trajectories, rng):
 
 
 def advantages(trajectories):
-    return Credit([REMAX]).advantages(TurnTable(trajectories))
+    return AdvantageEstimators([REMAX]).advantages(TurnTable(trajectories))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -68,20 +68,27 @@ def test_what_is_paid_for_nothing_does_not_matter():
 def test_without_a_greedy_rollout_it_says_so():
     with pytest.raises(MissingGreedyReturn, match="a greedy rollout of the same task"):
         advantages(random_table().trajectories)
-    assert Credit([REMAX]).needs_greedy() and not Credit(["group"]).needs_greedy()
+    assert (
+        AdvantageEstimators([REMAX]).needs_greedy()
+        and not AdvantageEstimators(["group"]).needs_greedy()
+    )
 
 
 def remax(config_class=GRPOConfig, env="frozen_lake-v0", **training):
-    settings = {"credit": [REMAX], "drop_zero_variance_groups": False, **training}
+    settings = {
+        "advantage_estimator": [REMAX],
+        "drop_zero_variance_groups": False,
+        **training,
+    }
     return config_class().environment(env).training(**settings)
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
-        (remax(credit=[{**REMAX, "scale": "group"}]), "neither deviation"),
-        (remax(credit=[{**REMAX, "by": "turn"}]), "neither deviation"),
-        (remax(credit=[{**REMAX, "unit": "turn"}]), "neither deviation"),
+        (remax(advantage_estimator=[{**REMAX, "scale": "group"}]), "neither deviation"),
+        (remax(advantage_estimator=[{**REMAX, "by": "turn"}]), "neither deviation"),
+        (remax(advantage_estimator=[{**REMAX, "unit": "turn"}]), "neither deviation"),
         (remax(drop_zero_variance_groups=True), "does not compare"),
         (remax().rollouts(reward_transforms=["centre"]), "reward_transforms"),
         (remax(SelfPlayConfig, "open_spiel/kuhn_poker-v0"), "opponent counts"),

@@ -21,7 +21,7 @@ SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "env_runners.num_envs_per_env_runner=32",
     "rollouts.episodes_per_iteration=32",
-    "warm_start={demonstrations: 200, lr: 1e-2}",
+    "sft={demonstrations: 200, lr: 1e-2}",
     "training.minibatch_size=16",
     "training.lr=3e-3",
     "evaluation.evaluation_interval=null",
@@ -37,8 +37,8 @@ class Seen:
         self.learner = algo.learner_group._learner
         self.losses, self.batches = [], []
         self.start = self.weights()
-        pieces = self.learner._token_pieces[DEFAULT_MODULE_ID]
-        policy_loss, log_batch = pieces.policy_loss, self.learner._log_batch
+        components = self.learner._composed_loss[DEFAULT_MODULE_ID]
+        policy_loss, log_batch = components.policy_loss, self.learner._log_batch
 
         def keep_loss(batch):
             loss, clipped = policy_loss(batch)
@@ -49,7 +49,7 @@ class Seen:
             self.batches.append(dict(data[DEFAULT_MODULE_ID]))
             log_batch(data)
 
-        pieces.policy_loss, self.learner._log_batch = keep_loss, keep_batch
+        components.policy_loss, self.learner._log_batch = keep_loss, keep_batch
         self.results = [algo.train() for _ in range(2)]
 
     def weights(self):

@@ -9,24 +9,24 @@ import pytest
 import torch
 from loss_reference import make_batch, slow, tokens
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.errors import ConfigError
-from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.composed_loss import ComposedLoss
 
 TERMS = [
     {"name": n, "target": 0.6, "start": 0.1} if n == "entropy_target" else n
-    for n in PIECES["loss_term"].names()
+    for n in COMPONENTS["loss_term"].names()
 ]
-TRANSFORMS = PIECES["token_transform"].names()
+TRANSFORMS = COMPONENTS["token_advantage_transform"].names()
 
 
 def term(batch, spec):
-    ((_, loss),) = TokenPieces(loss_terms=[spec]).term_losses(batch)
+    ((_, loss),) = ComposedLoss(loss_terms=[spec]).term_losses(batch)
     return loss
 
 
 def transform(batch, spec):
-    return TokenPieces(transforms=[spec]).transform(copy.copy(batch))
+    return ComposedLoss(transforms=[spec]).transform(copy.copy(batch))
 
 
 def trained(batch, name):
@@ -55,14 +55,14 @@ def test_entropy_is_minus_itself_on_the_tokens_where_most_is_open():
 
 def test_entropy_target_steers_by_steps_and_stops_above():
     spec = {"name": "entropy_target", "target": 0.5, "step": 0.1, "largest": 0.25}
-    pieces = TokenPieces(loss_terms=[spec])
-    seen = [pieces.end_update({"entropy": h})["entropy_target"] for h in
+    components = ComposedLoss(loss_terms=[spec])
+    seen = [components.end_update({"entropy": h})["entropy_target"] for h in
             (0.4, 0.4, 0.4, 0.6, 0.4, 0.6, 0.6, 0.6, 0.3)]  # fmt: skip
     assert seen == pytest.approx([0.1, 0.2, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0, 0.1])
-    again = TokenPieces(loss_terms=[spec])
-    again.set_state(pieces.get_state())
+    again = ComposedLoss(loss_terms=[spec])
+    again.set_state(components.get_state())
     batch, _ = make_batch()
-    for each in (pieces, again):
+    for each in (components, again):
         ((_, loss),) = each.term_losses(batch)
         torch.testing.assert_close(loss, -0.1 * batch.entropy)
 
@@ -139,7 +139,7 @@ def test_terms_of_nothing_are_zero(spec):
 def test_terms_are_summed_with_their_weights():
     batch, _ = make_batch()
     specs = [{"name": "entropy", "weight": 0.01}, {"name": "nll_success", "weight": 3}]
-    found = dict(TokenPieces(loss_terms=specs).term_losses(batch))
+    found = dict(ComposedLoss(loss_terms=specs).term_losses(batch))
     torch.testing.assert_close(found["entropy"], 0.01 * term(batch, "entropy"))
     torch.testing.assert_close(found["nll_success"], 3 * term(batch, "nll_success"))
 
@@ -217,8 +217,8 @@ def test_transforms_leave_masked_tokens_at_zero(name):
 def test_transforms_act_in_order():
     batch, _ = make_batch()
     specs = [{"name": "drop_small", "least": 0.5}, {"name": "weigh_signs"}]
-    there = TokenPieces(transforms=specs).transform(copy.copy(batch))
-    back = TokenPieces(transforms=specs[::-1]).transform(copy.copy(batch))
+    there = ComposedLoss(transforms=specs).transform(copy.copy(batch))
+    back = ComposedLoss(transforms=specs[::-1]).transform(copy.copy(batch))
     assert int((there != 0).sum()) > int((back != 0).sum())
 
 
@@ -241,11 +241,11 @@ def test_transforms_act_in_order():
 )
 def test_bad_settings_are_refused_with_a_reason(kind, spec, message):
     with pytest.raises(ConfigError, match=message):
-        TokenPieces(**{kind: [spec]}).try_out()
+        ComposedLoss(**{kind: [spec]}).try_out()
 
 
 def test_what_is_asked_for_depends_on_settings():
-    assert TokenPieces(loss_terms=["entropy"]).needs == frozenset()
+    assert ComposedLoss(loss_terms=["entropy"]).needs == frozenset()
     few = {"name": "entropy", "top": 0.2}
-    assert TokenPieces(loss_terms=[few]).needs == {"scores"}
-    assert choose("loss_term", "distill").piece.paper
+    assert ComposedLoss(loss_terms=[few]).needs == {"scores"}
+    assert bind("loss_term", "distill").component.paper

@@ -7,9 +7,9 @@ import zlib
 
 import numpy as np
 import pytest
-from component_helpers import credit_of, trajectory
+from component_helpers import advantages_of, trajectory
 
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.magrpo_cross import MOST_GAMES
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.errors import ConfigError
@@ -82,17 +82,17 @@ def test_a_text_is_worth_its_mean_over_combinations(agents, baseline, team):
             and (j != i or baseline == "mean")
         ]
         expected[i] -= 0.0 if baseline == "none" else np.mean(others)
-    found = credit_of(table, **CROSS, team=team, baseline=baseline)
+    found = advantages_of(table, **CROSS, team=team, baseline=baseline)
     np.testing.assert_allclose(found, expected, atol=1e-9)
     assert np.ptp(found) > 0.01
-    alike = credit_of(table, "magrpo", team=team, baseline=baseline)
+    alike = advantages_of(table, "magrpo", team=team, baseline=baseline)
     assert np.allclose(found, alike) == (agents == 1)
 
 
 def test_only_rollouts_that_came_the_same_way_meet():
     table = games(np.random.default_rng(0), rollouts=8, turns=2, words=2)
-    found = credit_of(table, **CROSS, baseline="none", discount=0.5)
-    own = credit_of(table, "magrpo", baseline="none", discount=0.5)
+    found = advantages_of(table, **CROSS, baseline="none", discount=0.5)
+    own = advantages_of(table, "magrpo", baseline="none", discount=0.5)
     last = table.turn == 1
     expected = [worth(table, one, np.mean) for one in table.trajectories]
     np.testing.assert_allclose(found[last], expected, atol=1e-9)
@@ -122,7 +122,7 @@ def test_who_is_not_asked_in_a_rollout_has_fewer_samples():
         ],
         replay,
     )
-    found = credit_of(table, **CROSS, baseline="none")
+    found = advantages_of(table, **CROSS, baseline="none")
     # Ben: (moot + 2 "go") / 3; Ann: over his two texts.
     ben = [(-1 + 1 + 1) / 3, (-1 + 2 + 2) / 3]
     np.testing.assert_allclose(found, [-1.0, 1.5, ben[0], 1.5, ben[1]])
@@ -139,7 +139,7 @@ def test_equal_texts_meet_once():
     )
     for one in table.trajectories:  # who read something else is another sample
         one.observations = ["start"]
-    credit_of(table, **CROSS)
+    advantages_of(table, **CROSS)
     assert len(met) == 4  # two words each
 
 
@@ -149,7 +149,7 @@ def test_games_that_texts_do_not_decide_are_refused():
         replay=lambda players: {p.agent_id: 7.0 for p in players},
     )
     with pytest.raises(ConfigError, match="played again.*it earned 7.*Seed the env"):
-        credit_of(table, **CROSS)
+        advantages_of(table, **CROSS)
 
 
 def test_too_many_combinations_are_refused_before_any_is_played():
@@ -158,14 +158,17 @@ def test_too_many_combinations_are_refused_before_any_is_played():
 
     table = games(np.random.default_rng(0), 1, rollouts=65, replay=replay)
     with pytest.raises(ConfigError, match=r"4225 games.*65 x 65.*smaller group_size"):
-        credit_of(table, **CROSS)
+        advantages_of(table, **CROSS)
     assert MOST_GAMES == 64**2
 
 
 def test_it_needs_games_that_can_be_played_again():
     table = games(np.random.default_rng(0), replay=None)
     with pytest.raises(ConfigError, match="only GRPO offers. Use joint='aligned'"):
-        credit_of(table, **CROSS)
-    assert Credit([CROSS]).replays_games() and not Credit(["magrpo"]).replays_games()
+        advantages_of(table, **CROSS)
+    assert (
+        AdvantageEstimators([CROSS]).replays_games()
+        and not AdvantageEstimators(["magrpo"]).replays_games()
+    )
     with pytest.raises(ConfigError, match="joint is 'crossed'"):
-        Credit([{**CROSS, "joint": "crossed"}]).try_out()
+        AdvantageEstimators([{**CROSS, "joint": "crossed"}]).try_out()

@@ -17,16 +17,16 @@ from loss_reference import (
     slow_sapo,
 )
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.errors import ConfigError
-from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
 
-NAMES = PIECES["policy_loss"].names()
+NAMES = COMPONENTS["policy_loss"].names()
 
 
 def loss_of(batch, spec):
-    return TokenPieces(spec).policy_loss(batch)
+    return ComposedLoss(spec).policy_loss(batch)
 
 
 def grad_of(batch, columns, spec):
@@ -158,7 +158,7 @@ def test_only_those_that_say_so_need_sequences_whole(name):
     parts = [[0, 1], [2, 3, 4]]  # rows 1 and 2 are one sequence
     whole = grad_of(batch, columns, name)
     cut = sum(grad_of(rows(batch, part), columns, name) for part in parts)
-    needs = "sequences" in TokenPieces(name).needs
+    needs = "sequences" in ComposedLoss(name).needs
     assert torch.allclose(cut, whole) == (not needs)
 
 
@@ -266,7 +266,7 @@ def test_a_token_beyond_the_range_moves_if_its_sequence_is_within():
 )
 def test_bad_settings_are_refused_with_a_reason(spec, message):
     with pytest.raises(ConfigError, match=message):
-        TokenPieces(spec).try_out()
+        ComposedLoss(spec).try_out()
 
 
 def my_loss(batch, *, scale: float = 2.0):
@@ -285,7 +285,7 @@ def test_a_function_of_ones_own_is_a_piece():
     for spec in (my_loss, {"name": "test_policy_losses:my_loss", "scale": 2.0}):
         torch.testing.assert_close(loss_of(batch, spec)[0], 2 * expected)
     with pytest.raises(ConfigError, match="one entry per token"):
-        TokenPieces(one_number).try_out()
+        ComposedLoss(one_number).try_out()
 
 
 def test_a_piece_that_did_not_ask_is_not_given():
@@ -294,7 +294,7 @@ def test_a_piece_that_did_not_ask_is_not_given():
         return batch.logp - batch.ref_logp, batch.mask
 
     with pytest.raises(ConfigError, match="reads_reference"):
-        TokenPieces(reads_reference).try_out()
+        ComposedLoss(reads_reference).try_out()
 
 
 @pytest.mark.parametrize("share, count", [(0.2, 2), (0.25, 3), (0.01, 1), (1.0, 10)])
@@ -307,4 +307,4 @@ def test_ranks_choose_the_largest(share, count):
 
 def test_names_are_registered_with_their_papers():
     for name in NAMES:
-        assert choose("policy_loss", name).piece.paper
+        assert bind("policy_loss", name).component.paper

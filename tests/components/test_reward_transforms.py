@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from component_helpers import random_table, rearranged, trajectory
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards import allocation
 from rllib_llm.rewards.combine import Rewards
 from rllib_llm.rewards.efficiency import tool_efficiency
 
-TRANSFORMS = tuple(PIECES["reward_transform"])
+TRANSFORMS = tuple(COMPONENTS["reward_transform"])
 NEEDED = {"discount": {"discount": 0.5}}
 
 
 def changed(name, table, **settings):
     given = {**NEEDED.get(name, {}), **settings}
-    return choose("reward_transform", {"name": name, **given}).call(table)
+    return bind("reward_transform", {"name": name, **given}).call(table)
 
 
 def table_with_tools(**kwargs):

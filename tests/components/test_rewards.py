@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from component_helpers import trajectory
 
-from rllib_llm.components.registry import PIECES, choose
+from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.data.turn_table import MissingInfo
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards, per_turn
@@ -42,7 +42,7 @@ def searcher(documents, answer="Paris", golds=("Paris",), errors=None, **fields)
 
 def paid(name, of, /, **settings):
     """What a reward pays, one number per turn."""
-    chosen = choose("reward", {"name": name, **settings})
+    chosen = bind("reward", {"name": name, **settings})
     value = chosen.call(of)
     if asyncio.iscoroutine(value):
         value = asyncio.run(value)
@@ -312,7 +312,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", PIECES["reward"])
+@pytest.mark.parametrize("name", COMPONENTS["reward"])
 def test_no_turns_earn_nothing_and_good_settings_pass(name):
     settings = NEEDED.get(name, {})
     Rewards([{"name": name, **settings}]).try_out()

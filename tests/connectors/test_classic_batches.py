@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from non_llm_toys import Beside, ClassicRun, Errand, classic_config
+from non_llm_toys import Beside, Errand, NonLLMRun, non_llm_config
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.learner import (
     AddOneTsToEpisodesAndTruncate,
@@ -87,11 +87,11 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_batches_and_advantages_are_rllibs(end):
     env, rollouts = ENDS[end]
-    run = ClassicRun(classic_config(env, runner=RUNNER, rollouts=rollouts))
+    run = NonLLMRun(non_llm_config(env, runner=RUNNER, rollouts=rollouts))
     episodes = run.sample(5)
     made, parts = batches(run, episodes)["run"], parts_of(episodes)
     stock = stock_batch(run, parts)
-    assert set(made) == {*stock, columns.JOINT_INDEX}
+    assert set(made) == {*stock, columns.EPISODE_INDEX}
     for key, value in stock.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(made[key], value), key
@@ -116,10 +116,10 @@ def test_batches_and_advantages_are_rllibs(end):
 
 
 def test_rows_name_their_game_and_leave_the_bootstrap_step_out():
-    run = ClassicRun(classic_config(Beside, runner=RUNNER))
+    run = NonLLMRun(non_llm_config(Beside, runner=RUNNER))
     made = batches(run, run.sample(2))["run"]
     # Runners of a game act 4 and 2 times; each has one more step for the bootstrap.
-    assert made[columns.JOINT_INDEX].tolist() == [0] * 8 + [1] * 8
+    assert made[columns.EPISODE_INDEX].tolist() == [0] * 8 + [1] * 8
     per_game = [True] * 4 + [False] + [True] * 2 + [False]
     assert made[Columns.LOSS_MASK].tolist() == per_game * 2
     truncated = np.flatnonzero(made[Columns.TRUNCATEDS]).tolist()
@@ -129,12 +129,12 @@ def test_rows_name_their_game_and_leave_the_bootstrap_step_out():
 
 def test_masked_games_are_left_out():
     rollouts = {"max_turns": 5, "stop_policies": whatever_cuts("mask")}
-    run = ClassicRun(classic_config(Errand, runner=RUNNER, rollouts=rollouts))
+    run = NonLLMRun(non_llm_config(Errand, runner=RUNNER, rollouts=rollouts))
     assert "run" not in batches(run, run.sample(2))
 
 
 def test_the_record_stays_as_it_was():
-    run = ClassicRun(classic_config(runner=RUNNER))
+    run = NonLLMRun(non_llm_config(runner=RUNNER))
     episodes = run.sample(2)
     ids = [part.id_ for part in parts_of(episodes)]
     first = batches(run, episodes)["run"]
@@ -146,9 +146,9 @@ def test_the_record_stays_as_it_was():
 
 
 def test_rows_of_language_models_do_not_change():
-    run = ClassicRun(classic_config(runner=RUNNER))
-    alone = ClassicRun(
-        classic_config(policies={"talk": {}, "run": RUNNER}, train=["talk"])
+    run = NonLLMRun(non_llm_config(runner=RUNNER))
+    alone = NonLLMRun(
+        non_llm_config(policies={"talk": {}, "run": RUNNER}, train=["talk"])
     )
     alone.learner.module["talk"].unwrapped().load_state_dict(
         run.learner.module["talk"].unwrapped().state_dict()

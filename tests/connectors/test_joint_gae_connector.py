@@ -46,7 +46,7 @@ def messages(data, key):
     rows, cols = np.nonzero(data[Columns.LOSS_MASK].numpy())
     for row, col in zip(rows, cols, strict=True):
         name = (
-            int(data[columns.JOINT_INDEX][row]),
+            int(data[columns.EPISODE_INDEX][row]),
             int(data[columns.TURN_STEPS][row, col]),
             int(data[columns.AGENT_INDEX][row]),
         )
@@ -175,7 +175,7 @@ AGENTS = {"ann_0": "a", "ben_0": "b"}
 
 
 def test_what_scripts_are_paid_for_belongs_to_the_message_before():
-    policies = {"a": None, "b": {"script": random_script}}
+    policies = {"a": None, "b": {"scripted_policy": random_script}}
     run = team(policies=policies)
     check(run, run.sample(2), trained={"ann_0"})
 
@@ -198,8 +198,8 @@ def test_pay_for_an_agent_that_never_acts_counts_for_the_team():
     run.learner.module["critic"].unwrapped().value_head.out.bias.data.zero_()
     made = batches(run.learner, [episode])
     last = messages(made["b"], Columns.ADVANTAGES)[0, 3, 1]
-    ledger = episode.custom_data[columns.REWARD_LEDGER]
-    team_mean = sum(r for t, _, r in ledger if t == 4) / 3
+    reward_log = episode.custom_data[columns.REWARD_LOG]
+    team_mean = sum(r for t, _, r in reward_log if t == 4) / 3
     assert last == pytest.approx([team_mean] * len(last), abs=1e-6)
 
 

@@ -57,8 +57,8 @@ def played():
 
 
 def rows_of(episode, **settings):
-    pieces = TokenRows({"default_policy": RowSettings(pad_id=0, **settings)})
-    batch = pieces(rl_module=None, batch={}, episodes=[episode])
+    components = TokenRows({"default_policy": RowSettings(pad_id=0, **settings)})
+    batch = components(rl_module=None, batch={}, episodes=[episode])
     return batch["default_policy"]
 
 
@@ -97,8 +97,11 @@ def test_masked_turns_and_credit_stand_where_their_turn_does(played):
     for row, turns in enumerate(rows[columns.TURN_IDS]):
         for turn in set(turns[turns >= 0].tolist()):
             here = turns == turn
-            mask, credit = rows["loss_mask"][row][here], rows["advantages"][row][here]
-            found[turn] = (bool(mask.all()), bool(mask.any()), set(credit.tolist()))
+            mask, advantages = (
+                rows["loss_mask"][row][here],
+                rows["advantages"][row][here],
+            )
+            found[turn] = (bool(mask.all()), bool(mask.any()), set(advantages.tolist()))
     assert found == {
         0: (True, True, {1.0}),
         1: (False, False, {0.0}),
@@ -196,10 +199,10 @@ def test_a_recorded_turn_is_what_the_engine_said():
         seconds=0.5,
     )
     data = SimpleNamespace(prompt=Prompt([1, 2], extends=False))
-    seat = SimpleNamespace(data=data, request_id=7, module_id="a")
-    turn = sampled_turn(result, seat)
+    agent = SimpleNamespace(data=data, request_id=7, module_id="a")
+    turn = sampled_turn(result, agent)
     assert turn.prompt_ids.tolist() == [1, 2] and not turn.extends
     assert turn.action_ids.tolist() == [3, 4]
     assert turn.action_logps.tolist() == [-0.5, -0.25]
     assert turn.finish is FinishReason.LENGTH and turn.weights_seq_no == 9
-    assert turn.module_id == "a" and turn.seconds == 0.5 and seat.request_id is None
+    assert turn.module_id == "a" and turn.seconds == 0.5 and agent.request_id is None

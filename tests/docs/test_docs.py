@@ -239,9 +239,7 @@ def test_every_field_of_a_recipe_is_explained():
         assert re.search(rf"^\|[^|]*`{name}`", page, re.MULTILINE), name
 
 
-@pytest.mark.parametrize(
-    "section", ["language_model", "generation", "rollouts", "warm_start"]
-)
+@pytest.mark.parametrize("section", ["language_model", "generation", "rollouts", "sft"])
 def test_every_setting_of_our_sections_is_explained(section):
     from rllib_llm.algorithms.config.sections import section_keys
 
@@ -282,7 +280,7 @@ def test_every_dependency_has_a_reason():
 _SETTING = re.compile(
     r"^\| ((?:`\w+`(?: \(RLlib\))?(?:, )?)+)(?: \(RLlib\))? \| ([^|]*) \|", re.MULTILINE
 )
-_SECTIONED = ["language_model", "generation", "rollouts", "warm_start"]
+_SECTIONED = ["language_model", "generation", "rollouts", "sft"]
 _TABLES = [
     *(("recipes.md", section, "LLMPPO") for section in _SECTIONED),
     ("algorithms/ppo.md", "setting", "LLMPPO"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.sandbox import probe
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def examples(module):
 def test_examples_run(name, monkeypatch):
     if name.startswith("rllib_llm.sandbox") and probe()["missing"]:
         pytest.skip(f"no sandbox here: {probe()['missing']}")
-    for registry in PIECES.values():  # an example may register a piece
+    for registry in COMPONENTS.values():  # an example may register a piece
         registry.names()
         monkeypatch.setattr(registry, "_items", dict(registry._items))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

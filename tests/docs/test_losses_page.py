@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 KINDS = {
     "policy_loss": "Policy losses",
     "loss_term": "Loss terms",
-    "token_transform": "Token transforms",
+    "token_advantage_transform": "Token transforms",
 }
-ALL = [(kind, name) for kind in KINDS for name in PIECES[kind].names()]
+ALL = [(kind, name) for kind in KINDS for name in COMPONENTS[kind].names()]
 
 
 def sections(kind):
@@ -27,7 +27,7 @@ def sections(kind):
 @pytest.mark.parametrize("kind, name", ALL)
 def test_every_piece_has_a_section(kind, name):
     section = sections(kind)[name]
-    chosen = PIECES[kind].get(name)
+    chosen = COMPONENTS[kind].get(name)
     for key in chosen.parameters:
         assert f"`{key}`" in section or f"`{key}: " in section, key
     for identifier in re.findall(r"\d{4}\.\d{5}", chosen.paper):
@@ -36,4 +36,4 @@ def test_every_piece_has_a_section(kind, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_section_is_of_a_piece(kind):
-    assert set(sections(kind)) == set(PIECES[kind].names())
+    assert set(sections(kind)) == set(COMPONENTS[kind].names())

@@ -13,9 +13,9 @@ import yaml
 
 from rllib_llm import yaml_io
 from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
-from rllib_llm.recipes.systems import load_systems
+from rllib_llm.recipes.methods import load_methods
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "presets"
@@ -35,8 +35,8 @@ def named(page):
 
 
 def presets() -> list[str]:
-    """Return the shipped recipes of GRPO and PPO that systems.yaml names."""
-    systems = load_systems()
+    """Return the shipped recipes of GRPO and PPO that methods.yaml names."""
+    systems = load_methods()
     names = {name for row in systems.rows for name in row.yaml} | {*systems.examples}
     paths = shipped_recipes()
     return sorted(n for n in names if paths[n].parent.name in ("grpo", "ppo"))
@@ -78,8 +78,10 @@ def value_of(name: str, head: str, key: str) -> Any:
         for spec in specs(stage.get(section, {}))
         if spec["name"] == head
     ]
-    pieces = [PIECES[kind].get(head) for kind in PIECES if head in PIECES[kind]]
-    defaults = {k: p.default for one in pieces for k, p in one.parameters.items()}
+    components = [
+        COMPONENTS[kind].get(head) for kind in COMPONENTS if head in COMPONENTS[kind]
+    ]
+    defaults = {k: p.default for one in components for k, p in one.parameters.items()}
     assert key == "weight" or key in defaults, f"no piece {head} with {key}"
     given = [spec[key] for spec in found if key in spec]
     return given[0] if given else defaults.get(key, 1.0)
@@ -88,7 +90,7 @@ def value_of(name: str, head: str, key: str) -> Any:
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_has_a_page(name):
     """In docs/presets; examples of no system: that of their environment will do."""
-    systems = load_systems()
+    systems = load_methods()
     pages = PAGES
     if name in systems.examples:
         generated = ROOT / "docs" / "literature.md"
@@ -153,12 +155,14 @@ def known_words() -> frozenset[str]:
 
     classes = [ALGORITHMS.get(name).config_class() for name in ALGORITHMS]
     keys = {k for c in classes for s in SECTIONS for k in _keys(c, s)}
-    pieces = {n: PIECES[kind].get(n) for kind in PIECES for n in PIECES[kind]}
-    settings = {k for one in pieces.values() for k in one.parameters}
+    components = {
+        n: COMPONENTS[kind].get(n) for kind in COMPONENTS for n in COMPONENTS[kind]
+    }
+    settings = {k for one in components.values() for k in one.parameters}
     docs = ROOT / "docs"
     texts = [(docs / n).read_text("utf-8") for n in ("metrics.md", "rewards.md")]
     logged = {word for text in texts for word in _WORD.findall(text)}
-    return frozenset({*keys, *SECTIONS, *pieces, *settings, *logged})
+    return frozenset({*keys, *SECTIONS, *components, *settings, *logged})
 
 
 def _keys(config_class: Any, section: str) -> list[str]:

@@ -17,7 +17,7 @@ RECIPE = {
     "language_model": {"tiny": TINY},
     "generation": {"max_new_tokens": 3},
     "rollouts": {"episodes_per_iteration": 64},
-    "warm_start": {"demonstrations": 1000},
+    "sft": {"demonstrations": 1000},
     "stop": {"training_iteration": 2},
 }
 
@@ -58,7 +58,7 @@ def test_equal_returns_are_a_warning(tmp_path):
     }
     found = examine(tmp_path, **changes)["iteration"]
     assert found.status == OK and "equal, as is usual" in found.found
-    found = examine(tmp_path, "warm_start.demonstrations=0", **changes)["iteration"]
+    found = examine(tmp_path, "sft.demonstrations=0", **changes)["iteration"]
     assert found.status == WARN and "equal" in found.found and found.remedy
 
 

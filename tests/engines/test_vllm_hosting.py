@@ -76,7 +76,9 @@ def test_two_runners_train_with_one_engine(ray_session):
         sampled = result["env_runners"]["engine"]
         updates.append(sampled["updates"])
         # The engine had the learner's weights: stale ones would be far off.
-        assert result["learners"]["default_policy"]["sampler_gap_max"] < 1e-3
+        assert (
+            result["learners"]["default_policy"]["train_inference_mismatch_max"] < 1e-3
+        )
         assert (
             sampled["decoded_tokens"] == result["env_runners"]["num_completion_tokens"]
         )

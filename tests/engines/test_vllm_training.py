@@ -25,10 +25,10 @@ TINY = {
 )
 def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora):
     calls = []
-    tell = LLMAlgorithm._tell_engines
+    tell = LLMAlgorithm._update_engines
     monkeypatch.setattr(
         LLMAlgorithm,
-        "_tell_engines",
+        "_update_engines",
         lambda self, call: (calls.append(call.__name__), tell(self, call)),
     )
     config = load_recipe("frozen_lake_grpo").build_config()
@@ -39,7 +39,7 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         engine_kwargs={"kv_cache_memory_bytes": 2**26},
     )
     config.rollouts(episodes_per_iteration=16, group_size=4)
-    config.warm_start(demonstrations=250)  # else no group ever earns two returns
+    config.sft(demonstrations=250)  # else no group ever earns two returns
     config.training(minibatch_size=16, lr=1e-2)
     config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
     config.evaluation(evaluation_interval=2, evaluation_duration=4)
@@ -49,7 +49,7 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         learner = result["learners"]["default_policy"]
         sampled = result["env_runners"]["engine"]
         # The engine had the learner's weights: a stale copy would be far off.
-        assert learner["sampler_gap_max"] < 1e-3
+        assert learner["train_inference_mismatch_max"] < 1e-3
         assert (
             sampled["decoded_tokens"] == result["env_runners"]["num_completion_tokens"]
         )

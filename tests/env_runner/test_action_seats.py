@@ -191,12 +191,12 @@ def two_policies(env, **generation):
 def test_agents_of_a_game_choose_among_legal_actions(other):
     pytest.importorskip("pyspiel")
     runner = two_policies("open_spiel/kuhn_poker-v0", **other)
-    assert set(runner.choosers) == ({"a", "b"} if not other else {"a"})
+    assert set(runner.action_scorers) == ({"a", "b"} if not other else {"a"})
     episodes = sample(runner)
     for episode in episodes:
         for part in agent_episodes(episode):
             for i, turn in enumerate(part.get_extra_model_outputs("turn")):
-                chosen = part.module_id in runner.choosers
+                chosen = part.module_id in runner.action_scorers
                 assert (turn.choice is not None) == chosen
                 if chosen:
                     legal = part.get_infos(i)["admissible_actions"]

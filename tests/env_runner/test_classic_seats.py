@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from non_llm_toys import MLP, Beside, ClassicRun, Discretely, Steering
-from non_llm_toys import classic_config as config_of
+from non_llm_toys import MLP, Beside, Discretely, NonLLMRun, Steering
+from non_llm_toys import non_llm_config as config_of
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data.episode_data import agent_episodes, policy_episodes
 from rllib_llm.data.types import Task
-from rllib_llm.env_runner.non_llm_policies import ClassicActor, Encoder, encoded_space
+from rllib_llm.env_runner.non_llm_policies import Encoder, NonLLMActor, encoded_space
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.transcripts.collector import transcript_record
 
@@ -26,7 +26,7 @@ def runners_of(episodes):
 
 @pytest.fixture(scope="module")
 def run():
-    return ClassicRun(config_of())
+    return NonLLMRun(config_of())
 
 
 def test_the_record_is_what_rllibs_learner_reads(run):
@@ -57,7 +57,7 @@ def test_rewards_are_those_of_the_actions(run):
 
 
 def test_waiting_agents_share_a_forward_pass(monkeypatch):
-    run = ClassicRun(config_of(Beside, slots=1))
+    run = NonLLMRun(config_of(Beside, slots=1))
     module, sizes = run.runner.module["run"], []
     forward = module.forward_exploration
 
@@ -71,7 +71,7 @@ def test_waiting_agents_share_a_forward_pass(monkeypatch):
 
 
 def actions_of(config, explore=True):
-    run = ClassicRun(config)
+    run = NonLLMRun(config)
     tasks = [Task(i, 0, i) for i in range(6)]
     episodes = run.runner.sample(tasks=tasks, explore=explore)
     return [[int(a) for a in part.get_actions()] for part in runners_of(episodes)]
@@ -84,14 +84,14 @@ def test_actions_depend_on_the_task_alone():
 
 
 def test_without_exploration_the_mode_is_taken():
-    run = ClassicRun(config_of())
+    run = NonLLMRun(config_of())
     for part in runners_of(run.sample(4, explore=False)):
         logits = np.stack(part.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS))
         assert list(part.get_actions()) == list(logits.argmax(axis=1))
 
 
 def test_discrete_observations_are_one_hot_and_actions_may_be_several():
-    run = ClassicRun(config_of(Discretely))
+    run = NonLLMRun(config_of(Discretely))
     (part,) = runners_of(run.sample(1))
     np.testing.assert_array_equal(np.stack(part.get_observations()[:3]), np.eye(3))
     actions = np.stack(part.get_actions())
@@ -114,7 +114,7 @@ def test_real_actions_reach_the_environment_within_its_bounds(squashed, monkeypa
     monkeypatch.setattr(Steering, "apply", keep)
     config = config_of(Steering, slots=1)
     config.environment(normalize_actions=squashed, clip_actions=True)
-    run = ClassicRun(config)
+    run = NonLLMRun(config)
     (part,) = runners_of(run.sample(1))
     recorded = np.stack(part.get_actions())
     wanted = np.clip(recorded + 3, 2, 4) if squashed else np.clip(recorded, 2, 4)
@@ -127,7 +127,7 @@ def test_a_recurrent_module_is_refused():
             return True
 
     with pytest.raises(ConfigError, match="'run' has a recurrent state"):
-        ClassicActor(Recurrent(), "run", Discrete(2))
+        NonLLMActor(Recurrent(), "run", Discrete(2))
 
 
 def by_seed(agent_id, episode, **kwargs):
@@ -142,7 +142,7 @@ FIRST_SEED = config_of().build_task_source().next_groups(1)[0].seed
 
 
 def test_a_language_model_does_not_read_numbers():
-    run = ClassicRun(config_of(mapping=by_seed))
+    run = NonLLMRun(config_of(mapping=by_seed))
     with pytest.raises(EnvContractError, match=r"'runner_0'.*'talk' reads text"):
         run.runner.sample(tasks=[Task(0, 0, FIRST_SEED + 1)])
 
@@ -172,6 +172,6 @@ def test_no_text_is_rendered_of_numbers(run):
 
 
 def test_an_mlp_may_play_several_agents():
-    run = ClassicRun(config_of(Beside, runner=MLP))
+    run = NonLLMRun(config_of(Beside, runner=MLP))
     (episode,) = run.sample(1)
     assert [p.agent_id for p in runners_of([episode])] == ["runner_0", "runner_1"]

@@ -137,8 +137,12 @@ def test_an_agent_that_never_acts_has_no_part_but_its_pay_is_kept():
     episode = play(made(Scripted, plan))
     assert [p.agent_id for p in agent_episodes(episode)] == ["ann_0", "ben_0"]
     assert rewards(episode) == {"ann_0": [4.0], "ben_0": [0.0]}
-    ledger = episode.custom_data[columns.REWARD_LEDGER]
-    assert sorted(ledger) == [(1, "cid_0", 1.0), (2, "ann_0", 4.0), (2, "cid_0", 2.0)]
+    reward_log = episode.custom_data[columns.REWARD_LOG]
+    assert sorted(reward_log) == [
+        (1, "cid_0", 1.0),
+        (2, "ann_0", 4.0),
+        (2, "cid_0", 2.0),
+    ]
 
 
 class Remembered:
@@ -159,13 +163,13 @@ def test_whatever_happens_agents_earn_what_the_environment_pays(kind):
     seen = set()
     for episode in episodes:
         paid = env.paid[episode_data(episode).task.seed]
-        ledger = episode.custom_data[columns.REWARD_LEDGER]
-        assert sum(r for _, _, r in ledger) == sum(paid.values())
+        reward_log = episode.custom_data[columns.REWARD_LOG]
+        assert sum(r for _, _, r in reward_log) == sum(paid.values())
         acted = {p.agent_id: p for p in agent_episodes(episode)}
         for agent, part in acted.items():
             assert part.get_return() == paid.get(agent, 0.0)
-            own = [(t, r) for t, a, r in ledger if a == agent]
-            assert list(part.get_rewards()) == slow_credit(turns(part), own)
+            own = [(t, r) for t, a, r in reward_log if a == agent]
+            assert list(part.get_rewards()) == slow_advantages(turns(part), own)
             assert part.is_terminated != part.is_truncated
         silent = sum(r for a, r in paid.items() if a not in acted)
         assert episode.get_return() + silent == sum(paid.values())
@@ -174,7 +178,7 @@ def test_whatever_happens_agents_earn_what_the_environment_pays(kind):
     assert {"mixed", "terminated", "truncated", 2, 3} <= seen
 
 
-def slow_credit(told, paid):
+def slow_advantages(told, paid):
     earned = [0.0] * len(told)
     for env_t, reward in paid:
         owner = 0
@@ -194,12 +198,15 @@ def bootstrapped(run, episodes):
     for data in batches(run.learner, episodes).values():
         for row, column in enumerate(data[columns.BOOTSTRAP_COLUMN].tolist()):
             if column >= 0:
-                key = int(data[columns.JOINT_INDEX][row])
+                key = int(data[columns.EPISODE_INDEX][row])
                 agent = int(data[columns.AGENT_INDEX][row])
                 length = int(data[columns.ATTENTION_MASK][row].sum())
                 assert column == length
                 ids = data[columns.INPUT_IDS][row, :length].tolist()
-                found[key, agent] = (ids, bool(data[columns.SPEAKS_NEXT][row]))
+                found[key, agent] = (
+                    ids,
+                    bool(data[columns.BOOTSTRAPS_AGENT_TURN][row]),
+                )
     return found
 
 

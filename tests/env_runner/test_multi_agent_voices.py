@@ -39,7 +39,7 @@ def test_silent_agents_are_not_asked():
 
 
 def scripted(script, env=Pair, **sections):
-    policies = {"a": None, "b": {"script": script}}
+    policies = {"a": None, "b": {"scripted_policy": script}}
     return team_config(env, LLMPPOConfig, policies=policies, **sections)
 
 
@@ -101,8 +101,8 @@ def test_settings_of_a_policy_are_its_own():
     assert first["ann_0"]["role"] == "user"
     # The recorded log-probabilities are those of the policy's own temperature.
     result = run.update(episodes)
-    assert result["a"]["sampler_gap_max"].peek() < 1e-4
-    assert result["b"]["sampler_gap_max"].peek() < 1e-4
+    assert result["a"]["train_inference_mismatch_max"].peek() < 1e-4
+    assert result["b"]["train_inference_mismatch_max"].peek() < 1e-4
     rates = {m: result[m]["policy_learning_rate"].peek() for m in "ab"}
     assert rates == {"a": 1e-2, "b": 1e-3}
 
@@ -171,7 +171,7 @@ def test_policies_with_models_of_their_own():
     episodes = run.sample()
     a, b = run.weights("a"), run.weights("b")
     assert any((a[n] != b[n]).any() for n in a)
-    assert run.update(episodes)["b"]["sampler_gap_max"].peek() < 1e-4
+    assert run.update(episodes)["b"]["train_inference_mismatch_max"].peek() < 1e-4
 
 
 # What is told -------------------------------------------------------------------------

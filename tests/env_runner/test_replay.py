@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_llm.env_runner.agents import as_playable
-from rllib_llm.env_runner.replay import Replay, random_plays
+from rllib_llm.env_runner.replay import Replay, random_episodes
 from rllib_llm.envs import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.games.dilemma import Dilemma
 from rllib_llm.envs.games.secret_sum import SecretSum
@@ -33,7 +33,7 @@ def game(env_class, config=None):
 def plays(env_class, config=None, **kwargs):
     """Trajectories by task, then agent: one of each rollout."""
     found = {}
-    for one in random_plays(game(env_class, config), **kwargs):
+    for one in random_episodes(game(env_class, config), **kwargs):
         agents = found.setdefault(one.task.group_id, {})
         agents.setdefault(one.agent_id, []).append(one)
     return found
@@ -134,6 +134,6 @@ def test_a_game_without_random_play_is_not_tried():
     class Silent(Haggle):
         random_action = MultiAgentTextEnv.random_action
 
-    assert random_plays(game(Silent)) == []
-    found = random_plays(game(Haggle), tasks=2, rollouts=3)
+    assert random_episodes(game(Silent)) == []
+    found = random_episodes(game(Haggle), tasks=2, rollouts=3)
     assert len(found) == 12 and np.unique([p.episode for p in found]).size == 6

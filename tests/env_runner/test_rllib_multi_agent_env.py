@@ -1,4 +1,4 @@
-"""RLlib's stock multi-agent sampler keeps what a JointEnv says."""
+"""RLlib's stock multi-agent sampler keeps what a MultiAgentAdapter says."""
 
 import gymnasium as gym
 import numpy as np
@@ -13,12 +13,12 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.tune import register_env
 
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
-from rllib_llm.envs import JointEnv, Outcome, make_env
+from rllib_llm.envs import MultiAgentAdapter, Outcome, make_env
 
 
 def played(cls, plan=(), texts=(), config=None, **attributes):
     """Record an episode as RLlib's runner does; return it and the last infos."""
-    env = to_rllib_env(JointEnv(made(cls, plan, **attributes)(config)))
+    env = to_rllib_env(MultiAgentAdapter(made(cls, plan, **attributes)(config)))
     episode = MultiAgentEpisode()
     observations, infos = env.reset(seed=0)
     episode.add_env_reset(observations=observations, infos=infos)
@@ -130,7 +130,7 @@ class Scripts(TorchRLModule):
 
 def test_the_stock_runner_samples_whole_games():
     register_env(
-        "dilemma_toy", lambda _: to_rllib_env(JointEnv(make_env("dilemma-v0")))
+        "dilemma_toy", lambda _: to_rllib_env(MultiAgentAdapter(make_env("dilemma-v0")))
     )
     config = (
         PPOConfig()
@@ -162,7 +162,7 @@ def test_the_stock_runner_samples_whole_games():
 @pytest.mark.parametrize("cls", [Chaos, ChaosTogether])
 def test_whatever_happens_no_reward_and_no_end_is_lost(cls):
     for seed in range(150):
-        env = to_rllib_env(JointEnv(cls({"max_turns": 12})))
+        env = to_rllib_env(MultiAgentAdapter(cls({"max_turns": 12})))
         game, episode = env.env.unwrapped, MultiAgentEpisode()
         observations, infos = env.reset(seed=seed)
         episode.add_env_reset(observations=observations, infos=infos)

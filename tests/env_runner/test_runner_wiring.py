@@ -18,8 +18,8 @@ from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_dat
 from rllib_llm.data.types import FinishReason, StopReason, Task, Turn
 from rllib_llm.env_runner.limits import stop_reason
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.recorder import Seat
-from rllib_llm.env_runner.slots import Voice
+from rllib_llm.env_runner.recorder import AgentState
+from rllib_llm.env_runner.slots import ActionSource
 from rllib_llm.env_runner.turns import request_turn, turn_seed
 from rllib_llm.offline.prepare_model import prepare_language_model
 
@@ -105,13 +105,13 @@ def test_the_run_s_seed_decides_the_training_tasks():
 
 
 def test_every_turn_of_every_rollout_attempt_and_agent_has_its_own_seed():
-    def seat(turn, index):
+    def agent_state(turn, index):
         data = EpisodeData(num_turns=turn)
-        return Seat(f"agent_{index}", "policy", index=index, data=data)
+        return AgentState(f"agent_{index}", "policy", index=index, data=data)
 
     asked = list(itertools.product((3, 4), range(3), range(2), range(4), range(3)))
     seeds = {
-        turn_seed(Task(0, rollout, seed), attempt, seat(turn, index))
+        turn_seed(Task(0, rollout, seed), attempt, agent_state(turn, index))
         for seed, rollout, attempt, turn, index in asked
     }
     assert len(seeds) == len(asked)
@@ -264,15 +264,15 @@ def test_a_turn_has_the_room_that_context_and_episode_leave(
     engine = SimpleNamespace(
         submit=lambda session, ids, params, extends: asked.append(params) or 1
     )
-    voice = Voice(
+    action_source = ActionSource(
         engine=engine,
         max_new_tokens=16,
         max_context_tokens=context,
         max_tokens_per_episode=per_episode,
     )
     data = EpisodeData(ids=list(range(10)), prompt=Prompt([1, 2, 3], extends=True))
-    seat = Seat("agent", "policy", data=data)
-    request_turn(voice, seat, "session", num_sampled=sampled, seed=5)
+    agent_state = AgentState("agent", "policy", data=data)
+    request_turn(action_source, agent_state, "session", num_sampled=sampled, seed=5)
     assert [p.max_new_tokens for p in asked] == [expected]
     assert asked[0].seed == 5
 

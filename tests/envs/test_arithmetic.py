@@ -157,8 +157,8 @@ def test_agrees_with_an_independent_parser():
     source = random.Random(0)
     outcomes = {"zero": 0, "refused": 0, "value": 0}
     for _ in range(40_000):
-        pieces = source.choices("01237+-*/() ", k=source.randint(1, 9))
-        text = "".join(pieces)
+        components = source.choices("01237+-*/() ", k=source.randint(1, 9))
+        text = "".join(components)
         ours, theirs = _outcome(_ours, text), _outcome(_theirs, text)
         # Where a division by zero precedes a syntax error the reader stops early.
         if theirs == "zero" and ours == "refused":

@@ -1,4 +1,4 @@
-"""JointEnv: nothing that wrappers tend to lose is lost."""
+"""MultiAgentAdapter: nothing that wrappers tend to lose is lost."""
 
 import os
 import subprocess
@@ -17,14 +17,14 @@ from multi_toys import (
 )
 from pettingzoo.utils import OrderEnforcingWrapper
 
-from rllib_llm.envs import JointEnv, Outcome, make_env
+from rllib_llm.envs import MultiAgentAdapter, Outcome, make_env
 from rllib_llm.errors import EnvContractError
 
 TESTS_AND_ROOT = os.pathsep.join(str(p) for p in Path(__file__).parents[1:3])
 
 
 def joint(cls, plan=(), config=None, **attributes):
-    return JointEnv(made(cls, plan, **attributes)(config))
+    return MultiAgentAdapter(made(cls, plan, **attributes)(config))
 
 
 def test_one_agent_at_a_time_and_all_agents_of_a_round():
@@ -137,7 +137,7 @@ def test_system_prompts_are_per_agent():
     env = joint(Scripted, system_prompt_for=system_prompt_for)
     assert env.system_prompt_for("ben_0") == "You are ben_0."
     assert joint(Scripted, system_prompt="Hi").system_prompt_for("ann_0") == "Hi"
-    assert JointEnv(RawAEC([])).system_prompt_for("ann_0") is None
+    assert MultiAgentAdapter(RawAEC([])).system_prompt_for("ann_0") is None
 
 
 # Other people's AEC environments ---------------------------------------------------
@@ -149,7 +149,7 @@ def test_plain_aec_env_is_played_to_its_end():
         ({"ann_0": 2.0, "ben_0": 3.0}, ["ann_0"], []),
         ({"ben_0": 4.0}, [], ["ben_0"]),
     ]
-    env = JointEnv(RawAEC(events))
+    env = MultiAgentAdapter(RawAEC(events))
     step = env.reset(seed=7)
     assert step.observations == {"ann_0": "ann_0 at 0"}
     assert step.infos == {"ann_0": {"born": 7}, "ben_0": {"born": 7}}
@@ -172,7 +172,7 @@ def test_an_end_is_told_once_though_the_agent_waits_for_its_dead_step():
     events = [({}, ["cid_0"], []), ({}, [], []), ({}, [], ["ann_0", "ben_0"])]
     env = RawAEC(events, in_turn=True)
     env.possible_agents = ["ann_0", "ben_0", "cid_0"]
-    env = JointEnv(env)
+    env = MultiAgentAdapter(env)
     env.reset(seed=0)
     step = env.step({"ann_0": "x"})
     assert step.terminated == ("cid_0",) and list(step.observations) == ["ben_0"]
@@ -186,7 +186,9 @@ def test_an_end_is_told_once_though_the_agent_waits_for_its_dead_step():
 
 
 def test_mixed_end_of_a_plain_aec_env():
-    env = JointEnv(RawAEC([({"ann_0": 1.0, "ben_0": 2.0}, ["ann_0"], ["ben_0"])]))
+    env = MultiAgentAdapter(
+        RawAEC([({"ann_0": 1.0, "ben_0": 2.0}, ["ann_0"], ["ben_0"])])
+    )
     env.reset(seed=0)
     step = env.step({"ann_0": "x"})
     assert step.is_over and step.terminated == ("ann_0",)
@@ -196,7 +198,7 @@ def test_mixed_end_of_a_plain_aec_env():
 
 @pytest.mark.parametrize("shape", [str, lambda text: {"text": text, "extra": 1}])
 def test_observations_are_texts_or_hold_one(shape):
-    env = JointEnv(RawAEC([], shape=shape))
+    env = MultiAgentAdapter(RawAEC([], shape=shape))
     assert env.reset(seed=0).observations == {"ann_0": "ann_0 at 0"}
 
 
@@ -210,19 +212,21 @@ def test_observations_are_texts_or_hold_one(shape):
 )
 def test_other_observations_are_refused(shape, words):
     with pytest.raises(EnvContractError, match=words):
-        JointEnv(RawAEC([], shape=shape)).reset(seed=0)
+        MultiAgentAdapter(RawAEC([], shape=shape)).reset(seed=0)
 
 
 def test_broken_envs_are_named():
-    env = JointEnv(RawAEC([({}, ["ann_0"], [])], buries=False))
+    env = MultiAgentAdapter(RawAEC([({}, ["ann_0"], [])], buries=False))
     env.reset(seed=0)
     with pytest.raises(EnvContractError, match="keeps 'ann_0' among its agents"):
         env.step({"ann_0": "x"})
-    env = JointEnv(RawParallel(["ann_0"], [(["ann_0"], {"anna_0": 1.0}, [], [])]))
+    env = MultiAgentAdapter(
+        RawParallel(["ann_0"], [(["ann_0"], {"anna_0": 1.0}, [], [])])
+    )
     env.reset(seed=0)
     with pytest.raises(EnvContractError, match="reward 1.0 to 'anna_0'.*mean 'ann_0'"):
         env.step({"ann_0": "x"})
-    env = JointEnv(RawAEC([({"ann_0": float("inf")}, [], [])]))
+    env = MultiAgentAdapter(RawAEC([({"ann_0": float("inf")}, [], [])]))
     env.reset(seed=0)
     with pytest.raises(EnvContractError, match="reward inf"):
         env.step({"ann_0": "x"})
@@ -230,7 +234,7 @@ def test_broken_envs_are_named():
 
 def test_wrapped_text_envs_keep_their_rounds_and_grants():
     plan = [Outcome(terminated=["ann_0"]), over({"ann_0": 1.0})]
-    env = JointEnv(OrderEnforcingWrapper(made(Together, plan)()))
+    env = MultiAgentAdapter(OrderEnforcingWrapper(made(Together, plan)()))
     assert list(env.reset(seed=0).observations) == ["ann_0", "ben_0", "cid_0"]
     env.step(dict.fromkeys(["ann_0", "ben_0", "cid_0"], "x"))
     step = env.step(dict.fromkeys(["ben_0", "cid_0"], "x"))
@@ -243,7 +247,7 @@ def test_wrapped_text_envs_keep_their_rounds_and_grants():
 def test_plain_parallel_env_keeps_the_order_of_possible_agents():
     rounds = [(["cid_0", "ann_0"], {"ben_0": 1.0}, ["ben_0"], [])]
     rounds.append(([], {"ann_0": 2.0}, ["ann_0"], ["cid_0"]))
-    env = JointEnv(RawParallel(["cid_0", "ben_0", "ann_0"], rounds))
+    env = MultiAgentAdapter(RawParallel(["cid_0", "ben_0", "ann_0"], rounds))
     step = env.reset(seed=3)
     assert list(step.observations) == ["ann_0", "ben_0", "cid_0"]
     assert step.infos["ben_0"] == {"seed": 3}
@@ -263,7 +267,7 @@ def test_late_joiners_of_a_parallel_env():
     rounds = [(["ann_0", "ben_0"], {"cid_0": 1.0}, [], [])]
     rounds += [(["cid_0", "ann_0"], {"ben_0": 2.0}, ["ben_0"], [])]
     rounds += [([], {"ben_0": 3.0}, ["ann_0", "cid_0"], [])]
-    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds))
+    env = MultiAgentAdapter(RawParallel(["ann_0", "ben_0"], rounds))
     env.reset(seed=0)
     assert env.step({"ann_0": "a", "ben_0": "b"}).rewards == [("cid_0", 1.0)]
     step = env.step({"ann_0": "a", "ben_0": "b"})
@@ -277,17 +281,17 @@ def test_agents_of_a_parallel_env_with_nothing_to_read_are_not_asked():
         return {"text": "" if text.startswith("ben_0") else text}
 
     rounds = [(["ann_0", "ben_0"], {}, [], []), ([], {}, ["ann_0", "ben_0"], [])]
-    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds, shape=shape))
+    env = MultiAgentAdapter(RawParallel(["ann_0", "ben_0"], rounds, shape=shape))
     assert list(env.reset(seed=0).observations) == ["ann_0"]
     env.step({"ann_0": "a"})
     assert env.unwrapped.got == [{"ann_0": "a", "ben_0": ""}]
-    env = JointEnv(RawParallel(["ben_0"], rounds, shape=shape))
+    env = MultiAgentAdapter(RawParallel(["ben_0"], rounds, shape=shape))
     with pytest.raises(EnvContractError, match=r"asks nobody, but \['ben_0'\]"):
         env.reset(seed=0)
 
 
 def test_vanishing_and_reviving_agents_are_named():
-    env = JointEnv(RawParallel(["ann_0", "ben_0"], [(["ann_0"], {}, [], [])]))
+    env = MultiAgentAdapter(RawParallel(["ann_0", "ben_0"], [(["ann_0"], {}, [], [])]))
     env.reset(seed=0)
     with pytest.raises(EnvContractError, match="dropped 'ben_0'"):
         env.step({"ann_0": "a", "ben_0": "b"})
@@ -295,21 +299,22 @@ def test_vanishing_and_reviving_agents_are_named():
         (["ann_0"], {}, ["ben_0"], []),
         (["ann_0", "ben_0"], {}, [], []),
     ]
-    env = JointEnv(RawParallel(["ann_0", "ben_0"], rounds))
+    env = MultiAgentAdapter(RawParallel(["ann_0", "ben_0"], rounds))
     env.reset(seed=0)
     env.step({"ann_0": "a", "ben_0": "b"})
     with pytest.raises(EnvContractError, match="brought 'ben_0' back"):
         env.step({"ann_0": "a"})
-    env = JointEnv(RawParallel(["dan_0"], []))
+    env = MultiAgentAdapter(RawParallel(["dan_0"], []))
     with pytest.raises(EnvContractError, match="'dan_0', which is not one of its"):
         env.reset(seed=0)
 
 
 def test_a_set_of_agents_has_one_order_in_every_process():
     code = (
-        "from multi_toys import RawParallel; from rllib_llm.envs import JointEnv\n"
+        "from multi_toys import RawParallel; from rllib_llm.envs import "
+        "MultiAgentAdapter\n"
         "names = {'ben_0', 'ann_0', 'dora_0', 'cid_0'}\n"
-        "env = JointEnv(RawParallel(set(names), [], possible=names))\n"
+        "env = MultiAgentAdapter(RawParallel(set(names), [], possible=names))\n"
         "print(env.possible_agents, list(env.reset(seed=0).observations))"
     )
     printed = {
@@ -328,6 +333,6 @@ def test_a_set_of_agents_has_one_order_in_every_process():
 
 def test_only_pettingzoo_envs_with_declared_agents():
     with pytest.raises(EnvContractError, match="GuessNumber; it plays a pettingzoo"):
-        JointEnv(make_env("guess_number-v0"))
+        MultiAgentAdapter(make_env("guess_number-v0"))
     with pytest.raises(EnvContractError, match="no possible_agents"):
-        JointEnv(RawParallel([], [], possible=[]))
+        MultiAgentAdapter(RawParallel([], [], possible=[]))

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
-from rllib_llm.envs import TEXT_ENVS, JointEnv, MultiAgentTextEnv, check_env, make_env
+from rllib_llm.envs import (
+    TEXT_ENVS,
+    MultiAgentAdapter,
+    MultiAgentTextEnv,
+    check_env,
+    make_env,
+)
 from rllib_llm.envs.one_player import OnePlayer, dialogue
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError
@@ -32,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def one_player(name, config=None):
-    return OnePlayer(JointEnv(make_env(name, config)))
+    return OnePlayer(MultiAgentAdapter(make_env(name, config)))
 
 
 def test_all_games_are_registered_as_multi_agent():
@@ -107,7 +113,7 @@ def test_splits_are_disjoint_and_both_varied(name):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_random_unicode_is_answered(name):
-    env = JointEnv(make_env(name))
+    env = MultiAgentAdapter(make_env(name))
     source = random.Random(name)
     words = ["say", "keep", "accept", "pick", "path", "ok", "wall", "cooperate"]
     words += ["defect", "right", "down", "ba", "0", "1", "9", "\n", " ", "\u0663"]
@@ -132,12 +138,12 @@ def test_random_unicode_is_answered(name):
 @pytest.mark.parametrize("name", [g for g in GAMES if g != "team-v0"])
 def test_invalid_actions_follow_the_policy_asked_for(name):
     config = {"invalid_action": "retry", "invalid_action_reward": -0.25}
-    env = JointEnv(make_env(name, config))
+    env = MultiAgentAdapter(make_env(name, config))
     asked = list(env.reset(seed=0).observations)
     step = env.step(dict.fromkeys(asked, "???"))
     assert step.observations == dict.fromkeys(asked, env.unwrapped.format_hint)
     assert step.rewards == [(agent, -0.25) for agent in asked]
-    env = JointEnv(make_env(name, {**config, "invalid_action": "end"}))
+    env = MultiAgentAdapter(make_env(name, {**config, "invalid_action": "end"}))
     env.reset(seed=0)
     step = env.step(dict.fromkeys(asked, "???"))
     assert step.is_over and step.terminated == tuple(env.possible_agents)

@@ -5,7 +5,7 @@ import pytest
 from multi_toys import ChaosTogether, Together, made, over
 from pettingzoo.utils import parallel_to_aec
 
-from rllib_llm.envs import JointEnv, Outcome
+from rllib_llm.envs import MultiAgentAdapter, Outcome
 from rllib_llm.envs.games.dilemma import Dilemma
 
 TEXTS = [
@@ -23,8 +23,8 @@ TEXTS = [
 @pytest.mark.parametrize("max_turns", [3, 20])
 def test_aec_and_parallel_view_are_the_same_game(max_turns):
     config = {"invalid_action_reward": -0.1, "talk": True, "max_turns": max_turns}
-    aec = JointEnv(Dilemma(config))
-    parallel = JointEnv(Dilemma(config).parallel_view())
+    aec = MultiAgentAdapter(Dilemma(config))
+    parallel = MultiAgentAdapter(Dilemma(config).parallel_view())
     for seed in range(3):
         first, second = aec.reset(seed=seed), parallel.reset(seed=seed)
         assert first == second
@@ -48,7 +48,10 @@ def summed(rewards):
 def test_both_views_agree_whatever_happens():
     for seed in range(100):
         games = [ChaosTogether({"max_turns": 12}) for _ in range(2)]
-        views = [JointEnv(games[0]), JointEnv(games[1].parallel_view())]
+        views = [
+            MultiAgentAdapter(games[0]),
+            MultiAgentAdapter(games[1].parallel_view()),
+        ]
         first, second = (env.reset(seed=seed) for env in views)
         rng = np.random.default_rng(seed)
         total = {}
@@ -66,7 +69,7 @@ def test_both_views_agree_whatever_happens():
 def test_departed_agents_are_rewarded_in_both_views():
     plan = [Outcome(terminated=["ann_0"]), over({"ann_0": 1.0, "cid_0": 2.0})]
     for view in (lambda env: env, lambda env: env.parallel_view()):
-        env = JointEnv(view(made(Together, plan)()))
+        env = MultiAgentAdapter(view(made(Together, plan)()))
         env.reset(seed=0)
         env.step(dict.fromkeys(["ann_0", "ben_0", "cid_0"], "x"))
         step = env.step(dict.fromkeys(["ben_0", "cid_0"], "x"))
@@ -74,8 +77,8 @@ def test_departed_agents_are_rewarded_in_both_views():
 
 
 def test_pettingzoos_own_conversion_is_the_same_game_asked_one_by_one():
-    direct = JointEnv(Dilemma())
-    converted = JointEnv(parallel_to_aec(Dilemma().parallel_view()))
+    direct = MultiAgentAdapter(Dilemma())
+    converted = MultiAgentAdapter(parallel_to_aec(Dilemma().parallel_view()))
     first, second = direct.reset(seed=5), converted.reset(seed=5)
     totals = [{}, {}]
     while not first.is_over:

@@ -8,7 +8,7 @@ from pettingzoo import ParallelEnv
 
 from rllib_llm.algorithms.config.preflight import texts_of
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
-from rllib_llm.envs.multi_agent_adapter import JointEnv
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 from rllib_llm.envs.multi_checks import check_multi_env
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.spaces import UnicodeText, is_of_numbers
@@ -31,7 +31,7 @@ def test_the_checks_play_the_speakers_and_draw_for_the_rest(env):
 
 
 def test_numbers_pass_untouched_and_text_is_taken_out():
-    joint = JointEnv(Errand())
+    joint = MultiAgentAdapter(Errand())
     assert joint.number_spaces("speaker_0") is None
     assert joint.number_spaces("runner_0") == (Errand.reads, Errand.acts)
     told = joint.reset(seed=1)
@@ -45,7 +45,7 @@ def test_numbers_pass_untouched_and_text_is_taken_out():
 
 
 def test_a_parallel_game_mixes_both_and_cuts_both():
-    joint = JointEnv(Beside())
+    joint = MultiAgentAdapter(Beside())
     told = joint.reset(seed=0)
     assert list(told.observations) == ["speaker_0", "runner_0", "runner_1"]
     while not told.is_over:
@@ -68,7 +68,7 @@ class Resting(Beside):
 
 
 def test_an_agent_of_numbers_sits_a_round_out_with_none():
-    joint = JointEnv(Resting())
+    joint = MultiAgentAdapter(Resting())
     joint.reset(seed=0)
     told = joint.step({"speaker_0": "go", "runner_0": 3, "runner_1": 3})
     assert list(told.observations) == ["speaker_0"]
@@ -88,7 +88,7 @@ class WrongType(Errand):
 
 def test_what_is_not_in_the_space_is_refused():
     with pytest.raises(EnvContractError, match=r"99.*'runner_0'.*observation space"):
-        JointEnv(OutOfBounds()).reset(seed=0)
+        MultiAgentAdapter(OutOfBounds()).reset(seed=0)
     with pytest.raises(EnvContractError, match=r"prompt_for\('runner_0'\).*dtype"):
         WrongType().reset(seed=0)
     env = Errand()
@@ -100,7 +100,7 @@ def test_what_is_not_in_the_space_is_refused():
 
 def test_one_player_draws_for_agents_of_numbers_by_the_seed():
     def seen(seed):
-        env = OnePlayer(JointEnv(Errand()))
+        env = OnePlayer(MultiAgentAdapter(Errand()))
         env.reset(seed=seed, options=None)
         over, rewards = False, []
         while not over:
@@ -123,7 +123,9 @@ class Taught(Errand):
 
 
 def test_demonstrations_are_of_speakers_only():
-    (demo,) = demonstrate_together(JointEnv(Taught()), seed=3, mistake_rate=0.0)
+    (demo,) = demonstrate_together(
+        MultiAgentAdapter(Taught()), seed=3, mistake_rate=0.0
+    )
     assert demo.agent_id == "speaker_0"
     assert demo.completions == ["speaker_0 runs"] * 3
 
@@ -136,17 +138,17 @@ class Undeclared(Beside):
 
 
 def test_spaces_may_stand_in_attributes_or_nowhere(recwarn):
-    joint = JointEnv(Undeclared())
+    joint = MultiAgentAdapter(Undeclared())
     assert joint.number_spaces("runner_0") == (Beside.reads, Beside.acts)
     env = Undeclared()
     del env.observation_spaces, env.action_spaces
-    assert JointEnv(env).number_spaces("runner_0") is None
+    assert MultiAgentAdapter(env).number_spaces("runner_0") is None
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("game", [Errand, Beside])
 def test_rllibs_view_of_a_game_has_the_same_spaces(game):
-    env = to_rllib_env(JointEnv(game()))
+    env = to_rllib_env(MultiAgentAdapter(game()))
     told, _ = env.reset(seed=0)
     over, seen = False, set()
     while not over:

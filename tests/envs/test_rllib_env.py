@@ -12,7 +12,7 @@ from rllib_llm import LLMPPOConfig
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import StopReason
 from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
-from rllib_llm.envs import JointEnv, check_env, make_env
+from rllib_llm.envs import MultiAgentAdapter, check_env, make_env
 from rllib_llm.errors import ConfigError, EnvContractError
 
 POLICIES = {"policies": ("a", "b", "c")}
@@ -20,8 +20,8 @@ MAPPING = dict(zip(AGENTS, "abc", strict=True))
 
 
 def steps(env, answer="4"):
-    """Play an episode; return what JointEnv says, step by step."""
-    env = JointEnv(env)
+    """Play an episode; return what MultiAgentAdapter says, step by step."""
+    env = MultiAgentAdapter(env)
     told = [env.reset(seed=3)]
     while not told[-1].is_over:
         told.append(env.step(dict.fromkeys(told[-1].observations, answer)))
@@ -92,7 +92,7 @@ def test_check_plays_it():
 
 
 def test_rllibs_own_runner_plays_it_through_us():
-    env = to_rllib_env(JointEnv(RelayRLlib({})))
+    env = to_rllib_env(MultiAgentAdapter(RelayRLlib({})))
     observations, _ = env.reset(seed=3)
     assert observations == {"giver_0": "The number is 4."}
     observations, rewards, *_ = env.step({"giver_0": "x"})

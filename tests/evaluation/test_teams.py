@@ -5,11 +5,11 @@ import pytest
 from rllib_llm import MARFTConfig
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
-from rllib_llm.evaluation.teams import NO_ONE, ablations, play_line_up, swap_matrix
+from rllib_llm.evaluation.teams import NO_ONE, ablations, play_assignment, swap_matrix
 
 pytestmark = pytest.mark.ray
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
-SEATS = ["alice_0", "bob_0"]
+AGENTS = ["alice_0", "bob_0"]
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def algo(ray_session):
 
 
 def test_policies_take_the_given_seats(algo):
-    line_up = {"alice_0": "bob", "bob_0": "alice"}
-    for episode in play_line_up(algo, line_up, 4):
+    assignment = {"alice_0": "bob", "bob_0": "alice"}
+    for episode in play_assignment(algo, assignment, 4):
         found = {a: p.module_id for a, p in episode.agent_episodes.items()}
-        assert found.items() <= line_up.items() and "alice_0" in found
+        assert found.items() <= assignment.items() and "alice_0" in found
     # Afterwards everybody has their own seat again.
     (episode,) = algo.env_runner.sample(num_episodes=1)
     assert episode.agent_episodes["alice_0"].module_id == "alice"
@@ -43,26 +43,26 @@ def test_policies_take_the_given_seats(algo):
 def test_matrix_holds_every_assignment_on_the_same_tasks(algo):
     matrix = swap_matrix(algo, 3)
     assert matrix.policies() == ["alice", "bob"]
-    for seat in SEATS:
+    for agent in AGENTS:
         for policy in ("alice", "bob"):
-            assert matrix.cell(seat, policy).games == 2 * 3
-    usual = dict(zip(SEATS, ("alice", "bob"), strict=True))
-    one, two = play_line_up(algo, usual, 3), play_line_up(algo, usual, 3)
+            assert matrix.cell(agent, policy).games == 2 * 3
+    usual = dict(zip(AGENTS, ("alice", "bob"), strict=True))
+    one, two = play_assignment(algo, usual, 3), play_assignment(algo, usual, 3)
     seeds = [[episode_data(e).task.seed for e in played] for played in (one, two)]
     assert seeds[0] == seeds[1]
 
 
 def test_a_silenced_agent_says_what_it_is_told(algo):
-    line_up = {"alice_0": NO_ONE, "bob_0": "bob"}
-    for episode in play_line_up(algo, line_up, 4, silent="say 1"):
+    assignment = {"alice_0": NO_ONE, "bob_0": "bob"}
+    for episode in play_assignment(algo, assignment, 4, silent="say 1"):
         alice = episode.agent_episodes["alice_0"]
         assert list(alice.get_actions()) == ["say 1"]
         assert episode_data(alice).num_sampled == 0
-    assert set(ablations(algo, 2)) == {"none", *SEATS}
+    assert set(ablations(algo, 2)) == {"none", *AGENTS}
 
 
 def test_unknown_members_are_refused(algo):
     with pytest.raises(ConfigError, match="no agent 'carol_0'"):
-        play_line_up(algo, {"carol_0": "bob"}, 1)
+        play_assignment(algo, {"carol_0": "bob"}, 1)
     with pytest.raises(ConfigError, match="no policy 'carol'"):
-        play_line_up(algo, {"alice_0": "carol"}, 1)
+        play_assignment(algo, {"alice_0": "carol"}, 1)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hostile_texts import FIXED, hostile_texts, random_texts
 
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Task
 from rllib_llm.graders import (
@@ -250,7 +250,7 @@ def trajectory(text, count=2):
     )
 
 
-@pytest.mark.parametrize("name", PIECES["reward"])
+@pytest.mark.parametrize("name", COMPONENTS["reward"])
 def test_rewards_pay_nothing_for_hostile_text(name):
     spec = {"name": name, **NEEDED.get(name, {})}
     for text in [*FIXED.values(), *random_texts(30, seed=1)]:

@@ -6,7 +6,7 @@ from team_helpers import Pair, PairTogether, Run, single_config, team_config
 from rllib_llm import LLMPolicy
 from rllib_llm.errors import EnvContractError
 from rllib_llm.evaluation.outcomes import play_tasks
-from rllib_llm.inference.match import Match, choose_seats
+from rllib_llm.inference.match import Match, assign_agents
 
 
 def never(game, agent):
@@ -36,10 +36,10 @@ def test_policies_play_as_they_are_evaluated(team, alone, greedy):
     for policy in (team, alone):
         tasks = policy.held_out_tasks(4)
         expected = play_tasks(None, tasks, greedy=greedy, runner=policy.runner)
-        seats = choose_seats(policy.agents or ["default_agent"], {}, policy)
+        agents = assign_agents(policy.agents or ["default_agent"], {}, policy)
         for task, outcome in zip(tasks, expected):
             match = Match(
-                policy.make_env, task, seats, ask=never, policy=policy, greedy=greedy
+                policy.make_env, task, agents, ask=never, policy=policy, greedy=greedy
             )
             returns = finish(match)
             assert sum(returns.values()) == pytest.approx(outcome.episode_return)
@@ -50,7 +50,7 @@ def test_policies_play_as_they_are_evaluated(team, alone, greedy):
 def test_a_move_taken_back_never_happened(env, steps):
     policy = LLMPolicy(Run(team_config(env), learner=False).runner)
     (task,) = policy.held_out_tasks(1)
-    seats = choose_seats(policy.agents, {"ben": "person"}, policy)
+    agents = assign_agents(policy.agents, {"ben": "person"}, policy)
     said = []
 
     def play(answers, undo_after=None):
@@ -60,7 +60,7 @@ def test_a_move_taken_back_never_happened(env, steps):
             said.append((agent, game.observations[agent]))
             return next(rest)
 
-        match = Match(policy.make_env, task, seats, ask=ask, policy=policy)
+        match = Match(policy.make_env, task, agents, ask=ask, policy=policy)
         count = 0
         while not match.is_over:
             match.step()
@@ -77,8 +77,8 @@ def test_a_move_taken_back_never_happened(env, steps):
 
 def test_nothing_to_take_back(team):
     (task,) = team.held_out_tasks(1)
-    seats = choose_seats(team.agents, {}, team)
-    match = Match(team.make_env, task, seats, ask=never, policy=team)
+    agents = assign_agents(team.agents, {}, team)
+    match = Match(team.make_env, task, agents, ask=never, policy=team)
     match.step()
     assert not match.undo() and len(match.moves) == 1
     match.close()
@@ -86,8 +86,8 @@ def test_nothing_to_take_back(team):
 
 def test_policies_by_name(team):
     (task,) = team.held_out_tasks(1)
-    seats = choose_seats(team.agents, {"ann": "b", "ben": "policy"}, team)
-    match = Match(team.make_env, task, seats, ask=never, policy=team)
+    agents = assign_agents(team.agents, {"ann": "b", "ben": "policy"}, team)
+    match = Match(team.make_env, task, agents, ask=never, policy=team)
     finish(match)
     assert {m.agent: m.player for s in match.moves for m in s} == {
         "ann_0": "b",
@@ -107,8 +107,8 @@ class Forgetful(Pair):
 
 def test_an_environment_that_does_not_repeat_itself():
     (task,) = LLMPolicy(Run(team_config(Pair), learner=False).runner).held_out_tasks(1)
-    seats = {"ann_0": "person", "ben_0": "person"}
-    match = Match(Forgetful, task, seats, ask=lambda game, agent: "x")
+    agents = {"ann_0": "person", "ben_0": "person"}
+    match = Match(Forgetful, task, agents, ask=lambda game, agent: "x")
     match.step()
     match.step()
     with pytest.raises(EnvContractError, match="something else"):

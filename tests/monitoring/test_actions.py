@@ -137,7 +137,7 @@ def test_rollback_brings_weights_and_moments_back(run, place, tmp_path):
     algo.guard._chosen["entropy_collapse"].thresholds["below"] = 0.0
     after = algo.train()
     assert rate(after) == 5e-4 and after["training_iteration"] == 4
-    assert after["learners"]["default_policy"]["sampler_gap_max"] < 1e-3
+    assert after["learners"]["default_policy"]["train_inference_mismatch_max"] < 1e-3
 
 
 @pytest.mark.ray
@@ -197,5 +197,8 @@ def test_rollback_reaches_other_processes(run):
     result = algo.train()
     learner = result["learners"]["default_policy"]
     assert rate(result) == 5e-4
-    assert learner["sampler_gap_max"] < 1e-3 and learner["weights_lag_mean"] == 0.0
+    assert (
+        learner["train_inference_mismatch_max"] < 1e-3
+        and learner["policy_staleness_mean"] == 0.0
+    )
     assert not same(algo.learner_group.get_weights()["default_policy"], start)

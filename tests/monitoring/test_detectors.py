@@ -10,7 +10,7 @@ import pytest
 from rllib_llm.errors import ConfigError
 from rllib_llm.monitoring.alarms import detectors
 from rllib_llm.monitoring.alarms.catalogue import ALARMS
-from rllib_llm.monitoring.alarms.settings import choose
+from rllib_llm.monitoring.alarms.settings import bind_alarms
 
 NAN = math.nan
 
@@ -50,7 +50,7 @@ FIRES = {
         [[0.1], [0.1], [1.0], [1.0], [1.0]],  # in the first update
     ),
     "return_drop": ([noisy(0.1, 0.8, 20) + noisy(0.1, 0.1, 3)],),
-    "sampler_gap": ([[0.001, 0.2, 0.3]],),
+    "train_inference_mismatch": ([[0.001, 0.2, 0.3]],),
     "stalled": ([[0.0, 2.0]],),
 }
 QUIET = {
@@ -89,7 +89,7 @@ QUIET = {
         [noisy(-10.0, -12.0, 40)],
         [[0.8, 0.1]],
     ),
-    "sampler_gap": ([[0.3, 0.001, 0.002]],),
+    "train_inference_mismatch": ([[0.3, 0.001, 0.002]],),
     "stalled": ([[2.0, 0.0]], [[]]),
 }
 
@@ -130,7 +130,7 @@ def test_noise_alone_drops_no_return(seed):
 
 
 def test_defaults_warn_and_settings_change_them():
-    chosen = choose({"kl": {"above": 0.5, "action": "stop"}, "nan": False})
+    chosen = bind_alarms({"kl": {"above": 0.5, "action": "stop"}, "nan": False})
     assert chosen["kl"].thresholds == {"above": 0.5, "window": 1}
     assert chosen["kl"].action == "stop" and "nan" not in chosen
     others = {c.action for name, c in chosen.items() if name != "kl"}
@@ -153,7 +153,7 @@ def test_defaults_warn_and_settings_change_them():
 )
 def test_bad_settings_are_named(given, message):
     with pytest.raises(ConfigError, match=message):
-        choose(given)
+        bind_alarms(given)
 
 
 def test_a_recipe_names_alarms_and_what_they_share(tmp_path):

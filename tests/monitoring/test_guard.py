@@ -139,11 +139,11 @@ def test_two_alarms_go_back_once():
 
 
 def test_what_is_never_reported_is_said_once():
-    watch, _ = guard(kl={"above": 1.0}, sampler_gap={})
+    watch, _ = guard(kl={"above": 1.0}, train_inference_mismatch={})
     first, second = messages(play(watch, [0.01, 0.01]))
     assert first == (
-        "alarm sampler_gap is deaf: this run reports no "
-        "learners/<module>/sampler_gap_mean."
+        "alarm train_inference_mismatch is deaf: this run reports no "
+        "learners/<module>/train_inference_mismatch_mean."
     )
     assert not second
 

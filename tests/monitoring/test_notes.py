@@ -43,13 +43,13 @@ class Slow(TextEnv):
 
 
 def slot(index, waiting_for, since, seed=0, modules=()):
-    seats = [SimpleNamespace(module_id=m, request_id=1) for m in modules]
+    agents = [SimpleNamespace(module_id=m, request_id=1) for m in modules]
     return SimpleNamespace(
         index=index,
         waiting_for=waiting_for,
         since=since,
         task=Task(group_id=0, rollout=0, seed=seed),
-        play=SimpleNamespace(seats=seats),
+        play=SimpleNamespace(agents=agents),
     )
 
 

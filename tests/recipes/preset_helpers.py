@@ -74,10 +74,10 @@ def searcher(index, searches, answer, *, failed=0, task=0, **fields):
     return rollout(index, paid, task=task, **defaults | fields)
 
 
-def credit_of(name, trajectories, **of):
+def advantages_of(name, trajectories, **of):
     """Return what a preset credits to each turn of each trajectory."""
     table = TurnTable(trajectories)
-    found = config_of(name, **of).build_credit().advantages(table)
+    found = config_of(name, **of).build_advantage_estimators().advantages(table)
     return [part.tolist() for part in table.split(found)]
 
 
@@ -101,12 +101,12 @@ def tokens(ratios, advantages, **fields):
 def loss_of(name, ratios, advantages):
     """Return a preset's policy loss at tokens of some ratios and advantages."""
     batch, _ = tokens(ratios, advantages)
-    loss, _ = config_of(name).build_token_pieces().policy_loss(batch)
+    loss, _ = config_of(name).build_composed_loss().policy_loss(batch)
     return loss[0].tolist()
 
 
 def slope_of(name, ratios, advantages):
     """Return what it does to the log-probabilities of these tokens."""
     batch, logp = tokens(ratios, advantages)
-    loss, _ = config_of(name).build_token_pieces().policy_loss(batch)
+    loss, _ = config_of(name).build_composed_loss().policy_loss(batch)
     return torch.autograd.grad(loss.sum(), logp)[0][0].tolist()

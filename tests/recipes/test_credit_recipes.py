@@ -10,8 +10,8 @@ import pytest
 
 from rllib_llm.advantages.estimators.anchor import anchors
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import choose
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import bind
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.recipes import load_recipe
 
@@ -19,7 +19,7 @@ SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "env_runners.num_envs_per_env_runner=32",
     "rollouts.episodes_per_iteration=32",
-    "warm_start={demonstrations: 200, lr: 1e-2}",
+    "sft={demonstrations: 200, lr: 1e-2}",
     "training.minibatch_size=16",
 )
 # So that something is credited in groups of a model that has learnt next to nothing.
@@ -30,13 +30,13 @@ KEPT = (
 LAKE = (*KEPT, "env_config.size=3")
 
 
-def by_seat(table):
-    return joint_keys(table.task, table.agent)[table.owner]
+def by_agent(table):
+    return combined_keys(table.task, table.agent)[table.owner]
 
 
 def centred(table):
     """Returns less the mean of the agent's rollouts of the task. [M]"""
-    keys = joint_keys(table.task, table.agent)
+    keys = combined_keys(table.task, table.agent)
     means = np.bincount(keys, table.returns) / np.bincount(keys)
     return (table.returns - means[keys])[table.owner]
 
@@ -48,78 +48,82 @@ def sums_to_nothing(values, keys):
 # What each is about ------------------------------------------------------------------
 
 
-def gigpo(table, credit):
+def gigpo(table, advantages):
     keys = anchors(table)
     alone = np.bincount(keys)[keys] == 1
-    by_place = choose("credit", "anchor").call(table)
+    by_place = bind("advantage_estimator", "anchor").call(table)
     assert alone.any() and not by_place[alone].any() and by_place[~alone].any()
-    np.testing.assert_allclose(credit, centred(table) + by_place, atol=1e-5)
+    np.testing.assert_allclose(advantages, centred(table) + by_place, atol=1e-5)
 
 
-def mt_grpo(table, credit):
+def mt_grpo(table, advantages):
     """What the first turn gets more than the second is its own reward's standing."""
     first, second = table.turn == 0, table.turn == 1
     went_on = np.isin(table.owner[first], table.owner[second])
     early = group_advantages(table.rewards[first], table.task, scale="group")
-    own = credit[first][went_on] - credit[second]
+    own = advantages[first][went_on] - advantages[second]
     np.testing.assert_allclose(own, early[went_on], atol=1e-5)
     assert np.abs(own).max() > 0.1
 
 
-def reinforce_pp(table, credit):
-    tokens = np.repeat(credit, table.turn_tokens)
+def reinforce_pp(table, advantages):
+    tokens = np.repeat(advantages, table.turn_tokens)
     assert abs(tokens.mean()) < 1e-4 and abs(tokens.std(ddof=1) - 1) < 1e-3
 
 
-def rloo(table, credit):
-    np.testing.assert_allclose(credit, centred(table) * 8 / 7, atol=1e-5)
+def rloo(table, advantages):
+    np.testing.assert_allclose(advantages, centred(table) * 8 / 7, atol=1e-5)
 
 
-def dr_grpo(table, credit):
-    np.testing.assert_allclose(credit, centred(table), atol=1e-5)
+def dr_grpo(table, advantages):
+    np.testing.assert_allclose(advantages, centred(table), atol=1e-5)
 
 
-def lite_ppo(table, credit):
+def lite_ppo(table, advantages):
     spread = table.returns.std(ddof=1) + 1e-6
-    np.testing.assert_allclose(credit, centred(table) / spread, atol=1e-5)
+    np.testing.assert_allclose(advantages, centred(table) / spread, atol=1e-5)
 
 
-def maxrl(table, credit):
-    sums_to_nothing(credit[table.turn == 0], table.task)
+def maxrl(table, advantages):
+    sums_to_nothing(advantages[table.turn == 0], table.task)
     solvable = np.isin(table.task, table.task[table.returns > 0])
     failed = solvable & (table.returns == 0)
     assert failed.any()
-    np.testing.assert_allclose(credit[failed[table.owner]], -1.0, atol=1e-5)
+    np.testing.assert_allclose(advantages[failed[table.owner]], -1.0, atol=1e-5)
 
 
-def magrpo(table, credit):
-    rounds = joint_keys(table.episode[table.owner], table.turn)
-    means = np.bincount(rounds, credit) / np.bincount(rounds)
-    np.testing.assert_allclose(credit, means[rounds], atol=1e-5)
+def magrpo(table, advantages):
+    rounds = combined_keys(table.episode[table.owner], table.turn)
+    means = np.bincount(rounds, advantages) / np.bincount(rounds)
+    np.testing.assert_allclose(advantages, means[rounds], atol=1e-5)
 
 
-def magrpo_cross(table, credit):
-    sums_to_nothing(credit, by_seat(table))
-    teams = credit.reshape(-1, 3)  # who voted for another word is credited otherwise
+def magrpo_cross(table, advantages):
+    sums_to_nothing(advantages, by_agent(table))
+    teams = advantages.reshape(
+        -1, 3
+    )  # who voted for another word is credited otherwise
     assert np.ptp(teams, axis=1).max() > 0.01
 
 
-def at_grpo(table, credit):
+def at_grpo(table, advantages):
     owner = table.owner
-    groups = joint_keys(table.task[owner], table.turn, table.agent[owner])
-    sums_to_nothing(credit, groups)
-    assert len(np.unique(groups)) > len(np.unique(by_seat(table)))
+    groups = combined_keys(table.task[owner], table.turn, table.agent[owner])
+    sums_to_nothing(advantages, groups)
+    assert len(np.unique(groups)) > len(np.unique(by_agent(table)))
 
 
-def dr_mas(table, credit):
-    sums_to_nothing(credit, by_seat(table))
-    spread = [credit[by_seat(table) == k].std(ddof=1) for k in set(by_seat(table))]
+def dr_mas(table, advantages):
+    sums_to_nothing(advantages, by_agent(table))
+    spread = [
+        advantages[by_agent(table) == k].std(ddof=1) for k in set(by_agent(table))
+    ]
     assert all(s < 1e-9 or abs(s - 1) < 1e-3 for s in spread) and max(spread) > 0.9
 
 
-def marshal(table, credit):
-    sums_to_nothing(credit, table.agent[table.owner])
-    assert abs(credit.std(ddof=1) - 1) < 1e-3
+def marshal(table, advantages):
+    sums_to_nothing(advantages, table.agent[table.owner])
+    assert abs(advantages.std(ddof=1) - 1) < 1e-3
 
 
 CASES = {
@@ -146,7 +150,7 @@ CASES = {
 def test_two_iterations_give_the_credit_of_the_paper(ray_session, monkeypatch, name):
     check, more = CASES[name]
     algo = load_recipe(name, (*SMALL, *more)).config.build_algo()
-    give, credited = algo._give_credit, []
+    give, credited = algo._set_advantages, []
 
     def give_and_keep(episodes):
         give(episodes)
@@ -154,7 +158,7 @@ def test_two_iterations_give_the_credit_of_the_paper(ray_session, monkeypatch, n
         per_turn = [np.broadcast_to(data.advantage, len(one)) for data, one in found]
         credited.append((TurnTable([one for _, one in found]), per_turn))
 
-    monkeypatch.setattr(algo, "_give_credit", give_and_keep)
+    monkeypatch.setattr(algo, "_set_advantages", give_and_keep)
     results = [algo.train() for _ in range(2)]
     algo.stop()
     assert len(credited) == 2

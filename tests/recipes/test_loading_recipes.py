@@ -65,7 +65,7 @@ def test_sections_set_what_the_fluent_methods_set():
         language_model={"model": "tiny", "lora": {"rank": 4}},
         generation={"max_new_tokens": 5},
         rollouts={"episodes_per_iteration": 12, "group_size": 3},
-        warm_start={"demonstrations": 9},
+        sft={"demonstrations": 9},
         training={"lr": 2e-5, "lambda_token": 0.9, "lambda_": 0.8, "num_epochs": 3},
         env_runners={"num_envs_per_env_runner": 6},
         evaluation={"evaluation_interval": 4},

@@ -12,7 +12,7 @@ from rllib_llm.recipes.dry_run import make_plan
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "rollouts.episodes_per_iteration=8",
-    "warm_start={demonstrations: 0}",
+    "sft={demonstrations: 0}",
     "training.minibatch_size=4",
     "evaluation.evaluation_interval=null",
 )

@@ -44,7 +44,7 @@ def test_the_dual_clip_bounds_punishment_only(name, bound):
 def test_loop_clips_multiplicatively_and_drops_small_credit():
     assert loss_of("loop", [2.0, 0.5], [1, -1]) == approx([-1.1, 1 / 1.1])
     batch, _ = tokens([1.0] * 3, [0.009, -0.011, 1.0])
-    kept = config_of("loop").build_token_pieces().transform(batch)
+    kept = config_of("loop").build_composed_loss().transform(batch)
     assert kept[0].tolist() == approx([0, -0.011, 1.0])
     assert config_of("loop").num_epochs == 2
 
@@ -76,7 +76,7 @@ def test_vapo_imitates_solved_episodes():
     for success, weight in ((1.0, 0.1), (0.0, 0.0)):
         solved = torch.tensor([success], dtype=torch.float64)
         batch, logp = tokens([1.0, 1.0], [0, 0], success=solved)
-        ((name, loss),) = config_of("vapo").build_token_pieces().term_losses(batch)
+        ((name, loss),) = config_of("vapo").build_composed_loss().term_losses(batch)
         slope = torch.autograd.grad(loss.sum(), logp)[0][0]
         assert name == "nll_success" and slope.tolist() == approx([-weight] * 2)
 
@@ -86,25 +86,25 @@ def test_llm4teach_lets_its_teacher_fade(update, weight):
     """A choice the teacher makes twice as often as the student is pulled up twice."""
     teacher = torch.tensor([[-2.0, -2.0 + math.log(2), -7.0]], dtype=torch.float64)
     batch, logp = tokens([1.0] * 3, [0] * 3, ref_logp=teacher, update=update)
-    ((_, loss),) = config_of("llm4teach").build_token_pieces().term_losses(batch)
+    ((_, loss),) = config_of("llm4teach").build_composed_loss().term_losses(batch)
     slope = torch.autograd.grad(loss.sum(), logp)[0][0]
     assert slope.tolist() == approx([-weight, -2 * weight, -weight * math.exp(-5)])
 
 
-WITH_PIECES = [
+WITH_COMPONENTS = [
     name
     for name, path in shipped_recipes().items()
     if path.parent.name in ("grpo", "ppo") and config_of(name).policy_loss is not None
 ]
 
 
-@pytest.mark.parametrize("name", WITH_PIECES)
+@pytest.mark.parametrize("name", WITH_COMPONENTS)
 def test_masked_tokens_have_no_part_and_nothing_gives_zero(name):
-    pieces = config_of(name).build_token_pieces()
+    components = config_of(name).build_composed_loss()
     for mask in ([True, False, True], [False] * 3):
         batch, logp = tokens([1.05, 3.0, 0.95], [1, -50, -1], mask=torch.tensor([mask]))
-        total = pieces.policy_loss(batch)[0].sum()
-        total = total + sum(loss.sum() for _, loss in pieces.term_losses(batch))
+        total = components.policy_loss(batch)[0].sum()
+        total = total + sum(loss.sum() for _, loss in components.term_losses(batch))
         slope = torch.autograd.grad(total, logp)[0][0]
         assert (slope != 0).tolist() == mask
 

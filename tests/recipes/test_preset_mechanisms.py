@@ -12,10 +12,10 @@ import statistics
 
 import numpy as np
 import pytest
-from preset_helpers import config_of, credit_of, rollout, searcher
+from preset_helpers import advantages_of, config_of, rollout, searcher
 
 from rllib_llm.advantages.estimators.anchor import anchors
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.recipes import spaces
@@ -58,7 +58,7 @@ OF_GROUPS = {
 @pytest.mark.parametrize("name", OF_GROUPS)
 def test_credit_of_a_group_by_hand(name):
     success, failure = OF_GROUPS[name]
-    *mixed, a, b, c, d = credit_of(name, one_success() + all_succeed())
+    *mixed, a, b, c, d = advantages_of(name, one_success() + all_succeed())
     assert mixed[0] == approx([success], rel=1e-5)
     for turns, i in zip(mixed[1:], (1, 2, 3), strict=True):
         assert turns == approx([failure] * (i % 3 + 1), rel=1e-5)
@@ -67,12 +67,12 @@ def test_credit_of_a_group_by_hand(name):
 
 @pytest.mark.parametrize("name", [n for n in OF_GROUPS if n != "remax"])
 def test_a_group_of_one_gets_nothing(name):
-    assert credit_of(name, one_success()[:1]) == [[0.0]]
+    assert advantages_of(name, one_success()[:1]) == [[0.0]]
 
 
 def test_the_guides_other_arm_divides_by_the_deviation():
     of = {"value": spaces.last_of}
-    first, *_ = credit_of("practitioners_guide", one_success(), **of)
+    first, *_ = advantages_of("practitioners_guide", one_success(), **of)
     assert first == approx([4 / 3 * 1.5], rel=1e-5)
     sizes = {config_of("practitioners_guide", **o).env_config["size"] for o in ({}, of)}
     assert sizes == {3, 4}
@@ -92,7 +92,7 @@ def test_reinforce_pp_standardises_returns_to_go_over_tokens(name):
     ]
     to_go = [1.5, 1.0, -1.0, -1.0]
     mean, std = over_tokens(to_go, [3, 1, 1, 5])
-    found = np.concatenate(credit_of(name, made))
+    found = np.concatenate(advantages_of(name, made))
     assert found == approx([(g - mean) / std for g in to_go], rel=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_the_baseline_of_reinforce_pp_comes_before_the_batch():
     ]
     centred = [0.5, 0.5, -0.5, 0.5, -0.5]
     mean, std = over_tokens(centred, [1, 2, 4, 2, 1])
-    found = np.concatenate(credit_of("reinforce_pp_baseline", made))
+    found = np.concatenate(advantages_of("reinforce_pp_baseline", made))
     assert found == approx([(a - mean) / std for a in centred], rel=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_gigpo_compares_places_and_a_place_of_its_own_gets_nothing():
     assert np.bincount(keys)[keys].tolist() == [2, 1, 1, 2, 1]
     # By episode 1/2 and -1/2; at the start 0.95^2 against 0, elsewhere alone.
     step = 0.95**2 / 2
-    first, second = credit_of("gigpo", made)
+    first, second = advantages_of("gigpo", made)
     assert first == approx([0.5 + step, 0.5, 0.5])
     assert second == approx([-0.5 - step, -0.5])
 
@@ -126,7 +126,7 @@ def test_gigpo_compares_places_and_a_place_of_its_own_gets_nothing():
 def test_mt_grpo_gives_the_first_turn_its_own_reward_too():
     made = [rollout(i, r) for i, r in enumerate([[1, 1], [0, 1], [1, 0], [0, 0]])]
     one = 0.5 / (statistics.stdev([1, 1, 0, 0]) + 1e-6)
-    found = credit_of("mt_grpo", made)
+    found = advantages_of("mt_grpo", made)
     expected = [[2 * one, one], [0, one], [0, -one], [-2 * one, -one]]
     assert np.array(found) == approx(np.array(expected))
 
@@ -136,7 +136,7 @@ def test_mt_grpo_gives_the_first_turn_its_own_reward_too():
 
 def paid(name, *trajectories, iteration=0, stage=-1):
     """Return what a preset pays in each turn of each trajectory."""
-    DriverPieces(config_of(name, stage=stage)).rewards(trajectories, iteration)
+    DriverComponents(config_of(name, stage=stage)).rewards(trajectories, iteration)
     return [t.rewards for t in trajectories]
 
 
@@ -232,8 +232,8 @@ def test_ppr_takes_half_of_both_signals():
 def test_demystifying_punishes_length_softly():
     (part,) = [
         p
-        for p in DriverPieces(config_of("demystifying")).rewards.parts
-        if p.piece.name == "overlong"
+        for p in DriverComponents(config_of("demystifying")).rewards.parts
+        if p.component.name == "overlong"
     ]
     longest, buffer = part.settings["longest"], part.settings["buffer"]
     free = longest - buffer
@@ -248,7 +248,7 @@ def test_demystifying_punishes_length_softly():
 
 def left(name, made):
     """Return the rollouts that a preset learns from."""
-    verdicts, _ = DriverPieces(config_of(name)).filters(made)
+    verdicts, _ = DriverComponents(config_of(name)).filters(made)
     return [t for t, v in zip(made, verdicts, strict=True) if not v.is_dropped]
 
 
@@ -290,6 +290,6 @@ def test_starpo_s_keeps_the_quarter_of_tasks_that_vary_most():
     "iteration, turns", [(0, 6), (6, 6), (7, 9), (13, 9), (14, 12), (500, 12)]
 )
 def test_scaling_inter_rl_grows_its_horizon(iteration, turns):
-    pieces = DriverPieces(config_of("scaling_inter_rl"))
-    tasks = pieces.assign([Task(0, i, 0) for i in range(2)], iteration)
+    components = DriverComponents(config_of("scaling_inter_rl"))
+    tasks = components.assign([Task(0, i, 0) for i in range(2)], iteration)
     assert [t.max_turns for t in tasks] == [turns, turns]

@@ -11,7 +11,7 @@ from preset_helpers import config_of
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
-from rllib_llm.recipes.systems import load_systems
+from rllib_llm.recipes.methods import load_methods
 
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
@@ -21,8 +21,8 @@ SMALL = (
     "evaluation.evaluation_interval=null",
 )
 GROUPS = ("training.drop_zero_variance_groups=false",)
-LAKE = ("warm_start={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
-SEARCH = ("warm_start={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
+LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
+SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
 CASES = {
     "frozen_lake_ppo": LAKE,
     "frozen_lake_grpo": (*LAKE, *GROUPS),
@@ -38,7 +38,7 @@ UNTRAINED = ("by config", "part two")
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
     "recipes": ("test_credit_recipes", "test_reward_recipes"),
-    "pieces": ("test_loss_recipes",),
+    "components": ("test_loss_recipes",),
 }
 
 
@@ -64,13 +64,13 @@ def test_two_iterations_learn_something(ray_session, name):
 
 
 def test_every_preset_is_trained_by_a_test(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "pieces"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "components"))
     trained = set(CASES)
     for modules in ELSEWHERE.values():
         for module in modules:
             cases = importlib.import_module(module).CASES
             trained |= {name.partition("/")[0] for name in cases}
-    rows = [row for row in load_systems().rows if row.state not in UNTRAINED]
+    rows = [row for row in load_methods().rows if row.state not in UNTRAINED]
     pages = (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
     methods = {page.stem for page in pages} & set(shipped_recipes())
     methods |= {name for row in rows for name in row.yaml if row.group in "AEF"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Task
 from rllib_llm.recipes import load_recipe
@@ -172,7 +172,7 @@ NOT_BY_OUTCOME = {
 def returns(name, iteration, *, is_long=False):
     """What a recipe pays for each game [N], and which are solved. [N]"""
     made = copy.deepcopy(played(name, is_long))
-    DriverPieces(config_of(name)).rewards(made, iteration=iteration)
+    DriverComponents(config_of(name)).rewards(made, iteration=iteration)
     solved = SOLVED.get(name, lambda t: t.success)
     earned = np.array([t.earned for t in made])
     return made, earned, np.array([bool(solved(t)) for t in made])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.to_turn_table import trajectories
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Task
@@ -25,8 +25,8 @@ SMALL = (
     "evaluation.evaluation_interval=null",
 )
 GRPO = (*SMALL, "training.drop_zero_variance_groups=false")
-SEARCH = ("warm_start={demonstrations: 300, lr: 3e-3, mistake_rate: 0.3}",)
-LAKE = ("warm_start={demonstrations: 200, lr: 1e-2}", "env_config.size=3")
+SEARCH = ("sft={demonstrations: 300, lr: 3e-3, mistake_rate: 0.3}",)
+LAKE = ("sft={demonstrations: 200, lr: 1e-2}", "env_config.size=3")
 
 
 def f1_of(t):
@@ -219,9 +219,9 @@ def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
     played = scripted(config.make_text_env())
     assert 6 < sum(map(right, played)) < 30 and sum(map(is_form, played)) < 30
     assert len(set(map(num_calls, played))) > 2
-    pieces = DriverPieces(config)
-    parts = pieces.rewards(played, iteration=1)
-    verdicts, shares = pieces.filters(played)
+    components = DriverComponents(config)
+    parts = components.rewards(played, iteration=1)
+    verdicts, shares = components.filters(played)
     left = [t for t, v in zip(played, verdicts, strict=True) if not v.is_dropped]
     paid = {part: p.sum() / len(played) for part, p in parts.items()}
     assert returns(played).std() > 0.05
@@ -234,7 +234,7 @@ def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
 def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, name):
     check, settings = CASES[name]
     algo = config_of(name, settings).build_algo()
-    select, seen = algo._driver_pieces.select, []
+    select, seen = algo._driver_components.select, []
 
     def select_and_keep(episodes):
         played = [t for _, t in trajectories(episodes)]
@@ -242,7 +242,7 @@ def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, nam
         seen.append((played, [t for _, t in trajectories(left)]))
         return left, shares
 
-    monkeypatch.setattr(algo._driver_pieces, "select", select_and_keep)
+    monkeypatch.setattr(algo._driver_components, "select", select_and_keep)
     results = [algo.train() for _ in range(2)]
     algo.stop()
     assert len(seen) == 2 and len(seen[-1][0]) == 32

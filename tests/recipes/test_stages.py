@@ -17,7 +17,7 @@ STAGED = {
     "env": "guess_number-v0",
     "env_config": {"upper": 7},
     "rollouts": {"episodes_per_iteration": 16},
-    "warm_start": {"demonstrations": 5},
+    "sft": {"demonstrations": 5},
     "stop": {"training_iteration": 4},
     "stages": [
         {"name": "sft", "algo": "SFT", "training": {"lr": 1e-2}},
@@ -54,8 +54,8 @@ def test_each_stage_is_what_is_common_and_its_own():
 def test_only_the_first_stage_is_warm_started():
     demos = [s.config.warm_start_demonstrations for s in staged().stages]
     assert demos == [5, 0, 0]
-    with pytest.raises(ConfigError, match="stage 'rl': warm_start has no place"):
-        staged(**with_stage(1, warm_start={"demonstrations": 3}))
+    with pytest.raises(ConfigError, match="stage 'rl': sft has no place"):
+        staged(**with_stage(1, sft={"demonstrations": 3}))
 
 
 def test_null_takes_away_and_pieces_are_replaced_as_a_whole():

@@ -14,7 +14,7 @@ SMALL = (
     "env_runners.num_envs_per_env_runner=8",
     "rollouts.episodes_per_iteration=8",
     # Enough to say what the game can read, so that all agents get to speak.
-    "warm_start={demonstrations: 200, lr: 1e-2}",
+    "sft={demonstrations: 200, lr: 1e-2}",
     "training.minibatch_size=4",
     "evaluation.evaluation_interval=null",
 )

@@ -137,8 +137,10 @@ def test_spaces_that_tune_would_not_see_are_errors():
         ConfigError, match=r"policy_mapping_fn, training\.lr Tune would see 1"
     ):
         found.validate()
-    pieces = {"credit": {"grid": [[{"name": "group"}], [{"name": "anchor"}]]}}
-    recipe_from_dict({**BASE, "training": pieces}).validate()
+    components = {
+        "advantage_estimator": {"grid": [[{"name": "group"}], [{"name": "anchor"}]]}
+    }
+    recipe_from_dict({**BASE, "training": components}).validate()
 
 
 def test_trials_may_share_a_cpu_and_a_gpu():

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.rewards.allocation import (
     ALLOCATIONS,
     SHAPINGS,
@@ -39,7 +39,7 @@ def make_debate(seed, *, gaps=False):
 @pytest.mark.parametrize("mode", ALLOCATIONS)
 def test_allocation_equals_the_loop(mode):
     episodes, turns, _, rewards = make_debate(0)
-    sets = joint_keys(episodes, turns)
+    sets = combined_keys(episodes, turns)
     weight = {"individual": 0.0, "team": 1.0, "shared": 0.3}[mode]
     given = {"team_weight": 0.3} if mode == "shared" else {}
     got = allocate_rewards(rewards, sets, mode, **given)

@@ -37,7 +37,7 @@ def kuhn(episodes=16, *, league=None, **training):
         .language_model(tiny=TINY)
         .generation(max_new_tokens=5)
         .rollouts(episodes_per_iteration=episodes)
-        .warm_start(demonstrations=200, mistake_rate=1.0, lr=5e-3)
+        .sft(demonstrations=200, mistake_rate=1.0, lr=5e-3)
         .league(**league)
         .training(lr=5e-3, **training)
     )
@@ -62,7 +62,9 @@ def same(a, b):
 
 def books(algo):
     """Return all that the league knows."""
-    return algo.matchmaker.state_dict(), algo._credit[DEFAULT_MODULE_ID].get_state()
+    return algo.matchmaker.state_dict(), algo._advantage_estimators[
+        DEFAULT_MODULE_ID
+    ].get_state()
 
 
 def played(algo, monkeypatch):

@@ -56,7 +56,7 @@ def test_kuhn_poker_is_played_learnt_and_measured_from_the_newest_prompt(ray_ses
     assert result["env_runners"]["prefix_break_frac"] > 0
     learnt = result["learners"][LEARNER]
     assert learnt["num_rows"] > 64  # a row for every turn
-    assert learnt["sampler_gap_mean"] < 1e-4  # learnt as it was sampled
+    assert learnt["train_inference_mismatch_mean"] < 1e-4  # learnt as it was sampled
     after = algo.measure_exploitability()
     assert before.queries == after.queries == 12
     assert before.exploitability != after.exploitability

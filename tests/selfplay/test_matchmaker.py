@@ -11,24 +11,24 @@ pytest.importorskip("openskill")
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.selfplay import Matchmaker
 
-SEATS = ("player_0", "player_1")
+AGENTS = ("player_0", "player_1")
 
 
 def matchmaker(slots=2, **settings):
     names = [f"opponent_{i}" for i in range(slots)]
     settings = {"snapshot_max_games": 64, "opponents": "uniform", **settings}
-    return Matchmaker("default_policy", names, SEATS, {"dealer": "bank"}, **settings)
+    return Matchmaker("default_policy", names, AGENTS, {"dealer": "bank"}, **settings)
 
 
 def play(book, tasks, wins=0.5):
     """Let the learner win a share of its games, and record them all."""
     results = []
     for task in tasks:
-        line_up = book.line_up(task)
-        home = next(a for a in SEATS if line_up[a] == "default_policy")
+        assignment = book.assignment(task)
+        home = next(a for a in AGENTS if assignment[a] == "default_policy")
         sign = 1.0 if task % 10 < 10 * wins else -1.0
-        earned = {a: sign if a == home else -sign for a in SEATS}
-        results.append(book.result(task, line_up, earned))
+        earned = {a: sign if a == home else -sign for a in AGENTS}
+        results.append(book.result(task, assignment, earned))
     book.record(results)
 
 
@@ -49,17 +49,17 @@ def test_members_take_free_slots_and_then_those_of_who_leaves():
 
 def test_only_frozen_slots_and_the_learner_are_seated():
     book = matchmaker(mirror_fraction=0.3)
-    assert {book.line_up(t)["player_0"] for t in range(20)} == {"default_policy"}
+    assert {book.assignment(t)["player_0"] for t in range(20)} == {"default_policy"}
     book.add_snapshot(0)
     for task in range(200):
-        line_up = book.line_up(task)
-        assert line_up["dealer"] == "bank"
-        seated = [line_up[a] for a in SEATS]
-        assert "default_policy" in seated
-        assert set(seated) <= {"default_policy", "opponent_0"}
-        assert line_up == book.line_up(task)
-    homes = [book.line_up(t)["player_0"] == "opponent_0" for t in range(400)]
-    away = [book.line_up(t)["player_1"] == "opponent_0" for t in range(400)]
+        assignment = book.assignment(task)
+        assert assignment["dealer"] == "bank"
+        assigned = [assignment[a] for a in AGENTS]
+        assert "default_policy" in assigned
+        assert set(assigned) <= {"default_policy", "opponent_0"}
+        assert assignment == book.assignment(task)
+    homes = [book.assignment(t)["player_0"] == "opponent_0" for t in range(400)]
+    away = [book.assignment(t)["player_1"] == "opponent_0" for t in range(400)]
     assert abs(sum(homes) - sum(away)) < 60  # seats are balanced
 
 
@@ -89,7 +89,7 @@ def test_agents_that_earned_nothing_count_as_zero():
 def test_a_league_without_slots_only_mirrors():
     book = matchmaker(slots=0)
     assert not book.wants_snapshot()
-    assert set(book.line_up(4).values()) == {"bank", "default_policy"}
+    assert set(book.assignment(4).values()) == {"bank", "default_policy"}
     play(book, range(20))
     assert book.metrics() == {("pool_size",): 0, ("rating", "learner"): 25.0}
 
@@ -109,8 +109,8 @@ def test_a_restored_book_goes_on_exactly():
         play(book, range(220, 250), wins=0.2)
     assert resumed.state_dict() == whole.state_dict()
     assert resumed.metrics() == whole.metrics()
-    assert [resumed.line_up(t) for t in range(99)] == [
-        whole.line_up(t) for t in range(99)
+    assert [resumed.assignment(t) for t in range(99)] == [
+        whole.assignment(t) for t in range(99)
     ]
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from rllib_llm.selfplay.matrix import SwapMatrix
 from rllib_llm.selfplay.payoffs import GameResult
 
-SEATS = ("alice_0", "bob_0")
+AGENTS = ("alice_0", "bob_0")
 
 
 def random_games(seed=0, games=300):
@@ -28,21 +28,21 @@ def random_games(seed=0, games=300):
 
 def test_cells_equal_a_slow_loop():
     games = random_games()
-    matrix = SwapMatrix(SEATS, games)
-    for index, seat in enumerate(SEATS):
+    matrix = SwapMatrix(AGENTS, games)
+    for index, agent in enumerate(AGENTS):
         for policy in "pqr":
             values = [g.returns[index] for g in games if g.players[index] == policy]
             mean = sum(values) / len(values)
             variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
             quantile = stats.t.ppf(0.975, len(values) - 1)
-            cell = matrix.cell(seat, policy)
+            cell = matrix.cell(agent, policy)
             assert cell.games == len(values)
             assert cell.mean == pytest.approx(mean)
             assert cell.half_width == pytest.approx(
                 quantile * math.sqrt(variance / len(values))
             )
     values = [g.returns[1] for g in games if g.players == ("p", "q")]
-    assert matrix.line_up(("p", "q"), "bob_0").mean == pytest.approx(np.mean(values))
+    assert matrix.assignment(("p", "q"), "bob_0").mean == pytest.approx(np.mean(values))
 
 
 def test_the_interval_covers():
@@ -53,7 +53,7 @@ def test_the_interval_covers():
             GameResult(i, ("a", "b"), (x, 0.0))
             for i, x in enumerate(rng.normal(size=8))
         ]
-        cell = SwapMatrix(SEATS, games).cell("alice_0", "a")
+        cell = SwapMatrix(AGENTS, games).cell("alice_0", "a")
         hits += abs(cell.mean) <= cell.half_width
     assert 0.92 < hits / 400 < 0.98
 
@@ -64,7 +64,7 @@ def test_the_table_in_markdown():
         GameResult(1, ("p", "q"), (1.0, 0.0)),
         GameResult(2, ("q", "q"), (0.0, 0.0)),
     ]
-    assert SwapMatrix(SEATS, games).to_markdown().splitlines() == [
+    assert SwapMatrix(AGENTS, games).to_markdown().splitlines() == [
         "| policy | alice_0 | bob_0 |",
         "| --- | --- | --- |",
         "| p | 1.000 ± 0.000 | - |",
@@ -74,4 +74,4 @@ def test_the_table_in_markdown():
 
 def test_games_of_other_seats_are_refused():
     with pytest.raises(ValueError, match="Episode 3"):
-        SwapMatrix(SEATS, [GameResult(3, ("a", "b", "c"), (0.0, 0.0, 0.0))])
+        SwapMatrix(AGENTS, [GameResult(3, ("a", "b", "c"), (0.0, 0.0, 0.0))])

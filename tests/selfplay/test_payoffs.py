@@ -11,13 +11,13 @@ import pytest
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 
 
-def random_results(seed, names="abcd", games=200, seats=2):
+def random_results(seed, names="abcd", games=200, agents=2):
     rng = np.random.default_rng(seed)
     return [
         GameResult(
             episode,
-            tuple(rng.choice(list(names), size=seats).tolist()),
-            tuple(rng.integers(-1, 2, size=seats).astype(float).tolist()),
+            tuple(rng.choice(list(names), size=agents).tolist()),
+            tuple(rng.integers(-1, 2, size=agents).astype(float).tolist()),
         )
         for episode in range(games)
     ]
@@ -39,10 +39,10 @@ def slow_win_rate(results, a, b, decay, prior):
     return (score + prior / 2) / (sum(weights) + prior), len(scores)
 
 
-@pytest.mark.parametrize("seats", [2, 3])
+@pytest.mark.parametrize("agents", [2, 3])
 @pytest.mark.parametrize(("decay", "prior"), [(1.0, 2.0), (0.9, 1.0)])
-def test_win_rates_equal_a_slow_loop(decay, prior, seats):
-    results = random_results(0, seats=seats)
+def test_win_rates_equal_a_slow_loop(decay, prior, agents):
+    results = random_results(0, agents=agents)
     payoffs = Payoffs(decay, prior)
     for result in results:
         payoffs.record(result)

@@ -114,7 +114,7 @@ def test_games_against_oneself_are_left_out(results):
     assert ratings.state_dict() == before
 
 
-def three_seats(strength, count, seed=0):
+def three_agents(strength, count, seed=0):
     """Games of one "new" seat against two of "old": the best draw takes all."""
     rng = np.random.default_rng(seed)
     for episode in range(count):
@@ -131,7 +131,7 @@ def three_seats(strength, count, seed=0):
 )
 def test_a_policy_on_several_seats_is_rated(results, strength, low, high):
     """Equal strength stays even, though the two seats win twice as often."""
-    ratings = rated(three_seats(strength, 600))
+    ratings = rated(three_agents(strength, 600))
     assert ratings.games("new") == ratings.games("old") == 600
     assert low < ratings.win_probability("new", "old") < high
     assert ratings.rating("new")[1] < 8  # 25 / 3 at the start

@@ -30,14 +30,14 @@ class Table:
         self.logits[prompt] = logits
 
 
-def play(env, seed, line_up, tables, rng):
+def play(env, seed, assignment, tables, rng):
     """Play a game; return (agent, prompt, word) of each turn and all returns."""
     env.reset(seed=seed)
     turns, earned = [], dict.fromkeys(env.possible_agents, 0.0)
     while not any(env.terminations.values()):
         agent = env.agent_selection
         prompt = env.observe(agent)["text"]
-        word = int(rng.random() < tables[line_up[agent]].probs(prompt)[1])
+        word = int(rng.random() < tables[assignment[agent]].probs(prompt)[1])
         turns.append((agent, prompt, word))
         env.step(WORDS[word])
         for name, reward in env.rewards.items():
@@ -64,12 +64,12 @@ def test_self_play_in_a_league_lowers_exploitability():
             ratings.inherit(name, "learner")
         results = []
         for seed in range(100 * iteration, 100 * iteration + 100):
-            line_up = league.line_up(seed, env.possible_agents)
-            turns, earned = play(env, seed, line_up, tables, rng)
+            assignment = league.assignment(seed, env.possible_agents)
+            turns, earned = play(env, seed, assignment, tables, rng)
             for agent, prompt, word in turns:
-                if line_up[agent] == "learner":
+                if assignment[agent] == "learner":
                     tables["learner"].learn(prompt, word, earned[agent])
-            players, returns = tuple(line_up.values()), tuple(earned.values())
+            players, returns = tuple(assignment.values()), tuple(earned.values())
             results.append(GameResult(seed, players, returns))
         league.record(results)
         ratings.record(results)

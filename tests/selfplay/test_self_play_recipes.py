@@ -23,7 +23,7 @@ RECIPES = [n for n, p in shipped_recipes().items() if p.parent.name == "selfplay
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "rollouts.episodes_per_iteration=8",
-    "warm_start={demonstrations: 40, lr: 1e-2}",
+    "sft={demonstrations: 40, lr: 1e-2}",
     "training.minibatch_size=4",
     "league.pool_size=2",
     "league.snapshot_min_games=1",

@@ -27,7 +27,7 @@ RECIPE = {
     "language_model": {"tiny": TINY},
     "generation": {"max_new_tokens": 5},
     "rollouts": {"episodes_per_iteration": 16},
-    "warm_start": {"demonstrations": 200, "mistake_rate": 1.0, "lr": 5e-3},
+    "sft": {"demonstrations": 200, "mistake_rate": 1.0, "lr": 5e-3},
     "league": {"pool_size": 2, "snapshot_min_games": 4, "snapshot_max_games": 12},
     "training": {"lr": 5e-3},
     "stop": {"training_iteration": 2},
@@ -152,9 +152,9 @@ def test_an_alarm_brings_opponents_and_their_ratings_back():
     algo.guard._chosen["entropy_collapse"].thresholds["below"] = 100.0
     result = algo.train()
     assert result["alarms"]["num_rollbacks"] == 1
-    assert algo.memories().keys() == set(good) - {"learners"}
-    league = next(k for k in algo.memories() if "league" in k)
-    assert repr(algo.memories()[league]) == repr(good[league])
+    assert algo.driver_state().keys() == set(good) - {"learners"}
+    league = next(k for k in algo.driver_state() if "league" in k)
+    assert repr(algo.driver_state()[league]) == repr(good[league])
     learnt = good["learners"]["learner"]["rl_module"]
     for module_id in algo.config.llm_module_ids:
         assert same(weights(algo, module_id), weights(algo, module_id, "local"))

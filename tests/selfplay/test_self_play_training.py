@@ -65,12 +65,12 @@ def test_an_opponent_plays_a_whole_episode_and_is_not_trained(build, monkeypatch
     (episodes,) = seen
     own = others = 0
     for episode in episodes:
-        line_up = episode_data(episode).task.line_up
-        assert line_up == algo.matchmaker.line_up(episode_data(episode).task.seed)
+        assignment = episode_data(episode).task.assignment
+        assert assignment == algo.matchmaker.assignment(episode_data(episode).task.seed)
         for part in agent_episodes(episode):
             turns = part.get_extra_model_outputs(columns.TURN)
-            assert {turn.module_id for turn in turns} == {line_up[part.agent_id]}
-            if line_up[part.agent_id] == LEARNER:
+            assert {turn.module_id for turn in turns} == {assignment[part.agent_id]}
+            if assignment[part.agent_id] == LEARNER:
                 own += sum(len(turn.action_ids) for turn in turns)
             else:
                 others += len(turns)
@@ -91,10 +91,10 @@ def test_credit_is_the_moving_average_of_each_seat_in_task_order(build, monkeypa
     for episode in sorted(episodes, key=lambda e: episode_data(e).task.group_id):
         for agent, part in episode.agent_episodes.items():
             earned = part.get_return()
-            credit = episode_data(part).advantage
-            assert credit == pytest.approx(earned - average[agent], abs=1e-12)
+            advantages = episode_data(part).advantage
+            assert advantages == pytest.approx(earned - average[agent], abs=1e-12)
             average[agent] = 0.5 * average[agent] + 0.5 * earned
-    role = algo._credit[LEARNER].estimators[0].call.baselines
+    role = algo._advantage_estimators[LEARNER].estimators[0].call.baselines
     for agent, value in average.items():
         assert role.get(str(algo.config.env), agent) == value
     assert average["player_0"] != average["player_1"]
@@ -111,10 +111,10 @@ def test_rollouts_of_a_group_meet_one_opponent_and_opponents_are_no_baseline(
     groups = {}
     for episode in seen[0]:
         task = episode_data(episode).task
-        groups.setdefault(task.group_id, set()).add(tuple(task.line_up.items()))
+        groups.setdefault(task.group_id, set()).add(tuple(task.assignment.items()))
         for part in agent_episodes(episode):
-            credit = episode_data(part).advantage
-            assert (credit is None) == (part.module_id != LEARNER)
+            advantages = episode_data(part).advantage
+            assert (advantages is None) == (part.module_id != LEARNER)
     assert len(groups) == 4 and all(len(each) == 1 for each in groups.values())
 
 
@@ -142,7 +142,7 @@ def test_scores_of_words_are_what_the_engine_samples_with(build, monkeypatch):
 def test_seats_of_scripts_and_evaluation_against_one(build, monkeypatch):
     config = kuhn(league={"evaluation_opponent": "dice"})
     config.environment(env_config={"style": "short", "game_options": {"players": 3}})
-    script = {"dice": {"script": "self_play_helpers:any_word"}}
+    script = {"dice": {"scripted_policy": "self_play_helpers:any_word"}}
     config.multi_agent(policies=script, policy_mapping_fn={"player_2": "dice"})
     config.evaluation(evaluation_interval=1, evaluation_duration=8)
     algo = build(config)
@@ -150,14 +150,14 @@ def test_seats_of_scripts_and_evaluation_against_one(build, monkeypatch):
     seen = played(algo, monkeypatch)
     result = algo.train()
     for episode in seen[0]:
-        seats = episode_data(episode).task.line_up
-        assert [a for a, name in seats.items() if name == "dice"] == ["player_2"]
+        agents = episode_data(episode).task.assignment
+        assert [a for a, name in agents.items() if name == "dice"] == ["player_2"]
     evaluated = result["evaluation"]["env_runners"]
     assert evaluated["num_module_steps_sampled"].keys() == {
         LEARNER
     }  # a script has no tokens
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(4)
-    homes = [[a for a, m in t.line_up.items() if m == LEARNER] for t in tasks]
+    homes = [[a for a, m in t.assignment.items() if m == LEARNER] for t in tasks]
     assert homes == [["player_0"], ["player_1"]] * 2
     algo.train()
     assert all("dice" not in pair for pair in algo.matchmaker.league.payoffs._pairs)
@@ -223,7 +223,7 @@ def test_bad_league_settings_are_refused(change, message):
     ("training", "message"),
     [
         ({"role_decay": 1.0}, "role_decay=1.0"),
-        ({"team_share": 0.5}, "opponents are no team"),
+        ({"shared_reward_fraction": 0.5}, "opponents are no team"),
         ({"advantage_scale": "group"}, "use 'none' or 'batch'"),
         ({"drop_zero_variance_groups": True}, "Set it to False"),
         ({"advantage_group_by": "task"}, "a baseline for each agent"),
@@ -242,11 +242,11 @@ def test_bad_credit_settings_are_refused(training, message):
         ({"policy_mapping_fn": lambda agent, episode: "x"}, "seats its policies"),
         ({"policy_mapping_fn": {"dealer": "x"}}, "names the agent 'dealer'"),
         ({"policies_to_train": ["opponent_0"]}, "freezes its opponents"),
-        ({"policies": {"dice": {"script": any_word}}}, "'dice' never plays"),
+        ({"policies": {"dice": {"scripted_policy": any_word}}}, "'dice' never plays"),
         ({"policies": ["opponent_1"]}, "'opponent_1' has the name of one that"),
         (
             {
-                "policies": {"dice": {"script": any_word}},
+                "policies": {"dice": {"scripted_policy": any_word}},
                 "policy_mapping_fn": {"player_1": "dice"},
             },
             "two or more agents",

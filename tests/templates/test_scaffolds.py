@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rllib_llm.errors import ConfigError
-from rllib_llm.templates import KINDS, write_scaffold
+from rllib_llm.templates import KINDS, write_template
 
 
 @pytest.mark.parametrize(
@@ -23,21 +23,21 @@ from rllib_llm.templates import KINDS, write_scaffold
 )
 def test_bad_names_are_refused(kind, name, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        write_scaffold(kind, name, tmp_path)
+        write_template(kind, name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "test_my_thing.py").write_text("mine")
     with pytest.raises(ConfigError, match="so that nothing is lost"):
-        write_scaffold("env", "my_thing", tmp_path)
+        write_template("env", "my_thing", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["test_my_thing.py"]
 
 
 def test_they_are_small(tmp_path):
     sizes = {}
     for kind in KINDS:
-        module, *_ = write_scaffold(kind, f"my_{kind}", tmp_path / "new")
+        module, *_ = write_template(kind, f"my_{kind}", tmp_path / "new")
         sizes[kind] = len(module.read_text().splitlines())
         assert "$" not in module.read_text()
     assert sizes["env"] <= 60 and sizes["reward"] <= 10 and sizes["algorithm"] <= 40
@@ -46,7 +46,7 @@ def test_they_are_small(tmp_path):
 def test_they_are_tidy(tmp_path):
     pytest.importorskip("ruff")
     for kind in KINDS:
-        write_scaffold(kind, f"my_{kind}", tmp_path)
+        write_template(kind, f"my_{kind}", tmp_path)
     ruff = [sys.executable, "-m", "ruff"]
     rules = ["--select", "E,F,I,UP,B,SIM,C4,RUF", "--line-length", "88"]
     for command in (["check", *rules], ["format", "--check"]):
@@ -86,6 +86,6 @@ def test_what_is_written_runs(kind, tmp_path):
     assert "All checks passed" in run(
         tmp_path, *command, "train", f"{name}.yaml", "--dry-run"
     )
-    small = ("stop.training_iteration=1", "warm_start.demonstrations=16")
+    small = ("stop.training_iteration=1", "sft.demonstrations=16")
     storage = ("--storage", str(tmp_path / "runs"))
     run(tmp_path, *command, "train", f"{name}.yaml", *small, *storage)

@@ -11,7 +11,7 @@ HOSTILE = (
     "</script><script>document.title='owned'</script>"
     "<img src=x onerror=\"document.title='owned'\">\u2028<!-- ]]> &lt;b&gt; \\u003c"
 )
-PIECES = [
+COMPONENTS = [
     "Let",
     " me",
     " think",
@@ -27,8 +27,8 @@ PIECES = [
 
 def make_turn(rng, number, *, index=None, agent=None, agent_index=0, text=None):
     """A turn of ten tokens with all that a Learner with a critic says of them."""
-    pieces = [text or PIECES[0], *PIECES[1:]]
-    size = len(pieces)
+    components = [text or COMPONENTS[0], *COMPONENTS[1:]]
+    size = len(components)
     return {
         "turn": number,
         "index": number if index is None else index,
@@ -37,7 +37,7 @@ def make_turn(rng, number, *, index=None, agent=None, agent_index=0, text=None):
         "policy": agent and f"policy_of_{agent}",
         "observation": f"The board after {number} moves. {text or ''}",
         "prompt": f"<|im_start|>user\nThe board after {number} moves.<|im_end|>\n",
-        "completion": "".join(pieces[:-1]),
+        "completion": "".join(components[:-1]),
         "reward": float(rng.integers(-1, 2)),
         "reward_parts": {"environment": 1.0, "length_penalty": -0.1},
         "advantage": round(float(rng.normal()), 4),
@@ -46,7 +46,7 @@ def make_turn(rng, number, *, index=None, agent=None, agent_index=0, text=None):
         "finish": "stop",
         "invalid": False,
         "columns": {
-            "text": pieces,
+            "text": components,
             "logp": (-rng.random(size)).round(4).tolist(),
             "trained": [1] * (size - 1) + [0],
             "advantage": rng.normal(size=size).round(4).tolist(),

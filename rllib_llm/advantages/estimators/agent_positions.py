@@ -8,7 +8,7 @@ from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.errors import did_you_mean
 
 
-def seated(table: TurnTable, setting: str, name: str) -> np.ndarray:
+def assigned(table: TurnTable, setting: str, name: str) -> np.ndarray:
     """Return which trajectories are those of an agent, or of all of a role. bool [N]
 
     Args:

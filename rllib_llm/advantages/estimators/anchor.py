@@ -8,13 +8,15 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from rllib_llm.advantages.group_relative import SCALES, group_advantages
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_unit_interval
 
 
-@piece("credit", "anchor", paper="GiGPO, Feng et al. 2025, arXiv:2505.10978")
+@component(
+    "advantage_estimator", "anchor", paper="GiGPO, Feng et al. 2025, arXiv:2505.10978"
+)
 def anchor(
     table: TurnTable,
     *,
@@ -49,17 +51,19 @@ def anchor(
 
 def anchors(table: TurnTable, similarity: float = 1.0) -> np.ndarray:
     """Return the cluster of each turn, integers. [M]"""
-    seats = joint_keys(table.task[table.owner], table.agent[table.owner])
+    agents = combined_keys(table.task[table.owner], table.agent[table.owner])
     told = table.observations
     if not told:
-        return seats
+        return agents
     if similarity == 1.0:
-        return joint_keys(seats, told)
+        return combined_keys(agents, told)
     leaders = {
-        seat: leader_of({told[i] for i in np.flatnonzero(seats == seat)}, similarity)
-        for seat in np.unique(seats)
+        agent: leader_of({told[i] for i in np.flatnonzero(agents == agent)}, similarity)
+        for agent in np.unique(agents)
     }
-    return joint_keys(seats, [leaders[s][t] for s, t in zip(seats, told, strict=True)])
+    return combined_keys(
+        agents, [leaders[s][t] for s, t in zip(agents, told, strict=True)]
+    )
 
 
 def leader_of(texts: Iterable[str], similarity: float) -> dict[str, str]:

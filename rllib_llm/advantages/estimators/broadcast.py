@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.estimators.agent_positions import seated
+from rllib_llm.advantages.estimators.agent_positions import assigned
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_groups import broadcast_advantages
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 
-@piece("credit", "broadcast", paper="MATPO, arXiv:2510.04678")
+@component("advantage_estimator", "broadcast", paper="MATPO, arXiv:2510.04678")
 def broadcast(
     table: TurnTable, *, leader: str, baseline: str = "mean", scale: str = "group"
 ) -> np.ndarray:
@@ -30,7 +30,7 @@ def broadcast(
     Returns:
         Advantages. [M]
     """
-    leads = seated(table, "leader", leader)
+    leads = assigned(table, "leader", leader)
     episodes, counts = np.unique(table.episode[leads], return_counts=True)
     if (counts > 1).any():
         raise ValueError(
@@ -39,7 +39,7 @@ def broadcast(
         )
     found = group_advantages(
         table.returns[leads],
-        joint_keys(table.task[leads]),
+        combined_keys(table.task[leads]),
         baseline=baseline,
         scale=scale,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import Chosen, Spec, choose_all
+from rllib_llm.components.registry import BoundComponent, Spec, bind_all
 from rllib_llm.data.turn_table import (
     MissingGreedyReturn,
     Trajectory,
@@ -18,17 +18,17 @@ from rllib_llm.data.turn_table import (
 from rllib_llm.errors import ConfigError
 
 
-class Credit:
+class AdvantageEstimators:
     """Turns an iteration's trajectories into one advantage per turn.
 
     Args:
-        estimators: Pieces of kind ``credit``; their weighted sum is taken.
-        transforms: Pieces of kind ``credit_transform``, applied to the sum in order.
+        estimators: Pieces of kind ``advantage_estimator``; their weighted sum is taken.
+        transforms: Pieces of kind ``advantage_transform``, applied to the sum in order.
     """
 
     def __init__(self, estimators: Sequence[Spec], transforms: Sequence[Spec] = ()):
-        self.estimators = choose_all("credit", estimators)
-        self.transforms = choose_all("credit_transform", transforms)
+        self.estimators = bind_all("advantage_estimator", estimators)
+        self.transforms = bind_all("advantage_transform", transforms)
         if not self.estimators:
             raise ConfigError("credit is empty. Name an estimator, e.g. [group].")
 
@@ -39,18 +39,18 @@ class Credit:
             ConfigError: If a piece returns another shape, or what is not finite.
         """
         total = self._estimate(table)
-        for chosen in self.transforms:
-            total = _checked(chosen, chosen.call(table, total), table)
+        for bound in self.transforms:
+            total = _checked(bound, bound.call(table, total), table)
         return total
 
-    def credited_tasks(self, table: TurnTable) -> np.ndarray:
+    def tasks_with_advantages(self, table: TurnTable) -> np.ndarray:
         """Return which tasks have a turn with credit; nothing is remembered of it."""
         found = copy.deepcopy(self)._estimate(table)
         return np.unique(table.task[table.owner[np.abs(found) > 1e-9]])
 
     def compares_rollouts(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
         """Whether a rollout without others of its task gets no credit at all."""
-        return not len(self.credited_tasks(example_table(agents, rollouts=1)))
+        return not len(self.tasks_with_advantages(example_table(agents, rollouts=1)))
 
     def replays_games(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
         """Whether a piece lets rollouts meet that did not (``TurnTable.replay``)."""
@@ -91,14 +91,14 @@ class Credit:
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            names = [c.piece.name for c in (*self.estimators, *self.transforms)]
+            names = [c.component.name for c in (*self.estimators, *self.transforms)]
             raise ConfigError(f"credit {', '.join(names)}: {error}") from error
 
     def _estimate(self, table: TurnTable) -> np.ndarray:
         """Return the weighted sum, before transforms. [M]"""
         total = np.zeros(len(table.owner))
-        for chosen in self.estimators:
-            total += chosen.weight * _checked(chosen, chosen.call(table), table)
+        for bound in self.estimators:
+            total += bound.weight * _checked(bound, bound.call(table), table)
         return total
 
     def get_state(self) -> list[Any]:
@@ -107,16 +107,17 @@ class Credit:
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Bring back :meth:`get_state`'s answer."""
-        pieces = (*self.estimators, *self.transforms)
-        for chosen, each in zip(pieces, state, strict=True):
-            chosen.set_state(each)
+        components = (*self.estimators, *self.transforms)
+        for bound, each in zip(components, state, strict=True):
+            bound.set_state(each)
 
 
-def _checked(chosen: Chosen, found: Any, table: TurnTable) -> np.ndarray:
+def _checked(bound: BoundComponent, found: Any, table: TurnTable) -> np.ndarray:
     found = np.asarray(found, np.float64)
     if found.shape != table.owner.shape or not np.isfinite(found).all():
         raise ConfigError(
-            f"{chosen.piece.kind} {chosen.piece.name!r} returned {list(found.shape)} "
+            f"{bound.component.kind} {bound.component.name!r} returned "
+            f"{list(found.shape)} "
             f"entries for {len(table.owner)} turns, or some that are not finite. It "
             "must return one finite number per turn, in the table's order."
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.advantages.estimators.outcome import outcomes
-from rllib_llm.advantages.keys import joint_keys, key_means
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys, key_means
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_positive, check_unit_interval
 
@@ -17,7 +17,7 @@ FORMULAS = {
 }
 
 
-@piece("credit_transform", "weight", paper="F-GRPO, arXiv:2602.06717")
+@component("advantage_transform", "weight", paper="F-GRPO, arXiv:2602.06717")
 def weigh_by_difficulty(
     table: TurnTable,
     advantages: np.ndarray,
@@ -49,7 +49,7 @@ def weigh_by_difficulty(
     values = outcomes(table, of)
     if not len(values):
         return advantages
-    keys = joint_keys(table.task)
+    keys = combined_keys(table.task)
     rate = key_means(values, keys)[keys]
     if rate.max() > 1:
         raise ValueError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.fidelity import rank_correlation
 from rllib_llm.data.turn_table import TurnTable
 
 
-def credit_fidelity(table: TurnTable, credit: Credit, exact: np.ndarray) -> float:
+def advantage_fidelity(
+    table: TurnTable, advantages: AdvantageEstimators, exact: np.ndarray
+) -> float:
     """Return Spearman's rank correlation of credit with the exact advantages.
 
     The credit fidelity of C3 (arXiv:2603.06859), over the turns that may be learnt
@@ -17,7 +19,7 @@ def credit_fidelity(table: TurnTable, credit: Credit, exact: np.ndarray) -> floa
 
     Args:
         table: Whole groups.
-        credit: What is judged.
+        advantage_estimator: What is judged.
         exact: The true advantage of each turn under the policies that played. [M]
 
     Returns:
@@ -33,4 +35,4 @@ def credit_fidelity(table: TurnTable, credit: Credit, exact: np.ndarray) -> floa
             "one entry per turn of the table."
         )
     learnt = table.is_trained[table.owner]
-    return rank_correlation(credit.advantages(table)[learnt], exact[learnt])
+    return rank_correlation(advantages.advantages(table)[learnt], exact[learnt])

@@ -6,7 +6,7 @@ import numpy as np
 
 from rllib_llm.advantages.estimators.variance import compared
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
@@ -14,7 +14,11 @@ GROUP_BY = ("agent", "task", "turn")
 UNITS = ("trajectory", "turn")
 
 
-@piece("credit", "group", paper="Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2")
+@component(
+    "advantage_estimator",
+    "group",
+    paper="Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2",
+)
 def group(
     table: TurnTable,
     *,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.estimators.agent_positions import seated
+from rllib_llm.advantages.estimators.agent_positions import assigned
 from rllib_llm.advantages.group_relative import group_advantages
 from rllib_llm.advantages.multi_agent_groups import hierarchical_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 
-@piece("credit", "hierarchical", paper="prime-rl, hierarchical_grpo")
+@component("advantage_estimator", "hierarchical", paper="prime-rl, hierarchical_grpo")
 def hierarchical(
     table: TurnTable, *, proposer: str, baseline: str = "mean", scale: str = "group"
 ) -> np.ndarray:
@@ -29,7 +29,7 @@ def hierarchical(
     Returns:
         Advantages. [M]
     """
-    proposes = seated(table, "proposer", proposer)
+    proposes = assigned(table, "proposer", proposer)
     keys = hierarchical_keys(table.task, table.episode, proposes)
     found = group_advantages(table.returns, keys, baseline=baseline, scale=scale)
     return found[table.owner]

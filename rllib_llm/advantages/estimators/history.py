@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys, key_means
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys, key_means
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
@@ -17,7 +17,9 @@ STATISTICS = {"median": np.median, "mean": np.mean}
 _MOST_TASKS = 10_000
 
 
-@piece("credit", "history", paper="SPEAR, arXiv:2509.22601 (its P50 baseline)")
+@component(
+    "advantage_estimator", "history", paper="SPEAR, arXiv:2509.22601 (its P50 baseline)"
+)
 class History:
     """Each return minus the median, or mean, of recent groups' means.
 
@@ -44,7 +46,7 @@ class History:
 
     def __call__(self, table: TurnTable) -> np.ndarray:
         """Return advantages, and take the groups in. [M]"""
-        groups = joint_keys(table.task, table.agent)
+        groups = combined_keys(table.task, table.agent)
         _, first = np.unique(groups, return_index=True)
         fresh: dict[tuple[Hashable, ...], list[float]] = {}
         for i, mean in zip(first, key_means(table.returns, groups), strict=True):

@@ -9,16 +9,18 @@ import numpy as np
 
 from rllib_llm.advantages.estimators.magrpo_cross import cross_gains
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.tree import tree_returns
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
 TEAMS: dict[str, Callable[[Any], Any]] = {"mean": np.mean, "sum": np.sum}
 
 
-@piece("credit", "magrpo", paper="MAGRPO, Liu et al. 2025, arXiv:2508.04652")
+@component(
+    "advantage_estimator", "magrpo", paper="MAGRPO, Liu et al. 2025, arXiv:2508.04652"
+)
 def magrpo(
     table: TurnTable,
     *,
@@ -54,7 +56,7 @@ def magrpo(
     if not len(table.owner):
         return np.zeros(0)
     episodes = table.episode[table.owner]
-    rounds = joint_keys(episodes, table.turn)  # ordered by episode, then round
+    rounds = combined_keys(episodes, table.turn)  # ordered by episode, then round
     _, first = np.unique(rounds, return_index=True)
     rewards = np.bincount(rounds, table.rewards)
     if team == "mean":
@@ -65,10 +67,10 @@ def magrpo(
     returns = tree_returns(rewards, parents, gamma=discount)
     tasks = table.task[table.owner]
     if joint == "aligned":
-        keys = joint_keys(tasks[first], table.turn[first])
+        keys = combined_keys(tasks[first], table.turn[first])
         return group_advantages(returns, keys, baseline=baseline)[rounds]
     values = returns[rounds]
     last = np.cumsum(table.num_turns)[table.num_turns > 0] - 1
     values[last] += cross_gains(table, TEAMS[team])[table.owner[last]]
-    keys = joint_keys(tasks, table.agent[table.owner], table.turn)
+    keys = combined_keys(tasks, table.agent[table.owner], table.turn)
     return group_advantages(values, keys, baseline=baseline)

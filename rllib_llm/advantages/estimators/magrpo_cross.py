@@ -42,7 +42,7 @@ def cross_gains(table: TurnTable, of_team: Callable[[Any], float]) -> np.ndarray
         )
     earned = _of_episodes(table, of_team)
     gains = np.zeros(len(table))
-    for turn in _joint_turns(table):
+    for turn in _multi_agent_turns(table):
         samples = [turn[agent] for agent in sorted(turn)]
         rewards = _rewards(table, samples, lambda met: of_team([*replay(met).values()]))
         _require_played(table, samples, rewards, earned)
@@ -86,7 +86,7 @@ def _of_episodes(table: TurnTable, of_team: Callable[[Any], float]) -> dict[int,
     return {episode: of_team(returns) for episode, returns in parts.items()}
 
 
-def _joint_turns(table: TurnTable) -> list[dict[int, list[int]]]:
+def _multi_agent_turns(table: TurnTable) -> list[dict[int, list[int]]]:
     """Return, per joint turn that rollouts share, each agent's trajectories."""
     before: dict[int, list[Any]] = {}
     for one in table.trajectories:
@@ -110,14 +110,14 @@ def _require_played(
     earned: dict[int, float],
 ) -> None:
     """Refuse games that the task's seed and the texts do not decide."""
-    seats = [
+    agents = [
         {table.trajectories[i].episode: k for k, i in enumerate(s)} for s in samples
     ]
-    for episode in set(seats[0]).intersection(*seats[1:]):
-        again = rewards[tuple(seat[episode] for seat in seats)]
+    for episode in set(agents[0]).intersection(*agents[1:]):
+        again = rewards[tuple(agent[episode] for agent in agents)]
         if math.isclose(again, earned[episode], rel_tol=1e-6, abs_tol=1e-6):
             continue
-        task = table.trajectories[samples[0][seats[0][episode]]].task
+        task = table.trajectories[samples[0][agents[0][episode]]].task
         raise ConfigError(
             f"Rollout {task.rollout} of the task with seed {task.seed} earned "
             f"{earned[episode]:g}; played again with the same texts it earned "

@@ -6,12 +6,14 @@ import numpy as np
 
 from rllib_llm.advantages.estimators.outcome import outcomes
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys, key_means
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys, key_means
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 
-@piece("credit", "maxrl", paper="MaxRL, Tajwar et al. 2026, arXiv:2602.02710")
+@component(
+    "advantage_estimator", "maxrl", paper="MaxRL, Tajwar et al. 2026, arXiv:2602.02710"
+)
 def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
     """``(R - mean) / mean`` of an agent's rollouts of a task; 0 where nothing succeeds.
 
@@ -28,7 +30,7 @@ def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
     values = outcomes(table, of)
     if not len(values):
         return np.zeros(0)
-    keys = joint_keys(table.task, table.agent)
+    keys = combined_keys(table.task, table.agent)
     means = key_means(values, keys)[keys]
     found = np.zeros_like(values)
     np.divide(group_advantages(values, keys), means, out=found, where=means > 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.advantages.role_baselines import per_player_advantages
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 
-@piece("credit", "per_player", paper="MARSHAL, arXiv:2510.15414")
+@component("advantage_estimator", "per_player", paper="MARSHAL, arXiv:2510.15414")
 def per_player(table: TurnTable, *, normalise: bool = True) -> np.ndarray:
     """Rewards centred per player, summed to the end, centred again, standardised.
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.advantages.role_baselines import RoleBaselines
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
 
-@piece("credit", "role", paper="SPIRAL, Liu et al. 2025, arXiv:2506.24119")
+@component(
+    "advantage_estimator", "role", paper="SPIRAL, Liu et al. 2025, arXiv:2506.24119"
+)
 class Role:
     """Each return minus the moving average of its seat's returns.
 
@@ -31,9 +33,9 @@ class Role:
 
     def __call__(self, table: TurnTable) -> np.ndarray:
         """Return advantages, in the order in which episodes were played. [M]"""
-        seats = [t.agent_id for t in table.trajectories]
-        games = [self.game] * len(seats)
-        found = self.baselines.advantages(table.returns, games, seats)
+        agents = [t.agent_id for t in table.trajectories]
+        games = [self.game] * len(agents)
+        found = self.baselines.advantages(table.returns, games, agents)
         if self.scale == "batch" and len(found):
             found = found / (found.std() + 1e-6)
         return found[table.owner]

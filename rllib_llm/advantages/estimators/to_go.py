@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_unit_interval
 
 
-@piece("credit", "return", paper="REINFORCE, Williams 1992")
+@component("advantage_estimator", "return", paper="REINFORCE, Williams 1992")
 def reward_to_go(
     table: TurnTable, *, discount: float = 1.0, baseline: str = "none"
 ) -> np.ndarray:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.whitening import whiten
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_unit_interval
 
 SCOPES = ("batch", "group", "agent", "policy")
 
 
-@piece("credit_transform", "whiten", paper="PAG, arXiv:2506.10406 (per role)")
-def whiten_credit(
+@component("advantage_transform", "whiten", paper="PAG, arXiv:2506.10406 (per role)")
+def whiten_advantages(
     table: TurnTable,
     advantages: np.ndarray,
     *,
@@ -46,7 +46,7 @@ def whiten_credit(
         "agent": table.agent,
         "policy": [t.module_id for t in table.trajectories],
     }[by]
-    keys = joint_keys(of)[table.owner] if len(table) else table.owner
+    keys = combined_keys(of)[table.owner] if len(table) else table.owner
     found = np.zeros_like(advantages)
     for key in np.unique(keys):
         here = keys == key
@@ -59,7 +59,7 @@ def whiten_credit(
     return found
 
 
-@piece("credit_transform", "clip", paper="common practice")
+@component("advantage_transform", "clip", paper="common practice")
 def clip(
     table: TurnTable, advantages: np.ndarray, *, low: float = -5.0, high: float = 5.0
 ) -> np.ndarray:
@@ -79,8 +79,8 @@ def clip(
     return np.clip(advantages, low, high)
 
 
-@piece(
-    "credit_transform",
+@component(
+    "advantage_transform",
     "positive_only",
     paper="SPEAR, arXiv:2509.22601; WebRL, arXiv:2411.02337",
 )
@@ -97,7 +97,7 @@ def positive_only(table: TurnTable, advantages: np.ndarray) -> np.ndarray:
     return np.maximum(advantages, 0.0)
 
 
-@piece("credit_transform", "discount_turns", paper="SPIRAL, arXiv:2506.24119")
+@component("advantage_transform", "discount_turns", paper="SPIRAL, arXiv:2506.24119")
 def discount_turns(
     table: TurnTable, advantages: np.ndarray, *, discount: float
 ) -> np.ndarray:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import joint_keys
-from rllib_llm.components.registry import piece
+from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 
 
-@piece("credit", "turn", paper="MT-GRPO, Zeng et al. 2025, arXiv:2505.11821")
+@component(
+    "advantage_estimator", "turn", paper="MT-GRPO, Zeng et al. 2025, arXiv:2505.11821"
+)
 def turn(
     table: TurnTable, *, boundary: int, coef: float = 1.0, scale: str = "group"
 ) -> np.ndarray:
@@ -35,7 +37,7 @@ def turn(
         raise ValueError(f"boundary={boundary!r} must be a whole number >= 1.")
     is_early = table.turn < boundary
     early = table.sum_turns(np.where(is_early, table.rewards, 0.0))
-    keys = joint_keys(table.task, table.agent)
+    keys = combined_keys(table.task, table.agent)
     of_early, of_outcome, of_both = (
         group_advantages(values, keys, scale=scale)[table.owner]
         for values in (early, table.returns - early, table.returns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.advantages.group_relative import zero_variance_groups
-from rllib_llm.advantages.keys import joint_keys
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.data.turn_table import TurnTable
 
 
@@ -24,9 +24,11 @@ def compared(
     """
     if by == "turn":
         task, agent = table.task[table.owner], table.agent[table.owner]
-        keys = joint_keys(task, agent, table.turn)
+        keys = combined_keys(task, agent, table.turn)
         return table.to_go(discount), keys, np.arange(len(table.owner))
-    keys = joint_keys(*((table.task,) if by == "task" else (table.task, table.agent)))
+    keys = combined_keys(
+        *((table.task,) if by == "task" else (table.task, table.agent))
+    )
     return table.returns, keys, table.owner
 
 

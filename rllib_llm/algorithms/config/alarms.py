@@ -9,7 +9,7 @@ from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.config.assign import assign
-from rllib_llm.monitoring.alarms.settings import Chosen, choose
+from rllib_llm.monitoring.alarms.settings import BoundAlarm, bind_alarms
 from rllib_llm.monitoring.alarms.snapshots import MEMORY, PLACES
 from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
 
@@ -45,7 +45,7 @@ class AlarmSettings:
         grad_norm: Settings = NotProvided,
         nan: Settings = NotProvided,
         return_drop: Settings = NotProvided,
-        sampler_gap: Settings = NotProvided,
+        train_inference_mismatch: Settings = NotProvided,
         stalled: Settings = NotProvided,
         lr_factor: Annotated[float, Interval(gt=0, lt=1)] = NotProvided,
         min_lr: NonNegativeFloat = NotProvided,
@@ -74,7 +74,7 @@ class AlarmSettings:
             grad_norm: Gradients are far larger than before.
             nan: A loss or gradient is not finite.
             return_drop: The return falls far below its best.
-            sampler_gap: Sampling and learning disagree.
+            train_inference_mismatch: Sampling and learning disagree.
             stalled: No turn finished for ``after_s`` seconds while sampling.
             lr_factor: What "lower_lr" and "rollback" multiply learning rates by.
             min_lr: No learning rate is lowered below it.
@@ -89,7 +89,7 @@ class AlarmSettings:
             **self.alarm_settings,
             **{k: v for k, v in given.items() if v is not NotProvided},
         }
-        choose(self.alarm_settings)
+        bind_alarms(self.alarm_settings)
         assign(
             self,
             alarm_lr_factor=lr_factor,
@@ -100,9 +100,9 @@ class AlarmSettings:
         )
         return self
 
-    def chosen_alarms(self) -> dict[str, Chosen]:
+    def chosen_alarms(self) -> dict[str, BoundAlarm]:
         """Return the alarms in force, by name."""
-        return choose(self.alarm_settings)
+        return bind_alarms(self.alarm_settings)
 
     def validate_alarms(self) -> None:
         """Check what all alarms share.

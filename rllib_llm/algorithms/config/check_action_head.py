@@ -12,7 +12,12 @@ from rllib_llm.policy_mapping import mapped_policies
 
 _OF_SAMPLED_TURNS = ("max_new_tokens", "stop_strings")
 _OF_ENGINES = ("engine_forward", "kv_cache_gib")
-_OF_TOKEN_CREDIT = ("gamma_token", "lambda_token", "gae_level", "lambda_length_alpha")
+_OF_TOKEN_ADVANTAGES = (
+    "gamma_token",
+    "lambda_token",
+    "gae_level",
+    "lambda_length_alpha",
+)
 
 
 def validate_action_heads(config: Any) -> None:
@@ -55,7 +60,7 @@ def _validate(config: Any) -> None:
         )
     why = "head='score' chooses whole actions. Leave it out, or use head='generate'."
     refuse_without_effect(config, _OF_SAMPLED_TURNS, why)
-    of_ppo = tuple(name for name in _OF_TOKEN_CREDIT if hasattr(config, name))
+    of_ppo = tuple(name for name in _OF_TOKEN_ADVANTAGES if hasattr(config, name))
     why = "with head='score' a turn is one step of gamma and lambda_. Leave it out."
     refuse_without_effect(config, of_ppo, why)
 

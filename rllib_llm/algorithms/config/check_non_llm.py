@@ -9,17 +9,17 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rllib_llm.algorithms.config.rl_module_spec import model_config_of
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.non_llm_spaces import classic_spaces
+from rllib_llm.env_runner.non_llm_spaces import non_llm_spaces
 from rllib_llm.errors import ConfigError
 from rllib_llm.policy_mapping import mapped_policies
 
 
-def classic_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpec]:
+def non_llm_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpec]:
     """Return the complete specification of each classic policy, by ModuleID."""
     from rllib_llm.env_runner.non_llm_policies import encoded_space
 
     found = {}
-    for module_id, (reads, acts) in classic_spaces(config).items():
+    for module_id, (reads, acts) in non_llm_spaces(config).items():
         spec = found[module_id] = copy.copy(config.rl_module_of(module_id))
         spec.observation_space, spec.action_space = encoded_space(reads), acts
         # RLlib's order: what .rl_module(model_config=) says, and the policy's own.
@@ -28,7 +28,7 @@ def classic_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpe
     return found
 
 
-def validate_classic(config: Any) -> None:
+def validate_non_llm(config: Any) -> None:
     """Check that classic policies, agents and algorithm fit together.
 
     Raises:
@@ -38,18 +38,18 @@ def validate_classic(config: Any) -> None:
     agents = agents_of(env)
     numbers = [a for a in agents or () if env.number_spaces(a) is not None]
     env.close()
-    classic = config.classic_module_ids
+    non_llm_ids = config.non_llm_module_ids
     mapped = mapped_policies(config, agents) if numbers else {}
     for agent in numbers:
-        if mapped[agent] not in classic:
+        if mapped[agent] not in non_llm_ids:
             raise ConfigError(
                 f"The agent {agent!r} reads and acts in numbers, but the policy "
                 f"{mapped[agent]!r} that policy_mapping_fn gives it speaks text. Map "
                 "it to a policy with rl_module: {}, or let the environment render text."
             )
-    if not classic:
+    if not non_llm_ids:
         return
-    classic_spaces(config)
+    non_llm_spaces(config)
     if not config.llm_module_ids:
         raise ConfigError(
             f"The policies {', '.join(config.module_ids)} hold no language model. Use "
@@ -59,12 +59,13 @@ def validate_classic(config: Any) -> None:
 
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
-            f"The RLModule {classic[0]!r} beside language models needs LLMEnvRunner, "
+            f"The RLModule {non_llm_ids[0]!r} beside language models needs "
+            "LLMEnvRunner, "
             f"not {config.env_runner_cls.__name__}. Leave env_runner_cls out."
         )
-    if config.trained_classic_ids and not config.use_critic:
+    if config.trained_non_llm_ids and not config.use_critic:
         raise ConfigError(
-            f"The RLModule {config.trained_classic_ids[0]!r} is trained by RLlib's PPO "
+            f"The RLModule {config.trained_non_llm_ids[0]!r} is trained by RLlib's PPO "
             f"with a critic; {type(config).__name__.removesuffix('Config')} has none. "
             "Use LLMPPO or MARFT, or leave it out of policies_to_train."
         )

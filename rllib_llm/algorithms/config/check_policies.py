@@ -47,7 +47,7 @@ def validate_policies(config: Any) -> None:
     mapped = mapped_policies(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map others in other episodes
-    for module_id in (*config.trained_module_ids, *config.trained_classic_ids):
+    for module_id in (*config.trained_module_ids, *config.trained_non_llm_ids):
         if module_id not in mapped.values():
             raise ConfigError(
                 f"The policy {module_id!r} is to be trained, but policy_mapping_fn "
@@ -76,7 +76,7 @@ def validate_trained(config: Any) -> None:
                 f"policies_to_train names {module_id!r}, which a script plays: there "
                 "is nothing to train. Leave it out."
             )
-    if not (config.trained_module_ids or config.trained_classic_ids):
+    if not (config.trained_module_ids or config.trained_non_llm_ids):
         raise ConfigError(
             "No policy is trained. Name one that is a language model or an RLModule in "
             "policies_to_train."

@@ -16,7 +16,7 @@ from ray.util import log_once
 from rllib_llm.algorithms.config import validation
 from rllib_llm.algorithms.config.alarms import AlarmSettings
 from rllib_llm.algorithms.config.calls import check_attributes, check_calls
-from rllib_llm.algorithms.config.check_non_llm import classic_specs
+from rllib_llm.algorithms.config.check_non_llm import non_llm_specs
 from rllib_llm.algorithms.config.check_policies import validate_trained
 from rllib_llm.algorithms.config.evaluation import EvaluationSettings
 from rllib_llm.algorithms.config.fault_tolerance import FaultToleranceSettings
@@ -24,7 +24,7 @@ from rllib_llm.algorithms.config.generation import GenerationSettings
 from rllib_llm.algorithms.config.language_model import LanguageModelSettings
 from rllib_llm.algorithms.config.multi_agent import MultiAgentSettings
 from rllib_llm.algorithms.config.rollouts import RolloutSettings
-from rllib_llm.algorithms.config.sft import WarmStartSettings
+from rllib_llm.algorithms.config.sft import SFTSettings
 from rllib_llm.algorithms.config.training import TrainingSettings
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.data.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
@@ -37,7 +37,7 @@ class LLMConfigMixin(
     GenerationSettings,
     RolloutSettings,
     MultiAgentSettings,
-    WarmStartSettings,
+    SFTSettings,
     TrainingSettings,
     EvaluationSettings,
     AlarmSettings,
@@ -65,7 +65,7 @@ class LLMConfigMixin(
         self._set_generation_defaults()
         self._set_rollouts_defaults()
         self._set_multi_agent_defaults()
-        self._set_warm_start_defaults()
+        self._set_sft_defaults()
         self._set_training_defaults()
         self._set_evaluation_defaults()
         self._set_alarm_defaults()
@@ -92,7 +92,7 @@ class LLMConfigMixin(
         # Where the prepared model lies; written when the algorithm is built.
         self.resolved_model: str | None = None
         # The checkpoint whose policies a later stage of a staged run begins with.
-        self.handed_over: str | None = None
+        self.initial_checkpoint: str | None = None
         # Where processes of the trial leave notes for a watcher; written likewise.
         self.live_topic: str | None = None
 
@@ -178,10 +178,10 @@ class LLMConfigMixin(
         spec = super().get_multi_rl_module_spec(**kwargs)
         if critic is not None and not inference_only:
             spec.rl_module_specs[CRITIC_MODULE] = critic
-        classic = classic_specs(self, inference_only=inference_only)
-        spec.rl_module_specs.update(classic)
+        non_llm_ids = non_llm_specs(self, inference_only=inference_only)
+        spec.rl_module_specs.update(non_llm_ids)
         for module_id, part in spec.rl_module_specs.items():
-            if module_id not in self.module_ids or module_id in classic:
+            if module_id not in self.module_ids or module_id in non_llm_ids:
                 continue
             if self.script_of(module_id) is not None:
                 part.module_class, part.model_config = ScriptedRLModule, {}
@@ -258,7 +258,7 @@ class LLMConfigMixin(
             self, input_observation_space, input_action_space, device
         )
 
-    def credit_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
+    def advantage_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
         """Return the learner connectors that give credit by value estimates.
 
         Args:
@@ -271,7 +271,7 @@ class LLMConfigMixin(
         return [token_gae(configs)]
 
     @property
-    def credit_crosses_agents(self) -> bool:
+    def advantages_cross_agents(self) -> bool:
         """Whether an agent's credit depends on the values of others' messages."""
         return False
 
@@ -285,7 +285,7 @@ class LLMConfigMixin(
     @property
     def uses_reference(self) -> bool:
         """Whether a frozen reference policy is needed."""
-        return self.ref_kl_coeff != 0.0 or self.pieces_need("reference")
+        return self.ref_kl_coeff != 0.0 or self.components_need("reference")
 
     def resolved_stop_policies(self) -> dict[StopReason, StopPolicy]:
         """Return the policy of every stop reason."""

@@ -13,7 +13,7 @@ from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, imported
 from rllib_llm.schema import require
 
-SCRIPT, RL_MODULE = "script", "rl_module"
+SCRIPT, RL_MODULE = "scripted_policy", "rl_module"
 _OF_MODES = ("sharing_modes", "sharing_mode")
 # What may differ between policies; everything else is the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
@@ -50,7 +50,7 @@ _RUN_WIDE = {
         "old_logps",
         "nan_policy",
         "critic_warmup_iters",
-        "team_share",
+        "shared_reward_fraction",
         "level",
         "critic",
         "team_reward",
@@ -184,20 +184,20 @@ class MultiAgentSettings:
     @property
     def llm_module_ids(self) -> tuple[str, ...]:
         """Those that are language models."""
-        others = self.classic_module_ids
+        others = self.non_llm_module_ids
         return tuple(
             m for m in self.module_ids if self.script_of(m) is None and m not in others
         )
 
     @property
-    def classic_module_ids(self) -> tuple[str, ...]:
+    def non_llm_module_ids(self) -> tuple[str, ...]:
         """Those that are RLModules of RLlib's kind, reading numbers."""
         return tuple(m for m in self.module_ids if self.rl_module_of(m) is not None)
 
     @property
     def sampled_module_ids(self) -> tuple[str, ...]:
         """Those with weights: language models and classic RLModules."""
-        return (*self.llm_module_ids, *self.classic_module_ids)
+        return (*self.llm_module_ids, *self.non_llm_module_ids)
 
     @property
     def trained_module_ids(self) -> tuple[str, ...]:
@@ -205,9 +205,9 @@ class MultiAgentSettings:
         return self._to_train(self.llm_module_ids)
 
     @property
-    def trained_classic_ids(self) -> tuple[str, ...]:
+    def trained_non_llm_ids(self) -> tuple[str, ...]:
         """Classic RLModules that training may change."""
-        return self._to_train(self.classic_module_ids)
+        return self._to_train(self.non_llm_module_ids)
 
     def _to_train(self, module_ids: tuple[str, ...]) -> tuple[str, ...]:
         wanted = self.policies_to_train
@@ -238,7 +238,9 @@ class MultiAgentSettings:
     def script_of(self, module_id: str) -> Callable[[Any], str] | None:
         """Return the function that plays for a policy, None for a language model."""
         script = self.policy_settings.get(module_id, {}).get(SCRIPT)
-        return imported("script", script) if isinstance(script, str) else script
+        return (
+            imported("scripted_policy", script) if isinstance(script, str) else script
+        )
 
     def resolve_policies(self) -> None:
         """Turn each policy's sections into RLlib's overrides per module.
@@ -256,14 +258,14 @@ class MultiAgentSettings:
                 )
             own = self.copy(copy_frozen=False)
             before = dict(vars(own))
-            is_classic = self.rl_module_of(name) is not None
+            is_non_llm = self.rl_module_of(name) is not None
             where = f"multi_agent.policies.{name}"
             require(where, given, dict[str, Any])
             for section, values in given.items():
                 if section in (SCRIPT, RL_MODULE):
                     continue
                 require(f"{where}.{section}", values, dict[str, Any] | None)
-                _check_section(name, section, values, is_classic)
+                _check_section(name, section, values, is_non_llm)
                 try:
                     apply_section(own, section, values)
                 except ConfigError as error:
@@ -285,9 +287,9 @@ def _is_language_model(spec: Any) -> bool:
 
 
 def _check_section(
-    policy: str, section: str, values: Any, is_classic: bool = False
+    policy: str, section: str, values: Any, is_non_llm: bool = False
 ) -> None:
-    if is_classic:
+    if is_non_llm:
         for key in values or {}:
             if section != "training" or key not in _OF_RL_MODULES:
                 raise ConfigError(

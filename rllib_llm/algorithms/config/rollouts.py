@@ -84,7 +84,8 @@ class RolloutSettings:
             row_per_turn: One training row per turn instead of merged rows.
             weight_sync_dtype: "bfloat16" halves what float32 weights cost on their way
                 to EnvRunners in other processes; sampling then differs a little from
-                learning (``sampler_gap_mean``). None sends them as they are.
+                learning (``train_inference_mismatch_mean``). None sends them as they
+                are.
             rewards: Pieces whose weighted sum is added to what the environment pays
                 (docs/components.md), or functions of a trajectory.
             reward_transforms: What is done to the sum, in order.

@@ -21,7 +21,7 @@ SECTIONS = (
     "rollouts",
     "multi_agent",
     "league",
-    "warm_start",
+    "sft",
     "training",
     "alarms",
     "env_runners",

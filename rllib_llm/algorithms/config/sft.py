@@ -10,10 +10,10 @@ from rllib_llm.algorithms.config.assign import assign
 from rllib_llm.schema import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class WarmStartSettings:
-    """Defaults and fluent method of ``warm_start``."""
+class SFTSettings:
+    """Defaults and fluent method of ``sft``."""
 
-    def _set_warm_start_defaults(self) -> None:
+    def _set_sft_defaults(self) -> None:
         self.warm_start_demonstrations = 0
         self.warm_start_mistake_rate = 0.3
         self.warm_start_epochs = 2
@@ -21,7 +21,7 @@ class WarmStartSettings:
         self.warm_start_minibatch_size = 8
         self.warm_start_observation_weight = 0.0
 
-    def warm_start(
+    def sft(
         self,
         *,
         demonstrations: NonNegativeInt = NotProvided,

@@ -24,7 +24,7 @@ from rllib_llm.schema import (
 )
 
 if TYPE_CHECKING:
-    from rllib_llm.losses.composed_loss import TokenPieces
+    from rllib_llm.losses.composed_loss import ComposedLoss
 
 _BAND = Hint(
     "The band of ratios that are kept must hold 1, e.g. 0.5 and 5.0; None leaves an "
@@ -63,8 +63,8 @@ class TrainingSettings:
         self.ref_kl_target: float | None = None
         self.policy_loss: Spec | None = None
         self.loss_terms: Sequence[Spec] = ()
-        self.token_transforms: Sequence[Spec] = ()
-        self.team_share = 0.0
+        self.token_advantage_transforms: Sequence[Spec] = ()
+        self.shared_reward_fraction = 0.0
 
     def _llm_training(
         self,
@@ -92,8 +92,8 @@ class TrainingSettings:
         ref_kl_target: PositiveFloat | None = NotProvided,
         policy_loss: Spec | None = NotProvided,
         loss_terms: Specs = NotProvided,
-        token_transforms: Specs = NotProvided,
-        team_share: Fraction = NotProvided,
+        token_advantage_transforms: Specs = NotProvided,
+        shared_reward_fraction: Fraction = NotProvided,
         minibatch_size: PositiveInt | None = NotProvided,
         num_epochs: PositiveInt = NotProvided,
         **kwargs: Any,
@@ -137,8 +137,9 @@ class TrainingSettings:
             ref_kl_target: KL to which ``ref_kl_coeff`` is adapted; None: fixed.
             policy_loss: Piece that replaces the algorithm's own (docs/losses.md).
             loss_terms: Pieces that are added to the loss.
-            token_transforms: Pieces that change advantages token by token.
-            team_share: Share of every reward that all agents of the episode divide.
+            token_advantage_transforms: Pieces that change advantages token by token.
+            shared_reward_fraction: Share of every reward that all agents of the
+                episode divide.
             minibatch_size: Episodes per optimiser step, over all Learners; None: all
                 of the iteration.
             num_epochs: Passes over an iteration's episodes.
@@ -169,8 +170,8 @@ class TrainingSettings:
             ref_kl_target=ref_kl_target,
             policy_loss=policy_loss,
             loss_terms=loss_terms,
-            token_transforms=token_transforms,
-            team_share=team_share,
+            token_advantage_transforms=token_advantage_transforms,
+            shared_reward_fraction=shared_reward_fraction,
             minibatch_size=minibatch_size,
             num_epochs=num_epochs,
         )
@@ -190,15 +191,17 @@ class TrainingSettings:
             and self.lm_autocast is None
         )
 
-    def build_token_pieces(self) -> TokenPieces:
+    def build_composed_loss(self) -> ComposedLoss:
         """Return what one policy's loss is made of (docs/losses.md)."""
-        from rllib_llm.losses.composed_loss import TokenPieces
+        from rllib_llm.losses.composed_loss import ComposedLoss
 
-        return TokenPieces(self.policy_loss, self.loss_terms, self.token_transforms)
+        return ComposedLoss(
+            self.policy_loss, self.loss_terms, self.token_advantage_transforms
+        )
 
-    def pieces_need(self, what: str) -> bool:
+    def components_need(self, what: str) -> bool:
         """Whether a chosen piece asks for ``what``; see pieces.token_batch.NEEDS."""
-        return what in self.build_token_pieces().needs
+        return what in self.build_composed_loss().needs
 
     def resolved_tis(self) -> str | None:
         """Return the level of truncated importance sampling, None for none."""
@@ -231,6 +234,6 @@ class TrainingSettings:
         return (
             self.old_logps == "learner"
             and not (self.uses_reference and self.ref_kl_in == "reward")
-            and not self.pieces_need("scores")
+            and not self.components_need("scores")
             and not (by_sequence or self.resolved_tis() == "sequence")
         )

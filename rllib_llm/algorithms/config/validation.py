@@ -10,11 +10,11 @@ from typing import Any
 
 from rllib_llm.algorithms.config.calls import check_attributes
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
-from rllib_llm.algorithms.config.check_non_llm import validate_classic
+from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.driver.build_vllm_engines import validate_engine
-from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverPieces
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.make import make_playable
@@ -58,14 +58,14 @@ def validate(config: Any) -> None:
     validate_action_heads(config)
     validate_engine(config)
     validate_policies(config)
-    validate_classic(config)
-    DriverPieces(config).try_out()
+    validate_non_llm(config)
+    DriverComponents(config).try_out()
     for module_id in config.llm_module_ids:
         own = config.get_config_for_module(module_id)
         check_attributes(own)
         _validate_sampling(own)
         _validate_kl(own)
-        _validate_pieces(own)
+        _validate_components(own)
         validate_model(own)
 
 
@@ -192,8 +192,8 @@ def _validate_env_runner(config: Any) -> None:
         )
     if stock:
         why = f"{config.env_runner_cls.__name__} plays no tasks. Use LLMEnvRunner."
-        pieces = ("rewards", "reward_transforms", "filters", "curriculum")
-        refuse_without_effect(config, (*pieces, "env_processes"), why)
+        components = ("rewards", "reward_transforms", "filters", "curriculum")
+        refuse_without_effect(config, (*components, "env_processes"), why)
 
 
 def _validate_weight_sync(config: Any) -> None:
@@ -255,10 +255,10 @@ def _validate_kl(config: Any) -> None:
         )
 
 
-def _validate_pieces(config: Any) -> None:
-    pieces = config.build_token_pieces()
-    pieces.try_out()
-    if "unweighted" in pieces.needs and config.mismatch_settings():
+def _validate_components(config: Any) -> None:
+    components = config.build_composed_loss()
+    components.try_out()
+    if "unweighted" in components.needs and config.mismatch_settings():
         raise ConfigError(
             f"policy_loss={config.policy_loss!r} is not linear in the advantages, "
             "which tis and is_*mask_* weigh. Set tis=None and leave the masks out."

@@ -7,7 +7,7 @@ from typing import Any
 
 from rllib_llm.callbacks import keys
 from rllib_llm.callbacks.histograms import without_histograms
-from rllib_llm.offline.random_policy import RandomPlay, is_below
+from rllib_llm.offline.random_policy import RandomPolicyResult, is_below
 from rllib_llm.transcripts.collector import without_transcripts
 
 logger = logging.getLogger("rllib_llm")
@@ -47,7 +47,7 @@ class EvaluatesFirst:
         # Numbers alone: records of episodes are kept of iterations.
         bare = without_histograms(without_transcripts(found))[_EVALUATION]
         first = {"env_runners": bare.get("env_runners", {})}
-        chance = RandomPlay.of_model(self.config)
+        chance = RandomPolicyResult.of_model(self.config)
         if chance is not None:
             first["random_success_rate"] = chance.success_rate
             advice = imitation_advice(self.config, first, chance)
@@ -58,7 +58,7 @@ class EvaluatesFirst:
 
 
 def imitation_advice(
-    config: Any, first: dict[str, Any], chance: RandomPlay
+    config: Any, first: dict[str, Any], chance: RandomPolicyResult
 ) -> str | None:
     """Return what to change where the imitated policy is worse than random play.
 
@@ -82,6 +82,6 @@ def imitation_advice(
         f"The imitation failed: held-out success after SFT is {success:.0%} "
         f"(n={episodes:.0f}), that of random play {chance.success_rate:.0%} "
         f"(n={chance.episodes}). Small models often cannot copy names that they never "
-        f"saw: try {vocabulary}warm_start.observation_weight=0.2, then more "
-        "warm_start.demonstrations or epochs (docs/troubleshooting.md)."
+        f"saw: try {vocabulary}sft.observation_weight=0.2, then more "
+        "sft.demonstrations or epochs (docs/troubleshooting.md)."
     )

@@ -40,15 +40,15 @@ def _refresh_references(learner: Any) -> None:
         learner.module[module_id].unwrapped().refresh_reference()
 
 
-def handed_over_model(config: Any, module_id: str) -> str | None:
+def initial_checkpoint_model(config: Any, module_id: str) -> str | None:
     """Return the model folder or hub id that a policy takes over.
 
     Tokenizer and architecture are those of the checkpoint: the tiny model of another
     environment would have words of its own. None if there is no checkpoint.
     """
-    if config.handed_over is None:
+    if config.initial_checkpoint is None:
         return None
-    modules = Path(config.handed_over) / RL_MODULE
+    modules = Path(config.initial_checkpoint) / RL_MODULE
     found = modules / module_id
     if not (found / HF_FOLDER).is_dir():  # a frozen slot that is filled later
         found = next((p.parent for p in sorted(modules.glob(f"*/{HF_FOLDER}"))), found)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import Chosen, choose
+from rllib_llm.components.registry import BoundComponent, bind
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, agent_episodes
 from rllib_llm.data.to_turn_table import trajectories
@@ -20,7 +20,7 @@ from rllib_llm.filters.apply import Filters
 from rllib_llm.rewards.combine import Rewards
 
 
-class DriverPieces:
+class DriverComponents:
     """What a configuration's ``rollouts`` say about tasks, rewards and filters.
 
     Args:
@@ -33,9 +33,9 @@ class DriverPieces:
             config.filters, turns_may_be_masked=not config.use_critic
         )
         self.config = config
-        self.curriculum: Chosen | None = None
+        self.curriculum: BoundComponent | None = None
         if config.curriculum is not None:
-            self.curriculum = choose("curriculum", config.curriculum)
+            self.curriculum = bind("curriculum", config.curriculum)
 
     def try_out(self) -> None:
         """Run all of it on a few made-up turns.
@@ -50,7 +50,7 @@ class DriverPieces:
             _check_task(trial, Task(group_id=0, rollout=0, seed=0))
             self._try_options(trial)
 
-    def _try_options(self, curriculum: Chosen) -> None:
+    def _try_options(self, curriculum: BoundComponent) -> None:
         """Begin an episode with each of the options that may be asked for."""
         if not hasattr(curriculum.call, "all_options"):
             return
@@ -59,7 +59,7 @@ class DriverPieces:
             for options in curriculum.call.all_options():
                 env.reset(seed=0, options={**options, "split": "train"})
         except ConfigError as error:
-            name = curriculum.piece.name
+            name = curriculum.component.name
             raise ConfigError(f"curriculum {name!r}: {error}") from error
         finally:
             env.close()
@@ -104,7 +104,7 @@ class DriverPieces:
         Returns:
             The episodes that are left, and the share that each filter took, by name.
         """
-        if not self.filters.chosen:
+        if not self.filters.bound:
             return list(episodes), {}
         found = trajectories(episodes)
         verdicts, shares = self.filters([t for _, t in found])
@@ -118,27 +118,28 @@ class DriverPieces:
         return [e for i, e in enumerate(episodes) if i in left], shares
 
     @property
-    def _chosen(self) -> list[Chosen]:
+    def _bound(self) -> list[BoundComponent]:
         curriculum = [] if self.curriculum is None else [self.curriculum]
         rewards = (*self.rewards.parts, *self.rewards.transforms)
-        return [*curriculum, *rewards, *self.filters.chosen]
+        return [*curriculum, *rewards, *self.filters.bound]
 
     def get_state(self) -> list[Any]:
         """Return what the pieces remember."""
-        return [chosen.get_state() for chosen in self._chosen]
+        return [bound.get_state() for bound in self._bound]
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Bring back :meth:`get_state`'s answer."""
-        for chosen, remembered in zip(self._chosen, state, strict=True):
-            chosen.set_state(remembered)
+        for bound, remembered in zip(self._bound, state, strict=True):
+            bound.set_state(remembered)
 
 
-def _check_task(curriculum: Chosen, task: Task, iteration: int = 0) -> Task:
+def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> Task:
     """Return what the curriculum makes of a task."""
     changed = curriculum.call.assign(task, iteration)
     if not isinstance(changed, Task) or changed.group_id != task.group_id:
         raise ConfigError(
-            f"curriculum {curriculum.piece.name!r} made {changed!r} of a task. It must "
+            f"curriculum {curriculum.component.name!r} made {changed!r} of a "
+            "task. It must "
             "return the Task with other options or max_turns (dataclasses.replace)."
         )
     return changed
@@ -163,11 +164,11 @@ def _write_rewards(
     parts = [part for episode in episodes for part in agent_episodes(episode)]
     for part, (_, trajectory), old in zip(parts, found, before, strict=True):
         part.set_rewards(new_data=list(trajectory.rewards))
-        ledger = episodes[trajectory.episode].custom_data.get(columns.REWARD_LEDGER)
-        if ledger is None:
+        reward_log = episodes[trajectory.episode].custom_data.get(columns.REWARD_LOG)
+        if reward_log is None:
             continue
         change = np.subtract(trajectory.rewards, old)
-        ledger += [
+        reward_log += [
             (step + 1, trajectory.agent_id, float(more))
             for step, more in zip(trajectory.steps, change, strict=True)
             if more

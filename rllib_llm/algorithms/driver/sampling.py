@@ -43,7 +43,7 @@ class SamplingAlgorithm:
         if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             return self._sample_with_stock_runners(num_groups)
         tasks = self._task_source.next_groups(num_groups)
-        tasks = self._driver_pieces.assign(tasks, self.iteration)
+        tasks = self._driver_components.assign(tasks, self.iteration)
         num_runners = self.env_runner_group.num_remote_workers()
         answers, num_asked = self._ask_runners(tasks)
         episodes = [e for each in answers for e in each.episodes]

@@ -26,6 +26,6 @@ def share_rewards(episodes: list[Any], share: float) -> None:
             turns = part.get_extra_model_outputs(columns.TURN)
             paid = [
                 (t, reward * ((1 - share) * (to == agent) + share / len(acting)))
-                for t, to, reward in episode.custom_data[columns.REWARD_LEDGER]
+                for t, to, reward in episode.custom_data[columns.REWARD_LOG]
             ]
             part.set_rewards(new_data=rewards_of_turns(turns, paid))

@@ -72,15 +72,15 @@ class _Pack:
     def packed(self, learner: Any) -> dict[str, dict[str, Any]]:
         """Return numpy arrays by name, by ModuleID."""
         config = learner.config
-        chosen = self.module_ids
+        bound = self.module_ids
         if self.everything:
-            chosen = config.sampled_module_ids
-        elif not chosen:
-            chosen = (*config.trained_module_ids, *config.trained_classic_ids)
-        modules = {m: learner.module[m].unwrapped() for m in chosen}
+            bound = config.sampled_module_ids
+        elif not bound:
+            bound = (*config.trained_module_ids, *config.trained_non_llm_ids)
+        modules = {m: learner.module[m].unwrapped() for m in bound}
         return {
             m: module.get_state(inference_only=True)
-            if m in config.classic_module_ids
+            if m in config.non_llm_module_ids
             else self._pack(module)
             for m, module in modules.items()
         }

@@ -81,10 +81,10 @@ def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
 
 def _earned(algo: Any, episodes: Sequence[Any]) -> dict[Played, float]:
     """Return what each agent earned, by the run's own rewards."""
-    if algo.config.team_share:
-        share_rewards(list(episodes), algo.config.team_share)
+    if algo.config.shared_reward_fraction:
+        share_rewards(list(episodes), algo.config.shared_reward_fraction)
     found = [trajectory for _, trajectory in trajectories(episodes)]
-    rewards: Rewards = copy.deepcopy(algo._driver_pieces.rewards)
+    rewards: Rewards = copy.deepcopy(algo._driver_components.rewards)
     if rewards.changes_anything and found:
         rewards(found, algo.iteration)
     return {(t.task.group_id, t.agent_id): t.earned for t in found}

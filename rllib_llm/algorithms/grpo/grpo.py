@@ -11,7 +11,7 @@ from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.group import GROUP_BY
 from rllib_llm.advantages.estimators.variance import has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
@@ -30,7 +30,7 @@ from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction, NonNegativeFloat, NonNegativeInt, OneOf
 
-_CREDIT_KEY = "llm_credit"
+_ESTIMATORS_KEY = "llm_credit"
 _SHORTHANDS = (
     "advantage_baseline",
     "advantage_scale",
@@ -80,8 +80,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.advantage_scale = "group"
         self.advantage_group_by = "agent"
         self.turn_discount = 1.0
-        self.credit: Sequence[Spec] | None = None
-        self.credit_transforms: Sequence[Spec] = ()
+        self.advantage_estimator: Sequence[Spec] | None = None
+        self.advantage_transforms: Sequence[Spec] = ()
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
         # __sphinx_doc_end__
@@ -100,8 +100,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         advantage_scale: Annotated[str, OneOf(SCALES)] = NotProvided,
         advantage_group_by: Annotated[str, OneOf(GROUP_BY)] = NotProvided,
         turn_discount: Fraction = NotProvided,
-        credit: Specs | None = NotProvided,
-        credit_transforms: Specs = NotProvided,
+        advantage_estimator: Specs | None = NotProvided,
+        advantage_transforms: Specs = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
         dynamic_sampling_rounds: NonNegativeInt = NotProvided,
         **kwargs: Any,
@@ -120,10 +120,11 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 agent earned from a turn on, with the same turn of the other rollouts
                 (AT-GRPO, without its branching).
             turn_discount: Of what is earned in later turns, for "turn" (MAGRPO).
-            credit: Estimators of credit, by name or as mappings of ``name``, settings
+            advantage_estimator: Estimators of credit, by name or as mappings of
+                ``name``, settings
                 and ``weight``; their weighted sum is the advantage
                 (docs/components.md). None: ``group`` with the four settings above.
-            credit_transforms: What is done to the sum, in order.
+            advantage_transforms: What is done to the sum, in order.
             drop_zero_variance_groups: Leave groups with equal returns out of the
                 update; they carry no credit.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
@@ -139,8 +140,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_scale=advantage_scale,
             advantage_group_by=advantage_group_by,
             turn_discount=turn_discount,
-            credit=credit,
-            credit_transforms=credit_transforms,
+            advantage_estimator=advantage_estimator,
+            advantage_transforms=advantage_transforms,
             drop_zero_variance_groups=drop_zero_variance_groups,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
         )
@@ -149,7 +150,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        if self.credit is not None:
+        if self.advantage_estimator is not None:
             why = "credit is given. Set it in the piece 'group', or leave it out."
             refuse_without_effect(self, _SHORTHANDS, why)
         if self.advantage_baseline == "none" and self.advantage_scale != "none":
@@ -157,13 +158,13 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "advantage_baseline='none' needs advantage_scale='none': dividing raw "
                 "returns by their spread has no meaning where all are equal."
             )
-        self._try_credit()
+        self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
                 f"group_size={self.group_size}: a group of one has no other rollout to "
                 "be compared with, so its advantage is always 0. Use group_size >= 2."
             )
-        if self.uses_pieces and self.drop_zero_variance_groups:
+        if self.uses_components and self.drop_zero_variance_groups:
             self._refuse_dropping()
         if self.use_critic or self.use_kl_loss:
             raise ConfigError(
@@ -184,9 +185,9 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "drop_zero_variance_groups=False drops none. Set it to True."
             )
 
-    def build_credit(self) -> Credit:
+    def build_advantage_estimators(self) -> AdvantageEstimators:
         """Return what gives credit to one policy."""
-        estimators = self.credit
+        estimators = self.advantage_estimator
         if estimators is None:
             estimators = [
                 {
@@ -197,29 +198,34 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                     "discount": self.turn_discount,
                 }
             ]
-        return Credit(estimators, self.credit_transforms)
+        return AdvantageEstimators(estimators, self.advantage_transforms)
 
     @property
     def compares_rollouts(self) -> bool:
         """Whether credit is relative to the other rollouts of a task."""
-        if not self.uses_pieces:
+        if not self.uses_components:
             return self.advantage_baseline != "none"
         agents = self._agents()
-        every = credit_of_policies(self).values()
-        return any(credit.compares_rollouts(agents) for credit in every)
+        every = estimators_of_policies(self).values()
+        return any(
+            advantage_estimator.compares_rollouts(agents)
+            for advantage_estimator in every
+        )
 
     @property
     def needs_greedy(self) -> bool:
         """Whether credit compares with a greedy rollout of each task."""
         agents = self._agents()
-        every = credit_of_policies(self).values()
-        return any(credit.needs_greedy(agents) for credit in every)
+        every = estimators_of_policies(self).values()
+        return any(
+            advantage_estimator.needs_greedy(agents) for advantage_estimator in every
+        )
 
     @property
-    def uses_pieces(self) -> bool:
+    def uses_components(self) -> bool:
         """Whether any policy's credit is put together from pieces."""
         own = (self.get_config_for_module(m) for m in self.trained_module_ids)
-        return any(config.credit is not None for config in own)
+        return any(config.advantage_estimator is not None for config in own)
 
     def _agents(self) -> list[str]:
         """Return who plays, as credit pieces know them."""
@@ -228,26 +234,28 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         env.close()
         return [DEFAULT_AGENT_ID] if agents is None else list(agents)
 
-    def _try_credit(self) -> None:
+    def _try_estimators(self) -> None:
         agents = self._agents()
-        for credit in credit_of_policies(self).values():
-            credit.try_out(agents)
-            if credit.replays_games(agents):
-                self._try_replays(credit)
+        for advantage_estimator in estimators_of_policies(self).values():
+            advantage_estimator.try_out(agents)
+            if advantage_estimator.replays_games(agents):
+                self._try_replays(advantage_estimator)
         if self.needs_greedy:
             self._validate_greedy()
 
     def _validate_greedy(self) -> None:
         validate_greedy(self)
 
-    def _try_replays(self, credit: Credit) -> None:
-        try_replays(self, credit)
+    def _try_replays(self, advantage_estimator: AdvantageEstimators) -> None:
+        try_replays(self, advantage_estimator)
 
     def _refuse_dropping(self) -> None:
         agents = self._agents()
-        for credit in credit_of_policies(self).values():
-            if not credit.compares_rollouts(agents):
-                names = ", ".join(chosen.piece.name for chosen in credit.estimators)
+        for advantage_estimator in estimators_of_policies(self).values():
+            if not advantage_estimator.compares_rollouts(agents):
+                names = ", ".join(
+                    chosen.component.name for chosen in advantage_estimator.estimators
+                )
                 raise ConfigError(
                     "drop_zero_variance_groups=True drops tasks whose rollouts get no "
                     f"credit from each other, but credit ({names}) does not compare "
@@ -271,8 +279,8 @@ class GRPO(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def setup(self, config: GRPOConfig) -> None:
-        self._credit = credit_of_policies(config)
-        self._uses_pieces = config.uses_pieces
+        self._advantage_estimators = estimators_of_policies(config)
+        self._uses_components = config.uses_components
         self._needs_greedy = config.needs_greedy
         self._replay = Replay(config.make_text_env, config.max_turns)
         super().setup(config)
@@ -290,7 +298,7 @@ class GRPO(LLMAlgorithm):
             self.metrics.log_value("num_groups_resampled", missing, reduce="sum")
             episodes += self.process_episodes(self.sample_groups(missing))
         # Credit may depend on the whole batch (advantage_scale="batch").
-        self._give_credit(episodes)
+        self._set_advantages(episodes)
         return episodes
 
     @override(LLMAlgorithm)
@@ -305,7 +313,7 @@ class GRPO(LLMAlgorithm):
         episodes = super().process_episodes(episodes)
         if not episodes:
             return episodes
-        alive = self._tasks_with_credit(episodes)
+        alive = self._tasks_with_advantages(episodes)
         tasks = {_task(e) for e in episodes}
         share = len(tasks - alive) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
@@ -313,22 +321,27 @@ class GRPO(LLMAlgorithm):
             return episodes
         return [e for e in episodes if _task(e) in alive]
 
-    def _tasks_with_credit(self, episodes: list[Any]) -> set[int]:
+    def _tasks_with_advantages(self, episodes: list[Any]) -> set[int]:
         found = self._trajectories(episodes)
         table = TurnTable([t for _, t in found], self._replay)
-        if not self._uses_pieces:
+        if not self._uses_components:
             by = self.config.advantage_group_by
             return set(table.task[has_variance(table, by=by)].tolist())
-        alive = (credit.credited_tasks(table) for credit in self._credit.values())
+        alive = (
+            advantage_estimator.tasks_with_advantages(table)
+            for advantage_estimator in self._advantage_estimators.values()
+        )
         return {task for tasks in alive for task in tasks.tolist()}
 
-    def _give_credit(self, episodes: list[Any]) -> None:
+    def _set_advantages(self, episodes: list[Any]) -> None:
         found = self._trajectories(episodes)
         if not found:
             return
         table = TurnTable([trajectory for _, trajectory in found], self._replay)
-        for module_id in self._credit:
-            advantages = table.split(self._credit[module_id].advantages(table))
+        for module_id in self._advantage_estimators:
+            advantages = table.split(
+                self._advantage_estimators[module_id].advantages(table)
+            )
             for (data, trajectory), advantage in zip(found, advantages, strict=True):
                 if trajectory.module_id == module_id:
                     is_flat = (advantage == advantage[0]).all()
@@ -347,21 +360,23 @@ class GRPO(LLMAlgorithm):
     # Checkpoints ---------------------------------------------------------------------
 
     @override(LLMAlgorithm)
-    def memories(self) -> dict[str, Any]:
-        credit = {m: c.get_state() for m, c in self._credit.items()}
-        return {**super().memories(), _CREDIT_KEY: credit}
+    def driver_state(self) -> dict[str, Any]:
+        advantage_estimator = {
+            m: c.get_state() for m, c in self._advantage_estimators.items()
+        }
+        return {**super().driver_state(), _ESTIMATORS_KEY: advantage_estimator}
 
     @override(LLMAlgorithm)
-    def recall(self, state: dict[str, Any]) -> None:
-        super().recall(state)
-        for module_id, remembered in state.get(_CREDIT_KEY, {}).items():
-            self._credit[module_id].set_state(remembered)
+    def set_driver_state(self, state: dict[str, Any]) -> None:
+        super().set_driver_state(state)
+        for module_id, remembered in state.get(_ESTIMATORS_KEY, {}).items():
+            self._advantage_estimators[module_id].set_state(remembered)
 
 
-def credit_of_policies(config: Any) -> dict[str, Credit]:
+def estimators_of_policies(config: Any) -> dict[str, AdvantageEstimators]:
     """Return what gives credit to each trained policy."""
     return {
-        module_id: config.get_config_for_module(module_id).build_credit()
+        module_id: config.get_config_for_module(module_id).build_advantage_estimators()
         for module_id in config.trained_module_ids
     }
 

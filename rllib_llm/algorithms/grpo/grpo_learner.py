@@ -39,10 +39,10 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         trained = int(mask.sum())
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         logp, entropy = scores[..., 0], scores[..., 1]
-        pieces = self._token_pieces[module_id]
-        tokens = self.token_batch(module_id, batch, scores) if pieces else None
-        if pieces.loss is not None:
-            loss, clipped = pieces.policy_loss(tokens)
+        components = self._composed_loss[module_id]
+        tokens = self.token_batch(module_id, batch, scores) if components else None
+        if components.loss is not None:
+            loss, clipped = components.policy_loss(tokens)
         else:
             loss, clipped = clipped_policy_loss(
                 logp,
@@ -58,7 +58,7 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         loss = loss + self._ref_kl_loss(module_id, config, batch, logp)
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
-        if pieces.terms:
+        if components.terms:
             loss = loss + self._add_terms(module_id, tokens, trained)
         add_token_stats(self, module_id, logp, batch, clipped)
         return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

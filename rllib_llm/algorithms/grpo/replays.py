@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.magrpo_cross import MOST_GAMES
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.replay import Replay, random_plays
+from rllib_llm.env_runner.replay import Replay, random_episodes
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards
 
 
-def try_replays(config: Any, credit: Credit) -> None:
+def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
     """Let rollouts of random play meet, so that a game that cannot shows up early.
 
     Raises:
         ConfigError: With what stands against it.
     """
-    names = ", ".join(chosen.piece.name for chosen in credit.estimators)
+    names = ", ".join(
+        chosen.component.name for chosen in advantage_estimator.estimators
+    )
     if Rewards(config.rewards, config.reward_transforms).changes_anything:
         raise ConfigError(
             f"credit ({names}) plays games again and reads what the environment pays, "
@@ -40,7 +42,7 @@ def try_replays(config: Any, credit: Credit) -> None:
                 f"credit ({names}) lets what several agents said meet, but "
                 f"env={config.env!r} has one agent. Use joint='aligned'."
             )
-        plays = random_plays(env)
+        plays = random_episodes(env)
         acting = len({t.agent for t in plays})
         if config.group_size**acting > MOST_GAMES:
             raise ConfigError(
@@ -51,6 +53,6 @@ def try_replays(config: Any, credit: Credit) -> None:
             )
         if plays:
             replay = Replay(lambda: env, config.max_turns)
-            credit.credited_tasks(TurnTable(plays, replay))
+            advantage_estimator.tasks_with_advantages(TurnTable(plays, replay))
     finally:
         env.close()

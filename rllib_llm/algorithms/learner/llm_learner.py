@@ -24,9 +24,9 @@ from rllib_llm.algorithms.learner.fast_matmul import (
     speed_up_linear_layers,
 )
 from rllib_llm.algorithms.learner.fast_rmsnorm import speed_up_norms
-from rllib_llm.algorithms.learner.loss_mixin import TokenPiecesMixin
+from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin
 from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
-from rllib_llm.algorithms.learner.non_llm_learner import ClassicLearnerMixin
+from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.reference_kl import ReferenceKLMixin
 from rllib_llm.algorithms.learner.token_stats import correct_mismatch
 from rllib_llm.algorithms.learner.update_stats import LearnerStats
@@ -38,7 +38,7 @@ from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
-from rllib_llm.transcripts.learner_annotations import TokenNotesMixin
+from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
 
 logger = logging.getLogger("rllib_llm")
 
@@ -48,11 +48,11 @@ CRITIC_OPTIMIZER = "critic"
 
 
 class LLMLearnerMixin(
-    TokenPiecesMixin,
-    ClassicLearnerMixin,
+    ComposedLossMixin,
+    NonLLMLearnerMixin,
     ReferenceKLMixin,
     ScaledLearningRates,
-    TokenNotesMixin,
+    TokenAnnotationsMixin,
     LearnerStats,
 ):
     """Exactly-once epochs, token-budget micro-batches, one global normaliser.
@@ -148,7 +148,7 @@ class LLMLearnerMixin(
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
-        self._begin_notes(training_data.episodes or ())
+        self._begin_annotations(training_data.episodes or ())
         deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
         self._choose_modules()
         batch = self._make_batch_if_necessary(training_data=training_data)
@@ -161,8 +161,8 @@ class LLMLearnerMixin(
         self._is_first_pass = True
         recorded = self.config.old_logps == "engine"
         self._gap_in_first_pass = deferred or recorded
-        classic = self.config.classic_module_ids
-        of_tokens = {m: d for m, d in data.items() if m not in classic}
+        non_llm = self.config.non_llm_module_ids
+        of_tokens = {m: d for m, d in data.items() if m not in non_llm}
         self._prepare_tokens(of_tokens)
         self._log_batch(of_tokens)
         for module_id, columns_of_module in of_tokens.items():
@@ -178,20 +178,20 @@ class LLMLearnerMixin(
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
         deferred = one_step and self.config.old_logps_may_wait
         deferred = deferred and not self._scores_are_needed
-        for piece in getattr(self._learner_connector, "connectors", []):
-            if isinstance(piece, ScoreRows):
-                piece.defer_old_logps = deferred
+        for component in getattr(self._learner_connector, "connectors", []):
+            if isinstance(component, ScoreRows):
+                component.defer_old_logps = deferred
         return deferred
 
     def _choose_modules(self) -> None:
         """Let rows be built of those policies only whose turns this update reads."""
         asks = self.should_module_be_updated
-        if self.config.credit_crosses_agents:  # also of policies that wait their turn
+        if self.config.advantages_cross_agents:  # also of policies that wait their turn
             asks = functools.partial(Learner.should_module_be_updated, self)
         chosen = tuple(m for m in self.config.trained_module_ids if asks(m))
-        for piece in getattr(self._learner_connector, "connectors", []):
-            if isinstance(piece, TokenRows):
-                piece.module_ids = chosen
+        for component in getattr(self._learner_connector, "connectors", []):
+            if isinstance(component, TokenRows):
+                component.module_ids = chosen
 
     def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
         settings = self.config.get_config_for_module(module_id).mismatch_settings()
@@ -209,7 +209,9 @@ class LLMLearnerMixin(
 
         The agents of an episode stay together, whichever policies they have.
         """
-        owners = {mid: d[columns.JOINT_INDEX].cpu().numpy() for mid, d in data.items()}
+        owners = {
+            mid: d[columns.EPISODE_INDEX].cpu().numpy() for mid, d in data.items()
+        }
         ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
         steps = 1
         if minibatch_size:
@@ -271,8 +273,8 @@ class LLMLearnerMixin(
         Returns:
             The last forward pass, the loss, and the normaliser over all Learners.
         """
-        if module_id in self.config.classic_module_ids:
-            return self._backward_classic(module_id, data)
+        if module_id in self.config.non_llm_module_ids:
+            return self._backward_non_llm(module_id, data)
         config = self.config.get_config_for_module(module_id)
         ours = 0.0 if data is None else self._count_units(data, config)
         total = all_reduce_sum([ours], self._device)[0]
@@ -293,7 +295,7 @@ class LLMLearnerMixin(
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=config, batch=part, fwd_out=fwd_out
             )
-            self._note_tokens(module_id, part, fwd_out)
+            self._annotate_tokens(module_id, part, fwd_out)
             loss.backward()
             loss_sum = loss_sum + loss.detach()
         return fwd_out, loss_sum, total
@@ -311,12 +313,12 @@ class LLMLearnerMixin(
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
         """Step the optimisers; during critic warm-up no language model's."""
         if self._weights_seq_no <= self.config.critic_warmup_iters:
-            classic = self.config.classic_module_ids
+            non_llm = self.config.non_llm_module_ids
             critic = {
                 ref
                 for mid in self.module.keys()
                 for name, optimizer in self.get_optimizers_for_module(mid)
-                if name.endswith(CRITIC_OPTIMIZER) or mid in classic
+                if name.endswith(CRITIC_OPTIMIZER) or mid in non_llm
                 for ref in self._optimizer_parameters[optimizer]
             }
             for ref, parameter in self._params.items():
@@ -362,7 +364,7 @@ class LLMLearnerMixin(
         for module_id in self.module.keys():
             self._adapt_ref_kl(module_id)
         self._log_stats()
-        self._log_notes()
+        self._log_annotations()
         super().after_gradient_based_update(timesteps=timesteps)
 
     # State ---------------------------------------------------------------------------

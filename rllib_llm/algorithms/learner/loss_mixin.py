@@ -13,13 +13,13 @@ from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.env_runner.tasks import stable_seed
 from rllib_llm.errors import RLlibLLMError
-from rllib_llm.losses.composed_loss import TokenPieces
+from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
 
-_STATE = "llm_token_pieces"
+_STATE = "llm_composed_loss"
 
 
-class TokenPiecesMixin:
+class ComposedLossMixin:
     """Holds each policy's pieces; see docs/losses.md.
 
     What pieces know of the whole batch (ranks, shares, transformed advantages) is made
@@ -30,30 +30,34 @@ class TokenPiecesMixin:
     def build(self) -> None:
         """Build the Learner and choose the pieces."""
         super().build()  # type: ignore[misc]
-        self._token_pieces: dict[str, TokenPieces] = {
-            module_id: self.config.get_config_for_module(module_id).build_token_pieces()
+        self._composed_loss: dict[str, ComposedLoss] = {
+            module_id: self.config.get_config_for_module(
+                module_id
+            ).build_composed_loss()
             for module_id in self.config.llm_module_ids
         }
 
     @property
     def _scores_are_needed(self) -> bool:
         """Whether a policy's pieces look at the batch before any update."""
-        return any("scores" in p.needs for p in self._token_pieces.values())
+        return any("scores" in p.needs for p in self._composed_loss.values())
 
     def _prepare_tokens(self, data: dict[str, dict[str, Any]]) -> None:
         """Add the columns that pieces ask for, and transform advantages."""
-        for module_id, pieces in sorted(self._token_pieces.items()):
+        for module_id, components in sorted(self._composed_loss.items()):
             batch = data.get(module_id)
-            if "success" in pieces.needs:
+            if "success" in components.needs:
                 self._share_success(module_id, batch)
-            if "scores" not in pieces.needs or (batch is None and world_size() == 1):
+            if "scores" not in components.needs or (
+                batch is None and world_size() == 1
+            ):
                 continue
             # The other Learners wait for this one's part of moments and ranks.
             batch = self._no_rows() if batch is None else batch
             tokens = self._scored(module_id, batch)
             batch[columns.ENTROPY_RANK] = tokens.entropy_rank
             batch[columns.COVARIANCE_RANK] = tokens.covariance_rank
-            batch[Columns.ADVANTAGES] = pieces.transform(tokens)
+            batch[Columns.ADVANTAGES] = components.transform(tokens)
 
     def _no_rows(self) -> dict[str, Any]:
         """Return a batch without rows of what :meth:`token_batch` reads."""
@@ -70,7 +74,7 @@ class TokenPiecesMixin:
 
     def _scored(self, module_id: str, batch: dict[str, Any]) -> TokenBatch:
         """Return all rows as they are before the update, with their ranks."""
-        from rllib_llm.losses.advantage_transforms import covariances
+        from rllib_llm.losses.token_advantage_transforms import covariances
 
         old, mask = batch[Columns.ACTION_LOGP], batch[Columns.LOSS_MASK]
         scores = torch.stack([old, batch[columns.TOKEN_ENTROPY]], dim=-1)
@@ -141,7 +145,7 @@ class TokenPiecesMixin:
             trained: How many tokens are trained.
         """
         total: torch.Tensor | float = 0.0
-        for name, loss in self._token_pieces[module_id].term_losses(tokens):
+        for name, loss in self._composed_loss[module_id].term_losses(tokens):
             self._add_stat(
                 module_id, "loss_term_" + name, loss.sum() / trained, trained
             )
@@ -152,21 +156,21 @@ class TokenPiecesMixin:
         self, module_id: str, data: dict[str, Any], max_tokens: int | None
     ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
         """Yield micro-batches; sequences stay whole if a piece asks for it."""
-        pieces = self._token_pieces.get(module_id)
-        is_whole = pieces is not None and "sequences" in pieces.needs
+        components = self._composed_loss.get(module_id)
+        is_whole = components is not None and "sequences" in components.needs
         together = data[columns.EPISODE_INDEX] if is_whole else None
         return micro_batches(data, max_tokens, together=together)
 
     def _log_stats(self) -> None:
         """Let pieces adapt to the update, then log it."""
-        for module_id, pieces in sorted(self._token_pieces.items()):
-            if not any(hasattr(c.call, "end_update") for c in pieces.terms):
+        for module_id, components in sorted(self._composed_loss.items()):
+            if not any(hasattr(c.call, "end_update") for c in components.terms):
                 continue
             stats = self._stats.get(module_id, {})
             sums = (float(stats.get("entropy", 0)), stats.get("entropy/weight", 0))
             total, weight = all_reduce_sum(sums, self._device)
             if weight:
-                coeffs = pieces.end_update({"entropy": total / weight})
+                coeffs = components.end_update({"entropy": total / weight})
                 for name, coeff in coeffs.items():
                     self._add_stat(module_id, "loss_term_coeff_" + name, coeff, 1.0)
         super()._log_stats()  # type: ignore[misc]
@@ -175,11 +179,11 @@ class TokenPiecesMixin:
         """Add what pieces remember."""
         state = super().get_state(*args, **kwargs)  # type: ignore[misc]
         if not kwargs.get("inference_only"):
-            state[_STATE] = {m: p.get_state() for m, p in self._token_pieces.items()}
+            state[_STATE] = {m: p.get_state() for m, p in self._composed_loss.items()}
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Bring it back."""
         super().set_state(state)  # type: ignore[misc]
         for module_id, remembered in state.get(_STATE, {}).items():
-            self._token_pieces[module_id].set_state(remembered)
+            self._composed_loss[module_id].set_state(remembered)

@@ -21,7 +21,7 @@ RLLIB_MEANS = (
 )
 
 
-class ClassicLearnerMixin:
+class NonLLMLearnerMixin:
     """RLlib's own loss of PPO for modules that read numbers.
 
     Their rows are time steps; a minibatch of episodes is one pass. RLlib's loss is a
@@ -29,7 +29,7 @@ class ClassicLearnerMixin:
     Learners, the sum over Learners is the mean over all.
     """
 
-    def _backward_classic(
+    def _backward_non_llm(
         self, module_id: str, data: Any
     ) -> tuple[Any, torch.Tensor, float]:
         """Accumulate the gradient of one module.

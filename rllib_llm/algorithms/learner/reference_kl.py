@@ -77,7 +77,7 @@ class ReferenceKLMixin:
         self._add_stat(module_id, "ref_kl_coeff", self._ref_kl_coeffs[module_id], 1.0)
 
     def _publish_ref_kl(self) -> None:
-        for piece in getattr(self._learner_connector, "connectors", []):
-            for module_id, settings in getattr(piece, "settings", {}).items():
+        for component in getattr(self._learner_connector, "connectors", []):
+            for module_id, settings in getattr(component, "settings", {}).items():
                 if getattr(settings, "ref_kl_coeff", None) is not None:
                     settings.ref_kl_coeff = self._ref_kl_coeffs[module_id]

@@ -80,8 +80,8 @@ def add_gap(
     mask = batch[Columns.LOSS_MASK]
     gap = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
     learner._spread(module_id, "sampler_gaps", gap)
-    learner._add_stat(module_id, "sampler_gap_mean", gap.mean(), len(gap))
-    learner._max_stat(module_id, "sampler_gap_max", gap.max())
+    learner._add_stat(module_id, "train_inference_mismatch_mean", gap.mean(), len(gap))
+    learner._max_stat(module_id, "train_inference_mismatch_max", gap.max())
 
 
 @torch.no_grad()

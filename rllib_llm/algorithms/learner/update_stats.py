@@ -123,7 +123,7 @@ class LearnerStats:
                 lags[module_id].append(self._weights_seq_no - 1 - turn.weights_seq_no)
         for module_id, values in lags.items():
             lag = sum(values) / len(values)
-            self._add_stat(module_id, "weights_lag_mean", lag, len(values))
+            self._add_stat(module_id, "policy_staleness_mean", lag, len(values))
 
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():

@@ -123,11 +123,11 @@ class MARFTConfig(LLMPPOConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._refuse_pieces()
+        self._refuse_components()
         if not self.in_evaluation:
             self._validate_team()
 
-    def _refuse_pieces(self) -> None:
+    def _refuse_components(self) -> None:
         """Refuse what reads tokens one by one, or another chain of credit."""
         refuse_without_effect(
             self,
@@ -151,9 +151,10 @@ class MARFTConfig(LLMPPOConfig):
             return
         for module_id in self.trained_module_ids:
             own = self.get_config_for_module(module_id)
-            if own.build_token_pieces():
+            if own.build_composed_loss():
                 raise ConfigError(
-                    "policy_loss, loss_terms and token_transforms are made of tokens, "
+                    "policy_loss, loss_terms and token_advantage_transforms are "
+                    "made of tokens, "
                     "but level='action' has one ratio per message. Use level='token', "
                     "or leave them out."
                 )
@@ -192,7 +193,9 @@ class MARFTConfig(LLMPPOConfig):
                 "env_runner_cls out."
             )
         refuse_without_effect(
-            self, ("team_share",), "the chain earns the team_reward. Leave it out."
+            self,
+            ("shared_reward_fraction",),
+            "the chain earns the team_reward. Leave it out.",
         )
         self._validate_alike()
 
@@ -216,7 +219,7 @@ class MARFTConfig(LLMPPOConfig):
     # What follows from them ----------------------------------------------------------
 
     @property
-    def credit_crosses_agents(self) -> bool:
+    def advantages_cross_agents(self) -> bool:
         """The chain runs through all agents, whoever is updated."""
         return True
 
@@ -254,12 +257,12 @@ class MARFTConfig(LLMPPOConfig):
         )
 
     @override(LLMPPOConfig)
-    def credit_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
-        from rllib_llm.connectors.learner.multi_agent_gae import JointGAE
+    def advantage_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
+        from rllib_llm.connectors.learner.multi_agent_gae import MultiAgentGAE
         from rllib_llm.connectors.pipelines import gae_settings
 
         return [
-            JointGAE(
+            MultiAgentGAE(
                 {m: gae_settings(c) for m, c in configs.items()},
                 level=self.level,
                 team_reward=self.team_reward,

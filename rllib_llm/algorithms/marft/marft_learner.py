@@ -67,7 +67,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         apart = {
             m: d
             for m, d in data.items()
-            if self._is_critic(m) or m in self.config.classic_module_ids
+            if self._is_critic(m) or m in self.config.non_llm_module_ids
         }
         # Not only those in data: another Learner may have rows of more policies.
         policies = [
@@ -105,7 +105,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         """Bring a policy's advantages in line with all changes so far."""
         rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
         own = torch.stack(
-            [other[columns.JOINT_INDEX][rows], other[columns.TURN_IDS][rows, cols]], 1
+            [other[columns.EPISODE_INDEX][rows], other[columns.TURN_IDS][rows, cols]], 1
         )
         changes, rounds = zip(*self._changes, strict=True)
         _, steps = torch.unique(torch.cat([*rounds, own]), dim=0, return_inverse=True)
@@ -256,7 +256,7 @@ def _number_messages(
     rows, cols = mask.nonzero(as_tuple=True)
     keys = torch.stack(
         [
-            batch[columns.JOINT_INDEX][rows],
+            batch[columns.EPISODE_INDEX][rows],
             batch[columns.TURN_IDS][rows, cols],
             batch[columns.AGENT_INDEX][rows],
         ]

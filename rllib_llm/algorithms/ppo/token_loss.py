@@ -41,16 +41,16 @@ def token_ppo_loss(
     scores = fwd_out[Columns.ACTION_DIST_INPUTS]
     logp, entropy = scores[..., 0], scores[..., 1].masked_fill(~mask, 0.0)
     tokens = learner.token_batch(module_id, batch, scores)
-    pieces, clip = learner._token_pieces[module_id], config.clip_param
-    if pieces.loss is None:
+    components, clip = learner._composed_loss[module_id], config.clip_param
+    if components.loss is None:
         loss, clipped = ppo_clip(tokens, low=min(1.0, clip), high=clip)
     else:
-        loss, clipped = pieces.policy_loss(tokens)
+        loss, clipped = components.policy_loss(tokens)
     for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
         learner._add_stat(module_id, key, value.sum() / trained, trained)
     schedule = learner.entropy_coeff_schedulers_per_module[module_id]
     loss = loss - schedule.get_current_value() * entropy
-    if pieces.terms:
+    if components.terms:
         loss = loss + learner._add_terms(module_id, tokens, trained)
     loss = loss + learner._ref_kl_loss(module_id, config, batch, logp)
     add_token_stats(learner, module_id, logp, batch, clipped)

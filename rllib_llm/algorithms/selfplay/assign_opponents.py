@@ -10,10 +10,10 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.tasks import TaskSource
 
-SeatTask = Callable[[Task], dict[str, str]]
+AssignAgents = Callable[[Task], dict[str, str]]
 
 
-class SeatedTasks(TaskSource):
+class AssignedTasks(TaskSource):
     """A TaskSource whose tasks say which policy acts for which agent.
 
     Args:
@@ -22,18 +22,18 @@ class SeatedTasks(TaskSource):
         kwargs: Of TaskSource.
     """
 
-    def __init__(self, *args: Any, seat: SeatTask, **kwargs: Any):
+    def __init__(self, *args: Any, agent: AssignAgents, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.seat = seat
+        self.agent = agent
 
     def _task(self, group: int, rollout: int) -> Task:
         task = super()._task(group, rollout)
-        return dataclasses.replace(task, line_up=self.seat(task))
+        return dataclasses.replace(task, assignment=self.agent(task))
 
 
-def seated_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
+def assigned_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
     """Return the policy that the episode's task names (a ``policy_mapping_fn``)."""
-    return episode_data(episode).task.line_up[agent_id]
+    return episode_data(episode).task.assignment[agent_id]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,11 @@ class TakeTurns:
 
     policy: str
     opponent: str
-    seats: tuple[str, ...]
+    agents: tuple[str, ...]
     fixed: dict[str, str]
 
     def __call__(self, task: Task) -> dict[str, str]:
         """Return the line-up of ``task``."""
-        home = self.seats[task.group_id % len(self.seats)]
-        others = dict.fromkeys(self.seats, self.opponent)
+        home = self.agents[task.group_id % len(self.agents)]
+        others = dict.fromkeys(self.agents, self.opponent)
         return {**self.fixed, **others, home: self.policy}

@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_llm.algorithms.config.league import MIRROR
 from rllib_llm.algorithms.config.validation import register_env
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.algorithms.selfplay.assign_opponents import seated_policy
+from rllib_llm.algorithms.selfplay.assign_opponents import assigned_policy
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -37,13 +37,14 @@ def declare_slots(config: Any) -> None:
         ConfigError: If the user's own policies leave no room for the league.
     """
     register_env(config.env, config.env_config)
-    if config.policy_mapping_fn is not seated_policy:
+    if config.policy_mapping_fn is not assigned_policy:
         config.fixed_policies = _fixed_policies(config)
-    seats = config.league_seats()
-    if len(seats) < 2:
+    agents = config.assign_league_opponents()
+    if len(agents) < 2:
         raise ConfigError(
             f"SelfPlay needs two or more agents to seat; {config.env!r} leaves "
-            f"{list(seats)}. Choose a PettingZoo game, or map fewer agents to policies "
+            f"{list(agents)}. Choose a PettingZoo game, or map fewer agents to "
+            "policies "
             "of your own."
         )
     _check_trained(config)
@@ -65,7 +66,9 @@ def declare_slots(config: Any) -> None:
     for slot in config.declared_slots:
         config.policy_settings.pop(slot, None)
     config.declared_slots = slots
-    config.policy_settings |= {name: {"script": untaught} for name in exploiters}
+    config.policy_settings |= {
+        name: {"scripted_policy": untaught} for name in exploiters
+    }
     if config.ref_kl_coeff:  # an opponent needs no reference policy
         off = {"training": {"ref_kl_coeff": 0.0, "ref_kl_target": None}}
         config.policy_settings |= dict.fromkeys(config.opponent_slots, off)
@@ -73,7 +76,7 @@ def declare_slots(config: Any) -> None:
     AlgorithmConfig.multi_agent(
         config,
         policies=list(names),
-        policy_mapping_fn=seated_policy,
+        policy_mapping_fn=assigned_policy,
         policies_to_train=[DEFAULT_MODULE_ID],
     )
 
@@ -98,8 +101,10 @@ def _fixed_policies(config: Any) -> dict[str, str]:
                 f"does not have. {did_you_mean(name, agents)}"
             )
     table = MappedPolicies({"*": DEFAULT_MODULE_ID, **table.table})
-    seated = {agent: table(agent) for agent in agents}
-    return {agent: name for agent, name in seated.items() if name != DEFAULT_MODULE_ID}
+    assigned = {agent: table(agent) for agent in agents}
+    return {
+        agent: name for agent, name in assigned.items() if name != DEFAULT_MODULE_ID
+    }
 
 
 def _check_trained(config: Any) -> None:
@@ -144,10 +149,10 @@ def _validate_use(config: Any) -> None:
             )
 
 
-def validate_credit(config: Any) -> None:
+def validate_advantage_estimators(config: Any) -> None:
     why = "opponents are no team. Leave it out."
-    refuse_without_effect(config, ("team_share",), why)
-    if config.credit is not None or config.advantage_baseline != "role":
+    refuse_without_effect(config, ("shared_reward_fraction",), why)
+    if config.advantage_estimator is not None or config.advantage_baseline != "role":
         why = "it belongs to advantage_baseline='role'. Leave it out."
         refuse_without_effect(config, ("role_decay",), why)
         return

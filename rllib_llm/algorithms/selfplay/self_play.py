@@ -11,17 +11,17 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.advantages.estimators.combine import Credit
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.group_relative import BASELINES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.assign import assign
 from rllib_llm.algorithms.config.league import LeagueSettings
 from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
-from rllib_llm.algorithms.selfplay.assign_opponents import SeatedTasks, TakeTurns
+from rllib_llm.algorithms.selfplay.assign_opponents import AssignedTasks, TakeTurns
 from rllib_llm.algorithms.selfplay.check_self_play import (
     declare_slots,
     game_text,
-    validate_credit,
+    validate_advantage_estimators,
     validate_league,
 )
 from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
@@ -96,7 +96,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     def validate(self) -> None:
         if not self.in_evaluation:
             declare_slots(self)
-            validate_credit(self)
+            validate_advantage_estimators(self)
         super().validate()
         if not self.in_evaluation:
             validate_league(self)
@@ -104,16 +104,16 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     # What follows from them ----------------------------------------------------------
 
     @override(GRPOConfig)
-    def build_credit(self) -> Credit:
-        if self.credit is not None or self.advantage_baseline != ROLE:
-            return super().build_credit()
+    def build_advantage_estimators(self) -> AdvantageEstimators:
+        if self.advantage_estimator is not None or self.advantage_baseline != ROLE:
+            return super().build_advantage_estimators()
         role = {
             "name": ROLE,
             "decay": self.role_decay,
             "scale": self.advantage_scale,
             "game": str(self.env),
         }
-        return Credit([role], self.credit_transforms)
+        return AdvantageEstimators([role], self.advantage_transforms)
 
     @override(GRPOConfig)
     def _validate_greedy(self) -> None:
@@ -123,7 +123,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         )
 
     @override(GRPOConfig)
-    def _try_replays(self, credit: Credit) -> None:
+    def _try_replays(self, advantage_estimator: AdvantageEstimators) -> None:
         raise ConfigError(
             "joint='cross' credits a team, but opponents are none. Use joint='aligned'."
         )
@@ -131,10 +131,10 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     @property
     @override(GRPOConfig)
     def compares_rollouts(self) -> bool:
-        is_role = self.credit is None and self.advantage_baseline == ROLE
+        is_role = self.advantage_estimator is None and self.advantage_baseline == ROLE
         return super().compares_rollouts and not is_role
 
-    def league_seats(self) -> tuple[str, ...]:
+    def assign_league_opponents(self) -> tuple[str, ...]:
         """Return the agents that the league seats, in the environment's order."""
         env = self.make_text_env()
         agents = agents_of(env) or []
@@ -146,7 +146,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         return Matchmaker(
             DEFAULT_MODULE_ID,
             self.opponent_slots,
-            self.league_seats(),
+            self.assign_league_opponents(),
             self.fixed_policies,
             exploiter_fraction=self.league_exploiter_fraction,
             **self.league_settings(),
@@ -159,13 +159,16 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         """Return tasks with a line-up; that of the league comes in on the driver."""
         plain = super().build_task_source(offset=offset, in_evaluation=in_evaluation)
         opponent = self.league_evaluation_opponent or DEFAULT_MODULE_ID
-        return SeatedTasks(
+        return AssignedTasks(
             seed=plain.seed,
             group_size=plain.group_size,
             split=plain.split,
             options=plain.options,
-            seat=TakeTurns(
-                DEFAULT_MODULE_ID, opponent, self.league_seats(), self.fixed_policies
+            agent=TakeTurns(
+                DEFAULT_MODULE_ID,
+                opponent,
+                self.assign_league_opponents(),
+                self.fixed_policies,
             ),
         )
 
@@ -191,7 +194,7 @@ class SelfPlay(GRPO):
         if config.league_exploitability_interval:
             refuse_too_large(game_text(config), remembers=config.history != "latest")
         super().setup(config)
-        self._task_source.seat = lambda task: self.matchmaker.line_up(task.seed)
+        self._task_source.agent = lambda task: self.matchmaker.assignment(task.seed)
 
     # One iteration -------------------------------------------------------------------
 
@@ -233,17 +236,20 @@ class SelfPlay(GRPO):
     def _result(self, episode: Any) -> GameResult:
         # The ledger knows agents that were paid but never acted, too.
         earned: dict[str, float] = {}
-        for _, agent, reward in episode.custom_data[columns.REWARD_LEDGER]:
+        for _, agent, reward in episode.custom_data[columns.REWARD_LOG]:
             earned[agent] = earned.get(agent, 0.0) + reward
-        line_up = episode_data(episode).task.line_up
+        assignment = episode_data(episode).task.assignment
         number = _number(episode)
         index = number[0] * self.config.group_size + number[1]
-        return self.matchmaker.result(index, line_up, earned)
+        return self.matchmaker.result(index, assignment, earned)
 
     @override(GRPO)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
         """Drop groups without variance where rollouts are compared."""
-        if self.config.credit is None and self.config.advantage_baseline == ROLE:
+        if (
+            self.config.advantage_estimator is None
+            and self.config.advantage_baseline == ROLE
+        ):
             return LLMAlgorithm.process_episodes(self, episodes)
         return super().process_episodes(episodes)
 
@@ -294,12 +300,12 @@ class SelfPlay(GRPO):
     # Checkpoints ---------------------------------------------------------------------
 
     @override(LLMAlgorithm)
-    def memories(self) -> dict[str, Any]:
-        return {**super().memories(), _LEAGUE_KEY: self.matchmaker.state_dict()}
+    def driver_state(self) -> dict[str, Any]:
+        return {**super().driver_state(), _LEAGUE_KEY: self.matchmaker.state_dict()}
 
     @override(LLMAlgorithm)
-    def recall(self, state: dict[str, Any]) -> None:
-        super().recall(state)
+    def set_driver_state(self, state: dict[str, Any]) -> None:
+        super().set_driver_state(state)
         if _LEAGUE_KEY in state:
             self.matchmaker.load_state(state[_LEAGUE_KEY])
 

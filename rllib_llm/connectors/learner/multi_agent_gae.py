@@ -65,7 +65,7 @@ class _Tokens:
         return out
 
 
-class JointGAE(ConnectorV2):
+class MultiAgentGAE(ConnectorV2):
     """Advantages along the execution order of an episode, from agent to agent.
 
     MARFT (Liao et al. 2025, arXiv:2504.16129): messages of all trained agents form one
@@ -233,7 +233,7 @@ def _execution_order(batches: list[dict[str, Any]]) -> _Tokens:
     found = []
     for index, data in enumerate(batches):
         row, column = np.nonzero(data[Columns.LOSS_MASK].cpu().numpy())
-        joint = data[columns.JOINT_INDEX].cpu().numpy()[row]
+        joint = data[columns.EPISODE_INDEX].cpu().numpy()[row]
         agent = data[columns.AGENT_INDEX].cpu().numpy()[row]
         step = data[columns.TURN_STEPS].cpu().numpy()[row, column]
         found.append((np.full(len(row), index), row, column, joint, step, agent))
@@ -272,10 +272,10 @@ def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
         episode = episodes[joint]
         here = np.flatnonzero(tokens.episodes == joint)
         steps = tokens.steps[here]
-        ledger = episode.custom_data[columns.REWARD_LEDGER]
-        team = {*episode.agent_episodes, *(agent for _, agent, _ in ledger)}
+        reward_log = episode.custom_data[columns.REWARD_LOG]
+        team = {*episode.agent_episodes, *(agent for _, agent, _ in reward_log)}
         agents = len(team) if how == "mean" else 1
-        for env_t, _, reward in ledger:
+        for env_t, _, reward in reward_log:
             before = steps[steps < env_t]
             last = before.max() if len(before) else steps.min()
             sharers = here[steps == last]
@@ -294,9 +294,9 @@ def _bootstraps(
     totals, counts = np.zeros((2, len(valued))), np.zeros((2, len(valued)))
     for data in batches:
         column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()
-        asked = data[columns.SPEAKS_NEXT].cpu().numpy()
+        asked = data[columns.BOOTSTRAPS_AGENT_TURN].cpu().numpy()
         values = data[columns.VALUES].double().cpu().numpy()
-        joint = data[columns.JOINT_INDEX].cpu().numpy()
+        joint = data[columns.EPISODE_INDEX].cpu().numpy()
         for row in np.flatnonzero((column >= 0) & np.isin(joint, valued)):
             # An agent may have been cut early in an episode that others finished.
             verdict = episode_data(episodes[joint[row]]).stop_policy

@@ -27,7 +27,7 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy
 
 
-class ClassicBatches(ConnectorV2):
+class NonLLMBatches(ConnectorV2):
     """Add the batches of RLModules that read numbers, one row per time step.
 
     RLlib's connectors of PPO make them, in RLlib's order: a time step more for the
@@ -43,7 +43,7 @@ class ClassicBatches(ConnectorV2):
     def __init__(self, discounts: Mapping[str, tuple[float, float]], device: Any):
         super().__init__()
         self.module_ids = tuple(sorted(discounts))
-        self._pieces: list[ConnectorV2] = [
+        self._components: list[ConnectorV2] = [
             AddOneTsToEpisodesAndTruncate(),
             AddObservationsFromEpisodesToBatch(as_learner_connector=True),
             AddColumnsFromEpisodesToTrainBatch(),
@@ -83,7 +83,7 @@ class ClassicBatches(ConnectorV2):
                 # With the time step that was added to each.
                 owners = [joint for joint, part in found for _ in range(len(part) + 1)]
                 device = data[Columns.LOSS_MASK].device
-                data[columns.JOINT_INDEX] = torch.tensor(owners, device=device)
+                data[columns.EPISODE_INDEX] = torch.tensor(owners, device=device)
                 batch[module_id] = data
         return batch
 
@@ -92,9 +92,9 @@ class ClassicBatches(ConnectorV2):
     ) -> dict[str, Any]:
         made: dict[str, Any] = {}
         shared: dict[str, Any] = {}
-        for piece in (*self._pieces, self._gae[module_id]):
+        for component in (*self._components, self._gae[module_id]):
             with torch.no_grad():
-                made = piece(
+                made = component(
                     rl_module=rl_module, batch=made, episodes=parts, shared_data=shared
                 )
         return dict(made[module_id])

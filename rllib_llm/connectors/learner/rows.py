@@ -29,7 +29,8 @@ class Row:
         rewards: The turn's reward on its last token, else 0. float32 [T]
         bootstrap: Whether the value after the last token stands for what a cut
             episode would still have earned.
-        speaks_next: Whether it does so for a prompt that was still to be answered.
+        bootstraps_agent_turn: Whether it does so for a prompt that was still to be
+            answered.
         choices: What stands behind the conversation: the actions not taken. None if
             no turn was chosen from a list.
     """
@@ -40,7 +41,7 @@ class Row:
     logps: np.ndarray
     rewards: np.ndarray
     bootstrap: bool = False
-    speaks_next: bool = False
+    bootstraps_agent_turn: bool = False
     choices: Choices | None = None
 
     def __len__(self) -> int:
@@ -176,7 +177,7 @@ def build_rows(
         builder.prompt(final_prompt.ids)
     rows.append(builder.build())
     rows[-1].bootstrap = bootstrap
-    rows[-1].speaks_next = bootstrap and final_prompt is not None
+    rows[-1].bootstraps_agent_turn = bootstrap and final_prompt is not None
     return rows
 
 
@@ -196,7 +197,7 @@ def pad_rows(
     Returns:
         ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``, ``turn_steps``,
         ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` and
-        ``speaks_next`` [B]. Of rows with choices also ``choice_starts``,
+        ``bootstraps_agent_turn`` [B]. Of rows with choices also ``choice_starts``,
         ``candidates`` and ``score_weights`` [B, T].
     """
     size = (len(rows), max(max(len(r), r.end + r.bootstrap) for r in rows))
@@ -208,7 +209,9 @@ def pad_rows(
         columns.BEHAVIOUR_LOGP: np.zeros(size, np.float32),
         columns.TOKEN_REWARDS: np.zeros(size, np.float32),
         columns.BOOTSTRAP_COLUMN: np.full(len(rows), -1, np.int64),
-        columns.SPEAKS_NEXT: np.array([row.speaks_next for row in rows], bool),
+        columns.BOOTSTRAPS_AGENT_TURN: np.array(
+            [row.bootstraps_agent_turn for row in rows], bool
+        ),
     }
     for i, row in enumerate(rows):
         n = len(row)

@@ -105,7 +105,7 @@ class TokenRows(ConnectorV2):
         rows: list[Row] = []
         owners: list[tuple[int, int, int]] = []
         trained: list[bool] = []
-        credit: list[Any] = []
+        advantages: list[Any] = []
         success: list[float] = []
         for index, (episode, joint) in enumerate(parts):
             data = episode_data(episode)
@@ -113,11 +113,11 @@ class TokenRows(ConnectorV2):
             rows += new
             owners += [(index, joint, data.agent_index)] * len(new)
             trained += [data.stop_policy is not StopPolicy.MASK] * len(new)
-            credit += [data.advantage] * len(new)
+            advantages += [data.advantage] * len(new)
             solved = np.nan if data.success is None else float(data.success)
             success += [solved] * len(new)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
-        names = (columns.EPISODE_INDEX, columns.JOINT_INDEX, columns.AGENT_INDEX)
+        names = (columns.EPISODE_INDEX, columns.EPISODE_INDEX, columns.AGENT_INDEX)
         for name, values in zip(names, zip(*owners, strict=True), strict=True):
             out[name] = np.asarray(values, np.int64)
         out[columns.SUCCESS] = np.asarray(success, np.float32)
@@ -126,7 +126,7 @@ class TokenRows(ConnectorV2):
             left_out = episode_data(parts[part][0]).masked_turns
             if left_out:
                 mask[row] &= ~np.isin(out[columns.TURN_IDS][row], list(left_out))
-        out[Columns.ADVANTAGES] = _spread(credit, out[columns.TURN_IDS], mask)
+        out[Columns.ADVANTAGES] = _spread(advantages, out[columns.TURN_IDS], mask)
         out[columns.LOSS_WEIGHTS] = np.asarray(
             token_weights(
                 mask,
@@ -195,22 +195,26 @@ def central_columns(
             builder.prompt(prompt.ids)
         row = builder.build()
         cut = episode.is_truncated and data.stop_policy is StopPolicy.BOOTSTRAP
-        row.bootstrap = row.speaks_next = settings.has_critic and cut
+        row.bootstrap = row.bootstraps_agent_turn = settings.has_critic and cut
         rows.append(row)
         owners.append(joint)
         trained.append(data.stop_policy is not StopPolicy.MASK)
     out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
-    out[columns.EPISODE_INDEX] = out[columns.JOINT_INDEX] = np.asarray(owners, np.int64)
+    out[columns.EPISODE_INDEX] = out[columns.EPISODE_INDEX] = np.asarray(
+        owners, np.int64
+    )
     out[columns.AGENT_INDEX] = np.zeros(len(rows), np.int64)
     zeros = np.zeros(out[columns.INPUT_IDS].shape, np.float32)
     out[Columns.ADVANTAGES], out[columns.LOSS_WEIGHTS] = zeros, zeros.copy()
     return out
 
 
-def _spread(credit: list[Any], turn_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _spread(
+    advantages: list[Any], turn_ids: np.ndarray, mask: np.ndarray
+) -> np.ndarray:
     """Give every trained token its episode's advantage, or its turn's. [B, T]"""
     out = np.zeros(mask.shape, np.float32)
-    for row, advantage in enumerate(credit):
+    for row, advantage in enumerate(advantages):
         if advantage is None:
             continue
         per_turn = np.asarray(advantage, np.float32)

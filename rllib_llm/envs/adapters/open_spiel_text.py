@@ -67,8 +67,8 @@ class GameText:
         ask = f"{shown}Answer with {list_words(words)}."
         if not first:
             return ask
-        seat = f"You are player {player + 1} of {self.game.num_players()}."
-        return f"{self._rules} {seat}\n{ask}".strip()
+        agent = f"You are player {player + 1} of {self.game.num_players()}."
+        return f"{self._rules} {agent}\n{ask}".strip()
 
     def legal_words(self, state: Any, player: int) -> list[str]:
         """Return the words of the legal actions, in OpenSpiel's order."""

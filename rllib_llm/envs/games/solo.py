@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs.multi_agent_adapter import JointEnv
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
@@ -39,7 +39,7 @@ class Solo(TextEnv):
             game: Name of a registered environment with several agents.
             game_config: Its options.
         """
-        self.player = OnePlayer(JointEnv(_make_game(game, game_config)))
+        self.player = OnePlayer(MultiAgentAdapter(_make_game(game, game_config)))
         seed = int(rng.integers(2**31))
         text, _ = self.player.reset(seed=seed, options={"split": self.split})
         return self._tell(text)

@@ -69,14 +69,14 @@ class GuardedAlgorithm:
         Counters and the cursor over tasks are not part of it: they go on.
         """
         learners = self.learner_group.get_state(not_components=_METRICS)
-        return {_LEARNERS: learners, **self.memories()}
+        return {_LEARNERS: learners, **self.driver_state()}
 
-    def memories(self) -> dict[str, Any]:
+    def driver_state(self) -> dict[str, Any]:
         """Return what has learnt on the driver, for checkpoints and for going back."""
         return {}
 
-    def recall(self, state: dict[str, Any]) -> None:
-        """Bring back :meth:`memories`."""
+    def set_driver_state(self, state: dict[str, Any]) -> None:
+        """Bring back :meth:`driver_state`."""
 
     def sync_everyone(self) -> None:
         """Bring all EnvRunners to the Learners' weights."""
@@ -92,7 +92,7 @@ class GuardedAlgorithm:
         self.learner_group.foreach_learner(
             functools.partial(_set_lr_scales, scales=scales)
         )
-        self.recall(state)
+        self.set_driver_state(state)
         self.sync_everyone()
 
 

@@ -75,7 +75,7 @@ _ALL = (
     ),
     Alarm(
         "reward_variance",
-        (keys.FLAT_GROUPS, "return_std"),
+        (keys.ZERO_VARIANCE_GROUPS, "return_std"),
         detectors.variance_is_gone,
         {"above": 0.95, "fraction": 0.1, "window": 5, "baseline": 10},
         "",
@@ -184,11 +184,11 @@ _ALL = (
         "Lower lr, or go back to a checkpoint.",
     ),
     Alarm(
-        "sampler_gap",
-        (MODULE + keys.SAMPLER_GAP,),
+        "train_inference_mismatch",
+        (MODULE + keys.TRAIN_INFERENCE_MISMATCH,),
         detectors.is_above,
         {"above": 0.1, "window": 2},
-        "sampler_gap_mean is",
+        "train_inference_mismatch_mean is",
         "Sampling and learning disagree: check dtype and temperature, or use tis.",
     ),
     Alarm(

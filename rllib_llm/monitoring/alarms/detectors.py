@@ -71,7 +71,7 @@ def was_never_below(series: Series, *, below: float, window: int) -> str | None:
 
 
 def variance_is_gone(
-    flat_groups: Series,
+    zero_variance_groups: Series,
     return_std: Series,
     *,
     above: float,
@@ -84,7 +84,7 @@ def variance_is_gone(
     The second rule is that of RAGEN-2: the standard deviation of returns stays below a
     tenth of what it was in the first ten iterations.
     """
-    found = is_above(flat_groups, above=above, window=window)
+    found = is_above(zero_variance_groups, above=above, window=window)
     if found:
         return f"the share of groups without variance is {found}"
     now, start = (

@@ -12,7 +12,7 @@ from rllib_llm.callbacks import keys
 from rllib_llm.monitoring.alarms.catalogue import LOWER_LR, ROLLBACK, STOP, WARN
 from rllib_llm.monitoring.alarms.detectors import window_mean
 from rllib_llm.monitoring.alarms.history import History
-from rllib_llm.monitoring.alarms.settings import Chosen
+from rllib_llm.monitoring.alarms.settings import BoundAlarm
 from rllib_llm.monitoring.alarms.snapshots import Snapshots
 
 logger = logging.getLogger("rllib_llm")
@@ -34,7 +34,7 @@ class Firing:
         found: What was found, in words.
     """
 
-    chosen: Chosen
+    chosen: BoundAlarm
     module_id: str | None
     found: str
 
@@ -61,7 +61,7 @@ class Guard:
 
     def __init__(self, config: Any, algorithm: Any) -> None:
         self._config, self._algorithm = config, algorithm
-        self._chosen: dict[str, Chosen] = config.chosen_alarms()
+        self._chosen: dict[str, BoundAlarm] = config.chosen_alarms()
         self._history = History()
         self._acted: dict[str, int] = {}  # Firing.key -> iteration of the last action
         self._num_rollbacks = 0
@@ -144,7 +144,7 @@ class Guard:
                 if found is not None:
                     yield Firing(chosen, module_id, found)
 
-    def _is_solved(self, chosen: Chosen) -> bool:
+    def _is_solved(self, chosen: BoundAlarm) -> bool:
         if chosen.solved is None:
             return False
         window = int(chosen.thresholds.get("window", 1))

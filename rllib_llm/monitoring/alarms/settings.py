@@ -15,7 +15,7 @@ _COUNTS = ("window", "baseline", "history", _COOLDOWN)
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class BoundAlarm:
     """An alarm with the settings of a run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Chosen:
     cooldown: int = 5
 
 
-def choose(given: Mapping[str, Any]) -> dict[str, Chosen]:
+def bind_alarms(given: Mapping[str, Any]) -> dict[str, BoundAlarm]:
     """Return the alarms in force, by name: the defaults, changed as asked.
 
     Args:
@@ -55,7 +55,7 @@ def choose(given: Mapping[str, Any]) -> dict[str, Chosen]:
     }
 
 
-def _chosen(alarm: Alarm, given: Any) -> Chosen:
+def _chosen(alarm: Alarm, given: Any) -> BoundAlarm:
     if given is True or given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -74,7 +74,7 @@ def _chosen(alarm: Alarm, given: Any) -> Chosen:
             )
         _check(alarm, str(key), value)
     settings |= given
-    return Chosen(
+    return BoundAlarm(
         alarm,
         {key: settings[key] for key in alarm.thresholds},
         settings[_ACTION],

@@ -233,7 +233,7 @@ def test_kuhn_expert_never_folds_a_king_nor_calls_with_a_jack():
 def test_an_opening_leaves_a_game_to_be_played():
     env = make_env("open_spiel/tic_tac_toe-v0", {"random_opening": 9})
     plain = make_env("open_spiel/tic_tac_toe-v0")
-    lengths, seats = set(), set()
+    lengths, agents = set(), set()
     for seed in range(60):
         env.reset(seed=seed)
         first = env.state.history()
@@ -241,11 +241,11 @@ def test_an_opening_leaves_a_game_to_be_played():
         assert env.state.history() == first  # the seed decides
         assert not env.state.is_terminal()
         lengths.add(len(first))
-        seats.add(env.agent_selection)
+        agents.add(env.agent_selection)
         plain.reset(seed=seed)
         assert plain.state.history() == []
     assert lengths == set(range(9))
-    assert seats == {"player_0", "player_1"}
+    assert agents == {"player_0", "player_1"}
 
 
 def test_openings_meet_chance():

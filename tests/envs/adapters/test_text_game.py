@@ -9,7 +9,7 @@ from rllib_llm.data.types import StopReason
 from rllib_llm.envs import make_env
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.adapters.words import find_word, list_words
-from rllib_llm.envs.multi_agent_adapter import JointEnv
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 from rllib_llm.errors import ConfigError, EnvContractError
 
 
@@ -114,7 +114,7 @@ def test_max_turns_truncates_and_counts_invalid_answers():
 
 
 def test_joint_env_sees_everything():
-    env = JointEnv(Race({"max_turns": 2}))
+    env = MultiAgentAdapter(Race({"max_turns": 2}))
     step = env.reset(seed=0, options={"split": "test"})
     assert list(step.observations) == ["player_0"]
     step = env.step({"player_0": "1"})
@@ -125,7 +125,7 @@ def test_joint_env_sees_everything():
     assert list(step.final_observations) == ["player_0"]
     assert step.stop_reason == "max_turns"
 
-    env = JointEnv(Race())
+    env = MultiAgentAdapter(Race())
     step = env.reset(seed=0)
     step = env.step({"player_0": "none"})
     assert step.is_over
@@ -146,7 +146,7 @@ class PaidRace(Race):
 def test_rewards_on_the_way_count_once():
     env = PaidRace()
     earned, _ = play(env, ["1"] * 9, seed=0)
-    joint = JointEnv(PaidRace())
+    joint = MultiAgentAdapter(PaidRace())
     step = joint.reset(seed=0)
     paid = dict.fromkeys(earned, 0.0)
     moves = 0

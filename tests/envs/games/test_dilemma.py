@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 
 
 def rounds_of(moves, **options):
     """Play fixed moves (row, column) until the game is over; return the last step."""
-    env = JointEnv(make_env("dilemma-v0", options))
+    env = MultiAgentAdapter(make_env("dilemma-v0", options))
     step, totals = env.reset(seed=0), {"row_0": 0.0, "column_0": 0.0}
     while not step.is_over:
         step = env.step(dict(zip(("row_0", "column_0"), moves)))
@@ -39,7 +39,7 @@ def test_the_temptation_is_an_option():
 
 
 def test_moves_are_simultaneous():
-    env = JointEnv(make_env("dilemma-v0"))
+    env = MultiAgentAdapter(make_env("dilemma-v0"))
     step = env.reset(seed=0)
     assert list(step.observations) == ["row_0", "column_0"]
     assert len(set(step.observations.values())) == 1
@@ -51,7 +51,7 @@ def test_moves_are_simultaneous():
 
 
 def test_talk_is_heard_with_the_next_prompt():
-    env = JointEnv(make_env("dilemma-v0", {"talk": True}))
+    env = MultiAgentAdapter(make_env("dilemma-v0", {"talk": True}))
     env.reset(seed=0)
     said = {"row_0": "Trust me!\ncooperate", "column_0": "x" * 300 + " defect"}
     step = env.step(said)
@@ -60,7 +60,7 @@ def test_talk_is_heard_with_the_next_prompt():
 
 
 def test_the_number_of_rounds_is_random_and_hidden():
-    env, lengths, texts = JointEnv(make_env("dilemma-v0")), [], set()
+    env, lengths, texts = MultiAgentAdapter(make_env("dilemma-v0")), [], set()
     for seed in range(200):
         step = env.reset(seed=seed)
         texts.add(step.observations["row_0"])
@@ -70,7 +70,7 @@ def test_the_number_of_rounds_is_random_and_hidden():
 
 
 def test_tit_for_tat_answers_in_kind():
-    env, rng = JointEnv(make_env("dilemma-v0")), np.random.default_rng(0)
+    env, rng = MultiAgentAdapter(make_env("dilemma-v0")), np.random.default_rng(0)
     env.reset(seed=0)
     game = env.unwrapped
     assert game.expert_action("row_0", rng) == "cooperate"

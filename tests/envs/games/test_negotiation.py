@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 from rllib_llm.envs.games.bargain import Pool
 
 
 def table(counts=(2, 1), alice=(3, 4), bob=(5, 0), **options):
-    """A game with known counts and values; returns the JointEnv."""
-    env = JointEnv(make_env("negotiation-v0", options))
+    """A game with known counts and values; returns the MultiAgentAdapter."""
+    env = MultiAgentAdapter(make_env("negotiation-v0", options))
     env.reset(seed=0)
     env.unwrapped.pool = Pool(counts, (alice, bob))
     return env
@@ -114,7 +114,7 @@ def test_the_expert_takes_little_rather_than_nothing():
 
 def test_the_expert_strikes_nashs_bargain():
     for seed in range(50):
-        env = JointEnv(make_env("negotiation-v0", {"kinds": 3}))
+        env = MultiAgentAdapter(make_env("negotiation-v0", {"kinds": 3}))
         step, rng = env.reset(seed=seed), np.random.default_rng(0)
         game = env.unwrapped
         splits = itertools.product(*(range(c + 1) for c in game.pool.counts))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.transcript import expert_policy, play
 
@@ -11,7 +11,9 @@ EDGE = "path right right down down"
 
 
 def grid(walls=((0, 1),), **options):
-    env = JointEnv(make_env("path_checker-v0", {"size": 3, "walls": 1, **options}))
+    env = MultiAgentAdapter(
+        make_env("path_checker-v0", {"size": 3, "walls": 1, **options})
+    )
     env.reset(seed=0)
     env.unwrapped.walls = set(walls)
     return env
@@ -97,7 +99,9 @@ def test_parsing(agent, text, action):
     "options", [{"size": 3, "walls": 2}, {"size": 6, "walls": 8, "attempts": 6}]
 )
 def test_experts_agree_at_every_size(options):
-    env = OnePlayer(JointEnv(make_env("path_checker-v0", {"max_turns": 24, **options})))
+    env = OnePlayer(
+        MultiAgentAdapter(make_env("path_checker-v0", {"max_turns": 24, **options}))
+    )
     for seed in range(30):
         split = {"split": ("train", "test")[seed % 2]}
         assert play(env, seed, expert_policy, options=split).success is True

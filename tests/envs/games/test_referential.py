@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.transcript import expert_policy, play
 
@@ -45,7 +45,7 @@ def test_the_target_stands_anywhere_among_the_candidates():
     ],
 )
 def test_what_the_code_can_say_bounds_the_experts(options, success):
-    env = OnePlayer(JointEnv(make_env("referential-v0", options)))
+    env = OnePlayer(MultiAgentAdapter(make_env("referential-v0", options)))
     won = [play(env, seed, expert_policy).success for seed in range(300)]
     low, high = success
     assert low <= np.mean(won) <= high

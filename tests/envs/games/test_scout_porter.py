@@ -5,14 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 
 AGENTS = ("scout_0", "porter_0")
 
 
 def finish(goods, said, walked, **options):
     """Play one game; return what each earned, and the last step."""
-    env = JointEnv(make_env("scout_porter-v0", options))
+    env = MultiAgentAdapter(make_env("scout_porter-v0", options))
     env.reset(seed=0)
     env.unwrapped.goods = goods
     env.step({"scout_0": said})

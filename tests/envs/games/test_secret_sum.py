@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 from rllib_llm.envs.games.secret_sum import NAMES, answer_rewards
 from rllib_llm.envs.games.secret_sum_values import exact_advantage, exact_values
 from rllib_llm.envs.one_player import OnePlayer
@@ -31,7 +31,9 @@ def random_policies(agents, n, seed=0):
 @pytest.mark.parametrize("numbers", [2, 5, 10])
 def test_the_chain_of_experts_always_answers_right(agents, numbers):
     env = OnePlayer(
-        JointEnv(make_env("secret_sum-v0", {"agents": agents, "numbers": numbers}))
+        MultiAgentAdapter(
+            make_env("secret_sum-v0", {"agents": agents, "numbers": numbers})
+        )
     )
     for seed in range(20):
         transcript = play(env, seed, expert_policy)
@@ -80,7 +82,7 @@ def test_partial_credit_falls_with_the_distance(numbers, partial, expected):
 
 
 def test_partial_credit_is_paid_and_is_no_success():
-    env = JointEnv(make_env("secret_sum-v0", {"partial": 0.5}))
+    env = MultiAgentAdapter(make_env("secret_sum-v0", {"partial": 0.5}))
     env.reset(seed=0)
     env.unwrapped.secrets = [1, 1]
     env.step({"alice_0": "say 1"})
@@ -151,7 +153,7 @@ def test_credit_names_the_agent_that_was_wrong():
 def test_sampled_returns_agree_with_the_exact_value():
     n, agents = 4, 3
     policies = random_policies(agents, n, seed=3)
-    env = JointEnv(make_env("secret_sum-v0", {"agents": agents, "numbers": n}))
+    env = MultiAgentAdapter(make_env("secret_sum-v0", {"agents": agents, "numbers": n}))
     rng, earned, step = np.random.default_rng(0), [], None
     for _ in range(3000):
         step = env.reset(seed=5)

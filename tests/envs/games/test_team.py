@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs import JointEnv, make_env
+from rllib_llm.envs import MultiAgentAdapter, make_env
 from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
@@ -14,7 +14,7 @@ PROBE = {"task": "copy_probe-v0"}
 
 def heard(topology, rounds=2):
     """What each agent reads, round by round, if everybody says its own name."""
-    env = JointEnv(make_env("team-v0", {"agents": TRIO, "topology": topology}))
+    env = MultiAgentAdapter(make_env("team-v0", {"agents": TRIO, "topology": topology}))
     step, found = env.reset(seed=0), []
     for _ in range(rounds * len(TRIO)):
         ((agent, text),) = step.observations.items()
@@ -39,7 +39,7 @@ def test_agents_read_those_they_may(topology, first, second):
 
 def test_the_graph_decides_who_speaks_last_and_answers():
     config = {**PROBE, "agents": TRIO, "topology": {"a_0": ["b_0", "c_0"]}}
-    env = JointEnv(make_env("team-v0", config))
+    env = MultiAgentAdapter(make_env("team-v0", config))
     word = env.reset(seed=1).observations["b_0"].removeprefix("Say ")
     env.step({"b_0": "blue"})
     env.step({"c_0": "nonsense"})
@@ -49,7 +49,7 @@ def test_the_graph_decides_who_speaks_last_and_answers():
 
 def test_a_team_plays_what_the_answerer_alone_would():
     alone = make_env("guess_number-v0")
-    team = OnePlayer(JointEnv(make_env("team-v0")))
+    team = OnePlayer(MultiAgentAdapter(make_env("team-v0")))
     for seed in range(20):
         played = play(team, seed, expert_policy)
         assert played.success is True
@@ -62,7 +62,7 @@ def test_a_team_plays_what_the_answerer_alone_would():
 
 def test_most_votes_decide_and_invalid_ones_do_not_count():
     config = {**PROBE, "agents": TRIO, "topology": {}, "decide": "vote"}
-    env = JointEnv(make_env("team-v0", config))
+    env = MultiAgentAdapter(make_env("team-v0", config))
     for said, earns in (
         (["{w}", "other", "{w}!"], True),
         (["{w}", "nonsense", "nonsense"], True),
@@ -78,7 +78,7 @@ def test_most_votes_decide_and_invalid_ones_do_not_count():
 
 def test_equal_expressions_are_equal_votes():
     config = {"task": "countdown-v0", "agents": TRIO, "topology": {}, "decide": "vote"}
-    env = JointEnv(make_env("team-v0", config))
+    env = MultiAgentAdapter(make_env("team-v0", config))
     env.reset(seed=0)
     right = env.unwrapped.task.expert_action(np.random.default_rng(0))
     for agent, text in zip(TRIO, ("answer: 1 + 1", right, f" {right}"), strict=True):

@@ -12,13 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rllib_llm.components.registry import piece
+from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_positive
 from rllib_llm.losses.loss_terms import check_share
 from rllib_llm.losses.token_batch import TokenBatch
 
 
-@piece("token_transform", "entropy_shaping", paper="AEPO 2025, arXiv:2510.14545")
+@component(
+    "token_advantage_transform", "entropy_shaping", paper="AEPO 2025, arXiv:2510.14545"
+)
 def entropy_shaping(batch: TokenBatch, *, alpha: float = 0.2) -> Tensor:
     """Tokens sampled where much was open count more: ``A * (1 + alpha * z(H))``.
 
@@ -33,7 +35,11 @@ def entropy_shaping(batch: TokenBatch, *, alpha: float = 0.2) -> Tensor:
     return batch.advantages * (1.0 + alpha * (entropy - mean) / (std + 1e-8))
 
 
-@piece("token_transform", "entropy_advantage", paper="Cheng et al. 2025, 2506.14758")
+@component(
+    "token_advantage_transform",
+    "entropy_advantage",
+    paper="Cheng et al. 2025, 2506.14758",
+)
 def entropy_advantage(
     batch: TokenBatch, *, alpha: float = 0.4, kappa: float = 2.0
 ) -> Tensor:
@@ -55,7 +61,11 @@ def entropy_advantage(
     return batch.advantages + bonus
 
 
-@piece("token_transform", "top_entropy", paper="Wang et al. 2025, arXiv:2506.01939")
+@component(
+    "token_advantage_transform",
+    "top_entropy",
+    paper="Wang et al. 2025, arXiv:2506.01939",
+)
 def top_entropy(batch: TokenBatch, *, share: float = 0.2) -> Tensor:
     """Only the tokens of highest entropy ("forking" tokens) move the policy.
 
@@ -67,7 +77,9 @@ def top_entropy(batch: TokenBatch, *, share: float = 0.2) -> Tensor:
     return batch.advantages * (batch.entropy_rank < share)
 
 
-@piece("token_transform", "clip_cov", paper="Cui et al. 2025, arXiv:2505.22617")
+@component(
+    "token_advantage_transform", "clip_cov", paper="Cui et al. 2025, arXiv:2505.22617"
+)
 def clip_cov(
     batch: TokenBatch, *, share: float = 2e-4, low: float = 1.0, high: float = 5.0
 ) -> Tensor:
@@ -90,15 +102,19 @@ def clip_cov(
     total = len(batch.everyone(batch.advantages[batch.mask])[0])
     in_band, start = batch.everyone(batch.advantages[found[:, 0], found[:, 1]])
     draw = torch.Generator().manual_seed(batch.seed)  # alike on all Learners
-    chosen = torch.randperm(len(in_band), generator=draw)[: max(1, int(share * total))]
-    ours = chosen[(chosen >= start) & (chosen < start + len(found))] - start
+    bound = torch.randperm(len(in_band), generator=draw)[: max(1, int(share * total))]
+    ours = bound[(bound >= start) & (bound < start + len(found))] - start
     rows, cols = found[ours.to(found.device)].unbind(1)
     advantages = batch.advantages.clone()
     advantages[rows, cols] = 0.0
     return advantages
 
 
-@piece("token_transform", "weigh_signs", paper="Zhu et al. 2025, arXiv:2506.01347")
+@component(
+    "token_advantage_transform",
+    "weigh_signs",
+    paper="Zhu et al. 2025, arXiv:2506.01347",
+)
 def weigh_signs(
     batch: TokenBatch, *, positive: float = 0.1, negative: float = 1.0
 ) -> Tensor:
@@ -115,7 +131,9 @@ def weigh_signs(
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
 
 
-@piece("token_transform", "drop_small", paper="LOOP 2025, arXiv:2502.01600")
+@component(
+    "token_advantage_transform", "drop_small", paper="LOOP 2025, arXiv:2502.01600"
+)
 def drop_small(batch: TokenBatch, *, least: float = 0.01) -> Tensor:
     """Tokens with next to no advantage do not move the policy.
 

@@ -1,6 +1,6 @@
 """Systems of the literature, and what each is made of here: docs/literature.md.
 
-``systems.yaml`` says it, row by row; what a shipped recipe is made of is read from the
+``methods.yaml`` says it, row by row; what a shipped recipe is made of is read from the
 recipe itself.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_llm import yaml_io
-from rllib_llm.components.registry import KINDS, PIECES
+from rllib_llm.components.registry import COMPONENTS, KINDS
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.recipes.names import recipes_folder, shipped_recipes
@@ -31,7 +31,7 @@ STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "works": (frozenset({"yaml"}), frozenset()),
     "by config": (frozenset({"yaml", "change"}), frozenset()),
     "text only": (frozenset({"yaml", "change"}), frozenset()),
-    "part two": (frozenset({"lacks"}), frozenset({"yaml", "pieces", "env"})),
+    "part two": (frozenset({"lacks"}), frozenset({"yaml", "components", "env"})),
     "out of scope": (frozenset({"why"}), frozenset()),
 }
 _CHANGED = ("by config", "text only")
@@ -42,15 +42,15 @@ _SECTIONS = {
     "reward_transforms": ("rollouts", "reward_transform"),
     "filters": ("rollouts", "filter"),
     "curriculum": ("rollouts", "curriculum"),
-    "credit": ("training", "credit"),
-    "credit_transforms": ("training", "credit_transform"),
+    "advantage_estimator": ("training", "advantage_estimator"),
+    "advantage_transforms": ("training", "advantage_transform"),
     "policy_loss": ("training", "policy_loss"),
     "loss_terms": ("training", "loss_term"),
-    "token_transforms": ("training", "token_transform"),
+    "token_advantage_transforms": ("training", "token_advantage_transform"),
 }
 _DEFAULTS = {
-    "GRPO": {"credit": "group", "policy_loss": "ppo_clip"},
-    "SelfPlay": {"credit": "role", "policy_loss": "ppo_clip"},
+    "GRPO": {"advantage_estimator": "group", "policy_loss": "ppo_clip"},
+    "SelfPlay": {"advantage_estimator": "role", "policy_loss": "ppo_clip"},
     "LLMPPO": {"policy_loss": "ppo_clip"},
 }
 # Settings that make a method what it is, without being pieces.
@@ -72,7 +72,7 @@ _SETTINGS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class System:
+class Method:
     """A row.
 
     Attributes:
@@ -95,7 +95,7 @@ class System:
     paper: str = ""
     yaml: tuple[str, ...] = ()
     change: tuple[str, ...] = ()
-    pieces: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     env: str = ""
     lacks: tuple[str, ...] = ()
     why: str = ""
@@ -111,9 +111,12 @@ class System:
         read = (_read_recipe(name) for name in self.yaml)
         return [stage for recipe in read for stage in _stages(recipe, self.change)]
 
-    def all_pieces(self) -> list[str]:
+    def all_components(self) -> list[str]:
         """Return the pieces as ``"kind name"``, in the order of ``KINDS``."""
-        found = {*self.pieces, *(p for r in self.recipes() for p in pieces_of(r))}
+        found = {
+            *self.components,
+            *(p for r in self.recipes() for p in components_of(r)),
+        }
         return sorted(found, key=lambda p: (KINDS.index(p.split()[0]), p))
 
     def envs(self) -> list[str]:
@@ -123,7 +126,7 @@ class System:
 
 
 @dataclasses.dataclass(frozen=True)
-class Systems:
+class Methods:
     """All of them.
 
     Attributes:
@@ -133,27 +136,27 @@ class Systems:
         examples: Shipped recipes that run no row as they are.
     """
 
-    rows: tuple[System, ...]
+    rows: tuple[Method, ...]
     groups: dict[str, str]
     missing: dict[str, str]
     examples: tuple[str, ...]
 
 
 @functools.cache
-def load_systems() -> Systems:
+def load_methods() -> Methods:
     """Return the systems of the package, every name in them checked.
 
     Raises:
         ConfigError: Naming the row and what is wrong with it.
     """
-    return read_systems(yaml_io.read(Path(__file__).with_name("systems.yaml")))
+    return read_methods(yaml_io.read(Path(__file__).with_name("methods.yaml")))
 
 
-def read_systems(data: Mapping[str, Any]) -> Systems:
-    """Return the systems that parsed YAML describes; see :func:`load_systems`."""
+def read_methods(data: Mapping[str, Any]) -> Methods:
+    """Return the systems that parsed YAML describes; see :func:`load_methods`."""
     groups, missing = data["groups"], data["missing"]
-    systems: dict[str, System] = {}
-    for row in data["systems"]:
+    systems: dict[str, Method] = {}
+    for row in data["methods"]:
         system = _read_row(row, missing)
         if system.id in systems or system.group not in groups:
             raise ConfigError(
@@ -161,10 +164,10 @@ def read_systems(data: Mapping[str, Any]) -> Systems:
                 "and stand once."
             )
         systems[system.id] = system
-    _check_pieces_missing(missing, systems.values())
+    _check_components_missing(missing, systems.values())
     run = {n for row in systems.values() if row.state not in _CHANGED for n in row.yaml}
     examples = tuple(sorted(set(shipped_recipes()) - run))
-    return Systems(tuple(systems.values()), groups, missing, examples)
+    return Methods(tuple(systems.values()), groups, missing, examples)
 
 
 @functools.cache
@@ -179,7 +182,7 @@ def _stages(recipe: dict[str, Any], change: Iterable[str]) -> list[dict[str, Any
     return list(recipes_of_stages(named, "").values())
 
 
-def pieces_of(recipe: Mapping[str, Any]) -> Iterator[str]:
+def components_of(recipe: Mapping[str, Any]) -> Iterator[str]:
     """Yield the pieces that a recipe names or its algorithm has, as ``"kind name"``."""
     defaults = _DEFAULTS.get(recipe["algo"], {})
     for setting, (section, kind) in _SECTIONS.items():
@@ -216,7 +219,7 @@ def _inside(spec: Mapping[str, Any]) -> list[Any]:
     return [level[key] for level in levels for key in ("when", "pay")]
 
 
-def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> System:
+def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> Method:
     where = str(row.get("id", row))
     if row.get("state") not in STATES:
         raise ConfigError(f"{where}: {did_you_mean(str(row.get('state')), STATES)}")
@@ -225,7 +228,7 @@ def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> System:
         raise ConfigError(f"{where}: state {row['state']!r} needs {key!r}.")
     for key in set(row) - needed - allowed - _ANYWHERE:
         raise ConfigError(f"{where}: {key!r} has no place with {row['state']!r}.")
-    system = System(
+    system = Method(
         **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     )
     if system.change and len(system.yaml) != 1:
@@ -235,10 +238,10 @@ def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> System:
     _check_names(where, system.yaml, shipped_recipes())
     _check_names(where, system.lacks, missing)
     _check_names(where, [system.env] * bool(system.env), TEXT_ENVS)
-    for found in system.pieces:
+    for found in system.components:
         kind, _, name = found.partition(" ")
-        _check_names(where, [kind], PIECES)
-        _check_names(where, [name], PIECES[kind])
+        _check_names(where, [kind], COMPONENTS)
+        _check_names(where, [name], COMPONENTS[kind])
     return system
 
 
@@ -249,15 +252,15 @@ def _check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None
             raise ConfigError(f"{where}: unknown {name!r}. {did_you_mean(name, known)}")
 
 
-def _check_pieces_missing(
-    missing: Mapping[str, str], systems: Iterable[System]
+def _check_components_missing(
+    missing: Mapping[str, str], systems: Iterable[Method]
 ) -> None:
     lacked = {name for system in systems for name in system.lacks}
     for name in set(missing) - lacked:
         raise ConfigError(f"missing: no row lacks {name!r}. Take it away.")
     for name in missing:
         for kind in KINDS:
-            if name.replace(" ", "_") in PIECES[kind]:
+            if name.replace(" ", "_") in COMPONENTS[kind]:
                 raise ConfigError(
                     f"missing: {name!r} is a {kind} now. Mend the rows that lack it."
                 )
@@ -267,8 +270,8 @@ def _check_pieces_missing(
 
 
 def markdown() -> str:
-    """Return what docs/literature.md has below its ``<!-- systems -->``."""
-    systems = load_systems()
+    """Return what docs/literature.md has below its ``<!-- methods -->``."""
+    systems = load_methods()
     parts = [_counts(systems)]
     for letter, title in systems.groups.items():
         rows = [_row(s) for s in systems.rows if s.group == letter]
@@ -279,7 +282,7 @@ def markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def state_of(system: System) -> str:
+def state_of(system: Method) -> str:
     """Return state and reasons, e.g. ``"part two: branching. What is there: ..."``."""
     lines = " ".join(f"`{line}`" for line in system.change)
     reason = lines or system.why or ", ".join(system.lacks)
@@ -289,13 +292,13 @@ def state_of(system: System) -> str:
     )
 
 
-def _counts(systems: Systems) -> str:
+def _counts(systems: Methods) -> str:
     states = [s.state for s in systems.rows]
     counted = ", ".join(f"{states.count(s)} {s}" for s in STATES)
     return f"{len(states)} entries: {counted}."
 
 
-def _row(system: System) -> str:
+def _row(system: Method) -> str:
     arxiv = f"[{system.paper}](https://arxiv.org/abs/{system.paper})"
     cells = [
         system.id,
@@ -309,11 +312,11 @@ def _row(system: System) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _made_of(system: System) -> str:
+def _made_of(system: Method) -> str:
     parts = list(dict.fromkeys(recipe["algo"] for recipe in system.recipes()))
     by_kind: dict[str, list[str]] = {}
-    for piece in system.all_pieces():
-        kind, _, name = piece.partition(" ")
+    for component in system.all_components():
+        kind, _, name = component.partition(" ")
         by_kind.setdefault(kind, []).append(f"`{name}`")
     parts += [f"{kind} {', '.join(names)}" for kind, names in by_kind.items()]
     settings = (s for recipe in system.recipes() for s in settings_of(recipe))
@@ -321,7 +324,7 @@ def _made_of(system: System) -> str:
     return "; ".join(parts) or "-"
 
 
-def _missing(systems: Systems) -> str:
+def _missing(systems: Methods) -> str:
     rows = ["| name | what | rows |", "|---|---|---|"]
     for name, what in systems.missing.items():
         lacking = ", ".join(s.id for s in systems.rows if name in s.lacks)
@@ -329,7 +332,7 @@ def _missing(systems: Systems) -> str:
     return "\n".join(rows)
 
 
-def _examples(systems: Systems) -> str:
+def _examples(systems: Methods) -> str:
     rows = ["| preset | what |", "|---|---|"]
     for name in systems.examples:
         about = " ".join(_read_recipe(name)["description"].split())

@@ -10,16 +10,21 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_llm.cli.main import app
-from rllib_llm.components.registry import PIECES
+from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.envs import TextEnv
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import load_recipe, shipped_recipes, systems
+from rllib_llm.recipes import load_recipe, methods, shipped_recipes
+from rllib_llm.recipes.methods import (
+    components_of,
+    load_methods,
+    markdown,
+    read_methods,
+)
 from rllib_llm.recipes.recipe import FIELDS
-from rllib_llm.recipes.systems import load_systems, markdown, pieces_of, read_systems
 
 PAGE = Path(__file__).parents[2] / "docs" / "literature.md"
-DATA = yaml.safe_load(Path(systems.__file__).with_name("systems.yaml").read_text())
-ROWS = load_systems().rows
+DATA = yaml.safe_load(Path(methods.__file__).with_name("methods.yaml").read_text())
+ROWS = load_methods().rows
 BY_CONFIG = [row for row in ROWS if row.state in ("by config", "text only")]
 NUMBERS = {"A": 37, "B": 25, "C": 10, "D": 8, "E": 22, "F": 23, "G": 4, "H": 17, "I": 8}
 
@@ -32,9 +37,9 @@ def test_every_system_stands_once():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_every_piece_is_registered_and_every_recipe_shipped(row):
-    for piece in row.all_pieces():
-        kind, _, name = piece.partition(" ")
-        assert name in PIECES[kind]
+    for component in row.all_components():
+        kind, _, name = component.partition(" ")
+        assert name in COMPONENTS[kind]
     assert set(row.yaml) <= set(shipped_recipes())
     if row.state in ("works", "by config", "text only"):
         assert row.yaml and not row.lacks and row.envs()
@@ -42,7 +47,7 @@ def test_every_piece_is_registered_and_every_recipe_shipped(row):
 
 
 def test_examples_are_what_no_row_runs():
-    examples = load_systems().examples
+    examples = load_methods().examples
     assert {"frozen_lake_ppo", "kuhn_poker"} <= set(examples)
     assert "gigpo" not in examples
     assert list(examples) == sorted(examples)
@@ -59,7 +64,7 @@ def test_papers_of_pictures_and_screens_are_text_only_or_lack_them():
 
 def test_what_is_missing_is_not_there():
     """``stages`` and ``snapshot`` exist; no row may lack them."""
-    missing = load_systems().missing
+    missing = load_methods().missing
     assert "alternation" not in missing and hasattr(TextEnv, "snapshot")
     assert "restore" not in missing and "stages" in FIELDS
 
@@ -72,31 +77,31 @@ def test_lines_by_config_are_valid(row):
 def test_pieces_are_read_from_recipes_with_defaults_and_inside_of_gates():
     gate = {"name": "gate", "levels": [{"when": "well_formed", "pay": ["f1"]}]}
     recipe = {"algo": "GRPO", "rollouts": {"rewards": [gate, {"name": "tiers"}]}}
-    assert list(pieces_of(recipe)) == [
+    assert list(components_of(recipe)) == [
         "reward gate",
         "reward well_formed",
         "reward f1",
         "reward tiers",
         "reward evidence",
-        "credit group",
+        "advantage_estimator group",
         "policy_loss ppo_clip",
     ]
     recipe = {"algo": "LLMPPO", "training": {"policy_loss": {"name": "cispo"}}}
-    assert list(pieces_of(recipe)) == ["policy_loss cispo"]
+    assert list(components_of(recipe)) == ["policy_loss cispo"]
 
 
 def test_the_page_is_what_is_generated():
-    page = PAGE.read_text(encoding="utf-8").partition("<!-- systems -->\n")[2]
+    page = PAGE.read_text(encoding="utf-8").partition("<!-- methods -->\n")[2]
     assert page.strip() == markdown().strip(), (
         "docs/literature.md is out of date. "
-        "Replace what follows its '<!-- systems -->' "
-        'by: python -c "from rllib_llm.recipes.systems import markdown; '
+        "Replace what follows its '<!-- methods -->' "
+        'by: python -c "from rllib_llm.recipes.methods import markdown; '
         'print(markdown())"'
     )
 
 
 def test_list_shows_all_with_their_states():
-    shown = CliRunner().invoke(app, ["list", "systems"])
+    shown = CliRunner().invoke(app, ["list", "methods"])
     assert shown.exit_code == 0
     lines = shown.output.splitlines()[1:]
     assert len(lines) == 154
@@ -116,8 +121,11 @@ LACKS = {"id": "A1", "system": "X", "state": "part two", "lacks": ["branching"]}
         ({**WORKS, "yaml": ["gigp"]}, "Did you mean 'gigpo'"),
         ({**WORKS, "lacks": ["branching"]}, "'lacks' has no place with 'works'"),
         ({**LACKS, "lacks": ["brunching"]}, "Did you mean 'branching'"),
-        ({**LACKS, "pieces": ["credit grup"]}, "Did you mean 'group'"),
-        ({**LACKS, "pieces": ["credits group"]}, "Did you mean 'credit'"),
+        ({**LACKS, "components": ["advantage_estimator grup"]}, "Did you mean 'group'"),
+        (
+            {**LACKS, "components": ["advantage_estimators group"]},
+            "Did you mean 'advantage_estimator'",
+        ),
         ({**LACKS, "env": "sokobn-v0"}, "Did you mean 'sokoban-v0'"),
         ({"id": "A1", "system": "X", "state": "works"}, "needs 'yaml'"),
         ({**WORKS, "id": "Z1"}, "Z1: ids are a letter"),
@@ -134,16 +142,16 @@ LACKS = {"id": "A1", "system": "X", "state": "part two", "lacks": ["branching"]}
 )
 def test_faults_are_named(row, message):
     with pytest.raises(ConfigError, match=message):
-        read_systems({**DATA, "systems": [row]})
+        read_methods({**DATA, "methods": [row]})
 
 
 def test_names_of_what_is_missing_must_be_missing():
     data = copy.deepcopy(DATA)
-    data["systems"][0] = {**LACKS, "lacks": ["positive only"]}
-    data["missing"]["positive only"] = "a credit transform that is there"
-    with pytest.raises(ConfigError, match="is a credit_transform now"):
-        read_systems(data)
+    data["methods"][0] = {**LACKS, "lacks": ["positive only"]}
+    data["missing"]["positive only"] = "an advantage transform that is there"
+    with pytest.raises(ConfigError, match="is a advantage_transform now"):
+        read_methods(data)
     data = copy.deepcopy(DATA)
     data["missing"]["telepathy"] = "nobody lacks it"
     with pytest.raises(ConfigError, match="no row lacks 'telepathy'"):
-        read_systems(data)
+        read_methods(data)

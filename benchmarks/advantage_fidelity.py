@@ -1,6 +1,6 @@
 """How well credit orders turns, in games whose exact advantages can be computed.
 
-Run:  python benchmarks/credit_fidelity.py --seeds 20
+Run:  python benchmarks/advantage_fidelity.py --seeds 20
 
 Random tabular policies that are right more often than not play the package's own
 environments; the exact advantage of every turn follows from the policy by backward
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-from rllib_llm.advantages.estimators.combine import Credit
-from rllib_llm.advantages.estimators.estimator_fidelity import credit_fidelity
+from rllib_llm.advantages.estimators.combine import AdvantageEstimators
+from rllib_llm.advantages.estimators.estimator_fidelity import advantage_fidelity
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.envs.frozen_lake import FrozenLake
@@ -201,11 +201,11 @@ def main() -> None:
     seeds = range(parser.parse_args().seeds)
     names = list(dict.fromkeys(name for _, of in GAMES.values() for name in of))
     cells: dict[tuple[str, str], str] = {}
-    for title, (game, credits) in GAMES.items():
+    for title, (game, advantages) in GAMES.items():
         batches = [play(game, seed) for seed in seeds]
-        for name, estimators in credits.items():
+        for name, estimators in advantages.items():
             found = [
-                credit_fidelity(table, Credit(estimators), exact)
+                advantage_fidelity(table, AdvantageEstimators(estimators), exact)
                 for table, exact in batches
             ]
             error = np.std(found, ddof=1) / np.sqrt(len(found))
