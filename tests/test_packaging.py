@@ -97,8 +97,10 @@ def test_the_wheel_carries_all_modules_recipes_and_the_licence(wheel):
     expected = {str(p.relative_to(ROOT)) for p in (ROOT / "rllib_llm").rglob("*.py")}
     recipes = (ROOT / "tuned_examples").rglob("*.yaml")
     expected |= {f"rllib_llm/{p.relative_to(ROOT)}" for p in recipes}
-    expected |= {"rllib_llm/py.typed", "rllib_llm/recipes/methods.yaml"}
-    expected.add("rllib_llm/transcripts/transcripts.schema.json")
+    expected |= {
+        "rllib_llm/py.typed",
+        "rllib_llm/transcripts/transcripts.schema.json",
+    }
     page = (ROOT / "rllib_llm" / "viewer" / "page").iterdir()
     expected |= {f"rllib_llm/{p.relative_to(ROOT / 'rllib_llm')}" for p in page}
     names = set(names_in(wheel))

@@ -63,14 +63,6 @@ def _components() -> Iterator[tuple[str, str]]:
         )
 
 
-def _methods() -> Iterator[tuple[str, str]]:
-    from rllib_llm.recipes.methods import load_methods, state_of
-
-    for system in load_methods().rows:
-        names = f" [{', '.join(system.yaml)}]" if system.yaml else ""
-        yield f"{system.id} {system.system}", f"{state_of(system)}{names}"
-
-
 def _describe(path: Path) -> str:
     recipe = read(path)
     return " ".join(str(recipe.get("description", "")).split())
@@ -81,5 +73,4 @@ _KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "envs": _envs,
     "examples": _examples,
     "components": _components,
-    "methods": _methods,
 }

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from literature import load_methods
 
 from rllib_llm import yaml_io
 from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
-from rllib_llm.recipes.methods import load_methods
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "presets"
@@ -35,9 +35,9 @@ def named(page):
 
 
 def presets() -> list[str]:
-    """Return the shipped recipes of GRPO and PPO that methods.yaml names."""
-    systems = load_methods()
-    names = {name for row in systems.rows for name in row.yaml} | {*systems.examples}
+    """Return the shipped recipes of GRPO and PPO that literature.yaml names."""
+    methods = load_methods()
+    names = {name for row in methods.rows for name in row.yaml} | {*methods.examples}
     paths = shipped_recipes()
     return sorted(n for n in names if paths[n].parent.name in ("grpo", "ppo"))
 
@@ -90,9 +90,9 @@ def value_of(name: str, head: str, key: str) -> Any:
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_has_a_page(name):
     """In docs/presets; examples of no system: that of their environment will do."""
-    systems = load_methods()
+    methods = load_methods()
     pages = PAGES
-    if name in systems.examples:
+    if name in methods.examples:
         generated = ROOT / "docs" / "literature.md"
         pages = [p for p in (ROOT / "docs").rglob("*.md") if p != generated]
     link = f"tuned_examples/{shipped_recipes()[name].parent.name}/{name}.yaml)"
