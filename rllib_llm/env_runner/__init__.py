@@ -1,1 +1,1 @@
-"""Sampling: many concurrent text episodes around one generation engine."""
+"""Sampling of concurrent text episodes with shared generation engines."""

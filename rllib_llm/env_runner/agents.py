@@ -1,4 +1,4 @@
-"""What samplers and settings need to know about an environment's agents."""
+"""Agents of an environment: their IDs, texts and system prompts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 
 def as_playable(env: Any) -> Any:
-    """Return a Gymnasium environment as it is, one of several agents as a "
-    "MultiAgentAdapter."""
+    """Return ``env``, wrapped in a MultiAgentAdapter if it has several agents."""
     from rllib_llm.envs.kinds import is_multi_agent
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
@@ -17,15 +16,18 @@ def as_playable(env: Any) -> Any:
 
 
 def agents_of(env: Any) -> list[str] | None:
-    """Return the declared agents of a MultiAgentAdapter; None for a Gymnasium "
-    "environment."""
+    """Return the agents that a MultiAgentAdapter declares.
+
+    None for a Gymnasium environment, whose only agent is RLlib's default agent.
+    """
     return getattr(env, "possible_agents", None)
 
 
-def texts_of(env: Any, told: Any) -> dict[str, str]:
-    """Return what agents of text read in a step of a MultiAgentAdapter."""
-    read = told.observations
-    return {a: text for a, text in read.items() if env.number_spaces(a) is None}
+def texts_of(env: Any, step: Any) -> dict[str, str]:
+    """Return the text observations of a MultiAgentStep, by AgentID."""
+    observations = step.observations
+    # Agents with a declared numeric space observe arrays, not text.
+    return {a: text for a, text in observations.items() if env.number_spaces(a) is None}
 
 
 def role_prompts(env: Any) -> dict[str, str]:

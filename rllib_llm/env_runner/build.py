@@ -1,4 +1,4 @@
-"""From a configuration to who speaks how, who sits where, and for how long."""
+"""Builders of an EnvRunner's action sources, recorders, limits and monitor."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rllib_llm.policy_mapping import MappedPolicies
 
 @dataclasses.dataclass(frozen=True)
 class PolicyAssignment:
-    """Who acts for whom in place of what the configuration says.
+    """Policy of each agent, in place of the config's ``policy_mapping_fn``.
 
     Attributes:
-        policies: ModuleID, or name of a script, by AgentID.
-        scripts: Functions that play, by name.
+        policies: ModuleID, or name of a scripted policy, by AgentID.
+        scripts: Scripted policies by name.
     """
 
     policies: Mapping[str, str]
@@ -43,18 +43,18 @@ def action_sources(
     action_scorers: Mapping[str, ActionScorer],
     assignment: PolicyAssignment | None,
 ) -> dict[str, ActionSource]:
-    """Return how each policy and script makes turns, by its name."""
-    found = {
+    """Return the ActionSource of each policy and of each assigned script, by name."""
+    sources = {
         m: ActionSource(actor=actors[m])
         if m in actors
         else _action_source(config, engines, action_scorers, m)
         for m in config.module_ids
     }
     if assignment is not None:
-        found |= {
+        sources |= {
             name: ActionSource(script=s) for name, s in assignment.scripts.items()
         }
-    return found
+    return sources
 
 
 def _action_source(
@@ -66,58 +66,61 @@ def _action_source(
     script = config.script_of(module_id)
     if script is not None:
         return ActionSource(script=script)
-    own = config.get_config_for_module(module_id)
+    policy_config = config.get_config_for_module(module_id)
     if module_id in action_scorers:
         return ActionSource(
             action_scorer=action_scorers[module_id],
-            max_context_tokens=own.resolved_context_tokens(),
+            max_context_tokens=policy_config.resolved_context_tokens(),
         )
     engine = engines[module_id]
-    together = [m for m, other in engines.items() if other is engine]
-    place = together.index(module_id)
+    # A shared engine numbers the adapters of its policies in this order.
+    sharing = [m for m, other in engines.items() if other is engine]
+    adapter = sharing.index(module_id)
     return ActionSource(
         engine=engine,
-        open_settings={"adapter": place} if len(together) > 1 else {},
-        max_new_tokens=own.max_new_tokens,
-        max_context_tokens=own.resolved_context_tokens(),
-        max_tokens_per_episode=own.max_tokens_per_episode,
+        open_settings={"adapter": adapter} if len(sharing) > 1 else {},
+        max_new_tokens=policy_config.max_new_tokens,
+        max_context_tokens=policy_config.resolved_context_tokens(),
+        max_tokens_per_episode=policy_config.max_tokens_per_episode,
     )
 
 
 def action_scorers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionScorer]:
-    """Return what acts for the policies with ``head="score"``.
+    """Return the ActionScorer of each policy with ``head="score"``, by ModuleID.
 
     Args:
         config: The run's config.
         modules: The LLMRLModules, by ModuleID.
 
     Raises:
-        ConfigError: If evaluation asks for a part of the vocabulary.
+        ConfigError: If ``top_p`` or ``top_k`` restricts the vocabulary.
     """
-    found = {}
+    scorers = {}
     for module_id, module in modules.items():
-        own = config.get_config_for_module(module_id)
-        if own.action_head != "score":
+        policy_config = config.get_config_for_module(module_id)
+        if policy_config.action_head != "score":
             continue
-        if own.top_p != 1.0 or own.top_k != 0:  # possible in evaluation_config
+        # The training config is checked earlier; evaluation_config may still set them.
+        if policy_config.top_p != 1.0 or policy_config.top_k != 0:
             raise ConfigError(
-                f"top_p={own.top_p}, top_k={own.top_k} cut the vocabulary, but "
-                "head='score' chooses among whole actions. Leave them out."
+                f"top_p={policy_config.top_p}, top_k={policy_config.top_k} restrict "
+                "the vocabulary, but head='score' chooses among whole actions. Remove "
+                "both settings."
             )
-        found[module_id] = ActionScorer(
+        scorers[module_id] = ActionScorer(
             module,
             module_id,
-            own.chat_renderer(),
-            own.score_norm,
+            policy_config.chat_renderer(),
+            policy_config.score_norm,
             config.micro_batch_tokens,
         )
-    return found
+    return scorers
 
 
 def recorder_factory(
     config: Any, assignment: PolicyAssignment | None
 ) -> Callable[[Task], Any]:
-    """Return what starts the record of a task."""
+    """Return a function that builds the episode recorder of a task."""
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()
@@ -131,12 +134,12 @@ def recorder_factory(
             (*names, *assignment.scripts),
         )
     spaces = non_llm_spaces(config)
-    encoders = {m: Encoder(reads) for m, (reads, _) in spaces.items()}
+    encoders = {m: Encoder(observed) for m, (observed, _) in spaces.items()}
     return lambda task: MultiAgentRecorder(task, agents, mapping, names, encoders)
 
 
 def monitor(config: Any, worker_index: int) -> RolloutMonitor:
-    """Return what watches the rollouts of an EnvRunner."""
+    """Return the RolloutMonitor of an EnvRunner."""
     stalled = config.chosen_alarms().get("stalled")
     kind = "eval" if config.in_evaluation else "train"
     return RolloutMonitor(
@@ -146,7 +149,7 @@ def monitor(config: Any, worker_index: int) -> RolloutMonitor:
 
 
 def limits(config: Any) -> RolloutLimits:
-    """Return the bounds of an episode."""
+    """Return the limits of an episode."""
     return RolloutLimits(
         max_tokens_per_episode=config.max_tokens_per_episode,
         max_turns=config.max_turns,

@@ -1,4 +1,4 @@
-"""A thread that owns one environment, so that slow environments overlap."""
+"""Threads that run one environment each, so that slow environments overlap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EnvReply:
     """Outcome of one environment call.
 
     Attributes:
-        token: What the caller passed along to recognise the call.
+        token: The caller's identifier of the call, returned unchanged.
         value: The return value, if the call succeeded.
         error: The exception, if it failed; SystemExit and KeyboardInterrupt count.
     """
@@ -34,7 +34,7 @@ class EnvWorker:
 
     Args:
         make: Builds the environment (in the thread, at the first call).
-        replies: Where outcomes are put.
+        replies: Queue that receives the outcomes.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class EnvWorker:
         self._thread.start()
 
     def call(self, token: Any, method: str, *args: Any, **kwargs: Any) -> None:
-        """Ask for ``env.method(*args, **kwargs)``; the outcome comes as an EnvReply."""
+        """Request ``env.method(*args, **kwargs)``; an EnvReply holds the outcome."""
         self._calls.put((token, method, args, kwargs))
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has not ended yet, which it does some time after close."""
+        """True until the thread has ended, which may be some time after close()."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -64,19 +64,24 @@ class EnvWorker:
         """Close the environment, at once if it runs in a process of its own."""
         self.close()
         if isinstance(self._env, ProcessEnv):
-            self._env.kill()  # then a call that hangs returns, and the thread ends
+            # Without the process, a hanging call returns with an error, and the
+            # thread ends.
+            self._env.kill()
 
     def _run(self) -> None:
         env = None
         while (item := self._calls.get()) is not None:
             token, method, args, kwargs = item
             try:
+                # Built here and not in __init__, so that slow builds overlap as well.
                 if env is None:
                     env = self._env = self._make()
                 self._replies.put(
                     EnvReply(token, value=getattr(env, method)(*args, **kwargs))
                 )
-            except BaseException as error:  # sys.exit() in an environment ends it alone
+            # BaseException: sys.exit() in an environment must fail its own episode and
+            # not end the thread without a reply.
+            except BaseException as error:
                 self._replies.put(EnvReply(token, error=error))
         if env is not None:
             env.close()

@@ -1,4 +1,4 @@
-"""Whether the rollouts of a group play the same task."""
+"""Check that the rollouts of a group play the same task."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.errors import EnvContractError
 
-_SHOWN = 80  # characters of a text
+_MAX_CHARS = 80  # of each text in the message
 
 
 def check_first_texts(episodes: Iterable[Any], env: Any) -> None:
-    """Refuse groups whose rollouts began with different texts.
+    """Check that all rollouts of a group began with the same texts.
 
-    They share seed and options, and their returns are compared as those of one task.
+    Rollouts of a group share seed and options, and group-relative advantages compare
+    their returns as those of one task.
 
     Args:
-        episodes: Finished ones, groups complete or not.
-        env: The config's environment, for the message.
+        episodes: Finished episodes; groups may be incomplete.
+        env: The config's environment, named in the message.
 
     Raises:
-        EnvContractError: Naming the group, the environment and the remedies.
+        EnvContractError: If two rollouts of a group began with different texts.
     """
     firsts: dict[Any, EpisodeData] = {}
     for episode in episodes:
@@ -40,16 +41,16 @@ def _message(task: Any, agent: str, one: str | None, two: str, env: Any) -> str:
     return (
         f"Rollouts of group {task.group_id} (seed {task.seed}) of the environment "
         f"{name} began with different texts for {agent}: {_clip(one)} and {_clip(two)}."
-        " All of a group must play the same task, or their returns cannot be compared. "
-        "Environments run in threads of one process: draw everything from the rng or "
-        "seed of reset(); where a library seeds or draws from the modules random, "
-        "numpy.random or torch, make its calls inside of "
+        " All rollouts of a group must play the same task, otherwise their returns "
+        "cannot be compared. Environments run in threads of one process: draw all "
+        "random numbers from the rng or seed of reset(). If a library uses the global "
+        "state of random, numpy.random or torch, call it inside "
         "rllib_llm.envs.OwnRandomState(seed).swapped_in(), or set "
-        "rollouts(env_processes=True). `rllib-llm check` shows which call it is."
+        "rollouts(env_processes=True). `rllib-llm check` names the call."
     )
 
 
 def _clip(text: str | None) -> str:
-    if text is None or len(text) <= _SHOWN:
+    if text is None or len(text) <= _MAX_CHARS:
         return repr(text)
-    return repr(text[:_SHOWN]) + "..."
+    return repr(text[:_MAX_CHARS]) + "..."

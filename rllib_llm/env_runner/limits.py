@@ -1,4 +1,4 @@
-"""Bounds of an episode, and why its last turn was the last."""
+"""Limits of an episode and its stop reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rllib_llm.errors import EnvContractError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Bounds of an episode (see ``LLMConfigMixin.rollouts``)."""
+    """Limits of an episode (see ``LLMConfigMixin.rollouts``).
+
+    Timeouts are in seconds; None means no limit.
+    """
 
     max_tokens_per_episode: int | None
     max_turns: int | None
@@ -34,20 +37,24 @@ def stop_reason(
     truncated: bool,
     given: str | None,
 ) -> tuple[bool, StopReason | None]:
-    """Say whether a limit ends the episode after this turn, and why it ends if so.
+    """Return whether a limit ends the episode after this turn, and the stop reason.
 
     Args:
-        limits: Bounds of an episode.
-        task: What is played.
+        limits: Limits of the episode.
+        task: The episode's task, whose ``max_turns`` counts as well.
         turns: Environment steps so far, this one included.
         num_sampled: Tokens sampled in the episode so far.
-        last_finish: Why the last turn ended.
-        terminated: Whether the environment says that the task is over.
-        truncated: Whether the environment cuts the episode short.
-        given: The environment's own reason.
+        last_finish: Finish reason of the last turn.
+        terminated: Whether the environment terminated the episode.
+        truncated: Whether the environment truncated the episode.
+        given: The environment's ``info["stop_reason"]``.
+
+    Returns:
+        Whether a limit of the run, and not the environment, ends the episode; and the
+        stop reason, None if the episode continues.
 
     Raises:
-        EnvContractError: If that reason does not exist.
+        EnvContractError: If ``given`` is not a StopReason.
     """
     reason, by_limit = given, False
     if terminated:
@@ -59,18 +66,20 @@ def stop_reason(
     elif limits.max_tokens_per_episode and num_sampled >= limits.max_tokens_per_episode:
         by_limit, reason = True, StopReason.MAX_TOKENS_EPISODE
     if reason == StopReason.MAX_TURNS and last_finish is FinishReason.LENGTH:
-        # The last word was cut off as well: say the more telling reason.
+        # The last turn was cut off at its token limit too. That is the more useful
+        # diagnosis: raising max_turns would not help.
         reason = StopReason.MAX_TOKENS_TURN
     try:
         return by_limit, StopReason(reason) if reason else None
     except ValueError:
-        known = ", ".join(r.value for r in StopReason)
+        reasons = ", ".join(r.value for r in StopReason)
         raise EnvContractError(
             f"The environment ended seed {task.seed} with the stop_reason {reason!r}; "
-            f"info['stop_reason'] must be one of {known}."
+            f"info['stop_reason'] must be one of {reasons}. Return one of these, or "
+            "leave the key out."
         ) from None
 
 
 def exceeds(value: float, limit: float | None) -> bool:
-    """Say whether there is a limit and ``value`` is above it."""
+    """Return whether ``value`` is above ``limit``; False without a limit."""
     return limit is not None and value > limit

@@ -1,4 +1,4 @@
-"""RLlib's EnvRunner for language agents: exact episodes, groups, one engine."""
+"""EnvRunner that samples complete text episodes, in groups, with engines."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ from rllib_llm.weights import copy_into, unpack
 class LLMEnvRunner(EnvRunner, Checkpointable):
     """Samples whole episodes of a text environment with generation engines.
 
-    Environments have one agent (Gymnasium) or several (PettingZoo); each policy has an
-    engine of its own.
+    Environments have one agent (Gymnasium) or several (PettingZoo). Policies that share
+    a base model may share an engine.
 
-    Differs from RLlib's stock runner where language agents need it: it returns exactly
-    the asked episodes (never the first to finish, which favours short ones), plays
-    groups that share seed and options, overlaps environment calls with decoding,
-    bounds every wait, and retries or excludes episodes whose environment fails.
+    It differs from RLlib's stock runners in five points: it returns exactly the
+    requested episodes (returning those that finish first would favour short ones),
+    plays groups that share seed and options, overlaps environment calls with decoding,
+    limits every wait, and retries or excludes episodes whose environment fails.
 
     Args:
         config: An algorithm config with :class:`LLMConfigMixin`.
-        kwargs: What RLlib's EnvRunnerGroup passes (``worker_index`` and so on).
+        kwargs: Arguments of RLlib's EnvRunnerGroup (``worker_index`` and so on).
 
     Attributes:
         modules: The language-model policies, by ModuleID.
-        engines: What samples their turns, by ModuleID.
-        actors: What acts for classic RLModules, by ModuleID.
-        choosers: What acts for policies over admissible actions, by ModuleID.
-        failures: Tasks that the last sampling left out, and why.
+        engines: Their generation engines, by ModuleID.
+        actors: NonLLMActors of RLModules without a language model, by ModuleID.
+        action_scorers: ActionScorers of policies with ``head="score"``, by ModuleID.
+        failures: Tasks without an episode in the last sample, with the stop reason.
         has_all_weights: Whether the Learner's weights have arrived in full once; from
-            then on those that training changes are enough.
+            then on the weights that training changes are enough.
     """
 
     @override(EnvRunner)
@@ -98,10 +98,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.make_module()
 
     def _num_gpus(self) -> float:
-        """Return how many GPUs this runner may use.
+        """Return the number of GPUs that this runner may use.
 
-        A local runner beside a local learner shares the learner's device and weights.
-        The module of an engine with its own copy only passes weights on, on the CPU.
+        A local runner beside a local Learner shares the Learner's device and weights.
+        If the engine holds a copy of the weights, the module only forwards them to it
+        and stays on the CPU.
         """
         if self.config.generation_engine != "torch":
             return 0
@@ -113,7 +114,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def make_env(self) -> None:
-        """Forget the environments; the next sample builds them anew."""
+        """Close the environments; the next sample() builds new ones."""
         if self._rollout is not None:
             self._rollout.close()
             self._abandoned += self._rollout.abandoned
@@ -121,7 +122,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @property
     def num_hung_envs(self) -> int:
-        """Environments given up because a call timed out, and still in that call."""
+        """Number of abandoned environments whose timed-out call still runs."""
         recent = [] if self._rollout is None else self._rollout.abandoned
         return sum(worker.is_running for worker in (*self._abandoned, *recent))
 
@@ -134,7 +135,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.module = spec.build()
             self.modules = {m: self.module[m] for m in config.llm_module_ids}
             for module_id in config.non_llm_module_ids:
-                self.module[module_id].to(self._device)
+                self.module[module_id].to(self._device)  # RLlib builds on the CPU
         else:
             spec = config.get_rl_module_spec(spaces=spaces, inference_only=True)
             self.module = spec.build()
@@ -155,6 +156,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.engines = config.build_generation_engines(
             {m: self.modules[m] for m in self.modules if m not in self.action_scorers}
         )
+        # Engines that share the module's tensors see new weights at once; the others
+        # must be told and their copy must be compared with the module.
         copies = [m for m, e in self.engines.items() if not e.shares_weights]
         for module_id in copies:
             self._announce(module_id)
@@ -170,15 +173,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @property
     def engine(self) -> GenerationEngine:
-        """The engine of the only policy."""
+        """The only engine, which all policies share."""
         (engine,) = {id(e): e for e in self.engines.values()}.values()
         return engine
 
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Text in, text out, for the environment and for policies that are no RLModule.
+        """Return text spaces for the environment and for each policy.
 
-        What those of RLModules are, the specification of each says.
+        The RLModuleSpec of a policy without a language model holds its own spaces.
         """
         spaces = (UnicodeText(), UnicodeText())
         return {
@@ -189,7 +192,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def assert_healthy(self) -> None:
-        """The policies and their engines exist."""
+        """Check that the policies and their engines exist."""
         assert self.modules and (self.engines or self.action_scorers)
 
     # Sampling ------------------------------------------------------------------------
@@ -210,20 +213,24 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play episodes to their end.
 
         Args:
-            num_timesteps: Play until at least that many turns were taken.
-            num_episodes: Play exactly that many episodes.
+            num_timesteps: Play until at least this many environment steps were taken.
+            num_episodes: Play exactly this many episodes.
             explore: Sample at the configured temperature (True) or greedily (False);
                 None takes the config's ``explore``.
-            random_actions: Not supported by language policies.
-            force_reset: Accepted for RLlib; episodes always start afresh here.
-            tasks: Play exactly these; overrides the two counts.
+            random_actions: Not supported.
+            force_reset: Accepted for RLlib and without effect: no episode continues
+                from an earlier sample.
+            tasks: Play exactly these tasks; overrides the two counts.
             max_failed_fraction: With ``tasks``, in place of the config's.
 
         Returns:
             Finished episodes, in task order.
         """
         if random_actions:
-            raise NotImplementedError("A language policy has no random actions.")
+            raise NotImplementedError(
+                "sample(random_actions=True): language models do not support random "
+                "actions. Leave the argument out, or raise the temperature."
+            )
         explore = self.config.explore if explore is None else explore
         self._check_weights()
         with self.metrics.log_time(SAMPLE_TIMER, reduce="sum"):
@@ -233,7 +240,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 episodes = self._play_steps(num_timesteps, explore)
             else:
                 episodes = self._play(
-                    self._own_tasks(num_episodes or self.num_envs), explore
+                    self._next_tasks(num_episodes or self.num_envs), explore
                 )
         for engine in {id(e): e for e in self.engines.values()}.values():
             log_engine(self.metrics, engine)
@@ -241,14 +248,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return episodes
 
     def _check_weights(self) -> None:
-        """Stop if an engine with a copy of the weights computes something else."""
+        """Check that engines with a copy of the weights compute what modules do."""
         for check in self._weights_checks:
-            for name, count in check().items():  # no work for the episodes
+            for name, count in check().items():
+                # The engine counts the check's tokens; subtract them, so that the
+                # metrics cover the episodes alone.
                 self.metrics.log_value(("engine", name), -count, reduce="sum")
 
-    def _own_tasks(self, num_episodes: int) -> list[Task]:
+    def _next_tasks(self, num_episodes: int) -> list[Task]:
         if self.config.in_evaluation:
-            # The same held-out tasks every time, dealt out to the runners in turn.
+            # The same held-out tasks every time, distributed over the runners.
             first = max(0, (self.worker_index or 1) - 1)
             return self._tasks.fixed(num_episodes, first, max(1, self.num_workers))
         return self._tasks.next_groups(
@@ -258,7 +267,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _play_steps(self, num_timesteps: int, explore: bool) -> list[Any]:
         episodes: list[Any] = []
         while sum(map(len, episodes)) < num_timesteps:
-            episodes += self._play(self._own_tasks(self.num_envs), explore)
+            episodes += self._play(self._next_tasks(self.num_envs), explore)
         return episodes
 
     def _play(
@@ -278,19 +287,21 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return episodes
 
     def teach(self, module_id: str, script: Script) -> None:
-        """Let another function play a scripted policy from the next sample on."""
+        """Replace the function of a scripted policy from the next sample() on."""
         self._taught[module_id] = script
 
     @contextlib.contextmanager
     def assignment(
         self, policies: Mapping[str, str], scripts: Mapping[str, Script] | None = None
     ) -> Iterator[None]:
-        """Let given policies act for given agents meanwhile.
+        """Assign policies to agents inside the block, in place of the config's mapping.
 
         Args:
-            policies: ModuleID, or name of a script, by AgentID.
-            scripts: Functions that play, by name.
+            policies: ModuleID, or name of a scripted policy, by AgentID.
+            scripts: Scripted policies by name.
         """
+        # The rollout holds the action sources: drop it, so that the next one is built
+        # with (and after the block without) the assignment.
         self.make_env()
         self._assignment = build.PolicyAssignment(policies, scripts or {})
         try:
@@ -320,8 +331,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for module_id, script in self._taught.items():
             self._action_sources[module_id].script = script
         for module_id in self.engines:
-            own = config.get_config_for_module(module_id)
-            self._action_sources[module_id].sampling = own.sampling_params(
+            policy_config = config.get_config_for_module(module_id)
+            self._action_sources[module_id].sampling = policy_config.sampling_params(
                 explore=explore
             )
         return self._rollout
@@ -341,7 +352,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             methods = [
                 getattr(callback, name)
                 for callback in self._callbacks
-                # The base class does nothing, and some events come at every turn.
+                # Skip methods that are not overridden: some events fire at every turn.
                 if getattr(type(callback), name) is not getattr(RLlibCallback, name)
             ]
             functions = _as_list(getattr(self.config, f"callbacks_{name}", None))
@@ -351,7 +362,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def get_metrics(self) -> dict[str, Any]:
-        """Return and reset what was logged since the last call."""
+        """Return and reset the metrics logged since the last call."""
         return self.metrics.reduce()
 
     # State ---------------------------------------------------------------------------
@@ -365,7 +376,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.set_weights_version(self._weights_seq_no)
 
     def set_weights_version(self, version: int) -> None:
-        """Say that policies changed: cached keys and values are stale."""
+        """Set the version of the weights and update the engines to it.
+
+        Engines then drop their cached keys and values, which are stale.
+        """
         self._weights_seq_no = version
         for actor in (*self.actors.values(), *self.action_scorers.values()):
             actor.weights_seq_no = version
@@ -373,7 +387,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._announce(module_id)
 
     def _announce(self, module_id: str) -> None:
-        """Bring an engine to its module's weights."""
+        """Update an engine to the current weights of its module."""
         engine, version = self.engines[module_id], self._weights_seq_no
         if engine.shares_weights:
             engine.set_weights_version(version)
@@ -387,15 +401,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def receive_weights(
         self, weights: Mapping[str, dict[str, np.ndarray]], version: int
     ) -> None:
-        """Take over new values of some or all parameters of some or all policies.
+        """Set some or all parameters of some or all policies.
 
         Args:
-            weights: By ModuleID, each as packed by
-                :func:`rllib_llm.weights.pack`; of classic RLModules their state.
-            version: The version they make, with all that stays.
+            weights: By ModuleID: the output of :func:`rllib_llm.weights.pack` for a
+                language model, the module state for another RLModule.
+            version: Version of the resulting weights.
 
         Raises:
-            CheckpointError: If a name or shape is not the policy's.
+            CheckpointError: If a policy has no parameter of that name or shape.
         """
         complete = set(weights) == {*self.modules, *self.actors}
         for module_id, packed in weights.items():
@@ -403,10 +417,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self.module[module_id].set_state(packed)
                 continue
             module, tensors = self.modules[module_id], unpack(packed)
-            own = module.shared_tensors(inference_only=True)
-            targets = {name: tensor for name, tensor in own.items() if name in tensors}
+            current = module.shared_tensors(inference_only=True)
+            targets = {n: tensor for n, tensor in current.items() if n in tensors}
             copy_into(targets, tensors, f"policy {module_id}")
-            complete &= len(targets) == len(own)
+            complete &= len(targets) == len(current)
         self.has_all_weights |= complete
         self.set_weights_version(version)
 
@@ -437,6 +451,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 pipeline.set_state(state[name])
         if COMPONENT_RL_MODULE in state:
             version = state.get(WEIGHTS_SEQ_NO, 0)
+            # RLlib may deliver an old state late: ignore what is not newer. Version 0
+            # means a state without a version, e.g. from a checkpoint.
             if version == 0 or self._weights_seq_no < version:
                 weights = state[COMPONENT_RL_MODULE]
                 if isinstance(weights, ray.ObjectRef):

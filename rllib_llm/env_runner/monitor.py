@@ -1,4 +1,4 @@
-"""Watches a rollout from a thread of its own: how far it is, and who waits for what."""
+"""Thread that reports a rollout's progress and detects stalls."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rllib_llm.monitoring.live.board import Publisher
 logger = logging.getLogger("rllib_llm")
 
 _PERIOD_S = 0.5
-_NAMED = 3  # slots that are named, those that have waited longest
+_MAX_LISTED = 3  # slots named per kind of wait, the longest waits first
 
 
 class RolloutMonitor:
-    """Says how many episodes are finished, and when sampling stalls.
+    """Publishes how many episodes are finished and warns when sampling stalls.
 
-    A thread, not the loop: an engine or a connector that hangs keeps the loop from
-    looking at its own clock.
+    It runs in its own thread: if an engine or a connector hangs, the sampling loop
+    cannot check its own clock.
 
     Args:
-        stall_after_s: Seconds without a finished turn that count as a stall; None:
-            never.
-        notes: Where progress is announced.
-        period_s: Seconds between two looks.
+        stall_after_s: Seconds without a finished turn that count as a stall; None
+            disables the check.
+        publisher: Receives the progress.
+        period_s: Seconds between two checks.
     """
 
     def __init__(
         self,
         stall_after_s: float | None = None,
-        notes: Publisher | None = None,
+        publisher: Publisher | None = None,
         period_s: float = _PERIOD_S,
     ) -> None:
         self._after, self._period = stall_after_s, period_s
-        self._notes = notes or Publisher(None, "")
+        self._publisher = publisher or Publisher(None, "")
         self._finished = 0.0
         self._is_stalled = False
         self._num_stalls, self._longest = 0, 0.0
@@ -48,7 +48,8 @@ class RolloutMonitor:
 
         Args:
             rollout: Has ``slots``, ``num_done``, ``num_tasks`` and
-                ``num_unfinished_turns``; read from another thread, and only read.
+                ``num_unfinished_turns``. Another thread writes them; the monitor only
+                reads.
         """
         self._finished, self._is_stalled = time.perf_counter(), False
         stop = threading.Event()
@@ -64,17 +65,18 @@ class RolloutMonitor:
         finally:
             stop.set()
             thread.join()
+            # Count the wait since the last turn, then clear a stall shown to the user.
             self.turn_finished()
             self._announce(rollout, "")
 
     def turn_finished(self) -> None:
-        """Note that the rollout is alive."""
+        """Reset the clock of the stall check."""
         now = time.perf_counter()
         self._longest = max(self._longest, now - self._finished)
         self._finished, self._is_stalled = now, False
 
     def take_stats(self) -> tuple[int, float]:
-        """Return stalls and the longest time without a finished turn; forget both."""
+        """Return and reset the number of stalls and the longest wait in seconds."""
         stats = self._num_stalls, self._longest
         self._num_stalls, self._longest = 0, 0.0
         return stats
@@ -84,7 +86,7 @@ class RolloutMonitor:
             waited = time.perf_counter() - self._finished
             stalled = self._after is not None and waited >= self._after
             text = self._describe(rollout, waited) if stalled else ""
-            if stalled and not self._is_stalled:
+            if stalled and not self._is_stalled:  # one warning per stall
                 self._is_stalled = True
                 self._num_stalls += 1
                 logger.warning("Sampling stalls: %s", text)
@@ -101,42 +103,43 @@ class RolloutMonitor:
         )
 
     def _announce(self, rollout: Any, stall: str) -> None:
-        self._notes.write(
+        self._publisher.write(
             done=rollout.num_done, tasks=rollout.num_tasks, stall=stall or None
         )
 
 
 def describe_waits(slots: Sequence[Any], now: float) -> str:
-    """Say what episodes wait for, how many and for how long, the longest named.
+    """Return a text on the waits of episodes: for what, how many, and how long.
 
     Args:
-        slots: The rollout's slots; another thread may change them meanwhile.
+        slots: The rollout's slots, which another thread may change at any time.
         now: ``time.perf_counter()``.
     """
-    found: dict[str, list[tuple[float, str]]] = {}
+    waits_by_kind: dict[str, list[tuple[float, str]]] = {}
     for slot in slots:
+        # Read each attribute once: the sampling loop may free the slot meanwhile.
         what, since, task = slot.waiting_for, slot.since, slot.task
         if what is None or task is None:
             continue
         who = f"slot {slot.index}, seed {task.seed}"
         if what == "engine":
-            silent = _silent(slot)
-            who += f", {silent}" if silent else ""
-        found.setdefault(what, []).append((now - since, who))
+            policies = _pending_policies(slot)
+            who += f", {policies}" if policies else ""
+        waits_by_kind.setdefault(what, []).append((now - since, who))
     names = {"engine": "a turn", "reset": "env.reset", "step": "env.step"}
     parts = []
-    for what, waits in sorted(found.items(), key=lambda item: -max(item[1])[0]):
+    for what, waits in sorted(waits_by_kind.items(), key=lambda kv: -max(kv[1])[0]):
         waits.sort(reverse=True)
-        named = "; ".join(f"{who}: {s:.0f} s" for s, who in waits[:_NAMED])
-        more = f"; {len(waits) - _NAMED} more" if len(waits) > _NAMED else ""
-        parts.append(f"{len(waits)} wait for {names[what]} ({named}{more}).")
+        listed = "; ".join(f"{who}: {s:.0f} s" for s, who in waits[:_MAX_LISTED])
+        more = f"; {len(waits) - _MAX_LISTED} more" if len(waits) > _MAX_LISTED else ""
+        parts.append(f"{len(waits)} wait for {names[what]} ({listed}{more}).")
     return " ".join(parts) or "No episode is running."
 
 
-def _silent(slot: Any) -> str:
+def _pending_policies(slot: Any) -> str:
     """Return the policies whose turns a slot waits for."""
-    play = slot.play
-    agent_states = [] if play is None else list(play.agent_states)
+    recorder = slot.recorder
+    agent_states = [] if recorder is None else list(recorder.agent_states)
     return ", ".join(
         sorted({s.module_id for s in agent_states if s.request_id is not None})
     )

@@ -1,4 +1,4 @@
-"""Several agents in one episode; the record is RLlib's MultiAgentEpisode."""
+"""Recorder of episodes with several agents, as RLlib's MultiAgentEpisode."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _FINISHED = (StopReason.TERMINATED, StopReason.PARSE_ERROR)
 
 
 class MultiAgentRecorder:
-    """Agents of a PettingZoo environment, each with its own conversation.
+    """Records an episode of a PettingZoo environment, one conversation per agent.
 
-    RLlib's episode drops rewards of agents that hold no pending action, and mixes up
-    endings where some agents terminate and others are truncated. So all rewards go to
-    a ledger first (``custom_data["rewards"]``: environment step, agent, reward), every
-    agent's end is told when the episode is over, and then the ledger decides what each
-    turn earned: a reward belongs to the agent's last turn before it, one that came
-    before its first turn to the first.
+    RLlib's episode drops rewards of agents without a pending action, and mixes up
+    endings where some agents terminate and others are truncated. Therefore all rewards
+    go to a reward log first (``custom_data["rewards"]``: environment step, agent,
+    reward) and all agents end when the episode is over. The reward log then determines
+    the reward of each turn: a reward belongs to the agent's last turn before it, or to
+    its first turn if it came before that.
 
     Args:
-        task: What is played.
-        agents: All agents the environment declares, in its order.
-        module_for: The policy of an agent in an episode.
-        module_ids: All policies there are.
-        encoders: What classic RLModules read of an agent's observation, by ModuleID;
-            other policies read text.
+        task: Task of the episode.
+        agents: All agents that the environment declares, in its order.
+        module_for: Returns the policy of an agent in an episode.
+        module_ids: Names of all policies.
+        encoders: Encoders of numeric observations for policies that are RLModules
+            without a language model, by ModuleID; other policies read text.
     """
 
     def __init__(
@@ -57,49 +57,49 @@ class MultiAgentRecorder:
         self._acting: list[AgentState] = []
         self.env_t = 0
         self._ended: dict[str, bool] = {}  # agent to whether it was truncated
-        self._last_words: dict[str, Any] = {}  # final observations of such agents
-        self._unread: set[str] = set()
+        self._final_observations: dict[str, Any] = {}  # of the agents in _ended
+        self._observed_at_end: set[str] = set()
 
     @property
     def agent_states(self) -> list[AgentState]:
-        """All seats taken so far, in declared order."""
+        """States of the agents seen so far, in declared order."""
         return sorted(self._agent_states.values(), key=lambda s: s.index)
 
     @property
     def has_turns(self) -> bool:
-        """Whether there is anything to learn from."""
-        return self.env_t > 0  # a turn that was never answered is not in the record
+        """True if the episode holds at least one turn to train on."""
+        return self.env_t > 0  # a turn without the environment's reply is not recorded
 
     def begin(self, reply: MultiAgentStep) -> list[AgentState]:
-        """Record what ``env.reset`` answered; return the seats that must act."""
+        """Record the result of ``env.reset``; return the agents that must act."""
         if not reply.observations:
             raise EnvContractError(
-                f"After reset() with seed {self.task.seed} nobody is there to act. "
-                "An episode needs at least one agent and its observation."
+                f"reset(seed={self.task.seed}) returned no active agents; at least "
+                "one agent needs an observation."
             )
-        self._take_progress_lines(reply)
+        self._record_step(reply)
         texts = {a: o for a, o in reply.observations.items() if isinstance(o, str)}
         self.data.first_texts = texts
         self.episode.add_env_reset(
-            observations=self._as_read(reply.observations), infos=self._infos(reply)
+            observations=self._encoded(reply.observations), infos=self._infos(reply)
         )
         self._acting = [self._agent_state(agent) for agent in reply.observations]
         return self._acting
 
     def action(self) -> dict[str, Any]:
-        """Return what ``env.step`` gets."""
+        """Return the argument of ``env.step``: each acting agent's action."""
         return {
             agent_state.agent_id: agent_state.action for agent_state in self._acting
         }
 
     def advance(self, reply: MultiAgentStep, limits: RolloutLimits) -> list[AgentState]:
-        """Record what ``env.step`` answered; return the seats that must act."""
+        """Record the result of ``env.step``; return the agents that must act."""
         acted = self._acting
         self.env_t += 1
         for agent_state in acted:
             info = reply.infos.get(agent_state.agent_id, {})
             agent_state.turn.invalid = bool(info.get("invalid_action"))
-        self._take_progress_lines(reply)
+        self._record_step(reply)
         data = self.data
         cut_off = any(s.data.last_finish is FinishReason.LENGTH for s in acted)
         by_limit, data.stop_reason = stop_reason(
@@ -113,17 +113,19 @@ class MultiAgentRecorder:
             given=reply.stop_reason,
         )
         is_over = reply.is_over or by_limit
-        observations = self._as_read(reply.observations)
+        observations = self._encoded(reply.observations)
         if is_over:
-            observations |= self._last_words
-            self._unread = set(observations)
+            # Final observations of ended agents are held back until here, because all
+            # agents end together in RLlib's record.
+            observations |= self._final_observations
+            self._observed_at_end = set(observations)
         self.episode.add_env_step(
             observations=observations,
             actions={
                 s.agent_id: s.action if s.recorded is None else s.recorded
                 for s in acted
             },
-            rewards=dict.fromkeys(self.action(), 0.0),
+            rewards=dict.fromkeys(self.action(), 0.0),  # _end sets them from the log
             infos=self._infos(reply),
             terminateds={"__all__": is_over},
             extra_model_outputs={
@@ -131,135 +133,148 @@ class MultiAgentRecorder:
             },
         )
         if is_over:
-            self._end(is_cut=by_limit)
+            self._end(default_truncated=by_limit)
             return []
         self._acting = [self._agent_state(agent) for agent in reply.observations]
         return self._acting
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled by all agents."""
+        """Number of tokens sampled by all agents."""
         return sum(s.data.num_sampled for s in self._agent_states.values())
 
-    def cut(self) -> None:
-        """End the episode where it stands."""
-        # Agents whose action was never answered lose it, as a single agent would.
+    def truncate(self) -> None:
+        """Truncate the episode at its current state."""
+        # Actions without the environment's reply are not recorded, as with one agent.
         self.episode.add_env_step(
             observations={}, actions={}, rewards={}, terminateds={"__all__": True}
         )
-        self._end(is_cut=True)
+        self._end(default_truncated=True)
 
-    def unread(self) -> list[AgentState]:
-        """Return the seats whose last observation the critic shall still see."""
+    def needs_final_prompt(self) -> list[AgentState]:
+        """Return the agents whose last observation the critic bootstraps from."""
         return [
             agent_state
             for agent, agent_state in self._agent_states.items()
-            if agent in self._unread and agent_state.data.num_turns
+            if agent in self._observed_at_end and agent_state.data.num_turns
             if agent_state.episode.is_truncated
         ]
 
     def close(self, policy: Callable[[Any], StopPolicy], seconds: float) -> None:
-        """Write the verdict, for the episode and for each agent."""
+        """Write stop reason and stop policy of the episode and of each agent."""
         data = self.data
         data.stop_policy, data.seconds = policy(data.stop_reason), seconds
         data.num_sampled = self.num_sampled
         for agent_state in self._agent_states.values():
-            own = agent_state.data
-            own.task, own.stop_reason = data.task, data.stop_reason
-            own.stop_policy, own.success = data.stop_policy, data.success
-            cut_early = data.stop_reason in _FINISHED and self._ended.get(
+            agent_data = agent_state.data
+            agent_data.task, agent_data.stop_reason = data.task, data.stop_reason
+            agent_data.stop_policy = data.stop_policy
+            agent_data.success = data.success
+            # An agent may be truncated in an episode that terminates; its return then
+            # needs a bootstrap value although the episode's does not.
+            was_truncated = data.stop_reason in _FINISHED and self._ended.get(
                 agent_state.agent_id
             )
-            if cut_early and policy(StopReason.MAX_TURNS) is StopPolicy.BOOTSTRAP:
-                own.stop_reason = StopReason.MAX_TURNS
-                own.stop_policy = StopPolicy.BOOTSTRAP
+            if was_truncated and policy(StopReason.MAX_TURNS) is StopPolicy.BOOTSTRAP:
+                agent_data.stop_reason = StopReason.MAX_TURNS
+                agent_data.stop_policy = StopPolicy.BOOTSTRAP
 
-    def _take_progress_lines(self, reply: MultiAgentStep) -> None:
+    def _record_step(self, reply: MultiAgentStep) -> None:
+        """Record rewards, ends, success and metrics of an environment step."""
         for agent, reward in reply.rewards:
             if agent not in self._agents:
                 raise EnvContractError(
                     f"The environment rewards {agent!r}, which it does not declare; "
-                    f"its possible_agents are {', '.join(self._agents)}."
+                    f"its possible_agents are {', '.join(self._agents)}. Add the agent "
+                    "to possible_agents, or reward another one."
                 )
             check_reward(reward, self._agent_state(agent), self.task)
             if reward:
                 self._reward_log.append((self.env_t, agent, float(reward)))
         self._ended |= dict.fromkeys(reply.terminated, False)
         self._ended |= dict.fromkeys(reply.truncated, True)
-        self._last_words |= self._as_read(reply.final_observations)
+        self._final_observations |= self._encoded(reply.final_observations)
         if reply.success is not None:
             self.data.success = checked_success(reply.success, self.task)
         if reply.metrics:
             self.data.metrics = dict(reply.metrics)
 
-    def _as_read(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the agents' policies read: text, or encoded numbers."""
-        read = {}
+    def _encoded(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the observations as the agents' policies read them.
+
+        Language models and scripts read text, other RLModules encoded numbers.
+        """
+        encoded = {}
         for agent, observation in observations.items():
             module_id = self._agent_state(agent).module_id
             if module_id in self._encoders:
-                read[agent] = self._encoders[module_id](observation, agent)
+                encoded[agent] = self._encoders[module_id](observation, agent)
                 continue
             if not isinstance(observation, str):
                 raise EnvContractError(
                     f"{agent!r} observes {observation!r}, but its policy {module_id!r} "
-                    "reads text. Map it to an RLModule, or let it observe text."
+                    "reads text. Map the agent to an RLModule, or let it observe text."
                 )
-            read[agent] = observation
-        return read
+            encoded[agent] = observation
+        return encoded
 
     def _infos(self, reply: MultiAgentStep) -> dict[str, Any]:
         return {a: reply.infos.get(a, {}) for a in reply.observations}
 
     def _agent_state(self, agent: str) -> AgentState:
-        """Return the agent's seat; it sits down when it is first heard of."""
+        """Return the agent's state, created at its first observation or reward."""
         agent_state = self._agent_states.get(agent)
         if agent_state is None:
             if agent not in self._agents:
                 raise EnvContractError(
                     f"{agent!r} must act, but the environment's possible_agents are "
-                    f"{', '.join(self._agents)}."
+                    f"{', '.join(self._agents)}. Add the agent to possible_agents."
                 )
             module_id = self.episode.module_for(agent)
             if module_id not in self._module_ids:
                 raise ConfigError(
                     f"policy_mapping_fn maps {agent!r} to {module_id!r}; policies are "
-                    f"{', '.join(self._module_ids)}. Map it to one of these, or add "
-                    "that one to multi_agent(policies=...)."
+                    f"{', '.join(self._module_ids)}. Map the agent to one of these, or "
+                    f"add {module_id!r} to multi_agent(policies=...)."
                 )
             agent_state = AgentState(agent, module_id, self._agents.index(agent))
             agent_state.data.agent_index = agent_state.index
             self._agent_states[agent] = agent_state
+        # RLlib creates the agent's part of the episode at its first observation.
         if agent_state.episode is None and agent in self.episode.agent_episodes:
             agent_state.episode = self.episode.agent_episodes[agent]
             agent_state.episode.custom_data[columns.EPISODE_DATA] = agent_state.data
         return agent_state
 
-    def _end(self, *, is_cut: bool) -> None:
-        """Set every agent's flags, and its turns' rewards from the ledger."""
+    def _end(self, *, default_truncated: bool) -> None:
+        """Set every agent's flags, and its turns' rewards from the reward log.
+
+        Args:
+            default_truncated: Flag of the agents that the environment did not end.
+        """
         for agent, part in self.episode.agent_episodes.items():
-            truncated = self._ended.get(agent, is_cut)
+            truncated = self._ended.get(agent, default_truncated)
             part.is_terminated, part.is_truncated = not truncated, truncated
             turns = part.get_extra_model_outputs(columns.TURN) if len(part) else []
             if len(turns):
-                paid = [(t, r) for t, a, r in self._reward_log if a == agent]
-                part.set_rewards(new_data=rewards_of_turns(turns, paid))
+                rewards = [(t, r) for t, a, r in self._reward_log if a == agent]
+                part.set_rewards(new_data=rewards_of_turns(turns, rewards))
         flags = [part.is_truncated for part in self.episode.agent_episodes.values()]
         self.episode.is_truncated = any(flags)
         self.episode.is_terminated = not any(flags)
 
 
-def rewards_of_turns(turns: Any, paid: list[tuple[int, float]]) -> list[float]:
-    """Return what each turn earned.
+def rewards_of_turns(turns: Any, rewards: list[tuple[int, float]]) -> list[float]:
+    """Return the reward of each turn.
 
     Args:
         turns: An agent's Turn records in time order, at least one.
-        paid: Pairs of environment step and reward: what is paid with the answer to
-            step ``t`` (1 is the first, 0 the reset) belongs to the last turn taken
-            in a step before ``t``.
+        rewards: Pairs of environment step and reward. A reward returned by step ``t``
+            (1 is the first, 0 the reset) belongs to the last turn taken before it.
     """
-    earned = [0.0] * len(turns)
-    for env_t, reward in paid:
-        before = sum(turn.env_t < env_t for turn in turns)
-        earned[max(0, before - 1)] += reward
-    return earned
+    turn_rewards = [0.0] * len(turns)
+    for env_t, reward in rewards:
+        num_before = sum(turn.env_t < env_t for turn in turns)
+        # A reward before the agent's first turn counts for the first turn.
+        turn_rewards[max(0, num_before - 1)] += reward
+    return turn_rewards

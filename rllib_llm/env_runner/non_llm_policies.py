@@ -1,4 +1,4 @@
-"""Seats that a classic RLModule plays: numbers in, an action of numbers out."""
+"""Policies without a language model: RLModules with numeric spaces."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ray.rllib.utils.spaces.space_utils import (
 from rllib_llm.data.types import FinishReason, Turn
 from rllib_llm.errors import ConfigError, EnvContractError
 
-_NOTHING = np.zeros(0, np.int32)
+_NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPS = np.zeros(0, np.float32)
 
 
 def encoded_space(space: gym.Space) -> gym.Space:
-    """Return what an RLModule reads of a space: a Box stays, the others are one-hot."""
+    """Return an RLModule's input space: a Box as it is, any other space one-hot."""
     is_box = isinstance(space, gym.spaces.Box)
     return space if is_box else gym.spaces.utils.flatten_space(space)
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Makes of what the environment observed what an RLModule reads.
+    """Encodes an agent's observation as input of an RLModule.
 
     Attributes:
         space: The environment's observation space.
@@ -48,9 +48,9 @@ class Encoder:
         """
         if not self.space.contains(observation):
             raise EnvContractError(
-                f"{agent!r} observes {observation!r}, which is not in the space "
-                f"{self.space} of the RLModule that plays it. Map the agent to a "
-                "policy that reads what it observes."
+                f"{agent!r} observes {observation!r}, which is not in the observation "
+                f"space {self.space} of its policy, an RLModule. Map the agent to a "
+                "policy with a fitting space, or correct the environment's space."
             )
         if isinstance(self.space, gym.spaces.Box):
             return observation
@@ -58,17 +58,17 @@ class Encoder:
 
 
 class NonLLMActor:
-    """Chooses actions with an RLModule, for all waiting agents in one forward pass.
+    """Computes actions with an RLModule, for all waiting agents in one forward pass.
 
-    Actions are drawn with the seeds of their turns, one by one. So they do not depend
-    on who else is waiting, up to the rounding of differently sized batches.
+    Each action is drawn with the seed of its turn. It therefore does not depend on the
+    other waiting agents, except through rounding in batches of different sizes.
 
     Args:
         module: A TorchRLModule without recurrent state.
         module_id: Its name.
-        action_space: What the environment takes.
-        normalize_actions: As RLlib's: actions in [-1, 1] stand for the bounds of a Box.
-        clip_actions: As RLlib's: actions are clipped to the bounds, if not normalised.
+        action_space: The environment's action space.
+        normalize_actions: As in RLlib: actions in [-1, 1] are scaled to a Box's bounds.
+        clip_actions: As in RLlib: actions that are not normalised are clipped to them.
 
     Attributes:
         weights_seq_no: Version of the weights.
@@ -88,9 +88,9 @@ class NonLLMActor:
     ):
         if module.is_stateful():
             raise ConfigError(
-                f"The RLModule of {module_id!r} has a recurrent state, which seats "
-                "do not keep. Leave use_lstm out, and let the environment observe what "
-                "must be remembered."
+                f"The RLModule of {module_id!r} has a recurrent state, but the env "
+                "runner keeps no state between turns. Remove use_lstm, and include the "
+                "needed history in the environment's observations."
             )
         self.module, self.module_id = module, module_id
         self.weights_seq_no = 0
@@ -106,18 +106,18 @@ class NonLLMActor:
     def act(
         self, agent_states: Sequence[Any], seeds: Sequence[int], *, explore: bool
     ) -> list[tuple[Turn, Any]]:
-        """Let the seats act on their last observations.
+        """Compute the agents' actions from their last observations.
 
-        What RLlib records of the step is written into the seats.
+        Writes RLlib's record of the step into the agent states.
 
         Args:
-            seats: Whose turn it is.
-            seeds: One per seat.
-            explore: Draw from the exploration distribution; or take the mode of that
-                of inference.
+            agent_states: The agents that must act.
+            seeds: One per agent.
+            explore: Draw from the exploration distribution (True), or take the mode of
+                the inference distribution (False).
 
         Returns:
-            The turn and the environment's action of each seat.
+            The turn and the environment's action of each agent.
         """
         inputs, dist_class = self._forward(agent_states, explore)
         if explore:
@@ -129,7 +129,7 @@ class NonLLMActor:
             logps = mode.logp(actions)
         acted = []
         for i, agent_state in enumerate(agent_states):
-            agent_state.recorded = actions[i].numpy()[()]  # of Discrete spaces a number
+            agent_state.recorded = actions[i].numpy()[()]  # [()]: Discrete as a scalar
             agent_state.outputs = {
                 Columns.ACTION_DIST_INPUTS: inputs[i].numpy(),
                 Columns.ACTION_LOGP: logps[i].numpy()[()],
@@ -142,11 +142,11 @@ class NonLLMActor:
     ) -> tuple[Any, type[Any]]:
         """Return the distributions' inputs [B, ...], on the CPU, and their class."""
         module = self.module
-        read = np.stack(
+        observations = np.stack(
             [agent_state.episode.get_observations(-1) for agent_state in agent_states]
         )
         device = next(module.parameters()).device
-        batch = {Columns.OBS: torch.as_tensor(read, device=device)}
+        batch = {Columns.OBS: torch.as_tensor(observations, device=device)}
         if explore:
             out = module.forward_exploration(batch)
             dist_class = module.get_exploration_action_dist_cls()
@@ -155,8 +155,9 @@ class NonLLMActor:
             dist_class = module.get_inference_action_dist_cls()
         if Columns.ACTION_DIST_INPUTS not in out:
             raise ConfigError(
-                f"The RLModule of {self.module_id!r} returns {sorted(out)}; PPO needs "
-                f"{Columns.ACTION_DIST_INPUTS!r} of its forward passes."
+                f"The RLModule of {self.module_id!r} returns {sorted(out)}, but PPO "
+                f"needs {Columns.ACTION_DIST_INPUTS!r}. Return it from "
+                "_forward_exploration and _forward_inference."
             )
         return out[Columns.ACTION_DIST_INPUTS].cpu(), dist_class
 
@@ -164,11 +165,11 @@ class NonLLMActor:
         return action if self._to_env is None else self._to_env(action, self._struct)
 
     def _turn(self) -> Turn:
-        """Return a turn without tokens, as other policies have them."""
+        """Return a turn without tokens, which episode and metrics need."""
         return Turn(
-            prompt_ids=_NOTHING,
+            prompt_ids=_NO_IDS,
             extends=True,
-            action_ids=_NOTHING,
+            action_ids=_NO_IDS,
             action_logps=_NO_LOGPS,
             finish=FinishReason.STOP,
             weights_seq_no=self.weights_seq_no,
@@ -183,20 +184,20 @@ def act_together(
     *,
     explore: bool,
 ) -> Iterator[tuple[Any, Any, Turn, Any]]:
-    """Let the RLModules act, each for all of its waiting agents at once.
+    """Compute the actions of RLModules, each for all of its waiting agents at once.
 
     Args:
-        ready: Slots and seats that must act, also those of other policies.
-        actors: By ModuleID.
-        seed_of: The seed of a slot's and seat's turn.
+        ready: Slots and agents that must act, including those of other policies.
+        actors: The actors, by ModuleID.
+        seed_of: Returns the seed of an agent's turn in a slot.
         explore: See :meth:`NonLLMActor.act`.
 
     Yields:
-        Slot, seat, turn, and the environment's action.
+        Slot, agent state, turn, and the environment's action.
     """
     waiting: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
     for slot, agent_state in ready:
-        # An episode that a full context has ended waits for nobody.
+        # Another agent's context overflow may have ended the episode meanwhile.
         if agent_state.module_id in actors and slot.waiting_for is not None:
             waiting[agent_state.module_id].append((slot, agent_state))
     for module_id, group in waiting.items():
@@ -214,15 +215,15 @@ def _draw(
     drawn = []
     with torch.random.fork_rng(devices=[]):
         for row, seed in zip(inputs, seeds, strict=True):
-            # Not torch.manual_seed, which seeds accelerators, too.
+            # Not torch.manual_seed: it would reseed the accelerators as well.
             torch.default_generator.manual_seed(seed)
             drawn.append(dist_class.from_logits(row[None]).sample())
     return torch.cat(drawn)
 
 
 def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Let ``module`` use the tensors of ``other``, which may have more of them."""
-    theirs = dict(other.named_parameters()) | dict(other.named_buffers())
-    mine = dict(module.named_parameters()) | dict(module.named_buffers())
-    for name, tensor in mine.items():
-        tensor.data = theirs[name].data
+    """Make ``module`` use the tensors of ``other``, which may have more of them."""
+    sources = dict(other.named_parameters()) | dict(other.named_buffers())
+    targets = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in targets.items():
+        tensor.data = sources[name].data

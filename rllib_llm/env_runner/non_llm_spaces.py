@@ -14,7 +14,7 @@ from rllib_llm.policy_mapping import mapped_policies
 Spaces = tuple[gym.Space, gym.Space]
 
 
-_READS = (
+_OBSERVATION_SPACES = (
     gym.spaces.Box,
     gym.spaces.Discrete,
     gym.spaces.MultiDiscrete,
@@ -23,10 +23,11 @@ _READS = (
 
 
 def non_llm_spaces(config: Any) -> dict[str, Spaces]:
-    """Return the environment's spaces of the agents of each classic policy.
+    """Return the spaces of each policy without a language model, by ModuleID.
 
     Raises:
-        ConfigError: If they are not spaces of numbers, or not the same for all.
+        ConfigError: If an agent's spaces are not numeric, or agents of one policy
+            have different spaces.
     """
     if not config.non_llm_module_ids:
         return {}
@@ -34,34 +35,36 @@ def non_llm_spaces(config: Any) -> dict[str, Spaces]:
     mapped = mapped_policies(config, agents_of(env))
     declared = {agent: env.number_spaces(agent) for agent in mapped}
     env.close()
-    found: dict[str, Spaces] = {}
+    by_policy: dict[str, Spaces] = {}
     for agent, module_id in mapped.items():
         if module_id in config.non_llm_module_ids:
             spaces = _checked(agent, module_id, declared[agent])
-            if found.setdefault(module_id, spaces) != spaces:
+            if by_policy.setdefault(module_id, spaces) != spaces:
                 raise ConfigError(
-                    f"The agent {agent!r} has the spaces {_show(spaces)}, but others "
-                    f"of the policy {module_id!r} have {_show(found[module_id])}; an "
-                    "RLModule has one of each. Give the agent a policy of its own."
+                    f"The agent {agent!r} has the spaces {_show(spaces)}, but other "
+                    f"agents of the policy {module_id!r} have "
+                    f"{_show(by_policy[module_id])}; an RLModule has one observation "
+                    "space and one action space. Give the agent a separate policy."
                 )
     for module_id in config.non_llm_module_ids:
         spec = config.rl_module_of(module_id)
-        own = spec.observation_space, spec.action_space
-        if None in own:
-            own = found.get(module_id)
-        if own is None:
+        spaces = spec.observation_space, spec.action_space
+        if None in spaces:
+            spaces = by_policy.get(module_id)
+        if spaces is None:
             raise ConfigError(
                 f"The RLModule {module_id!r} has no agent to take its spaces from: "
-                f"policy_mapping_fn gives {mapped}. Map one to it, give an "
-                "RLModuleSpec with observation_space and action_space, or leave the "
-                "policy out."
+                f"policy_mapping_fn gives {mapped}. Map an agent to it, pass an "
+                "RLModuleSpec with observation_space and action_space, or remove the "
+                "policy."
             )
-        if found.setdefault(module_id, own) != own:
+        if by_policy.setdefault(module_id, spaces) != spaces:
             raise ConfigError(
-                f"The RLModuleSpec of {module_id!r} has the spaces {_show(own)}, but "
-                f"its agents have {_show(found[module_id])}. Leave them out."
+                f"The RLModuleSpec of {module_id!r} has the spaces {_show(spaces)}, "
+                f"but its agents have {_show(by_policy[module_id])}. Leave the spaces "
+                "out of the RLModuleSpec; the agents' spaces are used."
             )
-    return found
+    return by_policy
 
 
 def _checked(agent: str, module_id: str, spaces: Spaces | None) -> Spaces:
@@ -69,27 +72,30 @@ def _checked(agent: str, module_id: str, spaces: Spaces | None) -> Spaces:
         raise ConfigError(
             f"policy_mapping_fn gives the agent {agent!r} the policy {module_id!r}, an "
             "RLModule, which reads numbers; the environment declares text for that "
-            "agent. Map it to a language model or a script, or let the environment "
-            "declare a Box, Discrete or MultiDiscrete space (MultiAgentTextEnv: "
-            "spaces_for())."
+            "agent. Map the agent to a language model or a script, or let the "
+            "environment declare a Box, Discrete or MultiDiscrete space "
+            "(MultiAgentTextEnv: spaces_for())."
         )
-    reads, acts = spaces
-    if not isinstance(reads, _READS):
+    observed, acted = spaces
+    if not isinstance(observed, _OBSERVATION_SPACES):
         raise ConfigError(
-            f"The agent {agent!r} observes {reads}; an RLModule reads a Box, Discrete, "
-            "MultiDiscrete or MultiBinary space. Let the environment flatten it."
+            f"The agent {agent!r} observes {observed}; an RLModule reads a Box, "
+            "Discrete, MultiDiscrete or MultiBinary space. Let the environment flatten "
+            "the observation."
         )
-    is_real = isinstance(acts, gym.spaces.Box) and acts.dtype.kind == "f"
-    is_whole = isinstance(acts, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
-    if not (is_real or is_whole):
+    is_continuous = isinstance(acted, gym.spaces.Box) and acted.dtype.kind == "f"
+    is_discrete = isinstance(acted, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+    if not (is_continuous or is_discrete):
         raise ConfigError(
-            f"The agent {agent!r} acts in {acts}; an RLModule acts in a Discrete, "
+            f"The agent {agent!r} acts in {acted}; an RLModule acts in a Discrete, "
             "MultiDiscrete or float Box space. Let the environment declare one."
         )
-    if is_whole and np.any(acts.start):
+    # RLlib's categorical distributions ignore `start` and would send shifted actions.
+    if is_discrete and np.any(acted.start):
         raise ConfigError(
-            f"The actions {acts} of {agent!r} do not start at 0, those of RLlib's "
-            "distributions do. Let the environment shift them."
+            f"The actions {acted} of {agent!r} do not start at 0, but those of RLlib's "
+            "distributions do. Let the environment declare start=0 and add the offset "
+            "itself."
         )
     return spaces
 

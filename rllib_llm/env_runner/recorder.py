@@ -1,7 +1,7 @@
-"""A running episode: who must answer now, and how what happens is recorded.
+"""Recorder of a running episode with one agent, and the state of an agent in it.
 
-A *play* hides from the sampling loop whether one agent or several are at work. RLlib's
-episodes are the record; a :class:`AgentState` is an agent's place in one of them.
+Recorders give the sampling loop one interface for one and for several agents. They
+write RLlib's episodes; an :class:`AgentState` belongs to one agent of an episode.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from rllib_llm.errors import EnvContractError
 
 @dataclasses.dataclass(slots=True, eq=False)
 class AgentState:
-    """One agent's place in a running episode.
+    """State of one agent in a running episode.
 
     Attributes:
         agent_id: The agent.
         module_id: The policy that acts for it.
         index: Its number in the environment's declared order.
-        episode: Its part of the record; None until it has seen anything.
+        episode: Its part of the RLlib episode; None before its first observation.
         data: Its conversation.
         turn: The turn sampled last.
-        action: That turn's text (or numbers), as the environment reads it.
-        recorded: That turn's action in RLlib's record, where it is another.
-        outputs: What an RLModule put out with it, for RLlib's record.
+        action: That turn's action as the environment receives it: text or numbers.
+        recorded: That turn's action in RLlib's record if it differs from ``action``
+            (before clipping or scaling), otherwise None.
+        outputs: Extra model outputs of that turn, for RLlib's record.
         request_id: Its unfinished request at the engine.
     """
 
@@ -51,16 +52,17 @@ class AgentState:
     request_id: int | None = None
 
     def seed_parts(self) -> tuple[int, ...]:
-        """Return what tells the seeds of this seat's turns from those of others."""
+        """Return the parts of a turn's seed that identify the turn and the agent."""
         turns = (self.data.num_turns,)
+        # Without the index for agent 0, so that one agent alone keeps its seeds.
         return (*turns, self.index) if self.index else turns
 
 
 class SingleAgentRecorder:
-    """One agent in a Gymnasium environment; the record is a SingleAgentEpisode.
+    """Records an episode of a Gymnasium environment as a SingleAgentEpisode.
 
     Args:
-        task: What is played.
+        task: Task of the episode.
         spaces: The environment's observation and action space.
     """
 
@@ -77,33 +79,33 @@ class SingleAgentRecorder:
 
     @property
     def agent_states(self) -> list[AgentState]:
-        """All seats taken so far."""
+        """State of the only agent."""
         return [self._agent_state]
 
     @property
     def has_turns(self) -> bool:
-        """Whether there is anything to learn from."""
+        """True if the episode holds at least one turn to train on."""
         return len(self.episode) > 0
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled so far."""
+        """Number of tokens sampled so far."""
         return self.data.num_sampled
 
     @property
     def env_t(self) -> int:
-        """Environment steps so far."""
+        """Number of environment steps so far."""
         return len(self.episode)
 
     def begin(self, reply: tuple[str, dict[str, Any]]) -> list[AgentState]:
-        """Record what ``env.reset`` answered; return the seats that must act."""
+        """Record the result of ``env.reset``; return the agents that must act."""
         observation, info = reply
         self.data.first_texts = {DEFAULT_AGENT_ID: observation}
         self.episode.add_env_reset(observation=observation, infos=info)
         return [self._agent_state]
 
     def action(self) -> str:
-        """Return what ``env.step`` gets."""
+        """Return the argument of ``env.step``."""
         return self._agent_state.action
 
     def advance(
@@ -111,14 +113,14 @@ class SingleAgentRecorder:
         reply: tuple[str, float, bool, bool, dict[str, Any]],
         limits: RolloutLimits,
     ) -> list[AgentState]:
-        """Record what ``env.step`` answered; return the seats that must act."""
+        """Record the result of ``env.step``; return the agents that must act."""
         observation, reward, terminated, truncated, info = reply
         check_reward(reward, self._agent_state, self.task)
         data, agent_state = self.data, self._agent_state
         by_limit, data.stop_reason = stop_reason(
             limits,
             self.task,
-            turns=len(self.episode) + 1,
+            turns=len(self.episode) + 1,  # this step is not recorded yet
             num_sampled=data.num_sampled,
             last_finish=data.last_finish,
             terminated=terminated,
@@ -139,46 +141,45 @@ class SingleAgentRecorder:
         )
         return [agent_state]
 
-    def cut(self) -> None:
-        """End the episode where it stands."""
+    def truncate(self) -> None:
+        """Truncate the episode at its current state."""
         self.episode.is_truncated = True
 
-    def unread(self) -> list[AgentState]:
-        """Return the seats whose last observation the critic shall still see."""
+    def needs_final_prompt(self) -> list[AgentState]:
+        """Return the agents whose last observation the critic bootstraps from."""
         return [self._agent_state] if self.episode.is_truncated else []
 
     def close(self, policy: Callable[[Any], StopPolicy], seconds: float) -> None:
-        """Write the verdict."""
+        """Write the stop policy and the duration into the episode's data."""
         self.data.stop_policy = policy(self.data.stop_reason)
         self.data.seconds = seconds
 
 
 def checked_success(success: Any, task: Task) -> Any:
-    """Return what an environment says of success if it is None, a truth or a share.
+    """Check an environment's ``success`` and return it.
 
     Raises:
-        EnvContractError: If it is anything else.
+        EnvContractError: If it is not None, a bool or a number in [0, 1].
     """
     is_number = isinstance(success, bool | int | float | np.bool_ | np.number)
     if success is None or (is_number and 0 <= success <= 1):
         return success
     raise EnvContractError(
-        f"The environment played seed {task.seed} and told success={success!r}; it "
-        "must be True, False, None, or a number in [0, 1]."
+        f"The environment reported success={success!r} for seed {task.seed}; success "
+        "must be True, False, None, or a number in [0, 1]. Correct "
+        "info['success'] of its step()."
     )
 
 
 def check_reward(reward: Any, agent_state: AgentState, task: Task) -> None:
-    """Refuse a reward that is not a finite number.
+    """Check that a reward is a finite number.
 
     Raises:
-        EnvContractError: If it is not.
+        EnvContractError: If it is infinite or NaN.
     """
     if not math.isfinite(reward):
         raise EnvContractError(
-            f"The environment gave {agent_state.agent_id} the reward {reward!r} "
-            "at turn "
-            f"{agent_state.data.num_turns} of seed {task.seed}; rewards must be "
-            "finite. Run "
-            "`rllib-llm check` on it."
+            f"The environment gave {agent_state.agent_id} the reward {reward!r} at "
+            f"turn {agent_state.data.num_turns} of seed {task.seed}; rewards must be "
+            "finite. Run `rllib-llm check` on the environment."
         )

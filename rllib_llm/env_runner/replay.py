@@ -1,4 +1,4 @@
-"""Games played again, with texts that were sampled in different rollouts."""
+"""Replay of games with completions that were sampled in different rollouts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 
-_SHOWN = 60
-_ALIGNED = "Use joint='aligned', or a game whose agents answer at once."
+_MAX_CHARS = 60  # of each text in a message
+_REMEDY = "Use joint='aligned', or a game whose agents act simultaneously."
 
 
 class Replay:
-    """Says what agents would have earned if these of their rollouts had met.
+    """Computes the returns of a joint action combined from different rollouts.
 
-    The task's game is begun with its seed and options, and every agent says what it
-    said in its rollout; nothing is sampled. That stands for what the policies do only
-    where each agent reads what it read when it said it, so anything else is an error.
-    A game is played once for equal texts.
+    The game is reset with the task's seed and options, and every agent repeats the
+    completions of its rollout; nothing is sampled. The result represents the policies
+    only if each agent observes the same texts as in its own rollout, so anything else
+    is an error. Equal completions are played once.
 
     Args:
         make_env: Builds the environment, at the first game.
-        max_turns: Steps after which the run cuts episodes; None: never.
+        max_turns: Steps after which the run truncates episodes; None means no limit.
 
     Attributes:
         num_games: Games played since :meth:`forget`.
-        seconds: Wall time of these.
+        seconds: Wall time of these games.
     """
 
     def __init__(self, make_env: Callable[[], Any], max_turns: int | None = None):
@@ -43,7 +43,7 @@ class Replay:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a new iteration: earlier games are not needed any more."""
+        """Clear the cached games and the counters, at the start of an iteration."""
         self._played: dict[Any, tuple[dict[str, float], dict[str, list[str]]]] = {}
         self.num_games, self.seconds = 0, 0.0
 
@@ -54,145 +54,155 @@ class Replay:
             players: One trajectory of each agent, all of one task.
 
         Returns:
-            What each agent that acted earned; who is not asked any more before the
-            game ends is left out.
+            The return of each agent that acted, by AgentID.
 
         Raises:
-            ConfigError: If someone reads something else than in its own rollout, is
-                asked more often, or is played by no language model.
+            ConfigError: If an agent observes another text than in its rollout, must act
+                more often, or has no language model as its policy.
         """
-        said = {p.agent_id: tuple(p.completions) for p in players}
-        key = (players[0].task.group_id, tuple(sorted(said.items())))
+        completions = {p.agent_id: tuple(p.completions) for p in players}
+        key = (players[0].task.group_id, tuple(sorted(completions.items())))
         if key not in self._played:
             started = time.perf_counter()
-            self._played[key] = self._play(players[0].task, said)
+            self._played[key] = self._play(players[0].task, completions)
             self.num_games += 1
             self.seconds += time.perf_counter() - started
-        earned, read = self._played[key]
+        returns, observed = self._played[key]
+        # Also for cached games: equal completions may come from rollouts with
+        # different observations.
         for player in players:
-            now = read.get(player.agent_id, [])
-            for turn, told in enumerate(zip(now, player.observations, strict=False)):
-                if told[0] != told[1]:
-                    raise _reads_others(player.agent_id, turn, *told)
-        return dict(earned)
+            replayed = observed.get(player.agent_id, [])
+            # The game may end earlier than the rollout did: zip without strict.
+            for turn, (now, then) in enumerate(
+                zip(replayed, player.observations, strict=False)
+            ):
+                if now != then:
+                    raise _observation_differs(player.agent_id, turn, now, then)
+        return dict(returns)
 
     def _play(
-        self, task: Task, said: dict[str, tuple[str, ...]]
+        self, task: Task, completions: dict[str, tuple[str, ...]]
     ) -> tuple[dict[str, float], dict[str, list[str]]]:
-        """Return what each agent earned and read."""
+        """Return the return and the observations of each agent that acted."""
         if self._env is None:
             self._env = self._make_env()
         if agents_of(self._env) is None:
             raise ConfigError(
-                "joint='cross' combines what several agents said, but the environment "
-                "has one. Use joint='aligned'."
+                "joint='cross' combines completions of several agents, but the "
+                "environment has one agent. Use joint='aligned'."
             )
         limit = min(self._max_turns or math.inf, task.max_turns or math.inf)
-        told = self._env.reset(seed=task.seed, options=dict(task.options))
-        earned: dict[str, float] = dict.fromkeys(self._env.possible_agents, 0.0)
-        read: dict[str, list[str]] = {}
-        steps = 0
+        step = self._env.reset(seed=task.seed, options=dict(task.options))
+        returns: dict[str, float] = dict.fromkeys(self._env.possible_agents, 0.0)
+        observed: dict[str, list[str]] = {}
+        num_steps = 0
         while True:
-            for agent, reward in told.rewards:
-                earned[agent] += reward
-            if told.is_over or steps >= limit:
-                return {agent: earned[agent] for agent in read}, read
+            for agent, reward in step.rewards:
+                returns[agent] += reward
+            if step.is_over or num_steps >= limit:
+                return {agent: returns[agent] for agent in observed}, observed
             actions = {
-                agent: self._answer(agent, text, said, read)
-                for agent, text in told.observations.items()
+                agent: self._next_completion(agent, text, completions, observed)
+                for agent, text in step.observations.items()
             }
-            told = self._env.step(actions)
-            steps += 1
+            step = self._env.step(actions)
+            num_steps += 1
 
     @staticmethod
-    def _answer(
-        agent: str, text: str, said: dict[str, tuple[str, ...]], read: dict[str, Any]
+    def _next_completion(
+        agent: str,
+        text: str,
+        completions: dict[str, tuple[str, ...]],
+        observed: dict[str, Any],
     ) -> str:
-        before = read.setdefault(agent, [])
-        if agent not in said:
+        """Record the observation ``text``; return the agent's next completion."""
+        earlier = observed.setdefault(agent, [])
+        if agent not in completions:
             raise ConfigError(
-                f"joint='cross' plays games again with what was sampled, but nothing "
-                f"was sampled for {agent!r}. Let a language model of this run play "
-                "every agent, or use joint='aligned'."
+                "joint='cross' replays games with sampled completions, but nothing was "
+                f"sampled for {agent!r}. Map every agent to a language model of this "
+                "run, or use joint='aligned'."
             )
-        if len(before) == len(said[agent]):
+        if len(earlier) == len(completions[agent]):
             raise ConfigError(
-                f"After {len(before)} turns {agent!r} is asked once more: with what "
-                "the others said in other rollouts, the game goes on. Only the last "
-                f"joint turn of a game can be combined. {_ALIGNED}"
+                f"{agent!r} must act again after its {len(earlier)} turns, because the "
+                "game continues with the other agents' completions. joint='cross' can "
+                f"combine only the last joint turn of a game. {_REMEDY}"
             )
-        before.append(text)
-        return said[agent][len(before) - 1]
+        earlier.append(text)
+        return completions[agent][len(earlier) - 1]
 
 
-def _reads_others(agent: str, turn: int, now: str, then: str) -> ConfigError:
+def _observation_differs(agent: str, turn: int, now: str, then: str) -> ConfigError:
     pairs = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(now, then, strict=False)
     )
     same = len(list(pairs))
-    start = max(0, same - _SHOWN // 2)
-    then, now = (text[start : start + _SHOWN] for text in (then, now))
+    start = max(0, same - _MAX_CHARS // 2)
+    then, now = (text[start : start + _MAX_CHARS] for text in (then, now))
     return ConfigError(
-        f"{agent!r} was sampled in turn {turn} after reading ...{then!r}, but reads "
-        f"...{now!r} when the others say what they said in other rollouts. Texts can "
-        "be combined only where nobody reads what others say in the same joint turn. "
-        f"{_ALIGNED}"
+        f"{agent!r} observed ...{then!r} in turn {turn} of its rollout, but observes "
+        f"...{now!r} when the others repeat completions of other rollouts. "
+        "joint='cross' can combine completions only if no agent observes another "
+        f"agent's completion of the same joint turn. {_REMEDY}"
     )
 
 
 def random_episodes(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Trajectory]:
-    """Play first joint turns with random valid texts, to try out what combines them.
+    """Play first joint turns with random valid actions, to check a Replay before a run.
 
     Args:
         env: A MultiAgentAdapter whose game has ``random_action``.
-        tasks: How many instances.
-        rollouts: Of each.
+        tasks: Number of tasks.
+        rollouts: Rollouts per task.
 
     Returns:
-        What each agent did, until all have acted or the game is over (``max_turns`` of
-        their tasks says when); nothing if the game has no random policy.
+        One trajectory per agent and rollout. A rollout ends when all agents have acted
+        or the game is over; ``max_turns`` of its task holds its length. Empty if the
+        game has no ``random_action``.
     """
     if not hasattr(env.unwrapped, "random_action"):
         return []
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for i in range(tasks * rollouts):
         task = Task(i // rollouts, i % rollouts, seed=i // rollouts)
         try:
-            found += _random_episode(env, task, i)
-        except NotImplementedError:
+            trajectories += _random_episode(env, task, i)
+        except NotImplementedError:  # the base class has the method, the game does not
             return []
-    return found
+    return trajectories
 
 
 def _random_episode(env: Any, task: Task, episode: int) -> list[Trajectory]:
     rng = np.random.default_rng([episode, 1])
-    told = env.reset(seed=task.seed, options=dict(task.options))
-    agent_states: dict[str, Trajectory] = {}
-    steps = 0
-    while not told.is_over and len(agent_states) < len(env.possible_agents):
+    step = env.reset(seed=task.seed, options=dict(task.options))
+    trajectories: dict[str, Trajectory] = {}
+    num_steps = 0
+    while not step.is_over and len(trajectories) < len(env.possible_agents):
         actions = {}
-        for agent, text in told.observations.items():
-            if agent not in agent_states:
+        for agent, text in step.observations.items():
+            if agent not in trajectories:
                 number = env.possible_agents.index(agent)
                 lists: list[list[Any]] = [[] for _ in range(6)]
-                agent_states[agent] = Trajectory(
+                trajectories[agent] = Trajectory(
                     task, episode, number, agent, "", *lists
                 )
-            agent_state, actions[agent] = (
-                agent_states[agent],
+            trajectory, actions[agent] = (
+                trajectories[agent],
                 env.unwrapped.random_action(agent, rng),
             )
-            agent_state.observations.append(text)
-            agent_state.completions.append(actions[agent])
-            agent_state.rewards.append(0.0)
-            agent_state.steps.append(steps)
-            agent_state.num_tokens.append(1)
-            agent_state.invalid.append(False)
-        told = env.step(actions)
-        steps += 1
-        for agent, reward in told.rewards:
-            if agent in agent_states:
-                agent_states[agent].rewards[-1] += reward
-    for agent_state in agent_states.values():
-        agent_state.task = dataclasses.replace(task, max_turns=steps)
-    return list(agent_states.values())
+            trajectory.observations.append(text)
+            trajectory.completions.append(actions[agent])
+            trajectory.rewards.append(0.0)
+            trajectory.steps.append(num_steps)
+            trajectory.num_tokens.append(1)
+            trajectory.invalid.append(False)
+        step = env.step(actions)
+        num_steps += 1
+        for agent, reward in step.rewards:
+            if agent in trajectories:
+                trajectories[agent].rewards[-1] += reward
+    # The replay must stop where this rollout did, or agents would have to act again.
+    for trajectory in trajectories.values():
+        trajectory.task = dataclasses.replace(task, max_turns=num_steps)
+    return list(trajectories.values())

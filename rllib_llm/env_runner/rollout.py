@@ -1,4 +1,4 @@
-"""The sampling loop: slots of concurrent episodes around the engines."""
+"""Sampling loop over slots of concurrent episodes."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from rllib_llm.errors import EnvContractError
 
 logger = logging.getLogger("rllib_llm")
 
-_POLL_S = 0.05  # how long to wait for an environment before looking at time limits
+_POLL_S = 0.05  # wait for an environment between two checks of the time limits
 
 Ready = list[tuple[Slot, AgentState]]
 
 
 class Rollout:
-    """Plays tasks to the end, all slots at once.
+    """Plays tasks to the end, with concurrent episodes in slots.
 
-    Environment calls run in the slots' threads while the engines decode; an episode
-    never waits for another one, and the agents of all episodes that share a policy
-    share its batches. Each request's sampling seed comes from its task, so what is
-    sampled does not depend on which episodes run beside it.
+    Environment calls run in the slots' threads while the engines decode. Episodes do
+    not wait for each other, and the agents of all episodes that share a policy share
+    its batches. The sampling seed of each request comes from its task, so the sampled
+    tokens do not depend on the other running episodes.
 
     Args:
         make_env: Builds one environment.
-        make_recorder: Starts the record of a task (a SingleAgentRecorder or a
+        make_recorder: Builds the recorder of a task (a SingleAgentRecorder or a
             MultiAgentRecorder).
-        voices: How each policy makes turns, by ModuleID.
+        action_sources: The ActionSource of each policy, by ModuleID.
         env_to_module: Renders observations (RLlib connector pipeline).
         module_to_env: Decodes actions (RLlib connector pipeline).
-        num_slots: Concurrent episodes.
-        limits: Bounds of an episode.
-        module: The RLModule, handed to connectors.
+        num_slots: Number of concurrent episodes.
+        limits: Limits of an episode.
+        module: The RLModule that the connectors receive.
         on_event: Called as ``on_event(name, episode)`` for RLlib's callbacks.
-        monitor: Says how far sampling is, and what it waits for.
+        monitor: Reports progress and stalls.
 
     Attributes:
-        slots: Places of running episodes.
-        num_tasks: How many are being played.
-        failures: Tasks that were left out, and why.
-        abandoned: Workers whose environments were replaced and may hang for ever.
+        slots: Slots of running episodes.
+        num_tasks: Number of tasks of the current run.
+        failures: Tasks without an episode, with the last stop reason.
+        abandoned: Workers whose environment was replaced; their call may never return.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Rollout:
     ) -> list[Any]:
         """Play every task once and return the episodes in the order of ``tasks``.
 
-        Tasks that keep failing are retried ``max_retries`` times, then left out and
-        named in ``self.failures`` with the last stop reason.
+        Failed tasks are retried ``max_retries`` times, then left out and listed in
+        ``self.failures`` with the last stop reason.
 
         Args:
-            tasks: What to play.
-            explore: Sample, or take the most likely tokens.
-            max_failed_fraction: In place of the limits' own.
+            tasks: The tasks.
+            explore: Sample (True) or decode greedily (False).
+            max_failed_fraction: In place of the value in ``limits``.
 
         Raises:
             EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
@@ -139,7 +139,8 @@ class Rollout:
         self._done = {}
         self.num_tasks = len(tasks)
         for engine in self._engines:
-            engine.start()  # before the monitor's clock: vLLM takes minutes
+            # Before the monitor's clock starts: vLLM takes minutes, which is no stall.
+            engine.start()
         try:
             with self._monitor.watching(self):
                 while self._todo or any(s.waiting_for for s in self.slots):
@@ -150,18 +151,18 @@ class Rollout:
                             self._deliver(engine.step())
                     self._check_time_limits()
         except BaseException:
-            self._give_up()
+            self._abort_all()
             raise
         return [self._done[i] for i in sorted(self._done)]
 
     @property
     def num_done(self) -> int:
-        """Episodes finished since :meth:`run` began."""
+        """Number of episodes finished since the start of :meth:`run`."""
         return len(self._done)
 
     @property
     def num_unfinished_turns(self) -> int:
-        """Turns that engines are asked for."""
+        """Number of turns that the engines are generating."""
         return sum(engine.num_unfinished for engine in self._engines)
 
     # Starting episodes ---------------------------------------------------------------
@@ -173,9 +174,9 @@ class Rollout:
             if slot.waiting_for is None:
                 index, slot.task, slot.attempt = self._todo.popleft()
                 self._order[slot.index] = index
-                slot.play = self._make_recorder(slot.task)
+                slot.recorder = self._make_recorder(slot.task)
                 slot.started = time.perf_counter()
-                self._on_event("on_episode_created", slot.play.episode)
+                self._on_event("on_episode_created", slot.recorder.episode)
                 self._ask_env(
                     slot,
                     "reset",
@@ -190,7 +191,7 @@ class Rollout:
     # Environment replies -------------------------------------------------------------
 
     def _collect_replies(self) -> Ready:
-        """Take what environments have answered; wait only if the engines are idle."""
+        """Process the environments' replies; block only while the engines are idle."""
         ready: Ready = []
         block = not any(e.num_unfinished for e in self._engines) and any(
             s.waiting_for in ("reset", "step") for s in self.slots
@@ -203,6 +204,7 @@ class Rollout:
             block = False
             index, generation = reply.token
             slot = self.slots[index]
+            # Replies of an abandoned environment carry an older generation.
             if slot.generation == generation:
                 self._on_reply(slot, reply, ready)
 
@@ -210,17 +212,17 @@ class Rollout:
         if reply.error is not None:
             self._fail(slot, StopReason.ENV_ERROR, repr(reply.error), reply.error)
             return
-        play = slot.play
+        recorder = slot.recorder
         if slot.waiting_for == "reset":
-            agent_states = play.begin(reply.value)
-            self._on_event("on_episode_start", play.episode)
+            agent_states = recorder.begin(reply.value)
+            self._on_event("on_episode_start", recorder.episode)
         else:
-            agent_states = play.advance(reply.value, self._limits)
-            self._on_event("on_episode_step", play.episode)
-        if play.episode.is_done:
+            agent_states = recorder.advance(reply.value, self._limits)
+            self._on_event("on_episode_step", recorder.episode)
+        if recorder.episode.is_done:
             self._finish(slot)
             return
-        slot.waiting_for, slot.num_silent = "engine", len(agent_states)
+        slot.waiting_for, slot.num_pending = "engine", len(agent_states)
         slot.since = time.perf_counter()
         ready += [(slot, agent_state) for agent_state in agent_states]
 
@@ -230,10 +232,11 @@ class Rollout:
         if not ready:
             return
         self._render([agent_state for _, agent_state in ready])
-        choosing: dict[str, Ready] = {}
+        # Scored and numeric policies act after the loop, one batch per policy.
+        to_score: dict[str, Ready] = {}
         for slot, agent_state in ready:
             if slot.waiting_for is None or agent_state.module_id in self._actors:
-                continue  # another agent's prompt has ended the episode, or see below
+                continue  # None: another agent's context overflow ended the episode
             action_source = self._action_sources[agent_state.module_id]
             if action_source.script is not None:
                 self._act_by_script(slot, agent_state, action_source)
@@ -245,27 +248,28 @@ class Rollout:
             ):
                 self._overflow(slot, agent_state, length, action_source)
             elif action_source.action_scorer is not None:
-                choosing.setdefault(agent_state.module_id, []).append(
+                to_score.setdefault(agent_state.module_id, []).append(
                     (slot, agent_state)
                 )
             else:
                 self._submit(slot, agent_state, action_source)
-        for module_id, waiting in choosing.items():
+        for module_id, waiting in to_score.items():
             self._choose(self._action_sources[module_id].action_scorer, waiting)
         for slot, agent_state, turn, action in act_together(
             ready, self._actors, self._seed, explore=self._explore
         ):
             self._record(slot, agent_state, turn)
-            self._hear(slot, agent_state, action)
+            self._set_action(slot, agent_state, action)
 
     def _render(self, agent_states: Iterable[AgentState]) -> None:
-        readers = [s.episode for s in agent_states if s.module_id not in self._actors]
-        if not readers:
+        """Render the last observations of the agents as prompts."""
+        episodes = [s.episode for s in agent_states if s.module_id not in self._actors]
+        if not episodes:
             return
         self._env_to_module(
             rl_module=self._module,
             batch={},
-            episodes=readers,
+            episodes=episodes,
             explore=self._explore,
             shared_data={},
         )
@@ -277,14 +281,14 @@ class Rollout:
         if session not in self._by_session:
             action_source.engine.open(session, **action_source.open_settings)
             self._by_session[session] = (slot, agent_state)
-        num_sampled, seed = slot.play.num_sampled, self._seed(slot, agent_state)
+        num_sampled, seed = slot.recorder.num_sampled, self._seed(slot, agent_state)
         request_turn(
             action_source, agent_state, session, num_sampled=num_sampled, seed=seed
         )
 
     def _choose(self, action_scorer: Any, waiting: Ready) -> None:
-        """Let a policy choose among admissible actions, for all seats at once."""
-        # An episode that another agent's full context has ended waits for nobody.
+        """Choose among the admissible actions, for all waiting agents at once."""
+        # Another agent's context overflow may have ended an episode meanwhile.
         waiting = [
             (slot, agent_state) for slot, agent_state in waiting if slot.waiting_for
         ]
@@ -308,16 +312,17 @@ class Rollout:
     ) -> None:
         if not agent_state.data.num_turns:
             raise EnvContractError(
-                f"The first prompt of seed {slot.task.seed} has {length} tokens "
-                f"or more; max_context_tokens={action_source.max_context_tokens} "
-                "leaves no "
-                "room to answer. Raise max_context_tokens or shorten the prompt."
+                f"The first prompt of seed {slot.task.seed} has at least {length} "
+                f"tokens; max_context_tokens={action_source.max_context_tokens} leaves "
+                "no room for a completion. Raise max_context_tokens or shorten the "
+                "prompt."
             )
-        # The observation cannot be shown; the critic bootstraps before it.
+        # The observation does not fit in the context: the critic bootstraps from the
+        # state before it.
         agent_state.data.prompt = None
-        slot.play.data.stop_reason = StopReason.CONTEXT_OVERFLOW
+        slot.recorder.data.stop_reason = StopReason.CONTEXT_OVERFLOW
         self._abort_requests(slot)
-        slot.play.cut()
+        slot.recorder.truncate()
         self._close_episode(slot)
 
     def _act_by_script(
@@ -327,75 +332,79 @@ class Rollout:
             action_source.script, agent_state, self._seed(slot, agent_state)
         )
         self._record(slot, agent_state, turn)
-        self._hear(slot, agent_state, turn.text)
+        self._set_action(slot, agent_state, turn.text)
 
     # Engine results ------------------------------------------------------------------
 
     def _deliver(self, generations: list[Generation]) -> None:
-        spoken: Ready = []
+        sampled: Ready = []
         for result in generations:
             slot, agent_state = self._by_session.get(result.session_id, (None, None))
+            # An aborted request may still finish in the same engine step.
             if slot is None or agent_state.request_id != result.request_id:
                 continue
             turn = sampled_turn(result, agent_state)
             self._record(slot, agent_state, turn)
-            spoken.append((slot, agent_state))
-        self._act(spoken)
+            sampled.append((slot, agent_state))
+        self._act(sampled)
 
-    def _act(self, spoken: Ready) -> None:
-        """Let the environments read what was sampled."""
-        if not spoken:
+    def _act(self, sampled: Ready) -> None:
+        """Decode the sampled turns and pass them on as actions."""
+        if not sampled:
             return
         batch = self._module_to_env(
             rl_module=self._module,
             batch={},
-            episodes=[agent_state.episode for _, agent_state in spoken],
+            episodes=[agent_state.episode for _, agent_state in sampled],
             explore=self._explore,
             shared_data={},
         )
         for (slot, agent_state), text in zip(
-            spoken, batch[Columns.ACTIONS], strict=True
+            sampled, batch[Columns.ACTIONS], strict=True
         ):
-            self._hear(slot, agent_state, text)
+            self._set_action(slot, agent_state, text)
 
     def _record(self, slot: Slot, agent_state: AgentState, turn: Turn) -> None:
         self._monitor.turn_finished()
-        turn.env_t = slot.play.env_t
+        turn.env_t = slot.recorder.env_t
         agent_state.turn = turn
         agent_state.data.record(turn)
 
-    def _hear(self, slot: Slot, agent_state: AgentState, action: Any) -> None:
-        """Pass a turn's action on; the environment goes on when all have acted."""
+    def _set_action(self, slot: Slot, agent_state: AgentState, action: Any) -> None:
+        """Store an agent's action; step the environment once all agents have acted."""
         agent_state.action = action
-        slot.num_silent -= 1
-        if not slot.num_silent:
-            self._ask_env(slot, "step", slot.play.action())
+        slot.num_pending -= 1
+        if not slot.num_pending:
+            self._ask_env(slot, "step", slot.recorder.action())
 
     # Endings -------------------------------------------------------------------------
 
     def _finish(self, slot: Slot) -> None:
-        unread = slot.play.unread()
-        if unread:
-            self._render(unread)  # what the critic would have seen next
-            for agent_state in unread:
+        agent_states = slot.recorder.needs_final_prompt()
+        if agent_states:
+            # Truncated agents: the critic bootstraps from the prompt that would have
+            # come next.
+            self._render(agent_states)
+            for agent_state in agent_states:
                 action_source = self._action_sources[agent_state.module_id]
                 if (
                     agent_state.data.prompt
                     and prompt_length(agent_state) > action_source.max_context_tokens
                 ):
-                    agent_state.data.prompt = None  # the critic bootstraps before it
+                    # Too long for the critic: it bootstraps from the state before it.
+                    agent_state.data.prompt = None
         self._close_episode(slot)
 
     def _close_episode(self, slot: Slot) -> None:
-        play = slot.play
-        play.close(
+        recorder = slot.recorder
+        recorder.close(
             self._limits.stop_policies.__getitem__, time.perf_counter() - slot.started
         )
-        if play.data.stop_policy is StopPolicy.DROP:
-            self._retry(slot, f"stop reason {play.data.stop_reason.value}")
+        if recorder.data.stop_policy is StopPolicy.DROP:
+            self._retry(slot, f"stop reason {recorder.data.stop_reason.value}")
             return
-        self._done[self._order[slot.index]] = play.episode
-        self._on_event("on_episode_end", play.episode)
+        self._done[self._order[slot.index]] = recorder.episode
+        self._on_event("on_episode_end", recorder.episode)
         self._free(slot)
 
     def _fail(
@@ -405,21 +414,21 @@ class Rollout:
         why: str,
         error: BaseException | None = None,
     ) -> None:
-        """Give an episode up because the environment failed or a limit passed."""
+        """End an episode whose environment failed or exceeded a time limit."""
         if isinstance(error, EnvContractError):
-            raise error  # a bug of the environment, not an accident
-        self._replace_env(slot)  # the old one may even hang
-        slot.play.data.stop_reason = reason
+            raise error  # a bug in the environment's code: a retry would not help
+        self._replace_env(slot)  # its state is undefined, and its call may hang
+        slot.recorder.data.stop_reason = reason
         policy = self._limits.stop_policies[reason]
-        if policy is StopPolicy.DROP or not slot.play.has_turns:
+        if policy is StopPolicy.DROP or not slot.recorder.has_turns:
             self._retry(slot, why)
         else:
-            slot.play.cut()
+            slot.recorder.truncate()
             self._close_episode(slot)
 
     def _retry(self, slot: Slot, why: str) -> None:
         index, task = self._order[slot.index], slot.task
-        reason = slot.play.data.stop_reason.value
+        reason = slot.recorder.data.stop_reason.value
         logger.warning(
             "Episode of seed %s dropped (%s, attempt %s): %s",
             task.seed,
@@ -438,28 +447,29 @@ class Rollout:
             raise EnvContractError(
                 f"{len(self.failures)} of {self.num_tasks} episodes failed even after "
                 f"{self._limits.max_retries} retries, more than max_failed_fraction="
-                f"{self._max_failed_fraction} allows. Last reason: {reason}: "
-                f"{why}"
+                f"{self._max_failed_fraction} allows. Correct the environment (last "
+                f"reason: {reason}: {why}), or raise max_retries or "
+                "max_failed_fraction."
             )
 
     def _free(self, slot: Slot) -> None:
-        for agent_state in slot.play.agent_states:
+        for agent_state in slot.recorder.agent_states:
             session = (slot.index, slot.generation, agent_state.index)
             if self._by_session.pop(session, None) is not None:
                 self._action_sources[agent_state.module_id].engine.close(session)
-        slot.generation += 1
-        slot.waiting_for = slot.play = None
+        slot.generation += 1  # late replies of this episode are ignored from now on
+        slot.waiting_for = slot.recorder = None
 
     def _abort_requests(self, slot: Slot) -> None:
-        for agent_state in slot.play.agent_states:
+        for agent_state in slot.recorder.agent_states:
             if agent_state.request_id is not None:
                 self._action_sources[agent_state.module_id].engine.abort(
                     agent_state.request_id
                 )
                 agent_state.request_id = None
 
-    def _give_up(self) -> None:
-        """Forget all running episodes after an error; the slots can be used again."""
+    def _abort_all(self) -> None:
+        """Discard all running episodes after an error and free their slots."""
         for slot in self.slots:
             if slot.waiting_for in ("reset", "step"):
                 self._replace_env(slot)
@@ -467,7 +477,7 @@ class Rollout:
                 self._free(slot)
 
     def _replace_env(self, slot: Slot) -> None:
-        """Take a new environment: the state of the old one is unknown."""
+        """Replace the environment, whose state is undefined after a failed call."""
         slot.worker.abandon()
         self.abandoned = [w for w in (*self.abandoned, slot.worker) if w.is_running]
         slot.worker = EnvWorker(self._make_env, self._replies)

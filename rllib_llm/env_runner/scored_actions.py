@@ -1,4 +1,4 @@
-"""Seats whose policy chooses among the actions that the environment admits."""
+"""Action scorer: chooses among the environment's admissible actions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rllib_llm.modules.action_head import score_weight
 class ActionScorer:
     """Scores the admissible actions with a language model and draws one of them.
 
-    All waiting seats share forward passes. Actions are drawn with the seeds of their
-    turns, so they do not depend on who else is waiting, up to the rounding of
-    differently sized batches.
+    All waiting agents share forward passes. Each action is drawn with the seed of its
+    turn. It therefore does not depend on the other waiting agents, except through
+    rounding in batches of different sizes.
 
     Args:
         module: The LLMRLModule.
         module_id: Its name.
-        renderer: Of its chat template.
-        norm: How scores are normalised (rllib_llm.modules.action_head).
+        renderer: Renderer of its chat template.
+        norm: Normalisation of the scores (rllib_llm.modules.action_head).
         max_tokens: Token positions per pass; None means no limit.
 
     Attributes:
@@ -50,10 +50,10 @@ class ActionScorer:
         self._encoded: dict[str, np.ndarray] = {}
 
     def least_tokens(self, agent_state: Any) -> int:
-        """Return the room that any of the seat's actions needs, in tokens.
+        """Return the length of the agent's longest admissible action in tokens.
 
         Raises:
-            EnvContractError: If the environment lists no actions, or unfit ones.
+            EnvContractError: If the environment lists no actions, or invalid ones.
         """
         return max(len(self._encode(text)) for text in _actions(agent_state))
 
@@ -61,12 +61,12 @@ class ActionScorer:
     def choose(
         self, agent_states: Sequence[Any], seeds: Sequence[int], *, explore: bool
     ) -> list[Turn]:
-        """Choose an action for each seat.
+        """Choose an action for each agent.
 
         Args:
-            seats: Whose turn it is; their prompts are due.
-            seeds: One per seat.
-            explore: Draw from the policy, or take the likeliest action.
+            agent_states: The agents that must act, with rendered prompts.
+            seeds: One per agent.
+            explore: Draw from the policy (True), or take the most likely action.
         """
         began = time.perf_counter()
         options = [_actions(agent_state) for agent_state in agent_states]
@@ -78,9 +78,10 @@ class ActionScorer:
         for i, logps in enumerate(self._score(rows)):
             chosen = int(logps.argmax())
             if explore:
-                chances = logps.exp().cumsum(0)
-                point = np.random.default_rng(seeds[i]).random() * chances[-1]
-                chosen = int(torch.searchsorted(chances, point, right=True))
+                cumulative = logps.exp().cumsum(0)
+                # Scaled by the sum, which rounding keeps from being exactly 1.
+                point = np.random.default_rng(seeds[i]).random() * cumulative[-1]
+                chosen = int(torch.searchsorted(cumulative, point, right=True))
             logp = float(logps[chosen])
             turns.append(self._turn(agent_states[i], options[i], chosen, logp))
         seconds = time.perf_counter() - began
@@ -93,14 +94,16 @@ class ActionScorer:
         padded = pad_rows(rows, pad_id=0, trained=[True] * len(rows))
         device = next(self.module.parameters()).device
         batch = {k: torch.as_tensor(v, device=device) for k, v in padded.items()}
-        found: dict[int, torch.Tensor] = {}
+        # Micro-batches come sorted by length: restore the order by row index.
+        by_row: dict[int, torch.Tensor] = {}
         for index, part in micro_batches(batch, self.max_tokens):
             logps = self.module.action_logps(part).double().cpu()
-            found |= dict(zip(index.tolist(), logps, strict=True))
-        return [found[i][found[i] > -torch.inf] for i in range(len(rows))]
+            by_row |= dict(zip(index.tolist(), logps, strict=True))
+        # -inf marks the padding up to the batch's largest number of actions.
+        return [by_row[i][by_row[i] > -torch.inf] for i in range(len(rows))]
 
     def _row(self, agent_state: Any, options: list[str]) -> Row:
-        """Return the conversation with all actions behind it."""
+        """Return the conversation followed by all admissible actions."""
         builder, data = RowBuilder(), agent_state.data
         if data.prompt.extends:
             builder.prompt(data.ids)
@@ -111,6 +114,7 @@ class ActionScorer:
     def _turn(
         self, agent_state: Any, options: list[str], chosen: int, logp: float
     ) -> Turn:
+        # A row has the chosen action first, as in Choice.
         order = [chosen, *(i for i in range(len(options)) if i != chosen)]
         texts = [options[i] for i in order]
         action, *others = map(self._encode, texts)
@@ -118,6 +122,8 @@ class ActionScorer:
             score_weight(self.norm, len(ids), text)
             for ids, text in zip((action, *others), texts, strict=True)
         ]
+        # The policy chooses whole actions: the first token carries the action's
+        # log-probability, so that the sum over tokens is right.
         logps = np.zeros(len(action), np.float32)
         logps[0] = logp
         return Turn(
@@ -132,18 +138,19 @@ class ActionScorer:
         )
 
     def _encode(self, text: str) -> np.ndarray:
-        """Return the ids of an action, its end of turn included."""
+        """Return the token ids of an action, including the end of turn."""
         ids = self._encoded.get(text)
         if ids is None:
-            listed = self.renderer.encode_reply(text)
-            heard = self.renderer.decode(listed)
-            if heard != text:
+            token_ids = self.renderer.encode_reply(text)
+            decoded = self.renderer.decode(token_ids)
+            if decoded != text:
                 raise EnvContractError(
-                    f"The admissible action {text!r} of {self.module_id!r} reads "
-                    f"{heard!r} in the model's tokens. Name it in a way that its "
-                    "tokenizer keeps, e.g. without control tokens or outer spaces."
+                    f"The admissible action {text!r} of {self.module_id!r} decodes to "
+                    f"{decoded!r}; actions must survive the model's tokenizer "
+                    "unchanged. Rename the action, e.g. without control tokens or "
+                    "surrounding spaces."
                 )
-            ids = self._encoded[text] = np.asarray(listed, np.int32)
+            ids = self._encoded[text] = np.asarray(token_ids, np.int32)
         return ids
 
 

@@ -1,4 +1,4 @@
-"""Seats that a function plays: heuristics and fixed partners."""
+"""Scripted policies: functions that act for agents, e.g. heuristics."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from rllib_llm.data.types import FinishReason, Message, Turn
 from rllib_llm.errors import EnvContractError
 
-_NOTHING = np.zeros(0, np.int32)
+_NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPS = np.zeros(0, np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScriptedTurn:
-    """What a script knows when it must speak.
+    """Input of a scripted policy.
 
     Attributes:
-        agent_id: The agent it speaks for.
-        observation: What the agent has just been told.
-        messages: Its whole conversation, the observation last.
-        rng: Seeded from the task: the same episode gives the same words.
+        agent_id: The agent that it acts for.
+        observation: The agent's last observation.
+        messages: The agent's whole conversation, the observation last.
+        rng: Seeded from the task: the same episode gives the same random numbers.
     """
 
     agent_id: str
@@ -36,36 +36,37 @@ Script = Callable[[ScriptedTurn], str]
 
 
 @dataclasses.dataclass(slots=True)
-class _SpokenTurn(Turn):
-    """A turn without tokens, so that nothing of it is trained."""
+class _TextTurn(Turn):
+    """Turn without tokens, so that the loss covers nothing of it."""
 
     text: str = ""
 
 
-def scripted_turn(script: Script, agent_state: Any, seed: int) -> _SpokenTurn:
-    """Let ``script`` answer the seat's last observation.
+def scripted_turn(script: Script, agent_state: Any, seed: int) -> _TextTurn:
+    """Call ``script`` on the agent's last observation and record its reply.
 
     Raises:
-        EnvContractError: If it returns anything but text.
+        EnvContractError: If ``script`` does not return text.
     """
     messages = agent_state.data.messages
-    told = ScriptedTurn(
+    scripted_input = ScriptedTurn(
         agent_state.agent_id,
         messages[-1]["content"],
         messages,
         np.random.default_rng(seed),
     )
-    text = script(told)
+    text = script(scripted_input)
     if not isinstance(text, str):
         raise EnvContractError(
-            f"The script of {agent_state.module_id!r} returned {text!r}; it must "
-            "return text."
+            f"The script of {agent_state.module_id!r} returned {text!r}; a script "
+            "must return the agent's next message as str."
         )
+    # No connector decodes a turn without tokens, so the message is appended here.
     messages.append({"role": "assistant", "content": text})
-    return _SpokenTurn(
-        prompt_ids=_NOTHING,
+    return _TextTurn(
+        prompt_ids=_NO_IDS,
         extends=True,
-        action_ids=_NOTHING,
+        action_ids=_NO_IDS,
         action_logps=_NO_LOGPS,
         finish=FinishReason.STOP,
         module_id=agent_state.module_id,

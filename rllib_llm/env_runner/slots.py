@@ -1,4 +1,4 @@
-"""A place for one running episode, and what speaks for its agents."""
+"""Slots of running episodes and the action sources of their agents."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from rllib_llm.env_runner.env_worker import EnvWorker
 
 @dataclasses.dataclass(slots=True)
 class ActionSource:
-    """How a policy makes turns.
+    """Source of a policy's turns; exactly one of the first four attributes is set.
 
     Attributes:
-        engine: Samples them; None for all others.
-        script: Text in, text out: called with a ``ScriptedTurn``; None otherwise.
-        actor: The NonLLMActor of an RLModule that reads numbers; None otherwise.
-        chooser: The ActionScorer of a policy that chooses among the admissible
-            actions; None otherwise.
-        max_new_tokens: Most tokens of a turn.
-        max_context_tokens: Most tokens of a conversation.
-        max_tokens_per_episode: Most sampled tokens of an episode, over all agents;
-            those that speak at the same time may each use what is left.
+        engine: Generation engine that samples the turns.
+        script: Scripted policy, called with a ``ScriptedTurn``.
+        actor: NonLLMActor of an RLModule that reads numbers.
+        action_scorer: ActionScorer that chooses among the admissible actions.
+        max_new_tokens: Maximum tokens of a turn.
+        max_context_tokens: Maximum tokens of a conversation.
+        max_tokens_per_episode: Maximum sampled tokens of an episode, over all agents;
+            agents that act at the same time may each use the full remainder.
         sampling: Keyword arguments of SamplingParams except seed and length.
         open_settings: Keyword arguments of the engine's ``open``.
     """
@@ -39,7 +38,7 @@ class ActionSource:
     open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def least_tokens(self, agent_state: Any) -> int:
-        """Return the room that the seat's turn needs behind its prompt."""
+        """Return the tokens that the context must hold after the agent's prompt."""
         return (
             1
             if self.action_scorer is None
@@ -47,7 +46,7 @@ class ActionSource:
         )
 
     def turn_budget(self, length: int, num_sampled: int) -> int:
-        """Return the most tokens of the next turn, at least 1.
+        """Return the maximum tokens of the next turn, at least 1.
 
         Args:
             length: Tokens of the conversation, its prompt included.
@@ -61,28 +60,29 @@ class ActionSource:
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """One place for a running episode, with its environment's thread.
+    """Slot for one running episode, with its environment's thread.
 
     Attributes:
         index: Its number.
-        worker: Owns the environment.
-        task: What is played.
-        attempt: How often it was tried before.
-        play: The running episode; None while the slot is free.
+        worker: Thread of the environment.
+        task: Task of the episode.
+        attempt: Number of earlier attempts at the task.
+        recorder: Recorder of the episode; None while the slot is free.
         waiting_for: "reset", "step", "engine", or None while the slot is free.
-        num_silent: Seats that have yet to speak before the environment goes on.
-        since: When that wait began, in seconds of ``time.perf_counter``.
-        started: When the episode began.
-        generation: Rises whenever the slot is given up; stale replies are old.
+        num_pending: Agents that must still act before the environment steps.
+        since: Start of the current wait, in seconds of ``time.perf_counter``.
+        started: Start of the episode, on the same clock.
+        generation: Incremented whenever the slot is freed, so that late replies to an
+            earlier episode can be recognised.
     """
 
     index: int
     worker: EnvWorker
     task: Task | None = None
     attempt: int = 0
-    play: Any = None
+    recorder: Any = None
     waiting_for: str | None = None
-    num_silent: int = 0
+    num_pending: int = 0
     since: float = 0.0
     started: float = 0.0
     generation: int = 0

@@ -1,4 +1,4 @@
-"""Which episodes to sample: seeds, groups, and a cursor that survives a restart."""
+"""Source of tasks: seeds, groups, and a cursor that checkpoints save."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from rllib_llm.data.types import Task
 
 def stable_seed(*parts: Any) -> int:
     """Return a seed in [0, 2**31) that depends on ``parts`` alone, on any machine."""
+    # Not hash(): Python salts it per process.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 2**31
 
 
 class TaskSource:
-    """Deals out groups of rollouts.
+    """Creates the tasks of groups of rollouts.
 
-    All rollouts of a group share seed and options by contract. Training tasks follow
-    a cursor; evaluation tasks are the same held-out ones every time.
+    All rollouts of a group share seed and options. Training tasks follow a cursor;
+    evaluation tasks are the same held-out tasks every time.
 
     Args:
         seed: The run's seed.
@@ -57,14 +58,15 @@ class TaskSource:
         return Task(
             group_id=group,
             rollout=rollout,
+            # Without the rollout's number: a group plays one task.
             seed=stable_seed(self.seed, self.split, group),
             options={**self.options, "split": self.split},
         )
 
     def get_state(self) -> dict[str, int]:
-        """Return the cursor, for checkpoints."""
+        """Return the cursor as checkpoint state."""
         return {"cursor": self.cursor}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continue where ``state`` was taken."""
+        """Set the cursor to that of ``state``."""
         self.cursor = state["cursor"]

@@ -1,4 +1,4 @@
-"""From a prompt that is due to a request at the engine, and from there to a turn."""
+"""Generation requests for prompts, and turns from their results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rllib_llm.env_runner.tasks import stable_seed
 
 
 def prompt_length(agent_state: AgentState) -> int:
-    """Return how many tokens the seat's conversation has, its due prompt included."""
+    """Return the length of the agent's conversation in tokens, with the new prompt."""
     prompt = agent_state.data.prompt
     return len(prompt.ids) + (len(agent_state.data.ids) if prompt.extends else 0)
 
 
 def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
-    """Return what seeds the random numbers of the seat's next turn."""
+    """Return the sampling seed of the agent's next turn."""
     return stable_seed(task.seed, task.rollout, attempt, *agent_state.seed_parts())
 
 
@@ -33,21 +33,22 @@ def request_turn(
     seed: int,
     unseen: int = 0,
 ) -> None:
-    """Ask the engine for the seat's turn.
+    """Submit the agent's next turn to the engine.
 
     Args:
-        voice: How its policy makes turns; it has an engine, where the session is open.
-        seat: Its prompt is due.
-        session: The conversation's name at the engine.
+        action_source: Source of its policy's turns, whose engine has the session open.
+        agent_state: The agent, with a rendered prompt.
+        session: Name of the conversation at the engine.
         num_sampled: Tokens sampled in the episode so far.
-        seed: Of the turn.
-        unseen: How many of the conversation's last ids the engine does not know yet.
+        seed: Sampling seed of the turn.
+        unseen: Number of the conversation's last ids that the engine's cache lacks.
     """
     data, prompt = agent_state.data, agent_state.data.prompt
     ids, extends = prompt.ids, prompt.extends
     if unseen and extends:
         ids = [*data.ids[-unseen:], *ids]
-        extends = unseen < len(data.ids)  # else nothing of what it knows holds
+        # If the engine lacks all ids, there is nothing to extend.
+        extends = unseen < len(data.ids)
     budget = action_source.turn_budget(prompt_length(agent_state), num_sampled)
     agent_state.request_id = action_source.engine.submit(
         session,
@@ -58,7 +59,7 @@ def request_turn(
 
 
 def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
-    """Return the turn that the engine's result is."""
+    """Return the Turn of an engine's result."""
     prompt = agent_state.data.prompt
     agent_state.request_id = None
     return Turn(

@@ -1,4 +1,4 @@
-"""Whether an engine with a copy of the weights computes what the Learner computes."""
+"""Check that an engine's copy of the weights gives the Learner's probabilities."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rllib_llm.data import columns
 from rllib_llm.engines.base import GenerationEngine, SamplingParams, generate
 from rllib_llm.errors import ModelError
 
-# Largest mean difference of log-probabilities that rounding explains, in nats.
+# Maximum mean difference of log-probabilities that rounding explains, in nats.
 TOLERANCE = {"float32": 0.01, "bfloat16": 0.1, "quantized": 0.3}
-# Adapters begin as zero: only after an update do they show.
+# Two, because LoRA adapters start at zero: an error in them shows after an update only.
 _CHECKED_VERSIONS = 2
 _PROMPTS, _TOKENS = 4, 8
 
@@ -22,14 +22,14 @@ _PROMPTS, _TOKENS = 4, 8
 class WeightsCheck:
     """Compares an engine's log-probabilities with those of the module it samples for.
 
-    The first versions of the weights are checked, each once: names and layouts are
-    those of the architecture, so later versions arrive as the first ones did.
+    Only the first versions of the weights are checked, each once: parameter names and
+    layouts do not change, so later versions are transferred in the same way.
 
     Args:
         module_id: The policy's ModuleID.
         module: Its LLMRLModule, which holds the Learner's weights.
-        engine: Samples for it, with a copy of them.
-        tolerance: Largest mean absolute difference, in nats per token.
+        engine: Its engine, which holds a copy of the weights.
+        tolerance: Maximum mean absolute difference, in nats per token.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class WeightsCheck:
         self._versions: set[int] = set()
 
     def __call__(self) -> dict[str, int]:
-        """Check the present version if it is among the first.
+        """Check the current version if it is among the first.
 
         Returns:
-            What it adds to the engine's counters; empty if nothing was checked.
+            The check's share of the engine's counters; empty if nothing was checked.
 
         Raises:
             ModelError: If the log-probabilities differ by more than the tolerance.
@@ -55,16 +55,16 @@ class WeightsCheck:
             return {}
         self._versions.add(version)
         gap = self._gap(version)
-        if gap is None:  # a shared engine was brought to other weights meanwhile
+        if gap is None:  # another runner updated the shared engine meanwhile
             self._versions.remove(version)
-        elif not gap <= self._tolerance:
+        elif not gap <= self._tolerance:  # `not <=` catches NaN too
             model = self._module.model_config["model"]
             raise ModelError(
                 f"After weights version {version} of policy {self._module_id!r} was "
                 f"sent to {type(self._engine).__name__}, its log-probabilities differ "
                 f"from the Learner's by {gap:.3g} nats per token on average (tolerance "
-                f"{self._tolerance}): it does not sample from the policy that is "
-                f"trained ({model!r}). Use engine='torch', or another version of vLLM."
+                f"{self._tolerance}): it does not sample from the trained policy "
+                f"({model!r}). Use engine='torch', or another version of vLLM."
             )
         tokens = _PROMPTS * _TOKENS
         return {"prefill_tokens": tokens, "decoded_tokens": tokens}
@@ -72,7 +72,7 @@ class WeightsCheck:
     def _gap(self, version: int) -> float | None:
         """Return the mean absolute difference over sampled tokens, in nats.
 
-        None if they were not sampled with this version.
+        None if the engine sampled them with another version.
         """
         module = self._module
         rows = module.lm.config.get_text_config().vocab_size
@@ -100,12 +100,12 @@ class WeightsCheck:
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.no_grad():
             scores = module._forward(batch)[Columns.ACTION_DIST_INPUTS]
-        ours = scores[:, _TOKENS:, 0].cpu().numpy()
-        return float(np.abs(ours - [r.logps for r in results]).mean())
+        module_logps = scores[:, _TOKENS:, 0].cpu().numpy()
+        return float(np.abs(module_logps - [r.logps for r in results]).mean())
 
 
 def tolerance_of(config: Any) -> float:
-    """Return the tolerance for what the engine computes in.
+    """Return the tolerance for the precision that the engine computes in.
 
     Args:
         config: The policy's config.

@@ -1,4 +1,4 @@
-"""Environments that misbehave in one way each, and runners around a tiny model."""
+"""Environments with one fault each, and env runners with a tiny model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Flaky(Countdown):
 
 
 class Broken(Countdown):
-    """Raises always."""
+    """Raises in every step."""
 
     def reply(self, action):
         raise RuntimeError("out of order")
@@ -77,7 +77,7 @@ class Stuck(Countdown):
 
 
 class Exiting(Countdown):
-    """Ends the program, or tries to."""
+    """Tries to exit the process."""
 
     error: BaseException = SystemExit(3)
 
@@ -94,7 +94,7 @@ class Slow(Countdown):
 
 
 class Huge(Countdown):
-    """Says five million characters after the first turn."""
+    """Returns an observation of five million characters after the first turn."""
 
     def start(self, rng):
         return super().start(rng, 4)
@@ -105,19 +105,19 @@ class Huge(Countdown):
 
 
 class Aborting(Countdown):
-    """Gives up in the first attempt of every seed, for ``reason``."""
+    """Aborts the first attempt of every seed with the stop reason ``reason``."""
 
     reason = "aborted"
     attempts: set[int] = set()
 
     def reset(self, *, seed=None, options=None):
-        self.gives_up = seed not in Aborting.attempts
+        self.aborts = seed not in Aborting.attempts
         Aborting.attempts.add(seed)
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
-        if self.gives_up:
-            return "Gave up.", 0.0, False, True, {"stop_reason": self.reason}
+        if self.aborts:
+            return "Aborted.", 0.0, False, True, {"stop_reason": self.reason}
         return super().step(action)
 
 
@@ -130,13 +130,13 @@ class NaNReward(Countdown):
 
 
 class Odd(Countdown):
-    """Lasts one turn; says and tells what a test wants (past TextEnv's own types)."""
+    """Lasts one turn, with a test's observation and success, unchecked by TextEnv."""
 
-    says, success = "Go.", True
+    observation, success = "Go.", True
 
     def start(self, rng):
         self.left = 1
-        return Odd.says
+        return Odd.observation
 
     def step(self, action):
         text, reward, terminated, truncated, info = super().step(action)
@@ -145,7 +145,7 @@ class Odd(Countdown):
 
 
 class Endless(Countdown):
-    """Never ends by itself within the limits of a test."""
+    """Never terminates within the limits of a test."""
 
     def reply(self, action):
         return TurnResult("Go on.", reward=0.5)

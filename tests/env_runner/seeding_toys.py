@@ -1,4 +1,4 @@
-"""Environments that treat their process as their own."""
+"""Environments that use the global random state or break their process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rllib_llm.envs import OwnRandomState, TextEnv
 
 
 class Library:
-    """Makes puzzles as many libraries do: from random numbers of the process."""
+    """Creates puzzles with the global random state, as many libraries do."""
 
     def __init__(self, seed):
         random.seed(seed)
         np.random.seed(seed)
 
     def puzzle(self):
-        """Return a puzzle; other threads have time to draw in between."""
+        """Return a puzzle, slowly enough that other threads draw in between."""
         drawn = []
         for _ in range(4):
             time.sleep(0.002)
@@ -31,7 +31,7 @@ class Library:
 
 
 class SeedsGlobally(TextEnv):
-    """Its tasks are right where nobody else draws, in a process of its own."""
+    """Seeds the global random state; correct only in a separate process."""
 
     max_turns = 2
 
@@ -46,7 +46,7 @@ class SeedsGlobally(TextEnv):
 
 
 class Tamed(SeedsGlobally):
-    """The same library with states of its own."""
+    """Calls the same library with an OwnRandomState."""
 
     def start(self, rng):
         seed = int(rng.integers(2**31))
@@ -56,7 +56,7 @@ class Tamed(SeedsGlobally):
 
 
 class TeamThatSeeds(Together):
-    """The same for several agents."""
+    """Seeds the global random state in a game of several agents."""
 
     plan = (over({"ann_0": 1.0}),)
 
@@ -95,4 +95,4 @@ class Restless(TextEnv):
 
 
 class CannotBePickled(Exception):
-    """An exception that stays in its process."""
+    """Exception that cannot be sent to another process."""

@@ -1,4 +1,4 @@
-"""Environments in threads and in processes of their own, and libraries that seed."""
+"""Environments in threads and in separate processes; libraries with global seeds."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def groups_of(env, **rollouts):
     return episodes
 
 
-def test_a_library_that_seeds_stops_training_with_group_and_remedy():
+def test_groups_with_different_first_texts_are_refused():
     with pytest.raises(EnvContractError) as caught:
         check_first_texts(groups_of(SeedsGlobally), SeedsGlobally)
     text = str(caught.value)
@@ -43,14 +43,14 @@ def test_a_library_that_seeds_stops_training_with_group_and_remedy():
 @pytest.mark.parametrize(
     ("env", "rollouts"), [(SeedsGlobally, {"env_processes": True}), (Tamed, {})]
 )
-def test_it_is_tamed_by_processes_or_by_its_own_state(env, rollouts):
+def test_processes_or_own_random_states_isolate_a_seeding_library(env, rollouts):
     episodes = groups_of(env, **rollouts)
     check_first_texts(episodes, env)
     assert len({e.get_observations(0) for e in episodes}) == 4
     assert {e.get_return() for e in episodes} == {2.0}
 
 
-def test_training_looks_at_its_groups():
+def test_sample_groups_checks_the_first_texts():
     episodes = groups_of(SeedsGlobally)
     algorithm = SimpleNamespace(
         play_groups=lambda count: episodes, config=SimpleNamespace(env="seeding-v0")
@@ -59,7 +59,7 @@ def test_training_looks_at_its_groups():
         LLMAlgorithm.sample_groups(algorithm, 4)
 
 
-def test_several_agents_play_in_a_process():
+def test_environments_of_several_agents_run_in_processes():
     rollouts = {"group_size": 4, "episodes_per_iteration": 8, "env_processes": True}
     config = team_config(TeamThatSeeds, GRPOConfig, policies=None, rollouts=rollouts)
     run = Run(config, learner=False)
@@ -86,25 +86,25 @@ def test_a_broken_process_is_replaced(how, tmp_path):
     runner.stop()
 
 
-def test_an_own_state_is_swapped_in_and_leaves_no_trace():
+def test_own_random_state_leaves_the_global_states_unchanged():
     before = global_states()
-    own = OwnRandomState(1, torch=True)
+    state = OwnRandomState(1, torch=True)
 
     def draw():
-        with own.swapped_in():
+        with state.swapped_in():
             return random.random(), np.random.random(), torch.rand(1).item()
 
     first = draw()
-    copied = pickle.loads(pickle.dumps(own))
+    copied = pickle.loads(pickle.dumps(state))
     assert global_states() == before
     second = draw()
-    own = copied
+    state = copied
     assert draw() == second != first
-    own = OwnRandomState(1, torch=True)
+    state = OwnRandomState(1, torch=True)
     assert draw() == first and global_states() == before
 
 
-def test_whoever_changes_a_state_is_seen():
+def test_global_states_show_which_library_has_drawn():
     for name, change in (
         ("random", random.random),
         ("numpy.random", np.random.random),

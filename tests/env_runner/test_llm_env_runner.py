@@ -1,4 +1,4 @@
-"""The env runner: exact episodes, groups, limits, failures, determinism."""
+"""LLMEnvRunner: exact episode counts, groups, limits, failures, determinism."""
 
 import re
 import time
@@ -48,14 +48,14 @@ def runner():
     return make_runner(Countdown)
 
 
-def test_exactly_the_asked_episodes_in_order_no_length_bias(runner):
-    asked = tasks(40)
-    episodes = runner.sample(tasks=asked)
-    assert [episode_data(e).task for e in episodes] == asked
+def test_sample_returns_exactly_the_requested_tasks_in_order(runner):
+    requested = tasks(40)
+    episodes = runner.sample(tasks=requested)
+    assert [episode_data(e).task for e in episodes] == requested
     # A sampler that returns the first to finish would drop the long ones.
     lengths = [len(e) for e in episodes]
     truth = []
-    for task in asked:
+    for task in requested:
         env = Countdown()
         env.reset(seed=task.seed)
         truth.append(env.left)
@@ -81,20 +81,20 @@ def test_groups_share_seed_and_options_and_differ_in_samples(runner):
         assert len({str(s) for s in sampled(members)}) == 4
 
 
-def test_same_seed_same_episodes_whatever_runs_beside(runner):
-    asked = tasks(12)
-    together = sampled(runner.sample(tasks=asked))
-    again = sampled(runner.sample(tasks=asked))
-    alone = [sampled(runner.sample(tasks=[task]))[0] for task in asked[:4]]
+def test_episodes_do_not_depend_on_concurrent_episodes(runner):
+    requested = tasks(12)
+    together = sampled(runner.sample(tasks=requested))
+    again = sampled(runner.sample(tasks=requested))
+    alone = [sampled(runner.sample(tasks=[task]))[0] for task in requested[:4]]
     assert together == again
     assert together[:4] == alone
 
 
 def test_greedy_differs_from_sampled_and_repeats(runner):
-    asked = tasks(4)
-    greedy = sampled(runner.sample(tasks=asked, explore=False))
-    assert greedy == sampled(runner.sample(tasks=asked, explore=False))
-    assert greedy != sampled(runner.sample(tasks=asked, explore=True))
+    requested = tasks(4)
+    greedy = sampled(runner.sample(tasks=requested, explore=False))
+    assert greedy == sampled(runner.sample(tasks=requested, explore=False))
+    assert greedy != sampled(runner.sample(tasks=requested, explore=True))
 
 
 def test_conversation_ids_are_the_concatenated_turns(runner):
@@ -135,7 +135,7 @@ def test_context_overflow_is_a_stop_reason():
         assert episode.is_truncated and len(data.ids) <= 120
 
 
-def test_a_huge_observation_is_cut_before_it_is_encoded(caplog):
+def test_a_huge_observation_is_truncated_before_encoding(caplog):
     generation = {"max_new_tokens": 4, "max_context_tokens": 120}
     runner = make_runner(Huge, generation=generation)
     (episode,) = runner.sample(num_episodes=1)
@@ -146,7 +146,7 @@ def test_a_huge_observation_is_cut_before_it_is_encoded(caplog):
     assert "An observation of 5000000 characters" in caplog.text
 
 
-def test_a_last_observation_that_does_not_fit_is_not_shown_to_the_critic():
+def test_a_final_observation_longer_than_the_context_is_dropped():
     generation = {"max_new_tokens": 4, "max_context_tokens": 120}
     runner = make_runner(Huge, generation=generation, max_turns=1)
     (episode,) = runner.sample(num_episodes=1)
@@ -155,16 +155,16 @@ def test_a_last_observation_that_does_not_fit_is_not_shown_to_the_critic():
     assert data.prompt is None and len(data.ids) <= 120
 
 
-def test_failed_episodes_are_retried_and_excluded_from_nothing():
+def test_failed_episodes_are_retried():
     Flaky.failures.clear()
     runner = make_runner(Flaky)
-    asked = tasks(9)
-    episodes = runner.sample(tasks=asked)
+    requested = tasks(9)
+    episodes = runner.sample(tasks=requested)
     assert len(episodes) == 9 and Flaky.failures
     assert runner.get_metrics()["num_episodes_failed"].peek() == 0
 
 
-def test_an_environment_that_always_fails_is_fatal_with_the_reason():
+def test_an_environment_that_always_fails_raises_with_the_reason():
     runner = make_runner(Broken)
     with pytest.raises(EnvContractError, match=r"out of order"):
         runner.sample(num_episodes=3)
@@ -185,7 +185,7 @@ def test_a_hanging_step_times_out_and_is_dropped():
     assert time.perf_counter() - started < 20
 
 
-def test_environments_that_hang_are_counted_until_they_return():
+def test_num_hung_envs_counts_hung_environments_until_they_return():
     Stuck.released.clear()
     runner = make_runner(
         Stuck, step_timeout_s=0.3, max_failed_fraction=1.0, max_retries=0
@@ -242,15 +242,15 @@ def test_nan_reward_names_the_seed():
 
 
 @pytest.mark.parametrize("success", ["yes", float("nan"), 2, [True]])
-def test_a_success_that_is_none_names_value_and_seed(success, monkeypatch):
+def test_an_invalid_success_is_refused_with_value_and_seed(success, monkeypatch):
     monkeypatch.setattr(Odd, "success", success)
-    told = re.escape(f"success={success!r}; it must be True, False, None")
-    with pytest.raises(EnvContractError, match=rf"played seed \d+ and told {told}"):
+    reported = re.escape(f"success={success!r}") + r" for seed \d+; success must be"
+    with pytest.raises(EnvContractError, match=f"reported {reported} True, False"):
         make_runner(Odd).sample(num_episodes=1)
 
 
-def test_an_observation_without_utf8_is_shown_and_learnt_from(monkeypatch):
-    monkeypatch.setattr(Odd, "says", "left \ud83d right \udfff.")
+def test_an_observation_with_lone_surrogates_is_encoded(monkeypatch):
+    monkeypatch.setattr(Odd, "observation", "left \ud83d right \udfff.")
     (episode,) = make_runner(Odd).sample(num_episodes=1)
     (turn,) = episode.get_extra_model_outputs(columns.TURN)
     renderer = make_runner(Odd).config.chat_renderer()
@@ -258,8 +258,8 @@ def test_an_observation_without_utf8_is_shown_and_learnt_from(monkeypatch):
     assert episode.get_observations(0) == "left \ud83d right \udfff."
 
 
-def test_the_clock_of_stalls_begins_when_engines_serve(monkeypatch):
-    """As with vLLM, which starts for minutes."""
+def test_the_stall_clock_starts_after_the_engines(monkeypatch):
+    """vLLM takes minutes to start, which must not count as a stall."""
     runner = make_runner(Countdown)
     calls = []
     engine, watching = type(runner.engine), runner._monitor.watching
@@ -271,20 +271,20 @@ def test_the_clock_of_stalls_begins_when_engines_serve(monkeypatch):
     assert calls == ["start", "watch"]
 
 
-def test_an_episode_the_environment_aborts_is_played_anew():
+def test_aborted_episodes_are_retried_unless_masked():
     Aborting.attempts.clear()
-    asked = tasks(5)
-    episodes = make_runner(Aborting).sample(tasks=asked)
-    assert [episode_data(e).task for e in episodes] == asked
+    requested = tasks(5)
+    episodes = make_runner(Aborting).sample(tasks=requested)
+    assert [episode_data(e).task for e in episodes] == requested
     assert set(reasons(episodes)) == {StopReason.TERMINATED}
     Aborting.attempts.clear()
     runner = make_runner(Aborting, stop_policies={"aborted": "mask"})
-    (episode,) = runner.sample(tasks=asked[:1])
+    (episode,) = runner.sample(tasks=requested[:1])
     assert episode_data(episode).stop_reason is StopReason.ABORTED
     assert episode_data(episode).stop_policy is StopPolicy.MASK
 
 
-def test_an_unknown_stop_reason_is_named(monkeypatch):
+def test_an_unknown_stop_reason_is_refused(monkeypatch):
     Aborting.attempts.clear()
     monkeypatch.setattr(Aborting, "reason", "bored")
     with pytest.raises(EnvContractError, match=r"'bored'; info\['stop_reason'\] must"):
@@ -292,8 +292,8 @@ def test_an_unknown_stop_reason_is_named(monkeypatch):
 
 
 def test_a_runner_can_be_used_again_after_an_error(monkeypatch):
-    runner, asked = make_runner(Countdown), tasks(10)
-    expected = sampled(runner.sample(tasks=asked))
+    runner, requested = make_runner(Countdown), tasks(10)
+    expected = sampled(runner.sample(tasks=requested))
     steps, step = [], runner.engine.step
 
     def fail_later():
@@ -306,7 +306,7 @@ def test_a_runner_can_be_used_again_after_an_error(monkeypatch):
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.sample(tasks=tasks(20))
     assert runner.engine.num_unfinished == 0
-    assert sampled(runner.sample(tasks=asked)) == expected
+    assert sampled(runner.sample(tasks=requested)) == expected
 
 
 def test_more_episodes_than_slots():
@@ -322,7 +322,7 @@ def test_evaluation_tasks_are_held_out_and_the_same_every_time():
     assert all(t.options["split"] == "test" for t in fixed)
 
 
-def test_task_cursor_survives():
+def test_task_cursor_is_restored():
     source = TaskSource(seed=3, group_size=2)
     source.next_groups(5)
     other = TaskSource(seed=3, group_size=2)
@@ -333,5 +333,7 @@ def test_task_cursor_survives():
 def test_state_round_trip(runner):
     other = make_runner(Countdown)
     other.set_state(runner.get_state())
-    asked = tasks(3)
-    assert sampled(other.sample(tasks=asked)) == sampled(runner.sample(tasks=asked))
+    requested = tasks(3)
+    assert sampled(other.sample(tasks=requested)) == sampled(
+        runner.sample(tasks=requested)
+    )

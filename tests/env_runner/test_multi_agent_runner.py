@@ -1,4 +1,4 @@
-"""Several agents in one episode: turns, rewards, ends, voices, transcripts."""
+"""Episodes with several agents: turns, rewards, ends, bootstrapping, errors."""
 
 import pytest
 from multi_toys import Chaos, ChaosTogether, Scripted, made, over
@@ -32,7 +32,7 @@ def trio(env, **sections):
 
 
 def play(env, *, seed=0, **sections):
-    """One episode of a game of ann, ben and cid, each with a policy of its own."""
+    """Return one episode of ann, ben and cid, each with a separate policy."""
     (episode,) = trio(env, **sections).runner.sample(tasks=[Task(0, 0, seed)])
     return episode
 
@@ -52,8 +52,8 @@ def ends(episode):
 
 
 @pytest.mark.parametrize("config_class", [LLMPPOConfig, GRPOConfig])
-def test_one_agent_of_pettingzoo_samples_what_gymnasium_does(config_class):
-    # One slot: what is decoded together differs by rounding, and by chance.
+def test_one_pettingzoo_agent_samples_as_in_gymnasium(config_class):
+    # One slot: batches of different sizes round differently and could flip a sample.
     sections = {"rollouts": {"group_size": 2}, "slots": 1}
     single = Run(single_config(config_class, **sections), learner=False)
     team = Run(single_config(config_class, AloneTogether, **sections), learner=False)
@@ -65,9 +65,9 @@ def test_one_agent_of_pettingzoo_samples_what_gymnasium_does(config_class):
         assert list(part.get_rewards()) == list(alone.get_rewards())
         assert list(part.get_actions()) == list(alone.get_actions())
         assert part.is_truncated == alone.is_truncated == joint.is_truncated
-        mine, theirs = episode_data(part), episode_data(alone)
-        assert mine.ids == theirs.ids and mine.messages[0] == theirs.messages[0]
-        assert mine.task == theirs.task and mine.stop_reason == theirs.stop_reason
+        got, want = episode_data(part), episode_data(alone)
+        assert got.ids == want.ids and got.messages[0] == want.messages[0]
+        assert got.task == want.task and got.stop_reason == want.stop_reason
         for a, b in zip(turns(part), turns(alone), strict=True):
             assert a.action_ids.tolist() == b.action_ids.tolist()
             assert a.action_logps.tobytes() == b.action_logps.tobytes()
@@ -82,7 +82,7 @@ def turns(part):
 # Rewards ------------------------------------------------------------------------------
 
 
-def test_rewards_before_while_and_after_an_agents_turns():
+def test_rewards_before_between_and_after_an_agents_turns():
     plan = [
         # To Ben and Cid before they ever act; Ann leaves after her first turn.
         Outcome({"ben_0": 1.0, "cid_0": 2.0}, terminated=["ann_0"]),
@@ -100,13 +100,13 @@ def test_rewards_before_while_and_after_an_agents_turns():
     assert ends(episode) == dict.fromkeys(rewards(episode), "terminated")
 
 
-def test_rewards_while_others_act_belong_to_the_turn_before():
+def test_rewards_while_others_act_belong_to_the_last_turn():
     plan = [None, Outcome({"ann_0": 1.0}), Outcome({"ann_0": 2.0}), over({"ann_0": 4})]
     assert rewards(play(made(Scripted, plan)))["ann_0"] == [3.0, 4.0]
 
 
 class Late(Scripted):
-    """Cid joins after Ben's first turn; nobody has heard of him before."""
+    """Cid joins after Ben's first turn and is not listed before."""
 
     late_agents = ("cid_0",)
 
@@ -132,7 +132,7 @@ def test_late_joiners_and_early_leavers():
     }
 
 
-def test_an_agent_that_never_acts_has_no_part_but_its_pay_is_kept():
+def test_rewards_of_an_agent_that_never_acts_stay_in_the_log():
     plan = [Outcome({"cid_0": 1.0}), over({"cid_0": 2.0, "ann_0": 4.0})]
     episode = play(made(Scripted, plan))
     assert [p.agent_id for p in agent_episodes(episode)] == ["ann_0", "ben_0"]
@@ -146,55 +146,55 @@ def test_an_agent_that_never_acts_has_no_part_but_its_pay_is_kept():
 
 
 class Remembered:
-    """Lets a test read what an environment paid, by the episode's seed."""
+    """Stores each agent's total reward by the episode's seed."""
 
-    paid: dict
+    totals: dict
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed, options=options)
-        type(self).paid[seed] = self.granted
+        type(self).totals[seed] = self.granted
 
 
 @pytest.mark.parametrize("kind", [Chaos, ChaosTogether])
-def test_whatever_happens_agents_earn_what_the_environment_pays(kind):
-    env = type(kind.__name__, (Remembered, kind), {"paid": {}, "max_turns": 12})
+def test_returns_match_the_rewards_of_random_environments(kind):
+    env = type(kind.__name__, (Remembered, kind), {"totals": {}, "max_turns": 12})
     run = trio(env)
     episodes = run.runner.sample(tasks=TaskSource(seed=11).next_groups(24))
     seen = set()
     for episode in episodes:
-        paid = env.paid[episode_data(episode).task.seed]
+        totals = env.totals[episode_data(episode).task.seed]
         reward_log = episode.custom_data[columns.REWARD_LOG]
-        assert sum(r for _, _, r in reward_log) == sum(paid.values())
+        assert sum(r for _, _, r in reward_log) == sum(totals.values())
         acted = {p.agent_id: p for p in agent_episodes(episode)}
         for agent, part in acted.items():
-            assert part.get_return() == paid.get(agent, 0.0)
-            own = [(t, r) for t, a, r in reward_log if a == agent]
-            assert list(part.get_rewards()) == slow_advantages(turns(part), own)
+            assert part.get_return() == totals.get(agent, 0.0)
+            of_agent = [(t, r) for t, a, r in reward_log if a == agent]
+            assert list(part.get_rewards()) == slow_turn_rewards(turns(part), of_agent)
             assert part.is_terminated != part.is_truncated
-        silent = sum(r for a, r in paid.items() if a not in acted)
-        assert episode.get_return() + silent == sum(paid.values())
+        unassigned = sum(r for a, r in totals.items() if a not in acted)
+        assert episode.get_return() + unassigned == sum(totals.values())
         seen |= {*ends(episode).values(), len(acted)}
         seen |= {"mixed"} if len(set(ends(episode).values())) == 2 else set()
     assert {"mixed", "terminated", "truncated", 2, 3} <= seen
 
 
-def slow_advantages(told, paid):
-    earned = [0.0] * len(told)
-    for env_t, reward in paid:
+def slow_turn_rewards(agent_turns, log):
+    turn_rewards = [0.0] * len(agent_turns)
+    for env_t, reward in log:
         owner = 0
-        for index, turn in enumerate(told):
+        for index, turn in enumerate(agent_turns):
             if turn.env_t < env_t:
                 owner = index
-        earned[owner] += reward
-    return earned
+        turn_rewards[owner] += reward
+    return turn_rewards
 
 
 # Ends ---------------------------------------------------------------------------------
 
 
 def bootstrapped(run, episodes):
-    """Ids and whether it speaks next, of every (episode, agent) that bootstraps."""
-    found = {}
+    """Return ids and "acts next" of every (episode, agent) that bootstraps."""
+    bootstraps = {}
     for data in batches(run.learner, episodes).values():
         for row, column in enumerate(data[columns.BOOTSTRAP_COLUMN].tolist()):
             if column >= 0:
@@ -203,14 +203,14 @@ def bootstrapped(run, episodes):
                 length = int(data[columns.ATTENTION_MASK][row].sum())
                 assert column == length
                 ids = data[columns.INPUT_IDS][row, :length].tolist()
-                found[key, agent] = (
+                bootstraps[key, agent] = (
                     ids,
                     bool(data[columns.BOOTSTRAPS_AGENT_TURN][row]),
                 )
-    return found
+    return bootstraps
 
 
-def test_only_truncated_agents_bootstrap_from_what_they_would_have_read():
+def test_only_truncated_agents_bootstrap():
     plan = [None, None, Outcome(terminated=["cid_0"]), Outcome(truncated=True)]
     config = team_config(
         made(Scripted, plan), LLMPPOConfig, policies=("a", "b", "c"), mapping=ALL
@@ -222,14 +222,14 @@ def test_only_truncated_agents_bootstrap_from_what_they_would_have_read():
         "ben_0": "truncated",
         "cid_0": "terminated",
     }
-    found = bootstrapped(run, [episode])
-    assert set(found) == {(0, 0), (0, 1)}
+    bootstraps = bootstrapped(run, [episode])
+    assert set(bootstraps) == {(0, 0), (0, 1)}
     decode = config.chat_renderers()["a"].tokenizer.decode
-    assert "hello ann_0, turn 4" in decode(found[0, 0][0])
-    assert "hello ben_0, turn 4" in decode(found[0, 1][0])
+    assert "hello ann_0, turn 4" in decode(bootstraps[0, 0][0])
+    assert "hello ben_0, turn 4" in decode(bootstraps[0, 1][0])
 
 
-def test_an_agent_cut_early_bootstraps_though_the_others_finish():
+def test_an_agent_truncated_early_bootstraps_in_a_terminated_episode():
     plan = [None, Outcome(truncated=["ann_0"]), None, over()]
     config = team_config(
         made(Scripted, plan), LLMPPOConfig, policies=("a", "b", "c"), mapping=ALL
@@ -244,26 +244,26 @@ def test_an_agent_cut_early_bootstraps_though_the_others_finish():
     assert episode_data(episode).stop_reason is StopReason.TERMINATED
 
 
-def test_a_terminated_episode_bootstraps_nobody():
+def test_a_terminated_episode_does_not_bootstrap():
     run = Run(team_config(Pair, LLMPPOConfig))
     assert bootstrapped(run, run.sample()) == {}
 
 
-def test_the_runners_limit_cuts_all_and_the_next_speaker_reads_on():
+def test_max_turns_truncates_all_agents_and_the_next_one_bootstraps():
     run = Run(team_config(Pair, LLMPPOConfig, rollouts={"max_turns": 3}))
     (episode,) = run.sample(1)
     assert len(episode) == 3
     assert ends(episode) == {"ann_0": "truncated", "ben_0": "truncated"}
-    found = bootstrapped(run, [episode])
+    bootstraps = bootstrapped(run, [episode])
     decode = run.config.chat_renderers()["a"].tokenizer.decode
-    assert found[0, 1][1] and "turn 3" in decode(found[0, 1][0])
-    assert not found[0, 0][1] and "turn 3" not in decode(found[0, 0][0])
+    assert bootstraps[0, 1][1] and "turn 3" in decode(bootstraps[0, 1][0])
+    assert not bootstraps[0, 0][1] and "turn 3" not in decode(bootstraps[0, 0][0])
 
 
-def test_simultaneous_agents_that_are_cut_all_read_on():
+def test_simultaneous_truncated_agents_all_bootstrap():
     run = Run(team_config(PairTogether, LLMPPOConfig, rollouts={"max_turns": 1}))
-    found = bootstrapped(run, run.sample(1))
-    assert [speaks for _, speaks in found.values()] == [True, True]
+    bootstraps = bootstrapped(run, run.sample(1))
+    assert [acts_next for _, acts_next in bootstraps.values()] == [True, True]
 
 
 def test_the_token_limit_counts_all_agents():
@@ -290,7 +290,7 @@ class Failing(Pair):
         return super().apply(agent, action)
 
 
-def test_a_broken_episode_may_be_kept_and_masked():
+def test_a_failed_episode_may_be_masked():
     config = team_config(
         Failing,
         LLMPPOConfig,
@@ -299,7 +299,7 @@ def test_a_broken_episode_may_be_kept_and_masked():
     )
     run = Run(config)
     (episode,) = run.sample(1)
-    # Ben's turn was never answered, so it is not in the record.
+    # The environment did not reply to Ben's turn, so it is not recorded.
     assert {p.agent_id: len(p) for p in agent_episodes(episode)} == {"ann_0": 1}
     (data,) = batches(run.learner, [episode]).values()
     assert not data[Columns.LOSS_MASK].any()
@@ -308,7 +308,7 @@ def test_a_broken_episode_may_be_kept_and_masked():
         other.sample(1)  # nothing to keep
 
 
-def test_an_agent_that_outgrows_the_context_ends_the_episode():
+def test_context_overflow_of_one_agent_ends_the_episode():
     config = team_config(
         Pair,
         LLMPPOConfig,
@@ -323,15 +323,15 @@ def test_an_agent_that_outgrows_the_context_ends_the_episode():
     assert set(bootstrapped(run, [episode])) == {(0, 0), (0, 1)}
 
 
-def test_bad_environments_are_named():
+def test_undeclared_agents_and_an_empty_reset_are_refused():
     with pytest.raises(EnvContractError, match="'dan_0'"):
         play(made(Scripted, [Outcome({"dan_0": 1.0})]))
-    with pytest.raises(EnvContractError, match="nobody"):
+    with pytest.raises(EnvContractError, match="returned no active agents"):
         play(OverAtOnce)
 
 
 class OverAtOnce(Quiet):
-    """Nobody takes part."""
+    """Has no agent after reset()."""
 
     possible_agents = ["ann_0", "ben_0", "cid_0"]
 

@@ -1,4 +1,4 @@
-"""RLlib's stock multi-agent sampler keeps what a MultiAgentAdapter says."""
+"""RLlib's stock multi-agent runner with a MultiAgentAdapter."""
 
 import gymnasium as gym
 import numpy as np
@@ -47,7 +47,7 @@ def ends(episode):
     }
 
 
-def test_rewards_before_while_and_after_reach_the_agents():
+def test_rewards_before_between_and_after_turns_are_kept():
     plan = [
         Outcome({"ben_0": 1.0, "cid_0": 2.0}, terminated=["ann_0"]),
         Outcome({"ben_0": 0.5}),
@@ -59,7 +59,7 @@ def test_rewards_before_while_and_after_reach_the_agents():
     assert [len(e) for e in episode.agent_episodes.values()] == [1, 1, 1]
 
 
-def test_the_first_speaker_may_leave_before_others_appear():
+def test_the_first_agent_may_end_before_others_appear():
     episode, _ = played(Scripted, [Outcome(terminated=["ann_0"]), None, over()])
     assert {a: len(e) for a, e in episode.agent_episodes.items()} == {
         "ann_0": 1,
@@ -81,7 +81,7 @@ def test_mixed_ends_finish_the_episode_and_keep_the_truncation():
     assert last == "hello ben_0, turn 2"
 
 
-def test_agents_that_never_acted_do_not_decide_how_it_ends():
+def test_agents_that_never_acted_do_not_affect_the_end():
     end = Outcome(terminated=["ann_0"], truncated=["ben_0", "cid_0"])
     episode, _ = played(Scripted, [end])
     assert ends(episode) == {"ann_0": "terminated"}
@@ -89,12 +89,12 @@ def test_agents_that_never_acted_do_not_decide_how_it_ends():
 
 
 @pytest.mark.parametrize("cls", [Scripted, Together])
-def test_truncation_of_all_is_no_termination(cls):
+def test_truncation_of_all_agents_is_not_termination(cls):
     episode, _ = played(cls, config={"max_turns": 3})
     assert set(ends(episode).values()) == {"truncated"}
 
 
-def test_rewards_of_agents_that_never_act_are_told():
+def test_rewards_of_agents_that_never_act_are_in_the_infos():
     plan = [over({"ann_0": 1.0, "cid_0": 2.0})]
     episode, infos = played(Scripted, plan)
     assert returns(episode) == {"ann_0": 1.0}
@@ -117,7 +117,7 @@ def test_late_joiners_and_retries():
 
 
 class Scripts(TorchRLModule):
-    """Answers every prompt of the dilemma with the move its name says."""
+    """Answers every prompt of the dilemma with the move of its model config."""
 
     def setup(self):
         pass
@@ -160,7 +160,7 @@ def test_the_stock_runner_samples_whole_games():
 
 
 @pytest.mark.parametrize("cls", [Chaos, ChaosTogether])
-def test_whatever_happens_no_reward_and_no_end_is_lost(cls):
+def test_random_environments_lose_no_reward_and_no_end(cls):
     for seed in range(150):
         env = to_rllib_env(MultiAgentAdapter(cls({"max_turns": 12})))
         game, episode = env.env.unwrapped, MultiAgentEpisode()

@@ -1,4 +1,4 @@
-"""What reaches the EnvRunner: splits, seeds, versions, what a critic is shown."""
+"""Inputs of LLMEnvRunner: splits, seeds, weights versions, prompts, limits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rllib_llm.offline.prepare_model import prepare_language_model
 
 
 class Noting(Countdown):
-    """Notes with which options it was begun."""
+    """Records the options of every reset."""
 
-    begun: list[dict] = []
+    resets: list[dict] = []
 
     def reset(self, *, seed=None, options=None):
-        Noting.begun += [dict(options)] if options else []
+        Noting.resets += [dict(options)] if options else []
         return super().reset(seed=seed, options=options)
 
 
@@ -42,7 +42,7 @@ def sampled(episodes):
     return [[t.action_ids.tolist() for t in turns_of(e)] for e in episodes]
 
 
-def own_tasks(runner, count):
+def next_tasks(runner, count):
     return [episode_data(e).task for e in runner.sample(num_episodes=count)]
 
 
@@ -56,28 +56,28 @@ def evaluation_runner(seed=0):
 
 
 def test_evaluation_plays_held_out_tasks_and_training_does_not():
-    Noting.begun.clear()
-    training = own_tasks(make_runner(Noting), 6)
-    assert {o["split"] for o in Noting.begun} == {"train"}
-    Noting.begun.clear()
-    evaluation = own_tasks(evaluation_runner(), 6)
-    assert {o["split"] for o in Noting.begun} == {"test"}
+    Noting.resets.clear()
+    training = next_tasks(make_runner(Noting), 6)
+    assert {o["split"] for o in Noting.resets} == {"train"}
+    Noting.resets.clear()
+    evaluation = next_tasks(evaluation_runner(), 6)
+    assert {o["split"] for o in Noting.resets} == {"test"}
     assert {t.options["split"] for t in evaluation} == {"test"}
     assert {t.seed for t in evaluation}.isdisjoint(t.seed for t in training)
-    # The same ones at every evaluation, whatever the run's seed.
-    assert own_tasks(evaluation_runner(seed=5), 6) == evaluation
+    # The same tasks at every evaluation, with any seed of the run.
+    assert next_tasks(evaluation_runner(seed=5), 6) == evaluation
 
 
-def test_runners_that_draw_their_own_tasks_draw_different_ones():
+def test_runners_draw_different_tasks():
     seeds = [
-        {t.seed for t in own_tasks(make_runner(Countdown, worker_index=i), 8)}
+        {t.seed for t in next_tasks(make_runner(Countdown, worker_index=i), 8)}
         for i in range(3)
     ]
-    assert all(len(own) == 8 for own in seeds)
+    assert all(len(of_runner) == 8 for of_runner in seeds)
     assert all(a.isdisjoint(b) for a, b in itertools.combinations(seeds, 2))
 
 
-def test_training_tasks_follow_one_another():
+def test_training_tasks_do_not_repeat():
     source = LLMPPOConfig().rollouts(group_size=2).build_task_source()
     first, second = source.next_groups(3), source.next_groups(2)
     assert [t.group_id for t in first] == [0, 0, 1, 1, 2, 2]
@@ -92,7 +92,7 @@ def test_evaluation_runners_divide_the_tasks():
     assert [t for pair in zip(*parts) for t in pair] == everything
 
 
-def test_the_run_s_seed_decides_the_training_tasks():
+def test_training_tasks_depend_on_the_seed():
     def seeds(seed):
         source = LLMPPOConfig().debugging(seed=seed).build_task_source()
         return [t.seed for t in source.next_groups(20)]
@@ -104,7 +104,7 @@ def test_the_run_s_seed_decides_the_training_tasks():
 # Sampling seeds -----------------------------------------------------------------------
 
 
-def test_every_turn_of_every_rollout_attempt_and_agent_has_its_own_seed():
+def test_turn_seeds_are_distinct():
     def agent_state(turn, index):
         data = EpisodeData(num_turns=turn)
         return AgentState(f"agent_{index}", "policy", index=index, data=data)
@@ -117,7 +117,7 @@ def test_every_turn_of_every_rollout_attempt_and_agent_has_its_own_seed():
     assert len(seeds) == len(asked)
 
 
-def test_agents_that_read_the_same_at_the_same_time_say_different_things():
+def test_agents_with_equal_prompts_sample_different_tokens():
     class Alike(made(Together, [None, None, over()])):
         def prompt_for(self, agent):
             return "Say anything."
@@ -126,18 +126,18 @@ def test_agents_that_read_the_same_at_the_same_time_say_different_things():
         Alike, LLMPPOConfig, policies=("a",), mapping={"*": "a"}, slots=1
     )
     (episode,) = Run(config, learner=False).runner.sample(tasks=[Task(0, 0, 3)])
-    said = sampled(agent_episodes(episode))
-    assert len(said) == 3
-    # Those of one turn started from the same ids, those of one agent never repeat.
-    firsts = [tuple(turns[0]) for turns in said]
+    by_agent = sampled(agent_episodes(episode))
+    assert len(by_agent) == 3
+    # First turns have equal prompts; later turns of an agent have different seeds.
+    firsts = [tuple(turns[0]) for turns in by_agent]
     assert len(set(firsts)) == 3
-    assert all(len({tuple(t) for t in turns}) == len(turns) for turns in said)
+    assert all(len({tuple(t) for t in turns}) == len(turns) for turns in by_agent)
 
 
 # Weights ------------------------------------------------------------------------------
 
 
-def test_turns_say_which_weights_sampled_them():
+def test_turns_record_the_weights_version():
     runner = make_runner(Countdown)
     runner.set_weights_version(7)
     first = runner.sample(num_episodes=2)
@@ -149,7 +149,7 @@ def test_turns_say_which_weights_sampled_them():
     assert versions == [{7}, {8}]
 
 
-def test_rllib_s_own_sync_reaches_the_engine():
+def test_set_state_updates_the_engine():
     asked = [Task(g, 0, 100 + g) for g in range(4)]
     runner, other = make_runner(Countdown), make_runner(Countdown)
     before = sampled(runner.sample(tasks=asked))
@@ -162,7 +162,7 @@ def test_rllib_s_own_sync_reaches_the_engine():
     runner.set_state(synced)
     other.set_state(synced)
     assert runner.engine.weights_version == other.engine.weights_version == 5
-    # Nothing that was cached for the old weights is read again.
+    # The engine's cache of the old weights is not used again.
     after = runner.sample(tasks=asked)
     assert sampled(after) == sampled(other.sample(tasks=asked)) != before
     assert {t.weights_seq_no for e in after for t in turns_of(e)} == {5}
@@ -173,7 +173,7 @@ def test_rllib_s_own_sync_reaches_the_engine():
 # Conversations ------------------------------------------------------------------------
 
 
-def test_an_edited_context_starts_the_ids_anew():
+def test_a_prompt_that_does_not_extend_replaces_the_ids():
     def turn(ids, extends):
         return Turn(
             prompt_ids=np.array(ids, np.int32),
@@ -204,7 +204,7 @@ def test_latest_history_keeps_the_newest_prompt_only():
     assert episode_data(episode).ids == whole
 
 
-def test_what_overflows_the_context_is_not_shown_to_the_critic():
+def test_an_overflowing_prompt_is_not_shown_to_the_critic():
     runner = make_runner(
         Endless, generation={"max_new_tokens": 4, "max_context_tokens": 120}
     )
@@ -212,7 +212,7 @@ def test_what_overflows_the_context_is_not_shown_to_the_critic():
     data = episode_data(episode)
     assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert data.prompt is None
-    # By contrast, where turns run out there is room for what comes next.
+    # With max_turns instead, the context has room for the next prompt.
     (episode,) = make_runner(Endless, max_turns=2).sample(num_episodes=1)
     assert episode_data(episode).prompt.ids
 
@@ -224,12 +224,12 @@ def test_no_row_is_longer_than_the_context(limit):
     )
     for episode in runner.sample(num_episodes=2):
         data = episode_data(episode)
-        shown = len(data.prompt.ids) if data.prompt is not None else 0
-        assert len(data.ids) + shown <= limit
+        num_prompt = len(data.prompt.ids) if data.prompt is not None else 0
+        assert len(data.ids) + num_prompt <= limit
 
 
 class Telling(Countdown):
-    """Says after two turns that it is solved; the first turn is no action."""
+    """Succeeds after two turns; the first completion is not a valid action."""
 
     def parse(self, completion):
         return None if self.turn == 1 else super().parse(completion)
@@ -239,7 +239,7 @@ class Telling(Countdown):
         return "Go."
 
 
-def test_what_the_environment_says_of_turns_and_episodes_is_kept():
+def test_invalid_turns_and_success_are_recorded():
     (episode,) = make_runner(Telling).sample(num_episodes=1)
     assert [t.invalid for t in turns_of(episode)] == [True, False, False]
     assert episode_data(episode).success is True
@@ -257,7 +257,7 @@ def test_what_the_environment_says_of_turns_and_episodes_is_kept():
         (100, 30, 30, 1),
     ],
 )
-def test_a_turn_has_the_room_that_context_and_episode_leave(
+def test_turn_budget_follows_context_and_episode_limits(
     context, per_episode, sampled, expected
 ):
     asked = []
@@ -286,9 +286,9 @@ def test_a_turn_has_the_room_that_context_and_episode_leave(
         (FinishReason.LENGTH, 2, (3, None), (False, None)),
     ],
 )
-def test_why_an_episode_ends(finish, turns, bounds, expected):
+def test_stop_reason_of_limits(finish, turns, bounds, expected):
     limits = SimpleNamespace(max_turns=bounds[0], max_tokens_per_episode=None)
-    found = stop_reason(
+    ended = stop_reason(
         limits,
         Task(0, 0, 0, max_turns=bounds[1]),
         turns=turns,
@@ -298,4 +298,4 @@ def test_why_an_episode_ends(finish, turns, bounds, expected):
         truncated=False,
         given=None,
     )
-    assert found == expected
+    assert ended == expected

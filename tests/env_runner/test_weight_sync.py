@@ -1,4 +1,4 @@
-"""Weights reach EnvRunners of other processes: once per version, nothing twice."""
+"""Weight transfer to remote EnvRunners: one put per version, only changed weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMBEDDING = "lm.model.embed_tokens.weight"
 
 
 class FakeLearners:
-    """A LearnerGroup of one local learner with the module of ``runner``."""
+    """Stands for a LearnerGroup with one local Learner and the module of ``runner``."""
 
     is_local = True
 
@@ -39,7 +39,7 @@ class FakeLearners:
         return results
 
     def update(self):
-        """Move every parameter, frozen ones too, so that each transfer shows."""
+        """Change every parameter, frozen ones too, so that each transfer shows."""
         self._weights_seq_no += 1
         with torch.no_grad():
             for parameter in self.unwrapped().parameters():
@@ -47,7 +47,7 @@ class FakeLearners:
 
 
 class FakeRunners:
-    """An EnvRunnerGroup whose remote runners live here."""
+    """Stands for an EnvRunnerGroup; its remote runners are in this process."""
 
     def __init__(self, *runners):
         self.runners = dict(enumerate(runners, 1))
@@ -76,7 +76,7 @@ def mib(tensors):
     return sum(t.nbytes for t in tensors.values()) / 2**20
 
 
-def test_one_put_per_version_and_all_runners_have_it(groups, monkeypatch):
+def test_weights_are_put_once_per_version_for_all_runners(groups, monkeypatch):
     learners, runners = groups
     puts, put = [], ray.put
     monkeypatch.setattr(ray, "put", lambda value: puts.append(1) or put(value))
@@ -93,13 +93,13 @@ def test_one_put_per_version_and_all_runners_have_it(groups, monkeypatch):
                 assert torch.equal(tensor, source[name]), name
 
 
-def test_frozen_parameters_travel_once_per_runner(groups):
+def test_frozen_parameters_are_sent_once_per_runner(groups):
     learners, runners = groups
     source = learners.unwrapped().shared_tensors(inference_only=True)
     source[EMBEDDING].requires_grad_(False)
     moving = {n: t for n, t in source.items() if n != EMBEDDING}
     learners.update()
-    # New runners say that they lack the rest, and get everything.
+    # New runners report that they lack weights and receive all of them.
     assert send(learners, runners) == pytest.approx(mib(moving) + mib(source))
     first = source[EMBEDDING].clone()
     learners.update()
@@ -108,7 +108,7 @@ def test_frozen_parameters_travel_once_per_runner(groups):
         theirs = parameters(runner)
         assert torch.equal(theirs[EMBEDDING], first)
         assert all(torch.equal(theirs[n], moving[n]) for n in moving)
-    # Only the restarted one gets everything again.
+    # Only the restarted runner receives all weights again.
     runners.runners[2] = make_runner(Countdown, worker_index=2)
     learners.update()
     assert send(learners, runners) == pytest.approx(mib(moving) + mib(source))
@@ -116,7 +116,7 @@ def test_frozen_parameters_travel_once_per_runner(groups):
     assert torch.equal(parameters(runners.runners[2])[EMBEDDING], source[EMBEDDING])
 
 
-def test_bfloat16_on_the_wire(groups):
+def test_weights_are_sent_as_bfloat16(groups):
     learners, runners = groups
     learners.update()
     source = learners.unwrapped().shared_tensors(inference_only=True)
@@ -133,15 +133,15 @@ def test_weights_of_another_model_are_refused(groups):
     runner = runners.runners[1]
     before = parameters(runner)[EMBEDDING].clone()
     with pytest.raises(CheckpointError, match=r"no_such\.weight"):
-        stranger = pack({"no_such.weight": torch.ones(2)})
-        runner.receive_weights({DEFAULT_MODULE_ID: stranger}, 1)
+        unknown = pack({"no_such.weight": torch.ones(2)})
+        runner.receive_weights({DEFAULT_MODULE_ID: unknown}, 1)
     with pytest.raises(CheckpointError, match=EMBEDDING):
         runner.receive_weights({DEFAULT_MODULE_ID: pack({EMBEDDING: torch.ones(2)})}, 1)
     assert torch.equal(parameters(runner)[EMBEDDING], before)
     assert runner.engine.weights_version == 0
 
 
-def test_the_setting_is_checked():
+def test_an_unknown_weight_sync_dtype_is_refused():
     config = LLMPPOConfig().environment(Countdown).language_model(tiny=TINY)
     with pytest.raises(ConfigError, match="weight_sync_dtype='float8'"):
         config.rollouts(weight_sync_dtype="float8").validate()

@@ -1,4 +1,4 @@
-"""An engine that computes something else than the Learner stops the run."""
+"""Check of an engine's copy of the weights against the module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllib_llm.errors import ModelError
 
 
 class CopyEngine(TorchEngine):
-    """Holds a copy of the weights; can be told to corrupt or to lag."""
+    """Holds a copy of the weights, with an optional ``fault`` in its updates."""
 
     fault: str | None = None
 
@@ -38,7 +38,7 @@ class CopyEngine(TorchEngine):
 
 
 class CopyConfig(GRPOConfig):
-    """Puts a copying engine where "vllm" puts vLLM."""
+    """Builds a CopyEngine in place of vLLM."""
 
     fault: str | None = None
 
@@ -77,7 +77,7 @@ def change(runner):
             parameter.add_(0.05 * torch.randn_like(parameter))
 
 
-def test_a_faithful_copy_passes_and_its_check_is_no_work(folder):
+def test_a_correct_copy_passes_and_metrics_exclude_the_check(folder):
     runner = make_runner(folder)
     checked = []
     for version in range(4):
@@ -93,7 +93,7 @@ def test_a_faithful_copy_passes_and_its_check_is_no_work(folder):
 
 
 @pytest.mark.parametrize(("fault", "version"), [("corrupt", 0), ("lost", 1)])
-def test_other_weights_than_the_learners_stop_the_run(folder, fault, version):
+def test_a_wrong_copy_is_refused(folder, fault, version):
     runner = make_runner(folder, fault)
     for _ in range(version):
         runner.sample(num_episodes=1)
@@ -121,7 +121,7 @@ def test_a_shared_engine_with_newer_weights_is_not_compared(folder):
         ("bfloat16", {"quantization": "fp8"}, "quantized"),
     ],
 )
-def test_the_tolerance_follows_what_is_computed_in(dtype, kwargs, kind):
+def test_tolerance_depends_on_the_precision(dtype, kwargs, kind):
     config = GRPOConfig().language_model(dtype=dtype)
     config.engine_kwargs = kwargs
     assert tolerance_of(config) == TOLERANCE[kind]

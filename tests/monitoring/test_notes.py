@@ -49,7 +49,7 @@ def slot(index, waiting_for, since, seed=0, modules=()):
         waiting_for=waiting_for,
         since=since,
         task=Task(group_id=0, rollout=0, seed=seed),
-        play=SimpleNamespace(agents=agents),
+        recorder=SimpleNamespace(agent_states=agents),
     )
 
 

@@ -1,4 +1,4 @@
-"""Who speaks for an agent and how, and what is told of it afterwards."""
+"""Policies of several agents: scripts, mappings, settings, transcripts, metrics."""
 
 import numpy as np
 import pytest
@@ -22,10 +22,10 @@ from rllib_llm.env_runner.tasks import TaskSource
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.transcripts.collector import transcript_record
 
-# Who speaks, and how ------------------------------------------------------------------
+# Policies of agents -------------------------------------------------------------------
 
 
-def test_silent_agents_are_not_asked():
+def test_only_the_agents_that_must_act_take_turns():
     run = Run(team_config(Quiet, LLMPPOConfig))
     (episode,) = run.sample(1)
     when = {"ann_0": [], "ben_0": []}
@@ -43,14 +43,14 @@ def scripted(script, env=Pair, **sections):
     return team_config(env, LLMPPOConfig, policies=policies, **sections)
 
 
-def test_a_script_plays_with_seeded_dice_and_is_never_trained():
+def test_a_scripted_policy_is_seeded_and_not_trained():
     run = Run(scripted(random_script))
     first = run.runner.sample(tasks=[Task(0, 0, 7), Task(0, 1, 7), Task(1, 0, 8)])
     again = run.runner.sample(tasks=[Task(0, 0, 7)])
-    said = [list(e.agent_episodes["ben_0"].get_actions()) for e in first + again]
-    assert all(text.startswith("ben_0 ") for texts in said for text in texts)
-    assert said[0] == said[3]
-    assert len({text for texts in said[:3] for text in texts}) == 6
+    replies = [list(e.agent_episodes["ben_0"].get_actions()) for e in first + again]
+    assert all(text.startswith("ben_0 ") for texts in replies for text in texts)
+    assert replies[0] == replies[3]
+    assert len({text for texts in replies[:3] for text in texts}) == 6
     assert [p.agent_id for p in agent_episodes(first[0])] == ["ann_0"]
     assert first[0].agent_episodes["ben_0"].get_return() > 0
     assert set(batches(run.learner, first)) == {"a"}
@@ -69,12 +69,12 @@ def test_a_script_may_be_named_and_sees_its_conversation():
 
 def test_a_script_must_return_text():
     with pytest.raises(EnvContractError, match=r"script of 'b' returned 3"):
-        Run(scripted(lambda told: 3), learner=False).sample(1)
+        Run(scripted(lambda turn: 3), learner=False).sample(1)
     with pytest.raises(ConfigError, match="no_such_script"):
         scripted("team_helpers:no_such_script").validate()
 
 
-def test_settings_of_a_policy_are_its_own():
+def test_settings_of_a_policy_apply_to_it_alone():
     policies = {
         "a": {"generation": {"max_new_tokens": 2, "temperature": 0.5}},
         "b": {
@@ -113,11 +113,11 @@ def test_temperature_of_one_policy_changes_its_samples_only():
     config = team_config(PairTogether, LLMPPOConfig, policies=cold)
     changed = Run(config, learner=False).sample()
 
-    def said(episodes, agent):
+    def actions(episodes, agent):
         return [e.agent_episodes[agent].get_actions(0) for e in episodes]
 
-    assert said(plain, "ben_0") == said(changed, "ben_0")
-    assert said(plain, "ann_0") != said(changed, "ann_0")
+    assert actions(plain, "ben_0") == actions(changed, "ben_0")
+    assert actions(plain, "ann_0") != actions(changed, "ann_0")
 
 
 def test_role_prompts_come_from_the_environment():
@@ -132,17 +132,17 @@ def test_role_prompts_come_from_the_environment():
 
 def test_a_mapping_may_depend_on_the_episode():
     run = Run(team_config(Pair, LLMPPOConfig, mapping=by_seed), learner=False)
-    found = set()
+    seen = set()
     for episode in run.sample(8):
         swapped = episode_data(episode).task.seed % 2
         by = {a: t.module_id for a, t in turns_of(episode)}
         assert by == {"ann_0": "ab"[swapped], "ben_0": "ba"[swapped]}
         assert {p.module_id for p in agent_episodes(episode)} == {"a", "b"}
-        found.add(swapped)
-    assert found == {0, 1}
+        seen.add(swapped)
+    assert seen == {0, 1}
 
 
-def test_a_mapping_to_no_policy_is_named_while_playing():
+def test_a_mapping_to_an_unknown_policy_is_refused_in_sampling():
     def mapping(agent_id, episode, **kwargs):
         return "c" if episode_data(episode).task.seed == 99 else "a"
 
@@ -151,20 +151,20 @@ def test_a_mapping_to_no_policy_is_named_while_playing():
         run.runner.sample(tasks=[Task(0, 0, 99)])
 
 
-def test_same_tasks_same_episodes_whatever_runs_beside():
+def test_episodes_do_not_depend_on_concurrent_episodes():
     run = Run(team_config(PairTogether, LLMPPOConfig), learner=False)
     tasks = TaskSource(seed=2).next_groups(6)
 
-    def said(episodes):
+    def sampled_ids(episodes):
         return [[t.action_ids.tolist() for _, t in turns_of(e)] for e in episodes]
 
-    together = said(run.runner.sample(tasks=tasks))
-    alone = [said(run.runner.sample(tasks=[task]))[0] for task in tasks]
+    together = sampled_ids(run.runner.sample(tasks=tasks))
+    alone = [sampled_ids(run.runner.sample(tasks=[task]))[0] for task in tasks]
     assert together == alone
     assert all(len(set(map(tuple, e))) == 4 for e in together)  # agents differ, too
 
 
-def test_policies_with_models_of_their_own():
+def test_policies_with_different_models():
     other = {"language_model": {"model": tiny_model(1)}}
     config = team_config(Pair, LLMPPOConfig, policies={"a": None, "b": other})
     run = Run(config)
@@ -174,10 +174,10 @@ def test_policies_with_models_of_their_own():
     assert run.update(episodes)["b"]["train_inference_mismatch_max"].peek() < 1e-4
 
 
-# What is told -------------------------------------------------------------------------
+# Transcripts and metrics --------------------------------------------------------------
 
 
-def test_agents_come_in_declared_order_not_in_that_of_a_set():
+def test_agent_episodes_are_in_declared_order():
     class BenFirst(Pair):
         def next_agent(self):
             return "ben_0" if self.turn % 2 == 0 else "ann_0"
@@ -188,7 +188,7 @@ def test_agents_come_in_declared_order_not_in_that_of_a_set():
     assert [p.agent_id for p in agent_episodes(episode)] == ["ann_0", "ben_0"]
 
 
-def test_a_transcript_tells_turns_in_order_with_agent_and_policy():
+def test_a_transcript_lists_turns_in_order_with_agent_and_policy():
     run = Run(scripted(random_script, PairTogether), learner=False)
     (episode,) = run.sample(1)
     items = list(episode.agent_episodes.items())
@@ -198,8 +198,8 @@ def test_a_transcript_tells_turns_in_order_with_agent_and_policy():
         record = transcript_record(
             episode, split="train", picked="best", max_chars=99, max_turns=9
         )
-        told = [(t["turn"], t["agent"], t["policy"]) for t in record["turns"]]
-        assert told == [(t, *who) for t in (0, 1) for who in both]
+        turns = [(t["turn"], t["agent"], t["policy"]) for t in record["turns"]]
+        assert turns == [(t, *who) for t in (0, 1) for who in both]
     assert record["agents"] == ["ann_0", "ben_0"]
     assert record["return"] == pytest.approx(episode.get_return(), abs=1e-6)
     assert record["num_turns"] == 4
@@ -212,10 +212,10 @@ def test_metrics_by_agent_and_by_policy():
     config = team_config(Pair, LLMPPOConfig, policies=["a"], mapping="a")
     run = Run(config, learner=False)
     episodes = run.sample(6)
-    found = run.runner.get_metrics()
+    metrics = run.runner.get_metrics()
 
     def peek(*keys):
-        value = found
+        value = metrics
         for key in keys:
             value = value[key]
         return value.peek()

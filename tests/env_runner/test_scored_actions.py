@@ -1,4 +1,4 @@
-"""Seats that choose among admissible actions: what is chosen, recorded and refused."""
+"""Action scorer: choices among admissible actions, records and errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
 
-# Random weights are sure of themselves; the temperature makes them doubt.
+# Random weights give nearly all mass to one action; the temperature spreads it.
 SCORE = {"head": "score", "temperature": 20.0}
 TASKS = [Task(i, 0, i) for i in range(8)]
 
 
 class Listed(TextEnv):
-    """Two turns; lists what its class attribute says."""
+    """Lasts two turns; its class attribute holds the admissible actions."""
 
     max_turns = 2
     listed: tuple = (["go left", "go", "stay here"],) * 2
@@ -29,7 +29,7 @@ class Listed(TextEnv):
         return f"Choose {rng.integers(100)}."
 
     def reply(self, action):
-        return TurnResult(f"You said {action}.", reward=float(action == "go"))
+        return TurnResult(f"You chosen_texts {action}.", reward=float(action == "go"))
 
     def admissible_actions(self):
         return self.listed[self.turn]
@@ -48,7 +48,7 @@ def turns_of(episodes):
     ]
 
 
-def said(episodes):
+def chosen_texts(episodes):
     return [list(p.get_actions()) for e in episodes for p in agent_episodes(e)]
 
 
@@ -75,9 +75,9 @@ def test_turns_are_token_in_token_out(runner):
             assert turn.choice.weights.tolist() == [1.0, 1.0, 1.0]
             ids += [*turn.prompt_ids.tolist(), *turn.action_ids.tolist()]
         assert data.ids == ids
-        spoken = [m["content"] for m in data.messages if m["role"] == "assistant"]
-        assert spoken == list(episode.get_actions())
-        assert sum(episode.get_rewards()) == spoken.count("go")
+        replies = [m["content"] for m in data.messages if m["role"] == "assistant"]
+        assert replies == list(episode.get_actions())
+        assert sum(episode.get_rewards()) == replies.count("go")
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_norms_divide_by_tokens_or_words(norm, count):
             assert weight == pytest.approx(1 / count(len(ids), text))
 
 
-def test_what_is_chosen_depends_on_the_task_alone():
+def test_choices_do_not_depend_on_concurrent_episodes():
     alone, together, again = (
         sample(make_runner(Listed, generation=SCORE, slots=n)) for n in (1, 8, 8)
     )
-    assert said(alone) == said(together) == said(again)
+    assert chosen_texts(alone) == chosen_texts(together) == chosen_texts(again)
     np.testing.assert_allclose(logps(alone), logps(together), atol=1e-5)
-    assert len({tuple(actions) for actions in said(alone)}) > 1
+    assert len({tuple(actions) for actions in chosen_texts(alone)}) > 1
 
 
-def test_chances_are_those_of_the_policy():
+def test_choice_frequencies_match_the_policy():
     """Frequencies over many seeds, within four standard errors."""
     runner = make_runner(Listed, generation=SCORE, slots=64)
     tasks = [Task(0, rollout, 0) for rollout in range(400)]
@@ -119,9 +119,9 @@ def test_chances_are_those_of_the_policy():
         assert abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 400)
 
 
-def test_greedy_takes_the_likeliest(runner):
+def test_greedy_takes_the_most_likely_action(runner):
     first, second = sample(runner, explore=False), sample(runner, explore=False)
-    assert said(first) == said(second)
+    assert chosen_texts(first) == chosen_texts(second)
     assert (np.exp(logps(first)) > 1 / 3 - 1e-6).all()
 
 
@@ -136,7 +136,7 @@ def test_temperature_flattens_the_categorical():
     assert (cold > hot).all()
 
 
-def test_an_action_that_does_not_fit_overflows():
+def test_an_action_longer_than_the_context_overflows():
     first = make_runner(Listed, generation=SCORE)
     lengths = [t.prompt_ids.size + t.action_ids.size for t in turns_of(sample(first))]
     room = {**SCORE, "max_context_tokens": max(lengths) + 4}
@@ -153,10 +153,10 @@ def test_an_action_that_does_not_fit_overflows():
         (["go", 3], r"lists 3 in info.*non-blank string"),
         (["go", " "], r"lists ' ' in info"),
         (["go", "stay", "go"], r"lists 'go' twice"),
-        (["go<|im_end|>"], r"'go<\|im_end\|>'.*reads 'go'"),
+        (["go<|im_end|>"], r"'go<\|im_end\|>'.*decodes to 'go'"),
     ],
 )
-def test_lists_are_checked_at_every_turn(listed, message):
+def test_admissible_actions_are_checked_at_every_turn(listed, message):
     class Bad(Listed):
         listed = (["go", "stay"], None)
 
@@ -165,9 +165,9 @@ def test_lists_are_checked_at_every_turn(listed, message):
         sample(make_runner(Bad, generation=SCORE))
 
 
-def test_a_part_of_the_vocabulary_is_no_choice(runner):
+def test_top_k_is_refused_with_action_scorers(runner):
     config = runner.config.copy(copy_frozen=False).generation(top_k=5)
-    with pytest.raises(ConfigError, match="top_k=5 cut the vocabulary"):
+    with pytest.raises(ConfigError, match="top_k=5 restrict the vocabulary"):
         LLMEnvRunner(config=config)
 
 

@@ -1,4 +1,4 @@
-"""Seats of classic RLModules: what is read, chosen, recorded and told."""
+"""Policies without a language model: observations, actions, records, metrics."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def run():
     return NonLLMRun(config_of())
 
 
-def test_the_record_is_what_rllibs_learner_reads(run):
+def test_episodes_hold_the_columns_of_rllibs_learner(run):
     episodes = run.sample(4)
     module = run.runner.module["run"]
     for part in runners_of(episodes):
@@ -40,13 +40,13 @@ def test_the_record_is_what_rllibs_learner_reads(run):
             Columns.ACTION_DIST_INPUTS,
         }
         for t in range(len(part)):
-            read = torch.as_tensor(part.get_observations(t))[None]
-            logits = module.forward_exploration({"obs": read})["action_dist_inputs"][0]
+            obs = torch.as_tensor(part.get_observations(t))[None]
+            logits = module.forward_exploration({"obs": obs})["action_dist_inputs"][0]
             recorded = part.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, t)
             np.testing.assert_allclose(recorded, logits.detach().numpy(), atol=1e-6)
             logp = logits.log_softmax(-1)[int(part.get_actions(t))]
-            found = part.get_extra_model_outputs(Columns.ACTION_LOGP, t)
-            assert found == pytest.approx(float(logp), abs=1e-6)
+            recorded_logp = part.get_extra_model_outputs(Columns.ACTION_LOGP, t)
+            assert recorded_logp == pytest.approx(float(logp), abs=1e-6)
 
 
 def test_rewards_are_those_of_the_actions(run):
@@ -77,13 +77,13 @@ def actions_of(config, explore=True):
     return [[int(a) for a in part.get_actions()] for part in runners_of(episodes)]
 
 
-def test_actions_depend_on_the_task_alone():
+def test_actions_do_not_depend_on_concurrent_episodes():
     alone = actions_of(config_of(slots=1))
     assert alone == actions_of(config_of(slots=6))
     assert len({tuple(a) for a in alone}) > 1
 
 
-def test_without_exploration_the_mode_is_taken():
+def test_explore_false_takes_the_mode():
     run = NonLLMRun(config_of())
     for part in runners_of(run.sample(4, explore=False)):
         logits = np.stack(part.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS))
@@ -102,7 +102,7 @@ def test_discrete_observations_are_one_hot_and_actions_may_be_several():
 
 
 @pytest.mark.parametrize("squashed", [True, False])
-def test_real_actions_reach_the_environment_within_its_bounds(squashed, monkeypatch):
+def test_continuous_actions_stay_within_the_bounds_of_the_space(squashed, monkeypatch):
     got = []
     apply = Steering.apply
 
@@ -131,7 +131,7 @@ def test_a_recurrent_module_is_refused():
 
 
 def by_seed(agent_id, episode, **kwargs):
-    """The runner is played by the MLP in the first game only."""
+    """Map the runner to the MLP in the first game only."""
     from rllib_llm.data.episode_data import episode_data
 
     is_first = episode_data(episode).task.seed == FIRST_SEED
@@ -141,22 +141,22 @@ def by_seed(agent_id, episode, **kwargs):
 FIRST_SEED = config_of().build_task_source().next_groups(1)[0].seed
 
 
-def test_a_language_model_does_not_read_numbers():
+def test_numeric_observations_of_a_language_model_are_refused():
     run = NonLLMRun(config_of(mapping=by_seed))
     with pytest.raises(EnvContractError, match=r"'runner_0'.*'talk' reads text"):
         run.runner.sample(tasks=[Task(0, 0, FIRST_SEED + 1)])
 
 
-def test_metrics_count_the_runner_but_not_its_turns_as_words(run):
+def test_metrics_include_the_mlp_agent_without_its_turns(run):
     run.runner.get_metrics()
     episodes = run.sample(4)
-    told = run.runner.get_metrics()
-    paid = [part.get_return() for part in runners_of(episodes)]
-    mean = told["agent_episode_return_mean"]["runner_0"].peek()
-    assert mean == pytest.approx(np.mean(paid))
-    assert told["module_episode_return_mean"]["run"].peek() == pytest.approx(mean)
-    assert told["num_module_steps_sampled"]["run"].peek() == 12
-    assert told["turns_mean"].peek() == 3  # those of the speaker
+    metrics = run.runner.get_metrics()
+    returns = [part.get_return() for part in runners_of(episodes)]
+    mean = metrics["agent_episode_return_mean"]["runner_0"].peek()
+    assert mean == pytest.approx(np.mean(returns))
+    assert metrics["module_episode_return_mean"]["run"].peek() == pytest.approx(mean)
+    assert metrics["num_module_steps_sampled"]["run"].peek() == 12
+    assert metrics["turns_mean"].peek() == 3  # the LLM's turns alone
     assert [p.agent_id for p in agent_episodes(episodes[0])] == ["speaker_0"]
     record = transcript_record(
         episodes[0], split="train", picked="best", max_chars=99, max_turns=9
@@ -166,12 +166,12 @@ def test_metrics_count_the_runner_but_not_its_turns_as_words(run):
     assert record["turns"][1]["completion"] in ("0", "1")
 
 
-def test_no_text_is_rendered_of_numbers(run):
+def test_numeric_observations_are_not_rendered_as_text(run):
     (part,) = runners_of(run.sample(1))
     assert part.custom_data["llm"].messages == []
 
 
-def test_an_mlp_may_play_several_agents():
+def test_an_mlp_may_act_for_several_agents():
     run = NonLLMRun(config_of(Beside, runner=MLP))
     (episode,) = run.sample(1)
     assert [p.agent_id for p in runners_of([episode])] == ["runner_0", "runner_1"]
