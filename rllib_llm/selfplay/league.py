@@ -160,8 +160,8 @@ class League:
         rng = np.random.default_rng([self.seed, _AGENT, task_seed])
         own = int(rng.integers(len(agents)))
         return {
-            agent: self.learner if agent == own else self.choose(task_seed, agent)
-            for agent, agent in enumerate(agents)
+            agent: self.learner if number == own else self.choose(task_seed, number)
+            for number, agent in enumerate(agents)
         }
 
     # Results -----------------------------------------------------------------------

@@ -19,7 +19,12 @@ from rllib_llm.recipes import load_recipe, shipped_recipes
 from rllib_llm.selfplay.scripted_players import any_number
 
 ROOT = Path(__file__).parents[2]
-RECIPES = [n for n, p in shipped_recipes().items() if p.parent.name == "selfplay"]
+SLOW = {"tic_tac_toe_exploiter"}  # asks about 4,520 positions in every iteration
+RECIPES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, path in shipped_recipes().items()
+    if path.parent.name == "selfplay"
+]
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "rollouts.episodes_per_iteration=8",

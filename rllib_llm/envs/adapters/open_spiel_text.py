@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ _MCTS_MEMORY_MB = 100
 _UCT_C = 2.0
 # Iterations of CFR+ after which its average policy can hardly be exploited.
 _CFR_ITERATIONS = {"kuhn_poker": 1000, "leduc_poker": 100}
+_SOLVING = threading.Lock()
 
 
 class GameText:
@@ -198,7 +200,9 @@ class OpenSpielGame(TextGame):
         if kind.information == type(kind.information).PERFECT_INFORMATION:
             action = _search(game, self.state, rng)
         elif kind.short_name in _CFR_ITERATIONS:
-            policy = _solve(str(game)).action_probabilities(self.state)
+            with _SOLVING:  # threads that ask meanwhile wait, and find it in the cache
+                solution = _solve(str(game))
+            policy = solution.action_probabilities(self.state)
             action = _draw(list(policy.items()), rng)
         else:
             raise NotImplementedError(f"{kind.short_name} has no scripted expert.")
