@@ -270,7 +270,7 @@ def set_group_advantages(config, episodes):
     """What GRPO does on the driver."""
     algo = GRPO.__new__(GRPO)
     algo.config = config
-    algo._credit = estimators_of_policies(config)
+    algo._advantage_estimators = estimators_of_policies(config)
     algo._replay = Replay(config.make_text_env)
     algo._set_advantages(episodes)
 

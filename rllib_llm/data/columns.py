@@ -10,7 +10,9 @@ ATTENTION_MASK = "attention_mask"  # True where a token is real [B, T]
 TURN_IDS = "turn_ids"  # index of the turn that sampled the token, else -1 [B, T]
 TOKEN_REWARDS = "token_rewards"  # the turn's reward on its last action token [B, T]
 EPISODE_INDEX = "episode_index"  # which agent's episode a row belongs to [B]
-EPISODE_INDEX = "episode_index"  # which multi-agent episode, over all policies [B]
+MULTI_AGENT_EPISODE_INDEX = (
+    "multi_agent_episode_index"  # which multi-agent episode, over all policies [B]
+)
 AGENT_INDEX = "agent_index"  # number of the agent in its episode [B]
 TURN_STEPS = "turn_steps"  # environment step of the token's turn, else -1 [B, T]
 BOOTSTRAP_COLUMN = "bootstrap_column"  # column whose value bootstraps, else -1 [B]

@@ -57,14 +57,14 @@ class Match:
         self,
         make_env: Callable[[], Any],
         task: Task,
-        agents: Mapping[str, str],
+        players: Mapping[str, str],
         *,
         ask: Callable[[Game, str], Any],
         policy: LLMPolicy | None = None,
         greedy: bool = False,
     ):
         self._env, self._task, self._ask = make_env(), task, ask
-        self.agents, self._policy, self._greedy = dict(agents), policy, greedy
+        self.players, self._policy, self._greedy = dict(players), policy, greedy
         self._talk: Any = None
         self.moves: list[list[Move]] = []
         self._begin()
@@ -82,9 +82,9 @@ class Match:
         """
         game, actions = self.game, {}
         for agent in game.observations:  # who is asked does not see others' answers
-            if self.agents[agent] == PERSON:
+            if self.players[agent] == PERSON:
                 actions[agent] = self._ask(game, agent)
-            elif self.agents[agent] in _WITHOUT_RUN:
+            elif self.players[agent] in _WITHOUT_RUN:
                 actions[agent] = self._scripted(agent)
         try:
             actions |= self._policies_actions()
@@ -121,10 +121,10 @@ class Match:
 
     def player_of(self, agent: str) -> str:
         """Return who sits there; of policies the ModuleID, once it has spoken."""
-        agent_state = self.agents[agent]
-        if agent_state == POLICY and self._talk is not None:
+        player = self.players[agent]
+        if player == POLICY and self._talk is not None:
             return self._talk.policy_of(agent) or POLICY
-        return agent_state
+        return player
 
     def close(self) -> None:
         """Close the environment."""
@@ -158,12 +158,12 @@ class Match:
         told = {
             agent: observation
             for agent, observation in game.observations.items()
-            if self.agents[agent] not in _WITHOUT_RUN
+            if self.players[agent] not in _WITHOUT_RUN
         }
         if not told:
             return {}
         if self._talk is None:
-            own = {a: s for a, s in self.agents.items() if s not in _WITHOUT_RUN}
+            own = {a: s for a, s in self.players.items() if s not in _WITHOUT_RUN}
             named = {a: s for a, s in own.items() if s != POLICY}
             self._talk = self._policy.conversation(
                 self._task,
@@ -181,7 +181,7 @@ class Match:
         return mapped_policies(self._policy.config, list(agents))
 
     def _scripted(self, agent: str) -> Any:
-        kind = self.agents[agent]
+        kind = self.players[agent]
         try:
             return self.game.move(kind, agent)
         except NotImplementedError as error:
@@ -219,12 +219,12 @@ def assign_agents(
             needs_run = policy is None and player == POLICY
             hint = "Name a RUN." if needs_run else did_you_mean(player, players)
             raise ConfigError(f"Nobody called {player!r} can play {name!r}. {hint}")
-    agents, rest = {}, POLICY if policy is not None else PERSON
+    players, rest = {}, POLICY if policy is not None else PERSON
     for agent in agents:
         names = (agent, _stem(agent), "*")
-        agents[agent] = next((given[n] for n in names if n in given), rest)
+        players[agent] = next((given[n] for n in names if n in given), rest)
         rest = POLICY if policy is not None else RANDOM
-    return agents
+    return players
 
 
 def _stem(agent: str) -> str:

@@ -133,22 +133,22 @@ class League:
         names = [member.name for member in self.members]
         return {self.learner: mirror, **dict(zip(names, shares.tolist(), strict=True))}
 
-    def choose(self, task_seed: int, agent: int) -> str:
-        """Return who plays on ``seat`` against the learner.
+    def choose(self, task_seed: int, position: int) -> str:
+        """Return the opponent that plays against the learner at a position.
 
         Args:
             task_seed: Seed of the task (not of the rollout), >= 0.
-            seat: The opponent's seat, >= 0.
+            position: Index of the opponent's agent, >= 0.
 
         Returns:
             A member's name, or the learner's own for a mirror game.
         """
         chances = self.probabilities()
-        rng = np.random.default_rng([self.seed, _OPPONENT, task_seed, agent])
+        rng = np.random.default_rng([self.seed, _OPPONENT, task_seed, position])
         return str(rng.choice(list(chances), p=list(chances.values())))
 
     def assignment(self, task_seed: int, agents: Sequence[str]) -> dict[str, str]:
-        """Seat the learner on a random seat and opponents on all others.
+        """Assign the learner to a random agent and opponents to all others.
 
         Args:
             task_seed: As in :meth:`choose`.
@@ -158,10 +158,10 @@ class League:
             The policy's name for each agent.
         """
         rng = np.random.default_rng([self.seed, _AGENT, task_seed])
-        own = int(rng.integers(len(agents)))
+        learners = int(rng.integers(len(agents)))
         return {
-            agent: self.learner if number == own else self.choose(task_seed, number)
-            for number, agent in enumerate(agents)
+            agent: self.learner if i == learners else self.choose(task_seed, i)
+            for i, agent in enumerate(agents)
         }
 
     # Results -----------------------------------------------------------------------

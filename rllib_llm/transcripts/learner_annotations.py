@@ -28,7 +28,7 @@ class TokenAnnotationsMixin:
 
     def _begin_annotations(self, episodes: Sequence[Any]) -> None:
         """Find out which of this update's episodes are noted."""
-        # Their order is that of the columns' EPISODE_INDEX.
+        # Their order is that of the columns' MULTI_AGENT_EPISODE_INDEX.
         noted = (
             (i, e) for i, e in enumerate(episodes) if episode_data(e).annotates_tokens
         )
@@ -41,7 +41,7 @@ class TokenAnnotationsMixin:
         """Keep what is known of noted rows of a micro-batch, in place of what was."""
         if not self._annotated:
             return
-        joint = part[columns.EPISODE_INDEX].cpu().numpy()
+        joint = part[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
         rows = np.flatnonzero(np.isin(joint, list(self._annotated)))
         if not rows.size:
             return

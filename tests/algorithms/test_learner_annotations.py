@@ -61,7 +61,7 @@ def expected(learner, episodes):
     batch = make_batch(learner, episodes)
     found = {}
     for row in range(len(batch[columns.INPUT_IDS])):
-        episode = episodes[int(batch[columns.EPISODE_INDEX][row])]
+        episode = episodes[int(batch[columns.MULTI_AGENT_EPISODE_INDEX][row])]
         if not episode_data(episode).annotates_tokens:
             continue
         n = int(batch[columns.ATTENTION_MASK][row].sum())
@@ -185,7 +185,9 @@ def test_values_of_a_common_critic_reach_the_agents_turns(view):
         index = seen[agent] = seen.get(agent, -1) + 1
         number = ["ann_0", "ben_0"].index(agent)
         of_agent = (read[columns.AGENT_INDEX] == number) | (view == "central")
-        (row,) = np.flatnonzero((read[columns.EPISODE_INDEX] == 1) & of_agent)
+        (row,) = np.flatnonzero(
+            (read[columns.MULTI_AGENT_EPISODE_INDEX] == 1) & of_agent
+        )
         here = read[columns.TURN_IDS][row] == (place if view == "central" else index)
         right = read[columns.VALUES][row][here].numpy()
         note = notes[number, index]

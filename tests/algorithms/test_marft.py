@@ -199,7 +199,9 @@ def test_simultaneous_agents_share_the_step():
                     & data[Columns.LOSS_MASK][row]
                 ]
                 for data in (made["a"], made["b"])
-                for row in [int((data[columns.EPISODE_INDEX] == joint).nonzero())]
+                for row in [
+                    int((data[columns.MULTI_AGENT_EPISODE_INDEX] == joint).nonzero())
+                ]
             ]
             assert len(set(torch.cat(found).tolist())) == 1
 
@@ -270,7 +272,7 @@ def test_sequential_factors_are_the_ratios_of_those_before(game):
     ((updated, _), (before, data, model)) = next(iter(seen.items()))
     assert len(seen) == 1
     clipped = 0
-    for row, joint in enumerate(data[columns.EPISODE_INDEX].tolist()):
+    for row, joint in enumerate(data[columns.MULTI_AGENT_EPISODE_INDEX].tolist()):
         ids = []
         mine = [t for w, t in turns_of(episodes[joint]) if w == AGENTS[updated]]
         for number, turn in enumerate(mine):

@@ -101,10 +101,14 @@ def test_the_gap_is_the_same_wherever_it_is_measured():
     for change in ({}, {"minibatch_size": 99}, {"num_epochs": 2}):
         learner = make_learner(make_config(GRPOConfig, old_logps="learner"))
         result = update(learner, credited(), **change)[DEFAULT_MODULE_ID]
-        found.append([result[f"sampler_gap_{k}"].peek() for k in ("mean", "max")])
+        found.append(
+            [result[f"train_inference_mismatch_{k}"].peek() for k in ("mean", "max")]
+        )
     learner = make_learner(make_config(LLMPPOConfig, old_logps="engine"))
     result = update(learner, credited())[DEFAULT_MODULE_ID]
-    found.append([result[f"sampler_gap_{k}"].peek() for k in ("mean", "max")])
+    found.append(
+        [result[f"train_inference_mismatch_{k}"].peek() for k in ("mean", "max")]
+    )
     for other in found[1:]:
         assert other == pytest.approx(found[0], rel=1e-5)
 

@@ -189,7 +189,7 @@ def use_league(league: League) -> None:
 
 
 def look_at_league(league: League) -> list[Any]:
-    seen = [league.probabilities(), league.should_snapshot(), league.bind(3, 1)]
+    seen = [league.probabilities(), league.should_snapshot(), league.choose(3, 1)]
     return [*seen, league.add("new", 2), league.probabilities()]
 
 

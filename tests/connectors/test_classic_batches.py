@@ -91,7 +91,7 @@ def test_batches_and_advantages_are_rllibs(end):
     episodes = run.sample(5)
     made, parts = batches(run, episodes)["run"], parts_of(episodes)
     stock = stock_batch(run, parts)
-    assert set(made) == {*stock, columns.EPISODE_INDEX}
+    assert set(made) == {*stock, columns.MULTI_AGENT_EPISODE_INDEX}
     for key, value in stock.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(made[key], value), key
@@ -119,7 +119,7 @@ def test_rows_name_their_game_and_leave_the_bootstrap_step_out():
     run = NonLLMRun(non_llm_config(Beside, runner=RUNNER))
     made = batches(run, run.sample(2))["run"]
     # Runners of a game act 4 and 2 times; each has one more step for the bootstrap.
-    assert made[columns.EPISODE_INDEX].tolist() == [0] * 8 + [1] * 8
+    assert made[columns.MULTI_AGENT_EPISODE_INDEX].tolist() == [0] * 8 + [1] * 8
     per_game = [True] * 4 + [False] + [True] * 2 + [False]
     assert made[Columns.LOSS_MASK].tolist() == per_game * 2
     truncated = np.flatnonzero(made[Columns.TRUNCATEDS]).tolist()

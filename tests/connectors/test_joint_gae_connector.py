@@ -46,7 +46,7 @@ def messages(data, key):
     rows, cols = np.nonzero(data[Columns.LOSS_MASK].numpy())
     for row, col in zip(rows, cols, strict=True):
         name = (
-            int(data[columns.EPISODE_INDEX][row]),
+            int(data[columns.MULTI_AGENT_EPISODE_INDEX][row]),
             int(data[columns.TURN_STEPS][row, col]),
             int(data[columns.AGENT_INDEX][row]),
         )

@@ -45,7 +45,7 @@ def test_every_turn_stands_in_one_row_of_its_policy(run):
     found = batches(run.learner, episodes)
     for module_id, agent in (("a", "ann_0"), ("b", "ben_0")):
         data = found[module_id]
-        assert data[columns.EPISODE_INDEX].tolist() == [0, 1, 2, 3]
+        assert data[columns.MULTI_AGENT_EPISODE_INDEX].tolist() == [0, 1, 2, 3]
         assert data[columns.EPISODE_INDEX].tolist() == [0, 1, 2, 3]
         assert set(data[columns.AGENT_INDEX].tolist()) == {int(agent == "ben_0")}
         for row, episode in enumerate(episodes):
@@ -63,7 +63,7 @@ def test_agents_that_share_a_policy_keep_rows_of_their_own():
     run = Run(team_config(Pair, policies=["a"], mapping="a"))
     episodes = run.sample(2)
     data = batches(run.learner, episodes)["a"]
-    assert data[columns.EPISODE_INDEX].tolist() == [0, 0, 1, 1]
+    assert data[columns.MULTI_AGENT_EPISODE_INDEX].tolist() == [0, 0, 1, 1]
     assert data[columns.AGENT_INDEX].tolist() == [0, 1, 0, 1]
     assert data[columns.EPISODE_INDEX].tolist() == [0, 1, 2, 3]
 
@@ -75,7 +75,11 @@ def test_a_shared_critic_reads_the_rows_of_all_policies(run):
     rows = {
         (int(j), int(a)): ids_of(critic, r)
         for r, (j, a) in enumerate(
-            zip(critic[columns.EPISODE_INDEX], critic[columns.AGENT_INDEX], strict=True)
+            zip(
+                critic[columns.MULTI_AGENT_EPISODE_INDEX],
+                critic[columns.AGENT_INDEX],
+                strict=True,
+            )
         )
     }
     assert len(rows) == len(critic[columns.INPUT_IDS]) == 8
@@ -153,8 +157,8 @@ def test_an_episode_without_trained_turns_gives_the_critic_nothing():
     other = Run(config)
     both = [*silent, *other.sample(1)]
     found = batches(other.learner, both)
-    assert found["a"][columns.EPISODE_INDEX].tolist() == [2]
-    assert found["critic"][columns.EPISODE_INDEX].tolist() == [2]
+    assert found["a"][columns.MULTI_AGENT_EPISODE_INDEX].tolist() == [2]
+    assert found["critic"][columns.MULTI_AGENT_EPISODE_INDEX].tolist() == [2]
 
 
 def test_masked_episodes_have_rows_but_train_nothing(run):
@@ -164,7 +168,7 @@ def test_masked_episodes_have_rows_but_train_nothing(run):
     found = batches(run.learner, episodes)
     for module_id in ("a", "b", "critic"):
         mask = found[module_id][Columns.LOSS_MASK]
-        masked = found[module_id][columns.EPISODE_INDEX] == 0
+        masked = found[module_id][columns.MULTI_AGENT_EPISODE_INDEX] == 0
         assert not mask[masked].any() and mask[~masked].any(dim=1).all()
 
 
@@ -187,7 +191,7 @@ def test_a_message_is_never_split_over_rows():
         rows, cols = np.nonzero(data[Columns.LOSS_MASK].numpy())
         keys = list(
             zip(
-                data[columns.EPISODE_INDEX].numpy()[rows],
+                data[columns.MULTI_AGENT_EPISODE_INDEX].numpy()[rows],
                 data[columns.TURN_STEPS].numpy()[rows, cols],
                 strict=True,
             )

@@ -198,7 +198,7 @@ def bootstrapped(run, episodes):
     for data in batches(run.learner, episodes).values():
         for row, column in enumerate(data[columns.BOOTSTRAP_COLUMN].tolist()):
             if column >= 0:
-                key = int(data[columns.EPISODE_INDEX][row])
+                key = int(data[columns.MULTI_AGENT_EPISODE_INDEX][row])
                 agent = int(data[columns.AGENT_INDEX][row])
                 length = int(data[columns.ATTENTION_MASK][row].sum())
                 assert column == length

@@ -89,14 +89,14 @@ def test_same_task_same_opponent_whatever_was_drawn_before():
 def test_line_up_seats_the_learner_once_and_everywhere():
     league = played_league(mirror_fraction=0.0)
     agents = ["player_0", "player_1", "player_2"]
-    agents = Counter()
+    times = Counter()
     for task in range(300):
         assignment = league.assignment(task, agents)
         assert list(assignment) == agents
         (own,) = [a for a, name in assignment.items() if name == "learner"]
-        agents[own] += 1
+        times[own] += 1
         assert assignment == league.assignment(task, agents)
-    assert all(70 < agents[agent] < 130 for agent in agents)
+    assert all(70 < times[agent] < 130 for agent in agents)
 
 
 def test_an_empty_league_mirrors_and_wants_a_member():

@@ -210,7 +210,8 @@ class LLMLearnerMixin(
         The agents of an episode stay together, whichever policies they have.
         """
         owners = {
-            mid: d[columns.EPISODE_INDEX].cpu().numpy() for mid, d in data.items()
+            mid: d[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
+            for mid, d in data.items()
         }
         ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
         steps = 1

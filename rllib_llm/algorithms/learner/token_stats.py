@@ -79,7 +79,7 @@ def add_gap(
     """
     mask = batch[Columns.LOSS_MASK]
     gap = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
-    learner._spread(module_id, "sampler_gaps", gap)
+    learner._spread(module_id, "train_inference_mismatches", gap)
     learner._add_stat(module_id, "train_inference_mismatch_mean", gap.mean(), len(gap))
     learner._max_stat(module_id, "train_inference_mismatch_max", gap.max())
 

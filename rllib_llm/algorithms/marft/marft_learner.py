@@ -105,7 +105,11 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         """Bring a policy's advantages in line with all changes so far."""
         rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
         own = torch.stack(
-            [other[columns.EPISODE_INDEX][rows], other[columns.TURN_IDS][rows, cols]], 1
+            [
+                other[columns.MULTI_AGENT_EPISODE_INDEX][rows],
+                other[columns.TURN_IDS][rows, cols],
+            ],
+            1,
         )
         changes, rounds = zip(*self._changes, strict=True)
         _, steps = torch.unique(torch.cat([*rounds, own]), dim=0, return_inverse=True)
@@ -256,7 +260,7 @@ def _number_messages(
     rows, cols = mask.nonzero(as_tuple=True)
     keys = torch.stack(
         [
-            batch[columns.EPISODE_INDEX][rows],
+            batch[columns.MULTI_AGENT_EPISODE_INDEX][rows],
             batch[columns.TURN_IDS][rows, cols],
             batch[columns.AGENT_INDEX][rows],
         ]

@@ -233,7 +233,7 @@ def _execution_order(batches: list[dict[str, Any]]) -> _Tokens:
     found = []
     for index, data in enumerate(batches):
         row, column = np.nonzero(data[Columns.LOSS_MASK].cpu().numpy())
-        joint = data[columns.EPISODE_INDEX].cpu().numpy()[row]
+        joint = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()[row]
         agent = data[columns.AGENT_INDEX].cpu().numpy()[row]
         step = data[columns.TURN_STEPS].cpu().numpy()[row, column]
         found.append((np.full(len(row), index), row, column, joint, step, agent))
@@ -296,7 +296,7 @@ def _bootstraps(
         column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()
         asked = data[columns.BOOTSTRAPS_AGENT_TURN].cpu().numpy()
         values = data[columns.VALUES].double().cpu().numpy()
-        joint = data[columns.EPISODE_INDEX].cpu().numpy()
+        joint = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
         for row in np.flatnonzero((column >= 0) & np.isin(joint, valued)):
             # An agent may have been cut early in an episode that others finished.
             verdict = episode_data(episodes[joint[row]]).stop_policy

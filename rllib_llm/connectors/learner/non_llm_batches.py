@@ -83,7 +83,9 @@ class NonLLMBatches(ConnectorV2):
                 # With the time step that was added to each.
                 owners = [joint for joint, part in found for _ in range(len(part) + 1)]
                 device = data[Columns.LOSS_MASK].device
-                data[columns.EPISODE_INDEX] = torch.tensor(owners, device=device)
+                data[columns.MULTI_AGENT_EPISODE_INDEX] = torch.tensor(
+                    owners, device=device
+                )
                 batch[module_id] = data
         return batch
 

@@ -117,7 +117,11 @@ class TokenRows(ConnectorV2):
             solved = np.nan if data.success is None else float(data.success)
             success += [solved] * len(new)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
-        names = (columns.EPISODE_INDEX, columns.EPISODE_INDEX, columns.AGENT_INDEX)
+        names = (
+            columns.EPISODE_INDEX,
+            columns.MULTI_AGENT_EPISODE_INDEX,
+            columns.AGENT_INDEX,
+        )
         for name, values in zip(names, zip(*owners, strict=True), strict=True):
             out[name] = np.asarray(values, np.int64)
         out[columns.SUCCESS] = np.asarray(success, np.float32)
@@ -200,7 +204,7 @@ def central_columns(
         owners.append(joint)
         trained.append(data.stop_policy is not StopPolicy.MASK)
     out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
-    out[columns.EPISODE_INDEX] = out[columns.EPISODE_INDEX] = np.asarray(
+    out[columns.EPISODE_INDEX] = out[columns.MULTI_AGENT_EPISODE_INDEX] = np.asarray(
         owners, np.int64
     )
     out[columns.AGENT_INDEX] = np.zeros(len(rows), np.int64)

@@ -101,8 +101,8 @@ def test_hidden_cards_stay_hidden():
         agent = env.agent_selection
         cards = env._game.state.game_state["player_cards"]
         names = {0: "J", 1: "Q", 2: "K"}
-        agent = int(agent[-1])
-        own, other = cards[agent], cards[1 - agent]
+        position = int(agent[-1])
+        own, other = cards[position], cards[1 - position]
         text = env.observe(agent)["text"]
         assert f"Your card is: '{names[own]}'" in text
         assert f"Your card is: '{names[other]}'" not in text
