@@ -114,7 +114,7 @@ def point(algo: Any, runner: Any, iteration: int, episodes: int) -> dict[str, An
 
 def expert_success(config: Any, count: int = 300) -> float:
     """Return how often the imperfect script that gave the demonstrations succeeds."""
-    return script_success(config, count, config.warm_start_mistake_rate)
+    return script_success(config, count, config.sft_mistake_rate)
 
 
 def script_success(config: Any, count: int, mistake_rate: float) -> float:

@@ -68,7 +68,7 @@ def run_callbacks(
     )
     from rllib_llm.monitoring.progress import ProgressLine
 
-    demonstrations = getattr(algo_config, "warm_start_demonstrations", 0)
+    demonstrations = getattr(algo_config, "sft_demonstrations", 0)
     return [
         ProgressLine(
             _title(recipe_name, algo_config),

@@ -79,7 +79,7 @@ def play(
         str | None,
         typer.Argument(help="Whose policies play; without it you do."),
     ] = None,
-    agent: Annotated[
+    player: Annotated[
         list[str] | None,
         typer.Option(
             metavar="AGENT=PLAYER",
@@ -109,7 +109,7 @@ def play(
     code = command.play(
         env,
         run,
-        agents=agent or [],
+        agents=player or [],
         task=task,
         episodes=episodes,
         sample=sample,

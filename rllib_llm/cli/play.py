@@ -104,7 +104,8 @@ def _parse_agents(given: list[str]) -> dict[str, str]:
         agent, equals, player = text.partition("=")
         if not (agent and equals and player):
             raise ConfigError(
-                f"--seat {text!r} must read AGENT=PLAYER, e.g. solver=person; players "
+                f"--player {text!r} must read AGENT=PLAYER, e.g. solver=person; "
+                "players "
                 "are person, expert, random, and with a RUN policy or a policy's name."
             )
         agents[agent] = player

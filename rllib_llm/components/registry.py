@@ -145,7 +145,7 @@ def component(
     """Register a function or class as a piece (decorator).
 
     Example:
-        >>> @piece("credit", "first-turn", paper="none: an example")
+        >>> @component("advantage_estimator", "first-turn", paper="none: an example")
         ... def first_turn(table, *, bonus: float = 1.0):
         ...     "All credit to the first turn."
         ...     return np.where(table.turn == 0, bonus * table.returns[table.owner], 0)

@@ -83,7 +83,7 @@ class _Steps:
         stage = recipe.stages[0]
         self._config = stage.build_config(spaces.first_of)
         self._config.validate()
-        self._starts_from_sft = self._config.warm_start_demonstrations > 0
+        self._starts_from_sft = self._config.sft_demonstrations > 0
         self._config.sft(demonstrations=0)
         of = f", stage {stage.name}" if isinstance(recipe, StagedRecipe) else ""
         found = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"

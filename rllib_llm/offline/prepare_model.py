@@ -46,7 +46,7 @@ def prepare_language_model(
     if model == "tiny":
         key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]
         model = _cached(key, functools.partial(_build_tiny, config, on_progress))
-    if config.warm_start_demonstrations:
+    if config.sft_demonstrations:
         model = _cached(
             [
                 "sft",
@@ -110,12 +110,12 @@ def _model_key(model: str) -> Any:
 
 def _sft_key(config: Any) -> Any:
     return {
-        "demonstrations": config.warm_start_demonstrations,
-        "mistake_rate": config.warm_start_mistake_rate,
-        "epochs": config.warm_start_epochs,
-        "lr": config.warm_start_lr,
-        "minibatch_size": config.warm_start_minibatch_size,
-        "observation_weight": config.warm_start_observation_weight,
+        "demonstrations": config.sft_demonstrations,
+        "mistake_rate": config.sft_mistake_rate,
+        "epochs": config.sft_epochs,
+        "lr": config.sft_lr,
+        "minibatch_size": config.sft_minibatch_size,
+        "observation_weight": config.sft_observation_weight,
         "dtype": config.lm_dtype,
         "history": config.history,
         "chat_template_kwargs": config.chat_template_kwargs,

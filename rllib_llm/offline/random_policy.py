@@ -65,7 +65,7 @@ def store_random_result(
     As many as there are demonstrations, 128 at most. Nothing is written where the
     environment does not say what success is.
     """
-    count = min(_MOST_EPISODES, config.warm_start_demonstrations)
+    count = min(_MOST_EPISODES, config.sft_demonstrations)
     tasks = config.build_task_source(in_evaluation=True).fixed(count)
 
     def play(env: Any, seed: int) -> bool | None:

@@ -39,17 +39,17 @@ def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
     seed = config.seed or 0
     demos = demonstrations(
         config.make_text_env,
-        config.warm_start_demonstrations,
+        config.sft_demonstrations,
         seed=seed,
-        mistake_rate=config.warm_start_mistake_rate,
+        mistake_rate=config.sft_mistake_rate,
         most_envs=config.most_envs_in_threads,
         on_progress=lambda done: on_progress("demonstrations", done),
     )
     roles = config.role_prompts()
     learner = _learner(config, model, len(demos))
     episodes = _as_episodes(demos, learner.config.chat_renderer(), config, roles)
-    size = config.warm_start_minibatch_size
-    order = _epochs(len(episodes), config.warm_start_epochs, size, seed)
+    size = config.sft_minibatch_size
+    order = _epochs(len(episodes), config.sft_epochs, size, seed)
     for step, chosen in enumerate(order):
         # The schedule's clock is the optimiser step.
         learner.update(
@@ -100,9 +100,9 @@ def _learner(config: Any, model: str, num_demos: int) -> Any:
     """Build the supervised learner of an RL config's model."""
     from rllib_llm.algorithms.sft.sft_config import SFTConfig
 
-    episodes = num_demos * config.warm_start_epochs
-    steps = max(1, episodes // config.warm_start_minibatch_size)
-    lr = config.warm_start_lr
+    episodes = num_demos * config.sft_epochs
+    steps = max(1, episodes // config.sft_minibatch_size)
+    lr = config.sft_lr
     sft = (
         SFTConfig()
         .environment(config.env, env_config=config.env_config)
@@ -118,7 +118,7 @@ def _learner(config: Any, model: str, num_demos: int) -> Any:
             lr=[[0, lr], [steps, 0.1 * lr]],
             micro_batch_tokens=config.micro_batch_tokens,
             grad_clip=1.0,
-            observation_weight=config.warm_start_observation_weight,
+            observation_weight=config.sft_observation_weight,
         )
         .debugging(seed=config.seed)
         .learners(num_gpus_per_learner=config.num_gpus_per_learner)

@@ -101,16 +101,16 @@ def test_commands_explain_themselves(play):
 
 
 def test_several_seats(play):
-    agents = ["--seat", "alice=expert", "--seat", "bob=person"]
+    agents = ["--player", "alice=expert", "--player", "bob=person"]
     status, out = play("secret_sum-v0", *agents, typed=["/expert"] * 9)
     assert status == 0 and "alice_0 expert, bob_0 person" in out
     assert "return" in out and "(alice_0" in out
-    everyone = play("secret_sum-v0", "--seat", "*=expert", "--episodes", "2")[1]
+    everyone = play("secret_sum-v0", "--player", "*=expert", "--episodes", "2")[1]
     assert everyone.count("--- task") == 2 and everyone.count(", solved") == 2
 
 
 def test_undo_among_scripts(play):
-    agents = ["--seat", "alice=random", "--seat", "bob=person"]
+    agents = ["--player", "alice=random", "--player", "bob=person"]
     typed = ["nonsense", "/undo"] + ["/expert"] * 9
     status, out = play("secret_sum-v0", *agents, typed=typed)
     assert status == 0 and ("solved" in out)
@@ -121,10 +121,10 @@ def test_undo_among_scripts(play):
     [
         (["frozen_lak-v0"], "Did you mean 'frozen_lake-v0'"),
         (["frozen_lake-v0:sise=4"], "Did you mean 'size'"),
-        (["secret_sum-v0", "--seat", "alise=person"], "Did you mean 'alice'"),
-        (["secret_sum-v0", "--seat", "alice=persn"], "Did you mean 'person'"),
-        (["secret_sum-v0", "--seat", "alice=policy"], "Name a RUN"),
-        (["secret_sum-v0", "--seat", "alice"], "AGENT=PLAYER"),
+        (["secret_sum-v0", "--player", "alise=person"], "Did you mean 'alice'"),
+        (["secret_sum-v0", "--player", "alice=persn"], "Did you mean 'person'"),
+        (["secret_sum-v0", "--player", "alice=policy"], "Name a RUN"),
+        (["secret_sum-v0", "--player", "alice"], "AGENT=PLAYER"),
         (["secret_sum-v0", "/no/such/run"], "does not exist"),
     ],
 )

@@ -30,7 +30,7 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
     ("advantage_estimator", "message"),
     [
         ("grup", "Did you mean 'group'"),
-        ([], "credit is empty"),
+        ([], "advantage_estimator is empty"),
         ({"name": "group", "scal": "none"}, "Did you mean 'scale'"),
         ({"name": "group", "unit": "token"}, "unit is 'token'.*'trajectory'"),
         ({"name": "group", "unit": "turn", "by": "turn"}, "Leave unit out"),
@@ -86,7 +86,7 @@ def test_transforms_are_checked(transform, message):
 @pytest.mark.parametrize("advantages", ["return", "history", "per_player"])
 def test_flat_groups_stay_where_rollouts_are_not_compared(advantages):
     with pytest.raises(
-        ConfigError, match=f"drop_zero.*credit \\({advantages}\\).*False"
+        ConfigError, match=f"drop_zero.*advantage_estimator \\({advantages}\\).*False"
     ):
         config(advantage_estimator=advantages).validate()
     free = config(

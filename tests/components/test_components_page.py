@@ -51,5 +51,5 @@ def test_list_shows_pieces_with_settings_and_papers():
     for component in all_components():
         line = lines[f"{component.kind} {component.name}"]
         assert settings_of(component) in line and component.paper in line
-    assert "discount=0.95" in lines["credit anchor"]
-    assert "boundary (needed)" in lines["credit turn"]
+    assert "discount=0.95" in lines["advantage_estimator anchor"]
+    assert "boundary (needed)" in lines["advantage_estimator turn"]

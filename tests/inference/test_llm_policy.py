@@ -160,7 +160,7 @@ def test_a_conversation_keeps_the_very_tokens():
         observation, _, over, cut, info = env.step(text)
         if over or cut:
             break
-    agent = talk._play.agents[0]
+    agent = talk._play.agent_states[0]
     assert agent.data.ids == episode_data(episode).ids
     assert talk.messages[0] == {"role": "system", "content": "Be brief."}
 
@@ -201,7 +201,7 @@ def test_recited_turns_are_seen_by_the_engine():
         )
         ids = [*ids, *renderer.encode_reply(before)]
         ids += renderer.delta("On 1.", last_sampled_id=ids[-1])
-        assert talk._play.agents[0].data.ids[: len(ids)] == ids
+        assert talk._play.agent_states[0].data.ids[: len(ids)] == ids
         assert answer == greedy_text(policy, ids)
 
 

@@ -75,7 +75,7 @@ def test_sections_set_what_the_fluent_methods_set():
     assert config.env_config == {"upper": 7} and config.seed == 5
     assert config.lm_lora == {"rank": 4} and config.max_new_tokens == 5
     assert (config.episodes_per_iteration, config.group_size) == (12, 3)
-    assert config.warm_start_demonstrations == 9
+    assert config.sft_demonstrations == 9
     assert (config.lr, config.lambda_token, config.lambda_) == (2e-5, 0.9, 0.8)
     assert config.num_epochs == 3 and config.num_envs_per_env_runner == 6
     assert config.evaluation_interval == 4
@@ -236,7 +236,7 @@ def test_the_classic_shape_loads():
                     "num_workers": 2,
                     "evaluation_interval": 5,
                     "max_new_tokens": 9,
-                    "warm_start_demonstrations": 10,
+                    "sft_demonstrations": 10,
                     "lm_model": "tiny",
                     "seed": 1,
                 },
@@ -250,7 +250,7 @@ def test_the_classic_shape_loads():
     assert config.lr == {"grid_search": [1e-3, 1e-4]}
     assert (config.lambda_, config.num_epochs, config.num_env_runners) == (0.9, 3, 2)
     assert (config.evaluation_interval, config.max_new_tokens) == (5, 9)
-    assert config.warm_start_demonstrations == 10 and config.seed == 1
+    assert config.sft_demonstrations == 10 and config.seed == 1
     assert config.env_config == {"upper": 7}
     # What it became is a recipe in sections, which loads to the same config.
     again = recipe_from_dict(loaded.resolved)

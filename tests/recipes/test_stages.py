@@ -52,7 +52,7 @@ def test_each_stage_is_what_is_common_and_its_own():
 
 
 def test_only_the_first_stage_is_warm_started():
-    demos = [s.config.warm_start_demonstrations for s in staged().stages]
+    demos = [s.config.sft_demonstrations for s in staged().stages]
     assert demos == [5, 0, 0]
     with pytest.raises(ConfigError, match="stage 'rl': sft has no place"):
         staged(**with_stage(1, sft={"demonstrations": 3}))

@@ -30,7 +30,9 @@ class AdvantageEstimators:
         self.estimators = bind_all("advantage_estimator", estimators)
         self.transforms = bind_all("advantage_transform", transforms)
         if not self.estimators:
-            raise ConfigError("credit is empty. Name an estimator, e.g. [group].")
+            raise ConfigError(
+                "advantage_estimator is empty. Name an estimator, e.g. [group]."
+            )
 
     def advantages(self, table: TurnTable) -> np.ndarray:
         """Return the advantage of each turn. [M]
@@ -92,7 +94,9 @@ class AdvantageEstimators:
             if isinstance(error, ConfigError):
                 raise
             names = [c.component.name for c in (*self.estimators, *self.transforms)]
-            raise ConfigError(f"credit {', '.join(names)}: {error}") from error
+            raise ConfigError(
+                f"advantage_estimator {', '.join(names)}: {error}"
+            ) from error
 
     def _estimate(self, table: TurnTable) -> np.ndarray:
         """Return the weighted sum, before transforms. [M]"""

@@ -14,12 +14,12 @@ class SFTSettings:
     """Defaults and fluent method of ``sft``."""
 
     def _set_sft_defaults(self) -> None:
-        self.warm_start_demonstrations = 0
-        self.warm_start_mistake_rate = 0.3
-        self.warm_start_epochs = 2
-        self.warm_start_lr = 1e-3
-        self.warm_start_minibatch_size = 8
-        self.warm_start_observation_weight = 0.0
+        self.sft_demonstrations = 0
+        self.sft_mistake_rate = 0.3
+        self.sft_epochs = 2
+        self.sft_lr = 1e-3
+        self.sft_minibatch_size = 8
+        self.sft_observation_weight = 0.0
 
     def sft(
         self,
@@ -49,11 +49,11 @@ class SFTSettings:
         """
         assign(
             self,
-            warm_start_demonstrations=demonstrations,
-            warm_start_mistake_rate=mistake_rate,
-            warm_start_epochs=epochs,
-            warm_start_lr=lr,
-            warm_start_minibatch_size=minibatch_size,
-            warm_start_observation_weight=observation_weight,
+            sft_demonstrations=demonstrations,
+            sft_mistake_rate=mistake_rate,
+            sft_epochs=epochs,
+            sft_lr=lr,
+            sft_minibatch_size=minibatch_size,
+            sft_observation_weight=observation_weight,
         )
         return self

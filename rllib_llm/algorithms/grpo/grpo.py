@@ -151,7 +151,10 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     def validate(self) -> None:
         super().validate()
         if self.advantage_estimator is not None:
-            why = "credit is given. Set it in the piece 'group', or leave it out."
+            why = (
+                "advantage_estimator is given. Set it in the piece 'group', "
+                "or leave it out."
+            )
             refuse_without_effect(self, _SHORTHANDS, why)
         if self.advantage_baseline == "none" and self.advantage_scale != "none":
             raise ConfigError(
@@ -258,7 +261,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 )
                 raise ConfigError(
                     "drop_zero_variance_groups=True drops tasks whose rollouts get no "
-                    f"credit from each other, but credit ({names}) does not compare "
+                    f"credit from each other, but advantage_estimator ({names}) "
+                    "does not compare "
                     "them. Set it to False."
                 )
 

@@ -24,14 +24,16 @@ def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
     )
     if Rewards(config.rewards, config.reward_transforms).changes_anything:
         raise ConfigError(
-            f"credit ({names}) plays games again and reads what the environment pays, "
+            f"advantage_estimator ({names}) plays games again and reads what the "
+            "environment pays, "
             "but rewards or reward_transforms change it. Leave them out, or use "
             "joint='aligned'."
         )
     others = sorted(set(config.module_ids) - set(config.llm_module_ids))
     if others:
         raise ConfigError(
-            f"credit ({names}) plays games again with sampled texts, but no language "
+            f"advantage_estimator ({names}) plays games again with sampled texts, "
+            "but no language "
             f"model plays {', '.join(others)}. Use joint='aligned'."
         )
     env = config.make_text_env()
@@ -39,7 +41,8 @@ def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
         agents = agents_of(env) or []
         if len(agents) < 2:
             raise ConfigError(
-                f"credit ({names}) lets what several agents said meet, but "
+                f"advantage_estimator ({names}) lets what several agents said "
+                "meet, but "
                 f"env={config.env!r} has one agent. Use joint='aligned'."
             )
         plays = random_episodes(env)
