@@ -119,6 +119,8 @@ setup(
         "dev": [
             *TEST,
             "ruff>=0.14",
+            "mypy>=2.3,<3",
+            "types-PyYAML",
             "setuptools>=77",
             *NOTEBOOKS,
             *LORA,

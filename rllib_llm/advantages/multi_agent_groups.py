@@ -101,9 +101,8 @@ def message_group_advantages(
     keys = message_group_keys(group_by, tasks, agents, turns)
     rollouts = np.asarray(rollouts)
     check_same_shape(returns=returns, tasks=keys, rollouts=rollouts)
-    settings = {"baseline": baseline, "scale": scale, "eps": eps}
     if group_by != "task":
-        return group_advantages(returns, keys, **settings)
+        return group_advantages(returns, keys, baseline=baseline, scale=scale, eps=eps)
     _, first, rollout = np.unique(rollouts, return_index=True, return_inverse=True)
     for name, column in (("return", returns), ("task", keys)):
         differs = np.flatnonzero(column != column[first][rollout])
@@ -114,7 +113,10 @@ def message_group_advantages(
                 "group_by='task' all its messages must share one. Use "
                 "group_by='agent', or number rollouts apart."
             )
-    return group_advantages(returns[first], keys[first], **settings)[rollout]
+    advantages = group_advantages(
+        returns[first], keys[first], baseline=baseline, scale=scale, eps=eps
+    )
+    return advantages[rollout]
 
 
 def broadcast_advantages(

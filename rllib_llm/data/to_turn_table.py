@@ -24,6 +24,7 @@ def trajectories(episodes: Iterable[Any]) -> list[tuple[EpisodeData, Trajectory]
 
 def _trajectory(part: Any, number: int) -> Trajectory:
     data = episode_data(part)
+    assert data.task is not None  # the EnvRunner sets it before the first turn
     turns = part.get_extra_model_outputs(columns.TURN)
     observations = [str(o) for o in part.get_observations()]
     return Trajectory(

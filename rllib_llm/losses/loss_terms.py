@@ -33,6 +33,7 @@ def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
     """
     check_share("top", top)
     if top < 1.0:
+        assert batch.entropy_rank is not None  # required above
         return -batch.entropy * (batch.entropy_rank < top)
     return -batch.entropy
 
@@ -106,6 +107,7 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> 
     check_share("share", share)
     # Of tokens from the policy before the update, so the roles are swapped.
     k3 = kl_k3(batch.old_logp, batch.logp, clamp=MAX_LOG_RATIO, largest=largest)
+    assert batch.covariance_rank is not None  # required above
     return k3 * (batch.covariance_rank < share)
 
 
@@ -113,6 +115,7 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> 
 @requires("success")
 def nll_success(batch: TokenBatch) -> Tensor:
     """Imitation of solved episodes; its mean is over their tokens only."""
+    assert batch.success is not None  # required above
     solved = batch.success[:, None] == 1.0
     return -batch.logp * solved / max(batch.success_share, 1e-8)
 

@@ -74,6 +74,7 @@ def top_entropy(batch: TokenBatch, *, share: float = 0.2) -> Tensor:
         share: Which share of the iteration's trained tokens, in (0, 1].
     """
     check_share("share", share)
+    assert batch.entropy_rank is not None  # required above
     return batch.advantages * (batch.entropy_rank < share)
 
 

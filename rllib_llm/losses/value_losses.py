@@ -55,6 +55,11 @@ def critic_loss(
     if clip_range is None:
         return loss
     check_positive("clip_range", clip_range, "Use e.g. 0.2, or None.")
+    if old_values is None:
+        raise ValueError(
+            f"clip_range is {clip_range}, but old_values is None. Clipping needs the "
+            "predictions before the update. Pass them, or clip_range=None."
+        )
     check_mask(loss_mask, old_values=old_values)
     old_values = old_values.masked_fill(~loss_mask, 0.0).detach()
     held = old_values + (values - old_values).clamp(-clip_range, clip_range)

@@ -102,5 +102,7 @@ def test_what_is_refused():
         critic_loss(values, 3 * targets.abs() + 1, mask, kind="bce")
     with pytest.raises(ValueError, match="kind is 'mae'"):
         critic_loss(values, targets, mask, kind="mae")
+    with pytest.raises(ValueError, match="old_values is None"):
+        critic_loss(values, targets, mask, clip_range=0.2)
     with pytest.raises(ValueError, match="clip_range is -1"):
         critic_loss(values, targets, mask, clip_range=-1, old_values=old)

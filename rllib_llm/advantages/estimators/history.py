@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
-STATISTICS = {"median": np.median, "mean": np.mean}
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
+    "median": np.median,
+    "mean": np.mean,
+}
 _MOST_TASKS = 10_000
 
 

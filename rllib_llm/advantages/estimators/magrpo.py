@@ -58,7 +58,7 @@ def magrpo(
     episodes = table.episode[table.owner]
     rounds = combined_keys(episodes, table.turn)  # ordered by episode, then round
     _, first = np.unique(rounds, return_index=True)
-    rewards = np.bincount(rounds, table.rewards)
+    rewards: np.ndarray = np.bincount(rounds, table.rewards)
     if team == "mean":
         _, of, sizes = np.unique(table.episode, return_inverse=True, return_counts=True)
         rewards /= sizes[of][table.owner][first]

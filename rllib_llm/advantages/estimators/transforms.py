@@ -5,6 +5,8 @@ A transform takes the table and the advantages [M] and returns new ones [M].
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 
 from rllib_llm.advantages.keys import combined_keys
@@ -40,13 +42,13 @@ def whiten_advantages(
     """
     check_choice("by", by, SCOPES)
     check_choice("unit", unit, ("turn", "token"))
-    of = {
+    of: dict[str, Sequence[Hashable] | np.ndarray] = {
         "batch": np.zeros(len(table), np.int64),
         "group": table.task,
         "agent": table.agent,
         "policy": [t.module_id for t in table.trajectories],
-    }[by]
-    keys = combined_keys(of)[table.owner] if len(table) else table.owner
+    }
+    keys = combined_keys(of[by])[table.owner] if len(table) else table.owner
     found = np.zeros_like(advantages)
     for key in np.unique(keys):
         here = keys == key

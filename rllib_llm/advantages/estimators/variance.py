@@ -37,6 +37,7 @@ def has_variance(table: TurnTable, *, by: str = "agent") -> np.ndarray:
     if not len(table):
         return np.zeros(0, bool)
     values, keys, _ = compared(table, by)
-    flat = np.isin(keys, list(zero_variance_groups(values, keys)))
+    zero_variance = np.array(list(zero_variance_groups(values, keys)), keys.dtype)
+    flat = np.isin(keys, zero_variance)
     task = table.task[table.owner] if by == "turn" else table.task
     return np.isin(table.task, task[~flat])
