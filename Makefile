@@ -7,7 +7,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$p && break; done)
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# Test processes. All tests of a file run in one, which keeps its fixtures and its Ray.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help

@@ -118,6 +118,7 @@ setup(
         "test": TEST,
         "dev": [
             *TEST,
+            "pytest-xdist>=3.8,<4",
             "ruff>=0.14",
             "mypy>=2.3,<3",
             "types-PyYAML",
