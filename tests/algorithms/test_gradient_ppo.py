@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from gradient_reference import (
     Policy,
@@ -89,14 +90,21 @@ def before_the_update(step, frozen, chains):
     return found
 
 
-def test_the_whole_gradient_with_a_shared_critic():
-    """RLlib's loss, with its adaptive KL to the policy before the update."""
+@pytest.mark.parametrize(
+    ("loss", "old_kl_coeff"),
+    [
+        ({"use_kl_loss": True, "kl_coeff": 0.6}, 0.6),
+        ({"policy_loss": {"name": "ppo_clip", "low": 0.15, "high": 0.15}}, 0.0),
+    ],
+    ids=["rllib", "component"],
+)
+def test_the_whole_gradient_with_a_shared_critic(loss, old_kl_coeff):
+    """The loss is RLlib's with its KL to the policy before, or a component's."""
     learner, frozen = moved_learner(
         {"value_head_detach": False},
         clip_param=0.15,
         vf_clip_param=0.3,
-        use_kl_loss=True,
-        kl_coeff=0.6,
+        **loss,
         ref_kl_coeff=0.5,
         ref_kl_clip=0.4,
         **SHARED,
@@ -110,7 +118,8 @@ def test_the_whole_gradient_with_a_shared_critic():
         for chain, (_, values, last, _) in zip(chains, known, strict=True)
     ]
     count = sum(chain.count for chain in chains)
-    terms = dict.fromkeys(("policy", "critic", "entropy", "old", "reference"), 0.0)
+    names = ("policy", "critic", "entropy", "reference", *["old"] * bool(old_kl_coeff))
+    terms = dict.fromkeys(names, 0.0)
     acted = dict.fromkeys(("capped", "free", "clipped", "kl"), 0)
     for chain, (old, values, _, ref), raw, white in zip(
         chains, known, advantages, whitened(advantages), strict=True
@@ -128,10 +137,10 @@ def test_the_whole_gradient_with_a_shared_critic():
                 "policy": -objective,
                 "critic": 1.2 * error.clamp(max=0.3),
                 "entropy": -1.5 * entropy[i],
-                "old": 0.6 * (ratio - 1 - (new[i] - old[i])),
+                "old": old_kl_coeff * (ratio - 1 - (new[i] - old[i])),
                 "reference": 0.5 * kl.clamp(max=0.4),
             }
-            terms = {name: terms[name] + x / count for name, x in added.items()}
+            terms = {name: terms[name] + added[name] / count for name in names}
             acted["capped"] += bool(error > 0.3)
             acted["free"] += bool(error < 0.3)
             acted["clipped"] += not 0.85 < ratio < 1.15

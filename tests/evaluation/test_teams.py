@@ -5,6 +5,7 @@ import pytest
 from rllib_llm import MARFTConfig
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
+from rllib_llm.evaluation import teams
 from rllib_llm.evaluation.teams import NO_ONE, ablations, play_assignment, swap_matrix
 
 pytestmark = pytest.mark.ray
@@ -58,7 +59,27 @@ def test_a_silenced_agent_says_what_it_is_told(algo):
         alice = episode.agent_episodes["alice_0"]
         assert list(alice.get_actions()) == ["say 1"]
         assert episode_data(alice).num_sampled == 0
-    assert set(ablations(algo, 2)) == {"none", *AGENTS}
+
+
+def test_ablations_silence_one_agent_at_a_time(algo, monkeypatch):
+    played = []
+
+    def noted(*args, **settings):
+        played.append(play_assignment(*args, **settings))
+        return played[-1]
+
+    monkeypatch.setattr(teams, "play_assignment", noted)
+    assert list(ablations(algo, 2)) == ["none", *AGENTS]
+    spoke = [
+        {
+            agent
+            for episode in episodes
+            for agent, part in episode.agent_episodes.items()
+            if episode_data(part).num_sampled
+        }
+        for episodes in played
+    ]
+    assert spoke == [set(AGENTS), {"bob_0"}, {"alice_0"}]
 
 
 def test_unknown_members_are_refused(algo):

@@ -28,6 +28,11 @@ def test_a_thread_that_is_late_is_left_and_the_model_told():
     assert tally([late, early])["tool_timeouts"] == 1
 
 
+def test_the_model_reads_the_exception_of_a_tool_with_a_time_limit():
+    (result,) = run(toys.impatient, "<impatient>x</impatient>")
+    assert (result.status, result.text) == ("error", "Error: no 'x' here")
+
+
 def test_coroutines_of_a_turn_run_at_once_and_results_keep_their_order():
     toys.calls.clear()
     results = run(

@@ -120,6 +120,16 @@ def sleepy(seconds: float) -> str:
     return "awake"
 
 
+@tool(timeout_s=60)
+def impatient(word: str) -> str:
+    """Look a word up in vain, in a thread.
+
+    Args:
+        word: Which.
+    """
+    raise ValueError(f"no {word!r} here")
+
+
 @tool(timeout_s=0.3)
 async def nap(seconds: float) -> str:
     """Sleep as a coroutine.
