@@ -63,7 +63,7 @@ def credited(count=9):
     for seed in range(count):
         episode = fake_episode(seed, turns=1 + seed % 3, breaks=seed % 2 == 1)
         data = episode_data(episode)
-        data.advantage, data.success = float(np.cos(2 * seed)), seed % 2 == 0
+        data.advantage, data.success = float(np.sin(2 * seed + 0.5)), seed % 2 == 0
         found.append(episode)
     episode_data(found[2]).advantage = np.array([0.9, -1.1, 0.4])
     return found
@@ -78,7 +78,7 @@ def loss_terms(chains, before, after, frozen):
     """The terms of the loss, and how often each clip, cap and band acted."""
     terms = dict.fromkeys(("policy", "reference", "entropy"), 0.0)
     acted = dict.fromkeys(
-        ("low", "high", "dual", "free", "kl", "tis", "token", "seq"), 0
+        ("low", "high", "higher", "dual", "free", "kl", "tis", "token", "seq"), 0
     )
     for chain in chains:
         with torch.no_grad():
@@ -103,6 +103,7 @@ def loss_terms(chains, before, after, frozen):
             terms["entropy"] = terms["entropy"] - share * 0.6 * entropy[i]
             acted["low"] += bool(advantage < 0 and ratio < 0.9)
             acted["high"] += bool(advantage > 0 and ratio > 1.25)
+            acted["higher"] += bool(advantage > 0 and 1.1 < ratio < 1.25)
             acted["dual"] += bool(advantage < 0 and ratio > 1.4)
             acted["free"] += bool(0.9 < ratio < 1.25 and advantage)
             acted["kl"] += bool(kl > 0.4)

@@ -166,8 +166,11 @@ def test_set_state_updates_the_engine():
     after = runner.sample(tasks=asked)
     assert sampled(after) == sampled(other.sample(tasks=asked)) != before
     assert {t.weights_seq_no for e in after for t in turns_of(e)} == {5}
-    runner.set_state({**synced, "weights_seq_no": 4})  # a late message
+    late = {"rl_module": state["rl_module"], "weights_seq_no": 4}
+    runner.set_state(late)
     assert runner.engine.weights_version == 5
+    kept = runner.get_state()["rl_module"]
+    assert all(np.array_equal(kept[name], moved[name]) for name in moved)
 
 
 # Conversations ------------------------------------------------------------------------

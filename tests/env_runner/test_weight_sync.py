@@ -128,6 +128,16 @@ def test_weights_are_sent_as_bfloat16(groups):
             assert torch.equal(tensor, source[name].bfloat16().float()), name
 
 
+def test_a_runner_has_all_weights_after_a_message_with_every_one(groups):
+    learners, runners = groups
+    runner = runners.runners[1]
+    every = learners.unwrapped().shared_tensors(inference_only=True)
+    for names, has_all in ((list(every)[1:], False), (list(every), True)):
+        part = pack({name: every[name] for name in names})
+        runner.receive_weights({DEFAULT_MODULE_ID: part}, 1)
+        assert runner.has_all_weights is has_all
+
+
 def test_weights_of_another_model_are_refused(groups):
     _, runners = groups
     runner = runners.runners[1]
