@@ -93,7 +93,7 @@ def before_the_update(step, frozen, chains):
 @pytest.mark.parametrize(
     ("loss", "old_kl_coeff"),
     [
-        ({"use_kl_loss": True, "kl_coeff": 0.6}, 0.6),
+        ({"clip_param": 0.15, "use_kl_loss": True, "kl_coeff": 0.6}, 0.6),
         ({"policy_loss": {"name": "ppo_clip", "low": 0.15, "high": 0.15}}, 0.0),
     ],
     ids=["rllib", "component"],
@@ -102,7 +102,6 @@ def test_the_whole_gradient_with_a_shared_critic(loss, old_kl_coeff):
     """The loss is RLlib's with its KL to the policy before, or a component's."""
     learner, frozen = moved_learner(
         {"value_head_detach": False},
-        clip_param=0.15,
         vf_clip_param=0.3,
         **loss,
         ref_kl_coeff=0.5,
