@@ -194,12 +194,16 @@ class Copy:
         os.environ["PYTHONPATH"] = str(self.root)
         os.environ["RLLIB_LLM_CACHE"] = str(self._scratch / "cache")
         sys.path.insert(0, str(self.root))
-        early = ["-x"] if stop_early else []
         base = f"--basetemp={self._scratch / 'tests'}"
         options = ["-q", "-rfE", "-p", "no:cacheprovider", base]
-        if not all("::" in test for test in tests):  # who names a test wants it
-            options += ["-m", _FAST]
-        status = int(pytest.main([*options, *early, *tests]))
+        options += ["-x"] if stop_early else []
+        # A slow test that is named runs, one of a whole file does not.
+        named = [test for test in tests if "::" in test]
+        files = [test for test in tests if "::" not in test]
+        status = 0
+        for chosen, marks in ((files, ["-m", _FAST]), (named, [])):
+            if chosen and not (status and stop_early):
+                status = max(status, int(pytest.main([*options, *marks, *chosen])))
         sys.stdout.flush()
         return status
 
