@@ -145,7 +145,7 @@ def build_rows(
     Args:
         turns: The recorded turns, in time order.
         rewards: One reward per turn.
-        final_prompt: What a truncated episode would have shown next.
+        final_prompt: What the episode would have shown next; read if ``bootstrap``.
         bootstrap: Whether the episode was cut short, so that the critic's value at its
             end counts. With ``final_prompt`` that value sees the last observation.
         row_per_turn: Start a row at every turn even where the prefix holds (each row

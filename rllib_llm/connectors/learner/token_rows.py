@@ -235,7 +235,7 @@ def _rows(episode: Any, settings: RowSettings) -> list[Row]:
     return build_rows(
         episode.get_extra_model_outputs(columns.TURN),
         episode.get_rewards(),
-        final_prompt=data.prompt if episode.is_truncated else None,
+        final_prompt=data.prompt,
         bootstrap=episode.is_truncated and bootstrap,
         row_per_turn=settings.row_per_turn,
     )
