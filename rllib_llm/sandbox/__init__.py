@@ -1,4 +1,4 @@
-"""Running programs that a model wrote; see docs/sandbox.md."""
+"""Sandboxed execution of model-written Python programs; see docs/sandbox.md."""
 
 from rllib_llm.sandbox.calls import STATUSES, SandboxError, SandboxResult
 from rllib_llm.sandbox.sandbox import Sandbox

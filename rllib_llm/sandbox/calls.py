@@ -1,4 +1,4 @@
-"""What a call of a sandbox is, returns, and raises."""
+"""Requests, results and errors of sandbox calls."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from typing import Any
 
 from rllib_llm.errors import RLlibLLMError
 
-TAIL_CHARS = 2_000  # of standard error
+TAIL_CHARS = 2_000  # characters of standard error that a result keeps
 STATUSES = ("ok", "error", "timeout", "memory", "output", "killed")
 
 
 class SandboxError(RLlibLLMError):
-    """A program could not be run, through no fault of its own; it earned nothing."""
+    """The sandbox itself failed; the program has neither failed nor succeeded.
+
+    Callers must not turn it into a reward of zero: the episode is dropped instead.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What became of a program.
+    """The output and exit status of one program.
 
     Attributes:
-        stdout: What it printed, cut at the limit.
-        stderr: The end of what it wrote there: the traceback, if it raised.
-        status: "ok"; "error": it raised, or ended with another exit status than 0;
-            "timeout": too much time; "memory": a MemoryError ended it; "output": it
-            wrote too much; "killed": a signal ended it, e.g. a crash.
-        seconds: Wall time from its start to its end.
+        stdout: Standard output, cut at the limit.
+        stderr: The end of standard error, including the traceback of an exception.
+        status: "ok"; "error": an exception or an exit status other than 0;
+            "timeout": time limit; "memory": uncaught MemoryError; "output": output
+            limit; "killed": ended by a signal, e.g. a crash.
+        seconds: Wall time from start to end.
     """
 
     stdout: str
@@ -35,7 +38,7 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it came to its end."""
+        """True if the program exited with status 0."""
         return self.status == "ok"
 
 
@@ -44,12 +47,12 @@ class Request:
     """One program and its limits.
 
     Attributes:
-        code: Its text.
-        stdin: What it can read.
-        inputs: Global names it begins with, as JSON.
-        timeout_s: Wall time, and, rounded up, CPU time.
-        memory_mb: Memory, in MiB.
-        max_output: Bytes it may write to standard output and error together.
+        code: Source of the program.
+        stdin: Text on its standard input.
+        inputs: Global names defined at its start, as JSON.
+        timeout_s: Limit of wall time and, rounded up, of CPU time, in seconds.
+        memory_mb: Memory limit, in MiB.
+        max_output: Limit of standard output and error together, in bytes.
     """
 
     code: str

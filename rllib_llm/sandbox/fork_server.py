@@ -1,4 +1,4 @@
-"""The caller's side of the fork server: one server per process, started when needed."""
+"""Client of the fork server: one server per process, started on demand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _START = (
     "import sys; sys.path.insert(0, {root!r})\n"
     "from rllib_llm.sandbox import server; server.main()"
 )
-_START_S, _GRACE_S = 60.0, 30.0  # a machine under load is slow, not broken
+_START_S, _GRACE_S = 60.0, 30.0  # generous: a loaded machine is slow, not broken
 _CHUNK = 1 << 16
 
 
 class _Failed(Exception):
-    """A program could not be run, or not to its end, through no fault of its own."""
+    """The sandbox could not run a program to its end; the program is not at fault."""
 
 
 class _ServerLost(_Failed):
@@ -39,31 +39,31 @@ class _ServerLost(_Failed):
 
 
 class ForkServer:
-    """Starts the server, passes calls to it, and starts it again if it dies.
+    """Starts the server, forwards calls to it and restarts it if it dies.
 
-    Threads may call at the same time; as many programs run at once as there are cores
-    (at least two), the others wait, and their clocks with them.
+    Threads may call concurrently. At most as many programs run at once as there are
+    cores (at least two); further calls wait, and their time limits start later.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+        self._slots = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self.starts = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running server."""
+        """Process id of the server, None if it is not running."""
         return self._process.pid if self._process else None
 
     def run(self, request: Request) -> SandboxResult:
-        """Run a program; where the server fails, try once more.
+        """Run a program; if the server fails, retry once.
 
         Raises:
-            SandboxError: If it fails again.
+            SandboxError: If the retry fails too.
         """
-        with self._places:
+        with self._slots:
             for is_last in (False, True):
                 server = self._started()
                 try:
@@ -73,14 +73,14 @@ class ForkServer:
                         self._stop(server)
                     if is_last:
                         raise SandboxError(
-                            f"The sandbox failed twice: {error}. This says nothing of "
-                            "the program; see that the machine has memory left and "
-                            "that nothing ends its processes."
+                            f"The sandbox failed twice: {error}. The program is not at "
+                            "fault. Check that the machine has free memory and that "
+                            "no other process kills the sandbox's processes."
                         ) from error
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the server and all that it runs; the next call starts it again."""
+        """Stop the server and its programs; the next call starts a new server."""
         if self._socket is not None:
             self._stop(self._socket)
 
@@ -96,8 +96,8 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             fd = theirs.fileno()
-            # -S: no installed packages. The hash seed makes the order of sets the
-            # same everywhere.
+            # -S keeps installed packages out of the programs' reach. A fixed hash
+            # seed makes the order of sets, and so the output, reproducible.
             start = _START.format(root=str(_ROOT))
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-S", "-c", start, str(fd)],
@@ -106,20 +106,20 @@ class ForkServer:
                 pass_fds=[fd],
                 env={"PYTHONHASHSEED": "0", "TZ": "UTC"},
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # Ctrl-C must not reach the server
             )
         self._socket = ours
         self.starts += 1
         if not select.select([ours], [], [], _START_S)[0] or ours.recv(16) != b"ready":
             self._forget()
             raise SandboxError(
-                "The sandbox's server did not start; its error stands above. "
-                "rllib_llm.sandbox.probe() says what this platform offers."
+                "The sandbox's server did not start; see its error above. Call "
+                "rllib_llm.sandbox.probe() for what this platform supports."
             )
 
     def _stop(self, server: socket.socket) -> None:
         with self._lock:
-            if self._socket is server:  # else somebody did it already
+            if self._socket is server:  # another thread may have replaced it
                 self._forget()
 
     def _forget(self) -> None:
@@ -130,12 +130,14 @@ class ForkServer:
 
 
 def _call(server: socket.socket, request: Request) -> SandboxResult:
-    """Send one call, read what the program writes, and return what became of it."""
+    """Send one call, read the program's output and return its result."""
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept.callback(ours.close)
         passed.callback(theirs.close)
         sent, outputs = [theirs.fileno()], []
+        # Sealed memory files: the program reads its source and input from them and
+        # cannot write to them. Pipes could fill up and block the sender.
         program = json.dumps([request.code, request.inputs])
         for text in (program, request.stdin):
             sent.append(_sealed(text.encode("utf-8", "replace")))
@@ -151,37 +153,38 @@ def _call(server: socket.socket, request: Request) -> SandboxResult:
             server.sendmsg([_header(request)], [rights])
         except OSError as error:
             raise _ServerLost(f"its server cannot be reached ({error})") from error
-        passed.close()  # so that the outputs end with the program
+        # The write ends must close here, otherwise reading the outputs never ends.
+        passed.close()
         return _follow(ours, outputs, request)
 
 
 def _header(request: Request) -> bytes:
-    told = {
+    report = {
         "timeout_s": request.timeout_s,
         "cpu_s": math.ceil(request.timeout_s),
         "memory_bytes": request.memory_mb << 20,
     }
-    return json.dumps(told).encode()
+    return json.dumps(report).encode()
 
 
 def _follow(
     channel: socket.socket, outputs: list[int], request: Request
 ) -> SandboxResult:
-    """Read until the program is over, or has written too much."""
+    """Read until the program ends or exceeds the output limit."""
     began = time.monotonic()
     poller = select.poll()
     written: dict[int, bytearray] = {fd: bytearray() for fd in outputs}
     for fd in (*outputs, channel.fileno()):
         poller.register(fd, select.POLLIN)
-    is_open, told = set(outputs), None
-    while is_open or told is None:
+    is_open, report = set(outputs), None
+    while is_open or report is None:
         patience = request.timeout_s + _GRACE_S - (time.monotonic() - began)
         events = poller.poll(max(0.0, patience) * 1000)
         if not events:
             raise _ServerLost("its server does not answer")
         for fd, _ in events:
             if fd == channel.fileno():
-                told = _verdict(channel)
+                report = _report(channel)
                 poller.unregister(fd)
             elif chunk := os.read(fd, _CHUNK):
                 written[fd] += chunk
@@ -189,36 +192,38 @@ def _follow(
                 is_open.discard(fd)
                 poller.unregister(fd)
         if sum(map(len, written.values())) > request.max_output:
-            # Closing the channel has the program killed.
+            # The caller closes the channel, and the server then kills the program.
             texts = _texts(written.values(), request.max_output)
             return SandboxResult(*texts, "output", time.monotonic() - began)
     texts = _texts(written.values(), request.max_output)
-    return SandboxResult(*texts, _status(told, request), told["seconds"])
+    return SandboxResult(*texts, _status(report, request), report["seconds"])
 
 
-def _verdict(channel: socket.socket) -> dict[str, Any]:
+def _report(channel: socket.socket) -> dict[str, Any]:
     try:
         message = channel.recv(4096)
+        # Programs may leave unread data behind, which resets the socket.
     except ConnectionResetError:
         message = b""
     if not message:
         raise _ServerLost("its server died")
-    told = json.loads(message)
-    if "failed" in told:
-        raise _Failed(f"no walls around the program: {told['failed']}")
-    return told
+    report = json.loads(message)
+    if "failed" in report:
+        raise _Failed(f"the program could not be isolated: {report['failed']}")
+    return report
 
 
-def _status(told: dict[str, Any], request: Request) -> str:
-    """Name what the server says.
+def _status(report: dict[str, Any], request: Request) -> str:
+    """Return the status of a program from the server's report.
 
     Raises:
-        _Failed: If the program was killed from outside, which it cannot do itself:
-            by the machine running out of memory, or by a person.
+        _Failed: If the program was killed from outside. Programs cannot send signals,
+            so SIGKILL comes from the out-of-memory killer or from a person.
     """
-    code = told["exit"]
-    used_up = told["cpu_s"] >= math.ceil(request.timeout_s)
-    if told["timed_out"] or code == -signal.SIGXCPU or (code < 0 and used_up):
+    code = report["exit"]
+    # The kernel sends SIGXCPU at the CPU limit, and SIGKILL one second later.
+    used_up = report["cpu_s"] >= math.ceil(request.timeout_s)
+    if report["timed_out"] or code == -signal.SIGXCPU or (code < 0 and used_up):
         return "timeout"
     if code == -signal.SIGKILL:
         raise _Failed("something killed the program from outside")
@@ -233,7 +238,7 @@ def _texts(written: Any, max_output: int) -> tuple[str, str]:
 
 
 def _sealed(content: bytes) -> int:
-    """Return a descriptor of memory that holds this and can only be read."""
+    """Return a descriptor of a read-only memory file with this content."""
     fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(fd, "wb", closefd=False) as file:
         file.write(content)

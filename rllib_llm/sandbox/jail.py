@@ -1,7 +1,7 @@
-"""The kernel's walls around a process: identity, limits, Landlock, seccomp.
+"""Kernel-level isolation of a process: identity, limits, Landlock, seccomp.
 
-Only the standard library: this runs in the fork server, before any program. Nothing
-here can be undone by the process that did it, nor by what it runs later.
+Uses the standard library only, because it runs in the fork server, which loads no
+other packages. A process cannot undo these steps, nor can its children.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | 1  # EPERM
 _NR, _ARCH, _ARG_1, _ARG_2 = 0, 4, 24, 32  # offsets in struct seccomp_data
 _PROT_EXEC, _F_GETFD, _F_GETFL = 4, 1, 3
 
-# What computing, printing and ending need; all else is refused. x86_64 numbers.
+# System calls needed for computing, printing and exiting, by their x86_64 numbers. The
+# filter refuses all others with EPERM.
 ALLOWED_CALLS = {
     "read": 0,
     "write": 1,
@@ -81,11 +82,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a program may use.
+    """Resource limits of one program.
 
     Attributes:
-        cpu_s: Whole seconds of CPU time, >= 1.
-        memory_bytes: Address space on top of what the server has.
+        cpu_s: CPU time, in whole seconds, >= 1.
+        memory_bytes: Address space beyond that of the server, in bytes.
     """
 
     cpu_s: int
@@ -93,28 +94,28 @@ class Limits:
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock's interface, 0 where there is none."""
-    if not _is_known_platform():
+    """Return the version of Landlock's interface, 0 without Landlock."""
+    if not _is_supported_platform():
         return 0
     flags = _LANDLOCK_CREATE_RULESET_VERSION
     return max(0, _libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, flags))
 
 
 def has_seccomp() -> bool:
-    """Say whether the kernel filters system calls here."""
-    if not _is_known_platform():
+    """Return whether the kernel supports seccomp filters."""
+    if not _is_supported_platform():
         return False
-    action = ctypes.c_uint32(0x00050000)
+    action = ctypes.c_uint32(0x00050000)  # SECCOMP_RET_ERRNO, the action used below
     call = (_SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
     return _libc.syscall(_SECCOMP, *call) == 0
 
 
-def _is_known_platform() -> bool:
+def _is_supported_platform() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 class Jail:
-    """Built once in the server; :meth:`enter` is called in each child.
+    """Isolation that the server prepares once and each child enters.
 
     Raises:
         OSError: If the kernel has no Landlock.
@@ -126,30 +127,32 @@ class Jail:
         self._base_bytes = _address_space()
 
     def enter(self, limits: Limits, parent: int, kept: int) -> None:
-        """Give up all rights for good.
+        """Drop all rights irrevocably.
 
         Args:
-            limits: What the program may use.
-            parent: Process id of the server; the child ends with it.
+            limits: Resource limits of the program.
+            parent: Process id of the server; the child is killed when it dies.
             kept: A descriptor that stays open, beside 0, 1 and 2.
 
         Raises:
-            OSError: If any wall cannot be put up; the caller must not go on.
+            OSError: If a step fails; the caller must not run the program then.
         """
         os.setsid()
         os.chdir("/")
         _drop_privileges()
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
-        # After the change of user, which clears it.
+        # The kernel clears this flag when the user changes, so it comes after that.
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")
+        # The server may have died before the flag was set.
         if os.getppid() != parent:
-            raise ProcessLookupError("the server is gone")
+            raise ProcessLookupError("the server has exited")
         restrict = _libc.syscall(_LANDLOCK_RESTRICT_SELF, self._ruleset, 0)
         _check(restrict, "Landlock")
         _set_limits(limits, self._base_bytes)
         os.closerange(3, kept)
         os.closerange(kept + 1, 1 << 20)
+        # Last: the filter refuses the system calls of all steps above.
         self._install_filter()
 
     def _install_filter(self) -> None:
@@ -161,8 +164,9 @@ class Jail:
 
 
 def _drop_privileges() -> None:
-    """Become nobody if root, and hold no capability in any case."""
+    """Switch from root to nobody, and drop every capability in any case."""
     if os.geteuid() == 0:
+        # Groups first: nobody may not change them.
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -189,9 +193,10 @@ def _set_limits(limits: Limits, base_bytes: int) -> None:
 
 
 def _deny_all_ruleset(abi: int) -> int:
-    """Return a Landlock ruleset that handles everything it can and allows nothing."""
+    """Return a Landlock ruleset that handles every right and grants none."""
     if abi < 1:
         raise OSError("this kernel has no Landlock")
+    # Each version of the interface adds rights; unknown ones make the call fail.
     num_rights = 13 + (abi >= 2) + (abi >= 3) + (abi >= 5)
     fields = [(1 << num_rights) - 1]
     if abi >= 4:
@@ -204,18 +209,19 @@ def _deny_all_ruleset(abi: int) -> int:
 
 
 def _seccomp_program() -> bytes:
-    """Return the filter: an allow-list, with conditions on memory and descriptors."""
+    """Return the seccomp filter: an allow-list with conditions on some arguments."""
 
     def op(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("HBBI", code, yes, no, k)
 
     def only_if(call: int, argument: int, test: bytes) -> bytes:
-        # The test jumps over the refusal if the call is fine.
+        # The test skips the refusal if the argument is acceptable.
         check = op(_LOAD, argument) + test + op(_RETURN, _REFUSE) + op(_RETURN, _ALLOW)
         return op(_JUMP_EQUAL, call, 0, len(check) // 8) + check
 
     no_exec = op(_JUMP_ANY_BIT, _PROT_EXEC, 0, 1)
     only_look = op(_JUMP_EQUAL, _F_GETFD, 2, 0) + op(_JUMP_EQUAL, _F_GETFL, 1, 0)
+    # Programs of other architectures number their calls differently: kill them.
     program = op(_LOAD, _ARCH) + op(_JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0)
     program += op(_RETURN, _KILL) + op(_LOAD, _NR)
     for number in ALLOWED_CALLS.values():

@@ -1,4 +1,4 @@
-"""The backend of pydantic-monty: an interpreter of a part of Python, in Rust."""
+"""Sandbox backend on pydantic-monty, a Rust interpreter of a subset of Python."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _GRACE_S = 30.0
 
 
 class Monty:
-    """Runs programs in monty's own worker processes."""
+    """Runs programs in the worker processes of pydantic-monty."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._pool: Any = None
 
     def run(self, request: Request) -> SandboxResult:
-        """Run a program; where its worker crashes, try once more.
+        """Run a program; if its worker crashes, retry once.
 
         Raises:
-            ConfigError: If it is given standard input, which monty does not have.
+            ConfigError: If the request has standard input, which monty lacks.
         """
         if request.stdin:
             raise ConfigError(
-                "stdin: monty's programs have no standard input. Pass inputs, or use "
+                "stdin: programs in monty have no standard input. Pass inputs, or use "
                 "the sandbox 'fork_server'."
             )
         result = self._run_once(request)
         return self._run_once(request) if result.status == "killed" else result
 
     def close(self) -> None:
-        """End the workers; the next call starts them again."""
+        """Stop the workers; the next call starts new ones."""
         with self._lock:
             if self._pool is not None:
                 self._pool.__exit__(None, None, None)
@@ -59,7 +59,7 @@ class Monty:
             max_recursion_depth=1000,
         )
         written = pydantic_monty.CollectStreams(max_bytes=request.max_output)
-        began, status, told = time.monotonic(), "ok", ""
+        began, status, error_text = time.monotonic(), "ok", ""
         try:
             with self._started().checkout(limits=limits) as session:
                 session.feed_run(
@@ -68,20 +68,20 @@ class Monty:
         except pydantic_monty.MontyCrashedError:
             status = "killed"
         except pydantic_monty.MontyError as error:
-            status, told = _status(error, request), _traceback(error)
+            status, error_text = _status(error, request), _traceback(error)
         texts = {"stdout": "", "stderr": ""}
         for stream, text in written.output:
             texts[stream] += text
         return SandboxResult(
             texts["stdout"][: request.max_output],
-            (texts["stderr"] + told)[-TAIL_CHARS:],
+            (texts["stderr"] + error_text)[-TAIL_CHARS:],
             status,
             time.monotonic() - began,
         )
 
 
 def _status(error: Exception, request: Request) -> str:
-    """Name the limit that ended a program; its message is all that monty tells."""
+    """Return the status of a program from monty's message, its only information."""
     text = str(error)
     if text.startswith("TimeoutError: ") and "limit exceeded" in text:
         return "timeout"

@@ -1,4 +1,4 @@
-"""Running one program, in a child of the fork server that has entered the jail."""
+"""Execution of one program, in a child of the fork server inside the jail."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-OK, ERROR, MEMORY = 0, 1, 3  # exit codes; a program may claim any of them
+OK, ERROR, MEMORY = 0, 1, 3  # exit codes; a program may forge any of them
 _NAME = "<program>"
-_TRACEBACK_CHARS = 4_000  # the end is what counts
+_TRACEBACK_CHARS = 4_000  # characters at the end, where the message stands
 
 
 def open_streams() -> None:
-    """Make the standard streams anew over descriptors 0, 1 and 2, as UTF-8."""
+    """Reopen the standard streams over descriptors 0, 1 and 2, as UTF-8."""
     how: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
     sys.stdin = open(0, errors="replace", **how)  # noqa: SIM115
     sys.stdout = open(1, "w", errors="backslashreplace", **how)  # noqa: SIM115
@@ -24,20 +24,21 @@ def open_streams() -> None:
 
 
 def run(source: str, inputs: dict[str, Any]) -> NoReturn:
-    """Execute a program and end the process with what became of it.
+    """Execute a program and exit the process with its status.
 
     Args:
-        source: The program's text.
-        inputs: Global names it begins with.
+        source: Source of the program.
+        inputs: Global names defined at its start.
     """
     code = ERROR
     with contextlib.suppress(BaseException):
-        random.seed(0)  # the same program prints the same
+        random.seed(0)  # equal programs print equal output
         sys.argv = [_NAME]
         code = _execute(source, {"__name__": "__main__", **inputs})
         sys.stdout.flush()
     with contextlib.suppress(BaseException):
         sys.stderr.flush()
+    # Not sys.exit: the server's atexit handlers and buffers must not run in a child.
     os._exit(code)
 
 
@@ -52,23 +53,23 @@ def _execute(source: str, names: dict[str, Any]) -> int:
         sys.stderr.write("MemoryError\n")
         return MEMORY
     except BaseException as error:
-        sys.stderr.write(_told(error))
+        sys.stderr.write(_program_traceback(error))
         return ERROR
     return OK
 
 
-def _told(error: BaseException) -> str:
-    """Return the traceback, of the program's own lines only.
+def _program_traceback(error: BaseException) -> str:
+    """Return the traceback, restricted to frames of the program.
 
-    The others hold paths, which differ from machine to machine.
+    Other frames hold paths, which differ from machine to machine.
     """
-    told = traceback.TracebackException.from_exception(error)
-    chain = [told]
-    for part in chain:  # grows as it goes
-        own = [frame for frame in part.stack if frame.filename == _NAME]
-        part.stack = traceback.StackSummary.from_list(own)
+    summary = traceback.TracebackException.from_exception(error)
+    chain = [summary]
+    for part in chain:  # grows while it is iterated
+        frames = [frame for frame in part.stack if frame.filename == _NAME]
+        part.stack = traceback.StackSummary.from_list(frames)
         chain += [e for e in (part.__cause__, part.__context__) if e is not None]
-    return "".join(told.format())[-_TRACEBACK_CHARS:]
+    return "".join(summary.format())[-_TRACEBACK_CHARS:]
 
 
 def _exit_code(end: SystemExit) -> int:

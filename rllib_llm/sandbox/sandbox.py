@@ -1,4 +1,4 @@
-"""The sandbox: runs programs that a model wrote."""
+"""The sandbox that runs model-written programs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from rllib_llm.sandbox.support import check_backend
 class Sandbox:
     """Runs Python programs, each in a fresh process without any rights.
 
-    All sandboxes of a process share one server, which is started at the first call.
-    Threads may share a sandbox. It pickles as its settings.
+    All sandboxes of a process share one server, which starts at the first call.
+    Threads may share a sandbox. Pickling keeps its settings only.
 
     Args:
-        backend: "fork_server": CPython behind Landlock and seccomp; "monty": the
-            smaller Python of pydantic-monty, extra ``sandbox``.
+        backend: "fork_server": CPython isolated by Landlock and seccomp; "monty": the
+            Python subset of pydantic-monty (extra ``sandbox``).
         timeout_s: Wall time of a program, > 0 s.
-        memory_mb: Its memory, in MiB, in [8, 65536].
-        max_output: Bytes it may write, in [1, 2**24].
+        memory_mb: Memory of a program, in MiB, in [8, 65536].
+        max_output: Output of a program, in bytes, in [1, 2**24].
 
     Raises:
-        ConfigError: For a value out of range, and if the platform cannot isolate
-            programs; there is no weaker way to run them.
-        MissingExtraError: If pydantic-monty is asked for and not installed.
-
+        ConfigError: If a value is out of range, or if the platform cannot isolate
+            programs; the sandbox never falls back to weaker isolation.
+        MissingExtraError: If pydantic-monty is selected and not installed.
     Example:
         >>> Sandbox().run("print(6 * 7)").stdout
         '42\\n'
@@ -52,7 +51,7 @@ class Sandbox:
         self.timeout_s, self.memory_mb = float(timeout_s), int(memory_mb)
         self.max_output = int(max_output)
         self._is_closed = False
-        _runner(backend)  # refuses what is not installed
+        _runner(backend)  # fails early if the backend is not installed
 
     def run(
         self,
@@ -61,24 +60,24 @@ class Sandbox:
         inputs: dict[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """Run a program to its end, or to its limits.
+        """Run a program to its end or to a limit.
 
         Args:
-            code: The program.
-            stdin: What it reads from standard input.
-            inputs: Global names it begins with; values as JSON has them.
-            timeout_s: Wall time, in seconds; None: the sandbox's.
+            code: Source of the program.
+            stdin: Text on its standard input.
+            inputs: Global names defined at its start; JSON values.
+            timeout_s: Wall time, in seconds; None: that of the sandbox.
 
         Returns:
-            What it printed, and what became of it. Whatever the program does, this is
-            no exception.
+            The output and status of the program. A program that fails does not raise
+            an exception here.
 
         Raises:
-            SandboxError: If it could not be run, which is not the program's fault.
+            SandboxError: If the sandbox failed; the program is not at fault.
             ConfigError: If the sandbox is closed, or ``timeout_s`` out of range.
         """
         if self._is_closed:
-            raise ConfigError("This sandbox is closed. Make another Sandbox().")
+            raise ConfigError("This sandbox is closed. Create another Sandbox().")
         seconds = self.timeout_s if timeout_s is None else timeout_s
         _require("timeout_s", seconds, 0.01, 3600.0, "seconds")
         limits = (float(seconds), self.memory_mb, self.max_output)
@@ -88,7 +87,7 @@ class Sandbox:
         return runner.run(Request(code, stdin, inputs or {}, *limits))
 
     def close(self) -> None:
-        """Refuse further calls; the last one to be closed ends the server."""
+        """Reject further calls; closing the last sandbox stops the server."""
         self._is_closed = True
         with _lock:
             for runner, users in _users.items():
@@ -119,7 +118,7 @@ _users: dict[Any, weakref.WeakSet[Sandbox]] = {}
 
 
 def _runner(backend: str) -> Any:
-    """Return what runs the programs of this process; a forked one has its own."""
+    """Return the backend of this process; a forked process starts its own."""
     key = (os.getpid(), backend)
     with _lock:
         if key not in _runners:

@@ -1,10 +1,10 @@
-"""The fork server: a small process that starts each program in a child of its own.
+"""The fork server: a small process that runs each program in a child process.
 
-It is started before it is needed and holds nothing but the interpreter and the modules
-that programs may import; neither programs nor their output ever pass through it, so
-that no child inherits anything of another. A call comes as one message over the
-server's socket: a header, and the descriptors of the call's own socket, the program,
-its standard input, output and error.
+It starts before the first program and holds nothing but the interpreter and the
+modules that programs may import. Neither programs nor their output pass through it, so
+that no child inherits data of another. A call is one message over the server's socket:
+a header and the descriptors of the call's own socket, the program, its standard input,
+output and error.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class _Call:
     """A running child.
 
     Attributes:
-        pid: Its process id.
-        channel: The call's socket; the caller hangs up to have the child killed.
-        exit_fd: Readable once the child has ended.
-        began: When it was started, in seconds of ``time.monotonic``.
-        deadline: When it is killed.
-        timed_out: Whether it was.
+        pid: Process id of the child.
+        channel: Socket of the call; if the caller closes it, the child is killed.
+        exit_fd: Descriptor that becomes readable when the child ends.
+        began: Start, in seconds of ``time.monotonic``.
+        deadline: Time at which the child is killed, in the same clock.
+        timed_out: Whether the deadline was exceeded.
     """
 
     pid: int
@@ -61,10 +61,10 @@ class _Call:
 
 
 class Server:
-    """Serves calls until the caller's end of its socket is closed.
+    """Serves calls until the caller closes its end of the socket.
 
     Args:
-        host: The socket that calls come over.
+        host: Socket on which calls arrive.
     """
 
     def __init__(self, host: socket.socket):
@@ -76,7 +76,8 @@ class Server:
         self._pid = os.getpid()
 
     def serve(self) -> None:
-        """Run until the caller is gone, then kill what still runs."""
+        """Serve until the caller has gone, then kill the remaining children."""
+        # Keeps the collector from touching, and so copying, pages shared with children.
         gc.freeze()
         while True:
             ready = {fd for fd, _ in self._poller.poll(self._patience_ms())}
@@ -95,14 +96,14 @@ class Server:
             _kill(call)
 
     def _patience_ms(self) -> int | None:
-        """Return how long to wait for events, until a running child is overdue."""
+        """Return the time until the next deadline, in ms; None without a child."""
         deadlines = [c.deadline for c in self._calls if not c.timed_out]
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
 
     def _begin(self) -> bool:
-        """Start the call that has come; False if the caller is gone."""
+        """Start the call that arrived; return False if the caller has gone."""
         message, fds = _receive(self._host)
         if not message:
             return False
@@ -113,8 +114,8 @@ class Server:
             pid = os.fork()
             if pid == 0:
                 self._become_program(header, channel, fds[1:])
-        except OSError as error:  # no memory, too many processes
-            _tell(channel, {"failed": repr(error)})
+        except OSError as error:  # out of memory, or too many processes
+            _send(channel, {"failed": repr(error)})
             channel.close()
             return True
         finally:
@@ -124,13 +125,13 @@ class Server:
         call = _Call(pid, channel, exit_fd, began, began + header["timeout_s"])
         self._calls.append(call)
         self._poller.register(exit_fd, select.POLLIN)
-        self._poller.register(channel, 0)  # hang-ups are always told
+        self._poller.register(channel, 0)  # poll always reports hang-ups
         return True
 
     def _become_program(
         self, header: dict[str, float], channel: socket.socket, fds: list[int]
     ) -> None:
-        """In the child: put up the walls, then run the program. Never returns."""
+        """Enter the jail and run the program, in the child. Does not return."""
         try:
             source, inputs = json.loads(_read_all(fds[0]))
             for number, fd in enumerate(fds[1:]):
@@ -138,15 +139,15 @@ class Server:
             program.open_streams()
             limits = Limits(int(header["cpu_s"]), int(header["memory_bytes"]))
             self._jail.enter(limits, self._pid, kept=channel.fileno())
-            channel.close()  # no program can claim that this has failed
+            channel.close()  # otherwise the program could forge a failure report
         except BaseException as error:
-            _tell(channel, {"failed": repr(error)})
+            _send(channel, {"failed": repr(error)})
             os._exit(program.ERROR)
         program.run(source, inputs)
 
     def _finish(self, call: _Call) -> None:
         _, status, usage = os.wait4(call.pid, 0)
-        told = {
+        report = {
             "exit": os.waitstatus_to_exitcode(status),
             "timed_out": call.timed_out,
             "seconds": time.monotonic() - call.began,
@@ -155,19 +156,20 @@ class Server:
         self._calls.remove(call)
         self._poller.unregister(call.exit_fd)
         os.close(call.exit_fd)
-        with contextlib.suppress(KeyError):  # the caller has hung up
+        with contextlib.suppress(KeyError):  # the caller has closed the channel
             self._poller.unregister(call.channel)
-        _tell(call.channel, told)
+        _send(call.channel, report)
         call.channel.close()
 
 
 def _kill(call: _Call) -> None:
-    os.kill(call.pid, signal.SIGKILL)  # not reaped yet, so the id is its own
+    # The child has not been reaped, so no other process can have its id.
+    os.kill(call.pid, signal.SIGKILL)
 
 
-def _tell(channel: socket.socket, what: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the caller has hung up
-        channel.send(json.dumps(what).encode())
+def _send(channel: socket.socket, report: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the caller has closed the channel
+        channel.send(json.dumps(report).encode())
 
 
 def _receive(host: socket.socket) -> tuple[bytes, list[int]]:
@@ -186,12 +188,12 @@ def _read_all(fd: int) -> bytes:
 
 
 def main() -> None:
-    """Serve over the descriptor that the command line names."""
+    """Serve over the socket whose descriptor the command line gives."""
     host = socket.socket(fileno=int(sys.argv[1]))
     for name in MODULES:
         importlib.import_module(name)
     time.tzset()
-    sys.path.clear()  # programs find what is loaded, and nothing else
+    sys.path.clear()  # programs can import the loaded modules only
     os.environ.clear()
     server = Server(host)
     host.send(b"ready")

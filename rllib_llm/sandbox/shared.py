@@ -1,4 +1,4 @@
-"""Sandboxes that environments of one process share."""
+"""Sandboxes shared by the environments of one process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LIMITS = {
 def shared_sandbox(
     backend: str = "fork_server", timeout_s: float = 2.0, memory_mb: int = 256
 ) -> Sandbox:
-    """Return the process's sandbox of these settings; do not close it."""
+    """Return the process's sandbox with these settings; do not close it."""
     return Sandbox(backend, timeout_s=timeout_s, memory_mb=memory_mb)
 
 
 def result_text(result: SandboxResult, max_chars: int = 200) -> str:
-    """Say in a few words what became of a program, for a model to read.
+    """Return a short text on the result of a program, for a model to read.
 
     Args:
-        result: Of the program.
-        max_chars: Most characters of what it printed; the end is left out.
+        result: Result of the program.
+        max_chars: Maximum number of characters of output; the end is cut off.
 
     Returns:
-        What it printed, else the last line of its traceback, or the limit it hit.
+        The output, and for a failure the last line of the traceback or the limit hit.
     """
     out = result.stdout.strip()
     out = out if len(out) <= max_chars else out[:max_chars] + "..."

@@ -1,4 +1,4 @@
-"""What a platform offers to run untrusted programs."""
+"""Platform support for running untrusted programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ BACKENDS = ("fork_server", "monty")
 
 
 def probe() -> dict[str, Any]:
-    """Say what the platform offers, without starting anything.
+    """Return the platform's support for sandboxes, without starting a process.
 
     Returns:
         ``platform``, ``machine``, ``landlock`` (version of the interface, 0: none),
-        ``seccomp``, ``root`` (whether programs become another user), ``monty``
-        (whether it is installed), ``missing`` (what ``fork_server`` lacks, in words)
-        and ``backends`` (those that work here).
+        ``seccomp``, ``root`` (whether programs switch to another user), ``monty``
+        (whether it is installed), ``missing`` (requirements of ``fork_server`` that
+        this platform lacks) and ``backends`` (backends that work here).
     """
-    found: dict[str, Any] = {
+    support: dict[str, Any] = {
         "platform": sys.platform,
         "machine": platform.machine(),
         "landlock": 0,
@@ -33,36 +33,36 @@ def probe() -> dict[str, Any]:
     if sys.platform == "linux":
         from rllib_llm.sandbox import jail
 
-        found |= {"landlock": jail.landlock_abi(), "seccomp": jail.has_seccomp()}
-    found["missing"] = _missing(found)
-    works = {"fork_server": not found["missing"], "monty": found["monty"]}
-    found["backends"] = [name for name in BACKENDS if works[name]]
-    return found
+        support |= {"landlock": jail.landlock_abi(), "seccomp": jail.has_seccomp()}
+    support["missing"] = _missing(support)
+    works = {"fork_server": not support["missing"], "monty": support["monty"]}
+    support["backends"] = [name for name in BACKENDS if works[name]]
+    return support
 
 
 def check_backend(backend: str) -> None:
-    """Refuse a backend that is unknown or cannot isolate programs here.
+    """Check that a backend exists and can isolate programs here.
 
     Raises:
-        ConfigError: With what is missing, and what can be done.
+        ConfigError: If not; the message names what is missing and the remedy.
     """
     if backend not in BACKENDS:
         raise ConfigError(
-            f"The sandbox {backend!r} does not exist. {did_you_mean(backend, BACKENDS)}"
+            f"Unknown sandbox {backend!r}. {did_you_mean(backend, BACKENDS)}"
         )
     missing = probe()["missing"]
     if backend == "fork_server" and missing:
         raise ConfigError(
             f"The sandbox 'fork_server' cannot isolate programs here: it lacks "
             f"{'; '.join(missing)}. Run on x86_64 Linux 5.13 or later with "
-            "Landlock (boot option lsm=landlock,...) and in a container whose profile "
-            "permits Landlock and seccomp, or choose sandbox='monty', a smaller Python "
-            "that needs none of it (pip install 'rllib-llm[sandbox]')."
+            "Landlock (boot option lsm=landlock,...), in a container whose profile "
+            "permits Landlock and seccomp. Or set sandbox='monty', a subset of Python "
+            "that requires neither (pip install 'rllib-llm[sandbox]')."
         )
 
 
-def _missing(found: dict[str, Any]) -> list[str]:
-    if (found["platform"], found["machine"]) != ("linux", "x86_64"):
-        return [f"x86_64 Linux (this is {found['machine']} {found['platform']})"]
-    missing = [] if found["landlock"] else ["Landlock"]
-    return missing if found["seccomp"] else [*missing, "seccomp filters"]
+def _missing(support: dict[str, Any]) -> list[str]:
+    if (support["platform"], support["machine"]) != ("linux", "x86_64"):
+        return [f"x86_64 Linux (this is {support['machine']} {support['platform']})"]
+    missing = [] if support["landlock"] else ["Landlock"]
+    return missing if support["seccomp"] else [*missing, "seccomp filters"]

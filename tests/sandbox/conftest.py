@@ -1,4 +1,4 @@
-"""A scene to attack, watched from outside."""
+"""A target environment for hostile programs, observed from outside the sandbox."""
 
 import contextlib
 import os
@@ -27,19 +27,19 @@ def sandbox():
 
 
 class Witness:
-    """Sees from outside whether anything got out.
+    """Detects from outside whether a program escaped.
 
     Args:
-        scene: What is attacked.
-        heard: Whatever came over the scene's sockets.
+        scene: The targets under attack.
+        received: Everything received on the scene's sockets.
     """
 
-    def __init__(self, scene, heard):
-        self.scene, self.heard = scene, heard
+    def __init__(self, scene, received):
+        self.scene, self.received = scene, received
         self.starts = _runner("fork_server").starts
 
     def children(self):
-        """Return the processes below the server, and those of nobody."""
+        """Return the child processes of the server."""
         found = set()
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, IndexError):
@@ -50,7 +50,7 @@ class Witness:
         return found
 
     def check(self):
-        """Fail if anything got out, or the server is not the one it was."""
+        """Fail if anything escaped, or if the server has been replaced."""
         scene = self.scene
         with open(scene.canary) as file:
             assert file.read() == CANARY
@@ -59,30 +59,30 @@ class Witness:
         assert not os.path.exists("/dev/shm/trace")
         assert not os.path.exists("/dev/shm/sandbox")
         assert not os.path.exists("/tmp/sandbox_link")
-        assert self.heard == []
+        assert self.received == []
         assert self.children() == set()
         assert _runner("fork_server").pid == scene.server
         assert _runner("fork_server").starts == self.starts
-        assert os.getpgid(scene.server) == scene.server  # alive
+        assert os.getpgid(scene.server) == scene.server  # raises if it is dead
 
 
 @pytest.fixture(scope="session")
 def witness(sandbox):
-    """Set up canaries and listeners, and watch them."""
+    """Set up canaries and listeners, and yield the observer."""
     with tempfile.TemporaryDirectory() as folder:
         yield _witness(sandbox, Path(folder))
 
 
 def _witness(sandbox, folder):
-    folder.chmod(0o777)  # nothing but the sandbox shall keep programs out
+    folder.chmod(0o777)  # only the sandbox may keep programs out of it
     (folder / "canary").write_text(CANARY)
     (folder / "canary").chmod(0o666)
     (folder / "link").symlink_to(folder / "canary")
-    heard = []
+    received = []
     tcp, udp, unix, abstract = _listeners(folder)
     for listener in (tcp, unix, abstract):
-        _watch(listener.accept, heard)
-    _watch(lambda: udp.recv(9), heard)
+        _watch(listener.accept, received)
+    _watch(lambda: udp.recv(9), received)
     os.chmod(folder / "socket", 0o777)
     sandbox.run("1")
     scene = Scene(
@@ -96,7 +96,7 @@ def _witness(sandbox, folder):
         trainer=os.getpid(),
         packages=sysconfig.get_paths()["purelib"],
     )
-    return Witness(scene, heard)
+    return Witness(scene, received)
 
 
 def _listeners(folder):
@@ -111,9 +111,9 @@ def _listeners(folder):
     return tcp, udp, unix, abstract
 
 
-def _watch(wait, heard):
+def _watch(wait, received):
     def listen():
         while True:
-            heard.append(wait())
+            received.append(wait())
 
     threading.Thread(target=listen, daemon=True).start()

@@ -1,7 +1,7 @@
-"""Programs that try to get out of the sandbox.
+"""Programs that try to escape from the sandbox.
 
-Each prints ``ESCAPED`` only if it got what it wanted; most are tried with every target
-that fits. Whether one did is also seen from outside, by the :class:`Scene`.
+Each prints ``ESCAPED`` only if it achieved its aim; most run once for every matching
+target. The :class:`Scene` shows escapes from outside, too.
 """
 
 # ruff: noqa: E501, SIM905  (programs are strings)
@@ -17,7 +17,7 @@ def call(number, *args):
     return libc.syscall(ctypes.c_long(number), *args)
 """
 
-# How to read the file PATH; the content goes to stdout.
+# Ways to read the file PATH; the content goes to stdout.
 READERS = {
     "open": "print('ESCAPED', open(PATH, 'rb').read(99))",
     "os.open": "import os; print('ESCAPED', os.read(os.open(PATH, 0), 99))",
@@ -61,7 +61,7 @@ READERS = {
     "dlopen": "import ctypes; print('ESCAPED', ctypes.CDLL(PATH))",
 }
 
-# How to leave a trace at PATH, in a folder that everybody may write to.
+# Ways to write to PATH, in a folder that everybody may write to.
 WRITERS = {
     "open": "open(PATH, 'w').write('x'); print('ESCAPED')",
     "append": "open(PATH, 'a').write('x'); print('ESCAPED')",
@@ -399,7 +399,7 @@ INTROSPECTION = {
     "nul": "exec('print(1)\\0')",
 }
 
-# What uses up something; each must end by itself or be ended, with this status.
+# Programs that exhaust a resource; each must end with this status.
 BOMBS = {
     "while": ("while True: pass", "timeout"),
     "count": ("import itertools\nfor _ in itertools.count(): pass", "timeout"),
@@ -459,18 +459,18 @@ BOMBS = {
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What there is to attack.
+    """Targets of hostile programs.
 
     Attributes:
         canary: A file that everybody may read and write.
         link: A symbolic link to it.
         folder: A folder that everybody may write to.
-        port: Where somebody listens on TCP and UDP.
-        socket: Path of a Unix socket where somebody listens.
-        abstract: Name of an abstract one.
+        port: A port with listeners on TCP and UDP.
+        socket: Path of a Unix socket with a listener.
+        abstract: Name of an abstract Unix socket with a listener.
         server: Process id of the server.
         trainer: Process id of the process that uses the sandbox.
-        packages: Where packages are installed.
+        packages: Folder of the installed packages.
     """
 
     canary: str
@@ -484,7 +484,7 @@ class Scene:
     packages: str
 
     def programs(self) -> dict[str, str]:
-        """Return all programs that must achieve nothing."""
+        """Return all programs, none of which may succeed."""
         found = {}
         paths = {
             "canary": self.canary,
@@ -520,7 +520,7 @@ class Scene:
                 found[f"{how} {name}"] = f"TARGET = {target}\n{code}"
         found |= {f"right {n}": code for n, code in RIGHTS.items()}
         found |= {f"descriptor {n}": code for n, code in DESCRIPTORS.items()}
-        # The secret is put together, so that no program finds it in its own text.
+        # The secret is concatenated, so that no program finds it in its own source.
         head = f"PACKAGES = {self.packages!r}\nSECRET = lambda: ''.join(SECRET_PARTS)\n"
         head += "SECRET_PARTS = ['the-', 'other-', 'program']\n"
         found |= {f"inside {n}": head + code for n, code in INTROSPECTION.items()}

@@ -1,4 +1,4 @@
-"""Hostile programs get nothing, as seen from outside; the server goes on serving."""
+"""Hostile programs achieve nothing, and the server keeps serving."""
 
 import os
 import random
@@ -28,28 +28,28 @@ def attack(sandbox, witness, programs):
         results = list(pool.map(run, programs.items()))
         assert held.result().stdout == f"{OTHERS}\n"
     for name, result in results:
-        said = result.stdout + result.stderr.replace("print('ESCAPED", "")
-        escaped = [line for line in said.splitlines() if line.startswith("ESCAPED")]
+        output = result.stdout + result.stderr.replace("print('ESCAPED", "")
+        escaped = [line for line in output.splitlines() if line.startswith("ESCAPED")]
         assert not escaped, f"{name}: {result}"
-        assert "sing-4f1c0b" not in said, name
+        assert "sing-4f1c0b" not in output, name
         assert result.status in ("ok", "error", "killed", "memory"), f"{name}: {result}"
     witness.check()
     assert sandbox.run("print(input())", stdin="alive").stdout == "alive\n"
     return dict(results)
 
 
-def test_a_sample_of_hostile_programs_gets_nothing(sandbox, witness):
+def test_sample_of_hostile_programs_fails(sandbox, witness):
     everything = witness.scene.programs()
     names = random.Random(0).sample(sorted(everything), 120)
     attack(sandbox, witness, {name: everything[name] for name in names})
 
 
 @pytest.mark.slow
-def test_no_hostile_program_gets_anything(sandbox, witness):
+def test_all_hostile_programs_fail(sandbox, witness):
     everything = witness.scene.programs()
     assert len(everything) > 400
     results = attack(sandbox, witness, everything)
-    # They failed for the right reason, not for a typing error.
+    # They failed because of the sandbox, not because of a typing error.
     wrong = {
         name: r.stderr
         for name, r in results.items()
@@ -59,8 +59,8 @@ def test_no_hostile_program_gets_anything(sandbox, witness):
     assert set(wrong) - {"inside nul"} == {"inside deep"}
 
 
-def test_system_calls_are_refused_unless_they_are_listed(sandbox, witness):
-    """Every number of the kernel's table and beyond, with harmless arguments."""
+def test_unlisted_system_calls_are_refused(sandbox, witness):
+    """Try every number of the kernel's table and beyond, with harmless arguments."""
     conditional = {9, 10, 72}  # mmap, mprotect, fcntl
     # Linux lets uretprobe and uprobe pass all filters; they do nothing by themselves.
     exempt = {335, 336}
@@ -79,13 +79,13 @@ def test_system_calls_are_refused_unless_they_are_listed(sandbox, witness):
     witness.check()
 
 
-def test_what_uses_up_the_machine_is_ended_and_named(sandbox, witness):
+def test_sample_of_exhausting_programs_gets_a_status(sandbox, witness):
     fast = ["while", "stubborn", "bytes", "malloc", "print", "puts", "recursion"]
     check_bombs(sandbox, witness, fast)
 
 
 @pytest.mark.slow
-def test_every_bomb_is_ended_and_named(sandbox, witness):
+def test_all_exhausting_programs_get_a_status(sandbox, witness):
     check_bombs(sandbox, witness, BOMBS)
 
 
@@ -103,7 +103,7 @@ def check_bombs(sandbox, witness, names):
 
 
 def outside(code):
-    """Run a program without a sandbox; say whether it claims to have got out."""
+    """Run a program without a sandbox; return whether it claims to have escaped."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
@@ -111,8 +111,8 @@ def outside(code):
 
 
 @pytest.mark.slow
-def test_the_programs_would_get_out_without_a_sandbox(witness, tmp_path):
-    """The control: what must fail inside does succeed outside."""
+def test_hostile_programs_succeed_without_a_sandbox(witness, tmp_path):
+    """Check the control: programs that must fail inside succeed outside."""
     (tmp_path / "canary").write_text("1")
     failed = []
     for name, code in READERS.items():

@@ -1,4 +1,4 @@
-"""The sandbox: results, limits, threads, and what happens when its server dies."""
+"""The sandbox: results, limits, threads, and recovery from a dead server."""
 
 import os
 import pickle
@@ -53,18 +53,18 @@ def test_programs_print_and_end(sandbox, code, stdout, status):
 
 def test_tracebacks_show_the_program_and_no_paths(sandbox):
     code = "import json\ndef load(text):\n    return json.loads(text)\nload('{')"
-    told = sandbox.run(code).stderr
-    assert told.splitlines()[:3] == [
+    stderr = sandbox.run(code).stderr
+    assert stderr.splitlines()[:3] == [
         "Traceback (most recent call last):",
         '  File "<program>", line 4, in <module>',
         "    load('{')",
     ]
-    assert "JSONDecodeError: Expecting property name" in told.splitlines()[-1]
-    assert "/" not in told
+    assert "JSONDecodeError: Expecting property name" in stderr.splitlines()[-1]
+    assert "/" not in stderr
     chained = "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError(1) from e"
-    told = sandbox.run(chained).stderr
-    assert "ZeroDivisionError" in told
-    assert told.endswith("KeyError: 1\n")
+    stderr = sandbox.run(chained).stderr
+    assert "ZeroDivisionError" in stderr
+    assert stderr.endswith("KeyError: 1\n")
 
 
 def test_a_program_prints_the_same_every_time(sandbox):
@@ -72,10 +72,10 @@ def test_a_program_prints_the_same_every_time(sandbox):
     first = sandbox.run(code).stdout
     assert [sandbox.run(code).stdout for _ in range(3)] == [first] * 3
     _runner("fork_server").close()
-    assert sandbox.run(code).stdout == first  # of another server, too
+    assert sandbox.run(code).stdout == first  # from a new server, too
 
 
-def test_nothing_stays_from_one_program_to_the_next(sandbox):
+def test_programs_do_not_see_the_state_of_earlier_ones(sandbox):
     sandbox.run("import builtins, math, sys; builtins.x = math.pi = sys.x = 3")
     after = "import math, sys; print(math.pi > 3.1, hasattr(sys, 'x')); x"
     result = sandbox.run(after)
@@ -93,7 +93,7 @@ def test_limits_of_a_sandbox(sandbox):
     began = time.monotonic()
     assert sandbox.run("while True: pass", timeout_s=0.2).status == "timeout"
     assert time.monotonic() - began < 5
-    # What was said before counts.
+    # Output from before the limit is kept.
     result = sandbox.run("print(1, flush=True)\nwhile True: pass", timeout_s=0.2)
     assert result.stdout == "1\n"
 
@@ -121,17 +121,17 @@ def test_a_dead_server_is_replaced_and_the_call_repeated(sandbox):
         assert running.result().stdout == "3\n"
 
 
-def test_what_kills_programs_from_outside_is_no_result(sandbox, monkeypatch):
-    told = {"exit": -signal.SIGKILL, "timed_out": False, "seconds": 0.1, "cpu_s": 0.0}
-    monkeypatch.setattr(fork_server, "_verdict", lambda channel: told)
+def test_killing_a_program_from_outside_raises(sandbox, monkeypatch):
+    report = {"exit": -signal.SIGKILL, "timed_out": False, "seconds": 0.1, "cpu_s": 0.0}
+    monkeypatch.setattr(fork_server, "_report", lambda channel: report)
     with pytest.raises(SandboxError, match="killed the program from outside"):
         sandbox.run("1")
 
 
-def test_walls_that_cannot_be_put_up_are_no_result(sandbox, monkeypatch):
+def test_failed_isolation_raises(sandbox, monkeypatch):
     header = b'{"timeout_s": 1, "cpu_s": "no number", "memory_bytes": 1}'
     monkeypatch.setattr(fork_server, "_header", lambda request: header)
-    with pytest.raises(SandboxError, match="no walls around the program.*ValueError"):
+    with pytest.raises(SandboxError, match="could not be isolated.*ValueError"):
         sandbox.run("print('never')")
     monkeypatch.undo()
     assert sandbox.run("print(1)").ok
@@ -173,11 +173,11 @@ def test_the_server_ends_with_its_last_user_and_with_its_process():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_walls_hold_without_root():
-    """Another user, as in a container without root: no change of user, all else."""
+def test_isolation_without_root():
+    """Run as a user other than root, as in a container: all other steps apply."""
     code = (
         "import os, socket, sys\nfrom rllib_llm.sandbox import jail\n"
-        # After the imports: the interpreter may lie where only root can read.
+        # After the imports: the interpreter may be readable by root only.
         "os.setgroups([]); os.setresgid(12345, 12345, 12345)\n"
         "os.setresuid(12345, 12345, 12345)\n"
         "wall, me = jail.Jail(), os.getpid()\n"
@@ -198,8 +198,8 @@ def test_the_walls_hold_without_root():
     assert done.returncode == 0, (done.returncode, done.stderr)
 
 
-def test_each_wall_holds_alone(tmp_path):
-    """Landlock without seccomp, and limits without either, in a child each."""
+def test_each_isolation_step_suffices_alone(tmp_path):
+    """Apply Landlock without seccomp, and limits without either, in a child each."""
     if "fork_server" not in probe()["backends"]:
         pytest.skip("no fork server here")
     code = (
@@ -248,7 +248,7 @@ def test_settings_out_of_range_are_refused(settings):
         Sandbox(**settings)
 
 
-def test_probe_says_what_there_is():
+def test_probe_lists_the_backends_that_work():
     found = probe()
     assert found["platform"] == sys.platform
     assert ("fork_server" in found["backends"]) == (not found["missing"])
