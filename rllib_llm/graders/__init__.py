@@ -1,6 +1,6 @@
-"""Graders: code that says whether an answer is right; see docs/graders.md.
+"""Graders: functions that decide whether an answer is right; see docs/graders.md.
 
-Nothing here executes what a model wrote in the process that trains.
+Graders never execute model-written code in the process that trains.
 """
 
 from rllib_llm.graders.json_text import json_problem

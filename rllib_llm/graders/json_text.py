@@ -1,4 +1,4 @@
-"""Reading JSON that a model wrote, and checking it against a schema."""
+"""Strict parser of model-written JSON, and validation against a schema."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MAX_CHARS = 100_000
 MAX_DEPTH = 64
 TIMEOUT_S = 5.0
 _SPACE = " \t\r\n"
+_WRONG_SCHEMA = "The schema is not a valid JSON Schema: {}. Correct the schema."
 
 
 class JsonGraderError(RLlibLLMError):
@@ -25,7 +26,7 @@ _WORKER = LineWorker("rllib_llm.graders.json_worker", JsonGraderError)
 
 
 def json_problem(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Return the first problem of a JSON text under a schema.
+    """Return the first violation of a JSON Schema by a text.
 
     The check runs in a worker process, which is killed after ``TIMEOUT_S``: schemas
     with patterns, references or alternatives take exponential time on some texts.
@@ -33,28 +34,29 @@ def json_problem(text: str, schema: Mapping[str, Any]) -> str | None:
     Args:
         text: The model's text, of at most ``MAX_CHARS`` characters; lists and objects
             are nested at most ``MAX_DEPTH`` deep.
-        schema: A JSON Schema (draft 2020-12 unless it says otherwise). It comes from
-            the environment, never from a model; references lead nowhere outside it.
+        schema: A JSON Schema (draft 2020-12 unless it names another). It must come
+            from the environment, never from a model; references to other documents
+            are errors.
 
     Returns:
-        The first problem in words, with its place; None if there is none.
+        The first problem with its location; None for a valid text.
 
     Raises:
-        ValueError: If the schema itself is wrong.
+        ValueError: If the schema itself is invalid.
         JsonGraderError: If the worker failed twice.
     """
     try:
         packed = json.dumps(schema, sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"This is no JSON Schema: {error}") from error
+        raise ValueError(_WRONG_SCHEMA.format(error)) from error
     if len(text) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
-    said = _WORKER.ask(json.dumps([packed, text]), TIMEOUT_S)
-    if said is None:
+    reply = _WORKER.ask(json.dumps([packed, text]), TIMEOUT_S)
+    if reply is None:
         return f"the check took longer than {TIMEOUT_S:g} s"
-    is_schema, problem = json.loads(said)
+    is_schema, problem = json.loads(reply)
     if not is_schema:
-        raise ValueError(f"This is no JSON Schema: {problem}")
+        raise ValueError(_WRONG_SCHEMA.format(problem))
     return problem
 
 
@@ -62,7 +64,7 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: As :func:`read_json_prefix`, and if something follows the value.
+        ValueError: As :func:`read_json_prefix`, and if text follows the value.
     """
     text = text.strip(_SPACE)
     value, end = read_json_prefix(text)
@@ -72,15 +74,16 @@ def read_json(text: str) -> Any:
 
 
 def read_json_prefix(text: str) -> tuple[Any, int]:
-    """Return the JSON value that a text begins with, and where it ends.
+    """Return the JSON value at the start of a text, and the index of its end.
 
     Raises:
-        ValueError: If there is none, if a number is not finite (``NaN``, ``1e999``), or
-            if lists and objects are nested more than ``MAX_DEPTH`` deep.
+        ValueError: If there is no value, if a number is not finite (``NaN``,
+            ``1e999``), or if the nesting exceeds ``MAX_DEPTH``.
     """
     try:
         value, end = _DECODER.raw_decode(text)
         is_deep = is_too_deep(value)
+    # Python's parser is recursive, so hostile nesting exhausts the stack.
     except RecursionError:
         is_deep = True
     if is_deep:
@@ -91,8 +94,9 @@ def read_json_prefix(text: str) -> tuple[Any, int]:
 def is_too_deep(value: Any) -> bool:
     """Return whether lists and objects are nested more than ``MAX_DEPTH`` deep.
 
-    Deeper values make ``repr`` and other recursive functions fail.
+    ``repr`` and other recursive functions fail on deeper values.
     """
+    # Level by level instead of recursively, for the same reason.
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for outer in level for inner in _inside(outer)]

@@ -1,7 +1,7 @@
-"""The worker of json_problem: checks JSON texts against schemas, line by line.
+"""Worker process of json_problem, which checks JSON texts against schemas.
 
 ``python -m rllib_llm.graders.json_worker MEMORY_BYTES`` reads JSON lines ``[schema,
-text]``, both as texts, and writes ``[whether the schema is one, problem or null]``.
+text]``, both as texts, and writes ``[whether the schema is valid, problem or null]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_MESSAGE = 500
 
 
 class WrongSchema(Exception):
-    """The schema is none, or refers to something outside it."""
+    """The schema is invalid, or refers to another document."""
 
 
 def main() -> None:
@@ -34,14 +34,14 @@ def main() -> None:
 
 def _answer(line: str) -> str:
     try:
-        found, is_schema = _problem(*json.loads(line)), True
+        problem, is_schema = _problem(*json.loads(line)), True
     except WrongSchema as error:
-        found, is_schema = str(error), False
-    return json.dumps([is_schema, found and _clip(found)])
+        problem, is_schema = str(error), False
+    return json.dumps([is_schema, problem and _clip(problem)])
 
 
 def _problem(packed: str, text: str) -> str | None:
-    """Return what is wrong with a text in words, or None."""
+    """Return the problem of a text, or None."""
     check = _validator(packed)
     try:
         value = read_json(text)
@@ -69,30 +69,31 @@ def _validator(packed: str) -> Any:
 
 
 def _unique_items(_: Any, wanted: bool, value: Any, __: Any) -> Iterator[Any]:
-    # The library compares all pairs; this takes time linear in the text.
+    # The library compares all pairs; hashing takes time linear in the text.
     is_list = wanted and isinstance(value, list)
     if is_list and len({_hashable(item) for item in value}) < len(value):
         yield jsonschema.ValidationError("it has non-unique elements")
 
 
 def _multiple_of(check: Any, of: float, value: Any, _: Any) -> Iterator[Any]:
-    # Exact, as the numbers are written: 0.3 is a multiple of 0.1.
+    # Exact fractions of the decimal notation: as floats, 0.3 % 0.1 is not 0.
     is_number = check.is_type(value, "number")
     if is_number and Fraction(repr(value)) % Fraction(repr(of)):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
 
 def _hashable(value: Any) -> Any:
-    """Return a key that is equal for values that are equal in JSON."""
+    """Return a key that is equal for equal JSON values."""
     if isinstance(value, dict):
         return "object", frozenset((k, _hashable(v)) for k, v in value.items())
     if isinstance(value, list):
         return "array", tuple(map(_hashable, value))
+    # In Python True == 1 and hash(True) == hash(1); in JSON they differ.
     return isinstance(value, bool), value
 
 
 def _clip(text: str) -> str:
-    """Return a message that can be shown and encoded."""
+    """Return a message that is short and can be encoded."""
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
 

@@ -1,7 +1,7 @@
-"""A process that answers lines with lines, and is killed when it takes too long.
+"""A worker process that answers lines with lines, within a time limit.
 
-For libraries that grade what a model wrote and may never come to an end. Their own
-time limits use signals, which fail in the threads that environments run in.
+For libraries that grade model-written text and may never terminate. Their own time
+limits use signals, which only work in the main thread; environments run in others.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ logger = logging.getLogger(__name__)
 
 _START_S = 120.0
 _MEMORY_BYTES = 2 << 30
-# Signals of a crash, e.g. of a stack overflow. Others come from outside: the kernel's
-# out-of-memory killer sends SIGKILL.
+# Signals of a crash, e.g. of a stack overflow. SIGKILL is not one of them: it comes
+# from the kernel's out-of-memory killer, so the text is not to blame.
 _CRASHES = frozenset(
     -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 )
 
 
 class LineWorker:
-    """Runs ``python -m MODULE MEMORY_BYTES``, which says ``ready``, then answers.
+    """Runs ``python -m MODULE MEMORY_BYTES``, which prints ``ready``, then answers.
 
-    It is started at the first question, and again after a time limit; threads take
-    turns.
+    The worker starts at the first question, and again after a time limit. Threads
+    queue for it.
 
     Args:
-        module: Its ``main`` writes one line for each line it reads
-            (:func:`serve` does).
-        error: Raised when the worker does not start, or dies twice on one question.
+        module: Module whose ``main`` writes one line for each line it reads, as
+            :func:`serve` does.
+        error: Raised if the worker does not start, or dies twice on one question.
     """
 
     def __init__(self, module: str, error: type[RLlibLLMError]):
@@ -50,15 +50,15 @@ class LineWorker:
 
         Args:
             question: One line of text.
-            timeout_s: Wall time that the answer may take, in seconds; waiting for
-                other threads and starting the worker do not count.
+            timeout_s: Wall time for the answer in seconds, without the wait for other
+                threads and the start of the worker.
 
         Returns:
             The worker's line; None if it took longer than ``timeout_s``, or if the
-            question made the worker crash twice.
+            worker crashed twice on the question.
 
         Raises:
-            RLlibLLMError: Of the class given, if the worker failed twice otherwise.
+            RLlibLLMError: Of the given class, if the worker failed twice otherwise.
         """
         ends = []
         with self._lock:
@@ -69,19 +69,19 @@ class LineWorker:
                 ends.append(end)
         if _CRASHES.issuperset(ends):
             logger.warning(
-                "A text that made %s crash twice (%s) counts as wrong: %.200r",
+                "%s crashed twice (%s) on this text, which counts as wrong: %.200r",
                 self._module,
                 signal.Signals(-ends[0]).name,
                 question,
             )
             return None
         raise self._error(
-            f"The worker {self._module} ended twice. See that the machine has memory "
-            "left; its error stands above."
+            f"The worker {self._module} ended twice without an answer. Check that the "
+            "machine has free memory, and see the worker's error above."
         )
 
     def close(self) -> None:
-        """End the process; the next question starts it again."""
+        """Stop the process; the next question starts a new one."""
         with self._lock:
             self._stop()
 
@@ -95,17 +95,17 @@ class LineWorker:
         try:
             self.process.stdin.write(question + "\n")
             self.process.stdin.flush()
-            said = self._line(timeout_s)
+            reply = self._line(timeout_s)
         except BrokenPipeError:
-            said = ""
+            reply = ""
         except BaseException:
-            self._stop()  # lest the next question read the answer to this one
+            self._stop()  # otherwise the next question would read this answer
             raise
-        return said, None if said else self._stop(grace_s=1.0 if said == "" else 0.0)
+        return reply, None if reply else self._stop(grace_s=1.0 if reply == "" else 0.0)
 
     def _line(self, patience_s: float) -> str | None:
-        # The worker writes whole lines, one per question. Unlike select, poll takes
-        # any number of open files.
+        # The worker writes whole lines, one per question, so readline cannot block.
+        # poll instead of select, which fails on descriptors beyond 1023.
         poll = select.poll()
         poll.register(self.process.stdout, select.POLLIN)
         ready = poll.poll(patience_s * 1000.0)
@@ -121,10 +121,13 @@ class LineWorker:
         )
         if self._line(_START_S) != "ready\n":
             self._stop()
-            raise self._error(f"The worker {self._module} did not start.")
+            raise self._error(
+                f"The worker {self._module} did not start within {_START_S:g} s. See "
+                "its error above."
+            )
 
     def _stop(self, grace_s: float = 0.0) -> int | None:
-        """End the process after ``grace_s`` and return its exit status."""
+        """Stop the process after ``grace_s`` and return its exit status."""
         process, self.process = self.process, None
         if process is None:
             return None

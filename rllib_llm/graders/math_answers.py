@@ -1,7 +1,7 @@
-"""Comparing mathematical answers by their meaning, with math-verify.
+"""Comparison of mathematical answers by their meaning, with math-verify.
 
-It reads LaTeX and numbers into SymPy and may take forever doing so. It runs in a
-process of its own, which is killed when it takes too long.
+math-verify parses LaTeX and numbers into SymPy, which may never terminate. It runs in
+a separate process, which is killed at a time limit.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _MAX_CHARS = 2_000
 
 
 class MathGraderError(RLlibLLMError):
-    """The worker failed twice; nothing is said of the answer."""
+    """The worker failed twice; the answer is neither right nor wrong."""
 
 
 class MathGrader:
-    """Says whether two mathematical answers mean the same.
+    """Decides whether two mathematical answers are equivalent.
 
-    One worker process, started at the first call and again after a time limit; threads
-    take turns. It pickles as its settings.
+    Uses one worker process, started at the first call and again after a time limit;
+    threads queue for it. Pickling keeps the settings only.
 
     Args:
-        timeout_s: Wall time of one comparison, > 0 s; what takes longer is not equal.
+        timeout_s: Wall time of one comparison, > 0 s; beyond it the answer is wrong.
 
     Raises:
         MissingExtraError: Without math-verify (extra ``math``).
@@ -35,35 +35,38 @@ class MathGrader:
 
     def __init__(self, timeout_s: float = 5.0):
         if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s} must be > 0, in seconds.")
+            raise ValueError(f"timeout_s={timeout_s} must be > 0 seconds.")
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError.for_extra("math-verify", "math")
         self.timeout_s = timeout_s
         self._worker = LineWorker("rllib_llm.graders.math_worker", MathGraderError)
 
     def match(self, given: str, gold: str) -> bool:
-        r"""Say whether an answer means the same as the right one.
+        r"""Return whether an answer is equivalent to the right one.
 
         Args:
             given: The model's answer: LaTeX between dollar signs or in ``\boxed``, or a
-                plain number. Beyond 2,000 characters it is wrong.
+                plain number. Answers beyond 2,000 characters are wrong.
             gold: The right answer, in the same forms.
 
         Raises:
-            ValueError: If ``gold`` cannot be read.
+            ValueError: If math-verify cannot parse ``gold``.
             MathGraderError: If the worker failed twice.
         """
         if len(given) > _MAX_CHARS:
             return False
-        verdict = self._worker.ask(json.dumps([given, gold]), self.timeout_s)
-        if verdict is None:
-            return False  # took too long
-        if (found := json.loads(verdict)) is None:
-            raise ValueError(f"gold={gold!r} is no answer that math-verify reads.")
-        return found
+        reply = self._worker.ask(json.dumps([given, gold]), self.timeout_s)
+        if reply is None:
+            return False  # time limit
+        if (is_equal := json.loads(reply)) is None:
+            raise ValueError(
+                f"math-verify cannot parse gold={gold!r}. Write it as LaTeX between "
+                "dollar signs, or as a plain number."
+            )
+        return is_equal
 
     def close(self) -> None:
-        """End the worker; the next call starts it again."""
+        """Stop the worker; the next call starts a new one."""
         self._worker.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""The worker of MathGrader: compares answers with math-verify, one line at a time.
+"""Worker process of MathGrader, which compares answers with math-verify.
 
 ``python -m rllib_llm.graders.math_worker MEMORY_BYTES`` reads JSON lines ``[given,
-gold]`` and writes ``true`` or ``false`` for each, ``null`` where the gold answer cannot
-be read.
+gold]`` and writes ``true`` or ``false`` for each, ``null`` if the gold answer cannot be
+parsed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ def main() -> None:
     """Serve until standard input ends."""
     from math_verify import parse, verify
 
-    # Its own time limits use signals and fail in threads; the caller kills instead.
+    # math-verify's time limits use signals and fail in threads; the caller kills this
+    # process instead.
     def is_same(wanted: list[Any], given: str) -> bool:
-        found = parse(given, parsing_timeout=None)
-        return bool(found) and bool(verify(wanted, found, timeout_seconds=None))
+        answer = parse(given, parsing_timeout=None)
+        return bool(answer) and bool(verify(wanted, answer, timeout_seconds=None))
 
     def compare(line: str) -> str:
         given, gold = json.loads(line)
@@ -29,11 +30,14 @@ def main() -> None:
             return json.dumps(None)
         try:
             return json.dumps(is_same(wanted, given))
-        except Exception:  # SymPy fails in many ways on texts that are no mathematics
+        except Exception:  # SymPy raises many kinds of errors on other texts
             return json.dumps(False)
 
     if not is_same(parse("1/2", parsing_timeout=None), "0.5"):
-        raise RuntimeError("math-verify does not work: it takes 0.5 for other than 1/2")
+        raise RuntimeError(
+            "math-verify does not work here: it finds 0.5 and 1/2 different. Reinstall "
+            "the extra 'math'."
+        )
     serve(compare)
 
 

@@ -1,7 +1,7 @@
-"""The worker of patterns: searches texts for regular expressions, line by line.
+"""Worker process of patterns, which searches texts for regular expressions.
 
 ``python -m rllib_llm.graders.pattern_worker MEMORY_BYTES`` reads JSON lines ``[pattern,
-text, most]`` and writes what at most so many matches hold, a JSON list of texts.
+text, most]`` and writes the first ``most`` matches as a JSON list of texts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def main() -> None:
     def answer(line: str) -> str:
         pattern, text, most = json.loads(line)
         try:
-            found = itertools.islice(re.finditer(pattern, text, re.DOTALL), most)
-            return json.dumps([match[match.re.groups and 1] or "" for match in found])
+            matches = itertools.islice(re.finditer(pattern, text, re.DOTALL), most)
+            return json.dumps([match[match.re.groups and 1] or "" for match in matches])
         except MemoryError:
             return "[]"
 

@@ -1,8 +1,8 @@
-"""Searching what a model wrote for regular expressions, within a time limit.
+"""Regular-expression search in model-written text, within a time limit.
 
-Python's ``re`` backtracks: some expressions take exponential time on some texts, and
-nothing in the process can end a search. It therefore runs in a worker process, which
-is killed. Texts between two tags are found without it, in linear time.
+Python's ``re`` backtracks: some expressions take exponential time on some texts, and a
+search cannot be interrupted from its own process. It therefore runs in a worker
+process, which can be killed. Texts between two tags are searched in linear time here.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class PatternError(RLlibLLMError):
 _WORKER = LineWorker("rllib_llm.graders.pattern_worker", PatternError)
 
 
-def is_found(pattern: str, text: str) -> bool:
-    """Return whether a text holds a match; arguments and errors as :func:`matches`."""
+def has_match(pattern: str, text: str) -> bool:
+    """Return whether a text has a match; arguments and errors as :func:`matches`."""
     return bool(matches(pattern, text, most=1))
 
 
 def matches(pattern: str, text: str, most: int | None = None) -> list[str]:
-    """Return what the matches of an expression hold, in order.
+    """Return the matches of an expression, in order.
 
     Args:
-        pattern: A valid regular expression of the author's, never of a model's; a dot
-            in it stands for line ends, too.
+        pattern: A valid regular expression, written by the author and never by a
+            model; a dot in it matches line ends, too.
         text: The model's text.
-        most: How many matches are wanted; None: all.
+        most: Maximum number of matches; None: all.
 
     Returns:
-        The first group of each match, or the whole match where there is none. Empty
-        if the search takes longer than ``TIMEOUT_S``, which is logged once per pattern.
+        The first group of each match, or the whole match without groups. Empty if the
+        search takes longer than ``TIMEOUT_S``, which is logged once per pattern.
 
     Raises:
         PatternError: If the worker failed twice.
@@ -53,9 +53,9 @@ def matches(pattern: str, text: str, most: int | None = None) -> list[str]:
     tags = _BETWEEN_TAGS.fullmatch(pattern)
     if tags is not None:
         return _between(tags[1], tags[2], text)[:most]
-    said = _WORKER.ask(json.dumps([pattern, text, most]), TIMEOUT_S)
-    if said is not None:
-        return json.loads(said)
+    reply = _WORKER.ask(json.dumps([pattern, text, most]), TIMEOUT_S)
+    if reply is not None:
+        return json.loads(reply)
     if pattern not in _warned:
         _warned.add(pattern)
         logger.warning(
@@ -70,13 +70,13 @@ def matches(pattern: str, text: str, most: int | None = None) -> list[str]:
 
 
 def _between(opening: str, closing: str, text: str) -> list[str]:
-    """Return the texts between two tags, as ``opening(.*?)closing`` finds them."""
-    found, start = [], 0
+    """Return the texts between two tags, as ``opening(.*?)closing`` does."""
+    texts, start = [], 0
     while (begin := text.find(opening, start)) >= 0:
         begin += len(opening)
         end = text.find(closing, begin)
         if end < 0:
-            break  # none of the later opening tags is closed, either
-        found.append(text[begin:end])
+            break  # later opening tags are not closed, either
+        texts.append(text[begin:end])
         start = end + len(closing)
-    return found
+    return texts

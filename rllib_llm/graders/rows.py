@@ -1,4 +1,4 @@
-"""Comparing results: rows of a query, sets of values."""
+"""Comparison of query results and of sets of values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def rows_match(
     """Return whether two results hold the same rows, repetitions included.
 
     Args:
-        given: Rows of numbers, texts and None; a text is no number. Anything else is
-            wrong.
+        given: Rows of numbers, texts and None; a text never equals a number. Anything
+            else is wrong.
         gold: The right rows.
-        ordered: Whether their order counts, as after ORDER BY.
-        tolerance: Largest relative and absolute difference of numbers, >= 0.
+        ordered: Whether the order of rows counts, as after ORDER BY.
+        tolerance: Maximum relative and absolute difference of numbers, >= 0.
 
     Returns:
-        Whether they match; without order, floats are matched after sorting.
+        Whether they match; without order, floats are compared after sorting.
     """
     a, b = _rows(given), _rows(gold)
     if a is None or b is None or len(a) != len(b) or any(map(_is_odd, (*a, *b))):
@@ -38,18 +38,18 @@ def rows_match(
 
 
 def values_match(given: Any, gold: Any, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether two values, as JSON has them, are the same.
+    """Return whether two JSON values are equal.
 
-    Tuples count as lists, an int and a float by their values; True is not 1. Values
-    may be nested to any depth.
+    Tuples equal lists, and an int equals a float of the same value; True does not equal
+    1. Values may be nested to any depth.
     """
     return _same_values(given, gold, tolerance)
 
 
 def set_match(given: Iterable[Any], gold: Iterable[Any]) -> bool:
-    """Return whether two lists hold the same values, repetitions left out.
+    """Return whether two lists hold the same values, without repetitions.
 
-    Nested values are compared as JSON has them. What is no list is wrong.
+    Nested values are compared as JSON. Anything but a list is wrong.
     """
     if not (_is_list(given) and _is_list(gold)):
         return False
@@ -58,7 +58,7 @@ def set_match(given: Iterable[Any], gold: Iterable[Any]) -> bool:
 
 
 def _rows(rows: Any) -> list[tuple[Any, ...]] | None:
-    """Return rows as tuples; None if they are none."""
+    """Return rows as tuples; None if the value is not a list of rows."""
     rows = list(rows) if _is_list(rows) else [None]
     return None if not all(map(_is_list, rows)) else [tuple(row) for row in rows]
 
@@ -70,11 +70,12 @@ def _is_list(values: Any) -> bool:
 
 
 def _is_odd(row: Sequence[Any]) -> bool:
+    # NaN equals nothing, not even itself, and would make sorting unreliable.
     return any(isinstance(v, float) and math.isnan(v) for v in row)
 
 
 def _same_values(given: Any, gold: Any, tolerance: float) -> bool:
-    """Compare nested values without recursion, which deep ones would exhaust."""
+    """Compare nested values iteratively: recursion would fail on deep ones."""
     pairs = [(given, gold)]
     while pairs:
         a, b = pairs.pop()
@@ -98,7 +99,7 @@ def _same(a: Any, b: Any, tolerance: float) -> bool:
         return a == b
     try:
         return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int too large for a float
         if any(isinstance(x, float) and not math.isfinite(x) for x in (a, b)):
             return False
         a, b = Fraction(a), Fraction(b)
@@ -106,10 +107,11 @@ def _same(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def _key(value: Any) -> tuple[Any, ...]:
-    """Return a value's key for sorting and for sets, as a flat tuple.
+    """Return a flat tuple as a value's key for sorting and for sets.
 
-    Numbers are rounded, lest noise reorder rows. Lists and objects become their items
-    between marks, without recursion, which deep ones would exhaust.
+    Numbers are rounded, so that rounding errors do not change the order of rows. Lists
+    and objects become their items between marks, iteratively: recursion would fail on
+    deep ones.
     """
     return tuple(_tokens(value))
 
@@ -133,7 +135,7 @@ def _tokens(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class _Mark:
-    """A bracket among values, which no value can be."""
+    """A bracket between items, distinct from every JSON value."""
 
     def __init__(self, text: str):
         self.text = text

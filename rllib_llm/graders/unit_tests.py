@@ -1,8 +1,9 @@
-"""Testing a function that a model wrote.
+"""Unit tests of a function that a model wrote.
 
-The model's code runs in the sandbox and is given the arguments only. What it returns
-comes back as JSON and is compared here: right values never enter the sandbox, so that
-no code can look them up, and whatever it prints in their place it has to get right.
+The model's code runs in the sandbox and receives the arguments only. Its results come
+back as JSON and are compared in this process. The right results never enter the
+sandbox, so that the code cannot look them up; output forged by the code has to equal
+them, too.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Case:
     """One test.
 
     Attributes:
-        arguments: What the function is called with; values as JSON has them.
-        result: What it must return.
+        arguments: Arguments of the call; JSON values.
+        result: Right result.
     """
 
     arguments: tuple[Any, ...]
@@ -49,12 +50,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class CaseReport:
-    """What became of one test.
+    """The outcome of one test.
 
     Attributes:
         passed: Whether the function returned the right value.
-        returned: What it returned; None if it did not.
-        error: Why it did not, in words; empty if it did.
+        returned: Returned value; None without one.
+        error: Reason for a missing value; empty if there is one.
     """
 
     passed: bool
@@ -71,38 +72,42 @@ def run_tests(
     timeout_s: float | None = None,
     tolerance: float = 1e-9,
 ) -> list[CaseReport]:
-    """Call a function with the arguments of each case, and compare what it returns.
+    """Call a function with the arguments of each case, and compare its results.
 
-    All calls are made in one program. Tuples and lists count as equal, as in JSON; an
-    int and a float do if their values do; True and 1 do not.
+    All calls run in one program. Tuples equal lists, as in JSON; an int equals a float
+    of the same value; True does not equal 1.
 
     Args:
         code: The model's program, which defines the function.
-        name: The function's name.
-        cases: The tests.
-        sandbox: Where it runs.
+        name: Name of the function.
+        cases: Tests to run.
+        sandbox: Sandbox that runs the program.
         timeout_s: Wall time of all calls together, in seconds; None: the sandbox's.
-        tolerance: Largest relative and absolute difference of floats.
+        tolerance: Maximum relative and absolute difference of floats.
 
     Returns:
-        One report per case; values nested more than 64 deep do not pass. What came
-        before a crash or a limit counts.
+        One report per case; values nested more than 64 deep do not pass. Results from
+        before a crash or a limit count.
 
     Raises:
-        ValueError: If ``name`` is no name of a function.
-        SandboxError: If the sandbox failed; nothing is said of the code.
+        ValueError: If ``name`` is not a valid function name.
+        SandboxError: If the sandbox failed; the code is neither right nor wrong.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ValueError(f"name={name!r} must be the name of a function.")
+        raise ValueError(
+            f"name={name!r} must be a function name: a Python identifier that is not a "
+            "keyword."
+        )
+    # Random, so that the code cannot print lines that pass for results of the driver.
     mark = secrets.token_hex(8)
     inputs = {"_test_cases": [list(c.arguments) for c in cases], "_test_mark": mark}
     program = code + _DRIVER.format(name=name)
     result = sandbox.run(program, inputs=inputs, timeout_s=timeout_s)
     lines = [t for t in result.stdout.split("\n") if t.startswith(mark)]
-    told = [_read(line[len(mark) :]) for line in lines[: len(cases)]]
+    replies = [_read(line[len(mark) :]) for line in lines[: len(cases)]]
     error = _why(result.status, result.stderr)
     reports = []
-    for case, (is_value, value) in zip(cases, told, strict=False):
+    for case, (is_value, value) in zip(cases, replies, strict=False):
         if is_value:
             passed = values_match(value, case.result, tolerance)
             reports.append(CaseReport(passed, value))
@@ -113,7 +118,7 @@ def run_tests(
 
 
 def _read(line: str) -> tuple[bool, Any]:
-    """Return whether a call returned, and what; the code may have forged it."""
+    """Return whether a call returned, and its value; the code may have forged both."""
     try:
         is_value, value = json.loads(line)
     except (ValueError, TypeError, RecursionError):
@@ -124,13 +129,13 @@ def _read(line: str) -> tuple[bool, Any]:
 
 
 def _one_line(error: Any) -> str:
-    """Return what the driver says of an exception; the code may have forged it."""
-    is_said = isinstance(error, str) and error
-    return error[:_MAX_ERROR] if is_said else "no result"
+    """Return the driver's text for an exception; the code may have forged it."""
+    is_message = isinstance(error, str) and error
+    return error[:_MAX_ERROR] if is_message else "no result"
 
 
 def _why(status: str, stderr: str) -> str:
-    """Say why results are missing."""
+    """Return the reason for missing results."""
     limits = {
         "timeout": "took too long",
         "memory": "took too much memory",

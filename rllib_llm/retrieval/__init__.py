@@ -1,4 +1,4 @@
-"""Searching documents by their words: one index per corpus and process.
+"""Full-text search in documents: one index per corpus and process.
 
 >>> from rllib_llm.retrieval import BM25
 >>> BM25(["The cat sat.", "The dog ran."]).search("a dog", results=1)

@@ -1,4 +1,4 @@
-"""BM25 in NumPy: what each word adds to each document is computed beforehand."""
+"""BM25 search in NumPy, with precomputed scores of every (word, document) pair."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 
 from rllib_llm.errors import ConfigError
 
-_K1, _B = 1.5, 0.75  # the usual constants
+_K1, _B = 1.5, 0.75  # common values: term saturation and length normalisation
 _ENDS = ".,;:!?'\"()"
 _ARRAYS = ("starts", "where", "scores")
 
 
 class BM25:
-    """Ranks documents by their words (Robertson and Zaragoza 2009, eq. 3.15).
+    """Ranks documents by BM25 (Robertson and Zaragoza 2009, eq. 3.15).
 
-    Ties go to the document that stands first, so rankings are the same everywhere.
+    Ties go to the earlier document, so rankings are reproducible.
 
     Args:
-        documents: Texts, at least one with a word in it.
-        folder: Where :meth:`write` put the index of these documents; it is mapped
-            into memory, which processes share. None: it is computed.
+        documents: Texts, at least one of them with a word.
+        folder: Folder that :meth:`write` filled for these documents; it is mapped into
+            memory, which processes share. None: the index is computed.
 
     Raises:
-        ConfigError: If there is nothing to search.
+        ConfigError: If no document contains a word.
     """
 
     def __init__(self, documents: Sequence[str], folder: Path | None = None):
@@ -53,8 +53,8 @@ class BM25:
         """Return the best documents that share a word with the query, best first.
 
         Args:
-            query: Any text; a word that stands twice counts twice.
-            results: How many, at most.
+            query: Any text; a word that occurs twice counts twice.
+            results: Maximum number of documents.
         """
         scores = np.zeros(len(self.documents))
         for word in words(query):
@@ -62,44 +62,47 @@ class BM25:
             if number is not None:
                 part = slice(self._starts[number], self._starts[number + 1])
                 scores[self._where[part]] += self._scores[part]
+        # Sorting only the top scores keeps large corpora fast; a stable sort of all
+        # documents with the last of them makes ties go to the earlier document.
         least = 0.0
         if results < len(scores):
             least = np.partition(scores, -results)[-results]
-        found = np.flatnonzero((scores >= least) & (scores > 0))
-        best = found[np.argsort(-scores[found], kind="stable")][:results]
+        candidates = np.flatnonzero((scores >= least) & (scores > 0))
+        best = candidates[np.argsort(-scores[candidates], kind="stable")][:results]
         return [self.documents[i] for i in best]
 
 
 def words(text: str) -> list[str]:
-    """Return a text's words as searches compare them.
-
-    In lower case and without punctuation at their ends.
-    """
+    """Return a text's words in lower case, without punctuation at their ends."""
     return [w for w in (w.strip(_ENDS) for w in text.lower().split()) if w]
 
 
 def _postings(
     documents: Sequence[str],
 ) -> tuple[dict[str, int], tuple[np.ndarray, ...]]:
-    """Return the words' numbers, and W words' entries in P (word, document) pairs.
+    """Return the vocabulary, and the postings of W words in P (word, document) pairs.
 
     Returns:
-        Numbers of the words; then where each word's pairs start [W + 1], the pairs'
-        documents [P], and what the word adds to the document's score [P].
+        The words' numbers; then the index of each word's first pair [W + 1], the pairs'
+        documents [P], and the pair's contribution to the document's score [P].
+
+    Raises:
+        ConfigError: If no document contains a word.
     """
     numbers: dict[str, int] = {}
     split = [words(text) for text in documents]
-    said = np.array(
+    word_ids = np.array(
         [numbers.setdefault(w, len(numbers)) for ws in split for w in ws], np.int64
     )
-    if not len(said):
+    if not len(word_ids):
         raise ConfigError(
-            f"There is no word in the {len(split)} documents given; a search needs at "
+            f"None of the {len(split)} documents contains a word. A search needs at "
             "least one document with a word in it."
         )
     n, lengths = len(split), np.array([len(ws) for ws in split])
+    # One integer per (word, document) pair, so that unique counts the pairs.
     pairs, tf = np.unique(
-        said * n + np.repeat(np.arange(n), lengths), return_counts=True
+        word_ids * n + np.repeat(np.arange(n), lengths), return_counts=True
     )
     word, where = np.divmod(pairs, n)
     df = np.bincount(word, minlength=len(numbers))

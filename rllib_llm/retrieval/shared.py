@@ -1,4 +1,4 @@
-"""One index per corpus: built once per process, and big ones once per node."""
+"""Search indexes shared within a process and, if large, within a node."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rllib_llm.retrieval.bm25 import BM25
 from rllib_llm.retrieval.tantivy_index import TantivyIndex
 
 BIG = 20_000
-"""Documents from which on an index is kept on disk."""
+"""Number of documents from which on an index is stored on disk."""
 
 ENGINES: dict[str, Any] = {"bm25": BM25, "tantivy": TantivyIndex}
 
-# Raise when what is written for the same documents changes.
+# Increment when the content of an index changes for the same documents.
 _FORMAT = 1
 _SHARED: dict[tuple[str, str], SearchIndex] = {}
 _LOCK = threading.Lock()
 
 
 class SearchIndex(Protocol):
-    """What all engines have in common."""
+    """The interface of all search engines."""
 
     documents: list[str]
 
@@ -43,26 +43,26 @@ def shared_index(
     *,
     big: int = BIG,
 ) -> SearchIndex:
-    """Return the index of a corpus; all environments of a process share it.
+    """Return the index of a corpus, shared by all environments of a process.
 
     The first call loads the documents and builds the index while other threads wait.
-    With ``big`` documents or more it lies in the package's cache directory by the
-    hash of the documents: the first process of a node writes it while others wait,
-    and all of them map it into memory.
+    From ``big`` documents on, the index is stored in the package's cache directory
+    under the hash of the documents: the first process of a node writes it while
+    others wait, and all of them map it into memory.
 
     Args:
-        name: The corpus: one name, one list of documents.
+        name: Name of the corpus; one name must always mean the same documents.
         load: Returns the documents.
-        engine: ``"bm25"``, or ``"tantivy"`` (extra ``search``) for big corpora.
-        big: Documents from which on the index is kept on disk.
+        engine: ``"bm25"``, or ``"tantivy"`` (extra ``search``) for large corpora.
+        big: Number of documents from which on the index is stored on disk.
 
     Raises:
-        ConfigError: If there is no such engine, or nothing to search.
-        MissingExtraError: Without tantivy, if it is asked for.
+        ConfigError: If the engine does not exist, or no document contains a word.
+        MissingExtraError: If tantivy is selected and not installed.
     """
     if engine not in ENGINES:
         raise ConfigError(
-            f"engine={engine!r} is no search engine. {did_you_mean(engine, ENGINES)}"
+            f"Unknown search engine={engine!r}. {did_you_mean(engine, ENGINES)}"
         )
     with _LOCK:
         key = name, engine
@@ -74,11 +74,12 @@ def shared_index(
 
 
 def _on_disk(documents: Sequence[str], engine: str) -> Path:
-    """Return the folder of an index, written by the first process that asks."""
+    """Return the folder of an index, written by the first process that needs it."""
     from filelock import FileLock
 
     digest = hashlib.blake2b(f"{_FORMAT} {engine}".encode(), digest_size=12)
     for text in documents:
+        # The length delimits documents: ["ab", "c"] must not equal ["a", "bc"].
         digest.update(b"%d " % len(encoded := text.encode(errors="surrogatepass")))
         digest.update(encoded)
     folder = cache_dir() / f"search_{engine}_{digest.hexdigest()}"
@@ -86,6 +87,7 @@ def _on_disk(documents: Sequence[str], engine: str) -> Path:
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
+            # Rename after writing: a folder that exists is always complete.
             try:
                 ENGINES[engine].write(documents, work)
                 work.rename(folder)

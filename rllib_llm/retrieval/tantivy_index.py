@@ -1,4 +1,4 @@
-"""Tantivy's BM25, for corpora on which our own would be slow (extra ``search``)."""
+"""BM25 search with tantivy, for corpora too large for NumPy (extra ``search``)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import Any
 from rllib_llm.errors import ConfigError, MissingExtraError
 from rllib_llm.retrieval.bm25 import words
 
-_HEAP = 1_000_000_000  # bytes, at most; below them there is one segment
+_HEAP = 1_000_000_000  # maximum, in bytes; a smaller corpus stays in one segment
 
 
 class TantivyIndex:
-    """Ranks documents as :class:`~rllib_llm.retrieval.bm25.BM25` does, by tantivy.
+    """Ranks documents like :class:`~rllib_llm.retrieval.bm25.BM25`, using tantivy.
 
-    Words and queries are split alike, but k1 is 1.2 and lengths of documents are
-    rounded, so close scores may come in another order. Ties go to the document that
-    stands first.
+    Words are split alike, but k1 is 1.2 and document lengths are rounded, so that
+    documents of similar scores may change places. Ties go to the earlier document.
 
     Args:
-        documents: Texts, at least one with a word in it.
-        folder: Where :meth:`write` put the index of these documents. None: it is
-            built in memory.
+        documents: Texts, at least one of them with a word.
+        folder: Folder that :meth:`write` filled for these documents. None: the index
+            is built in memory.
 
     Raises:
-        ConfigError: If there is nothing to search.
-        MissingExtraError: Without tantivy.
+        ConfigError: If no document contains a word.
+        MissingExtraError: If tantivy is not installed.
     """
 
     def __init__(self, documents: Sequence[str], folder: Path | None = None):
@@ -51,8 +50,9 @@ class TantivyIndex:
         """Return the best documents that share a word with the query, best first.
 
         Args:
-            query: Any text, without a syntax; a word that stands twice counts twice.
-            results: How many, at most.
+            query: Any text, without query syntax; a word that occurs twice counts
+                twice.
+            results: Maximum number of documents.
         """
         parts = [
             (
@@ -66,7 +66,7 @@ class TantivyIndex:
         asked = self._tantivy.Query.boolean_query(parts)
         hits = self._searcher.search(asked, results, count=False).hits
         numbers = self._searcher.fast_field_values("number", [at for _, at in hits])
-        # Hits of one score stand in the order in which they were added.
+        # tantivy returns hits of equal score in the order of their insertion.
         return [self.documents[i] for i in numbers]
 
 
@@ -89,12 +89,13 @@ def _fill(tantivy: Any, index: Any, documents: Sequence[str]) -> None:
     split = [words(text) for text in documents]
     if not any(split):
         raise ConfigError(
-            f"There is no word in the {len(split)} documents given; a search needs at "
+            f"None of the {len(split)} documents contains a word. A search needs at "
             "least one document with a word in it."
         )
+    # One thread: several would make several segments, and ties would lose their order.
     writer = index.writer(heap_size=_HEAP, num_threads=1)
-    for number, said in enumerate(split):
-        writer.add_document(tantivy.Document(text=" ".join(said), number=number))
+    for number, tokens in enumerate(split):
+        writer.add_document(tantivy.Document(text=" ".join(tokens), number=number))
     writer.commit()
     writer.wait_merging_threads()
     index.reload()

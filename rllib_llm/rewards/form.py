@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
-from rllib_llm.graders.patterns import is_found
+from rllib_llm.graders.patterns import has_match
 from rllib_llm.losses._checks import check_choice
 from rllib_llm.rewards.texts import (
     ANSWER,
@@ -40,7 +40,7 @@ def well_formed(
     is_good = answered and not any(trajectory.invalid)
     if every is not None:
         check_pattern(every)
-        is_good = is_good and all(is_found(every, c) for c in trajectory.completions)
+        is_good = is_good and all(has_match(every, c) for c in trajectory.completions)
     return float(is_good)
 
 
@@ -80,7 +80,7 @@ def rubric(
     check_choice("aggregate", aggregate, AGGREGATES)
     total = sum(rules.values())
     scores = [
-        sum(w for rule, w in rules.items() if is_found(rule, text)) / total
+        sum(w for rule, w in rules.items() if has_match(rule, text)) / total
         for text in trajectory.completions
     ]
     if turns == "tool":

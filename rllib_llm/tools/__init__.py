@@ -1,6 +1,6 @@
 """Tools that models call: functions, classes, processes, MCP servers.
 
-Importing it loads neither torch nor ray. docs/tools.md shows how tools are used.
+Importing this package loads neither torch nor ray. See docs/tools.md for its use.
 """
 
 from rllib_llm.tools.formats import FORMATS, Call

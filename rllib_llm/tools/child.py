@@ -1,4 +1,4 @@
-"""The process in which tools run that ask for one (see ``process.py``)."""
+"""Main program of the process that runs tools with ``process=True``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rllib_llm.tools.texts import as_text
 def main() -> None:
     """Answer calls, one line each, until the parent closes the pipe."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What tools print or read must not get among the lines.
+    # Output and input of tools must not mix with the lines of the protocol.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in calls:
-        _say(replies, _answer(json.loads(line), replies))
+        _send(replies, _answer(json.loads(line), replies))
 
 
 def _answer(call: dict[str, Any], replies: BinaryIO) -> dict[str, Any]:
@@ -27,11 +27,11 @@ def _answer(call: dict[str, Any], replies: BinaryIO) -> dict[str, Any]:
     try:
         module = importlib.import_module(call["module"])
         function = operator.attrgetter(call["name"])(module)
-    except Exception as error:  # the parent could import it
+    except Exception as error:  # infrastructure: the parent could import it
         why = f"{call['module']} cannot be imported: {type(error).__name__}: {error}"
         return {"error": why, "unavailable": True}
     try:
-        _say(replies, {"ready": True})  # from here on its time counts
+        _send(replies, {"ready": True})  # the time limit starts after the import
         return {"text": as_text(function(**call["arguments"]))}
     except (ToolUnavailable, ConnectionError) as error:
         return {"error": str(error), "unavailable": True}
@@ -39,7 +39,7 @@ def _answer(call: dict[str, Any], replies: BinaryIO) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _say(replies: BinaryIO, reply: dict[str, Any]) -> None:
+def _send(replies: BinaryIO, reply: dict[str, Any]) -> None:
     replies.write(json.dumps(reply).encode() + b"\n")
     replies.flush()
 

@@ -1,7 +1,7 @@
-"""What calls of tools look like in a completion, and how results are written.
+"""Text formats of tool calls and tool results.
 
-Pure text: no tool is run here. A format reads calls, describes tools to a model whose
-chat template cannot, and writes results into a user message.
+Pure text functions, which do not run tools. A format parses calls, describes tools to
+a model whose chat template cannot, and renders results into a user message.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SCALARS = ("string", "integer", "number", "boolean")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call as the model wrote it.
+    """A tool call as the model wrote it.
 
     Attributes:
-        name: Of the tool; "" where none can be read.
-        arguments: By name.
-        problem: Why it cannot be run; None if it can.
+        name: Name of the tool; "" if it cannot be parsed.
+        arguments: Arguments by name.
+        problem: Reason why the call cannot run; None if it can.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A way to write calls.
+    """A text format of tool calls.
 
     Attributes:
-        find: Reads all calls of a completion; it gets the schemas by name.
-        describe: Tells a model what tools there are, and how to call them.
+        find: Parses all calls of a completion, given the schemas by name.
+        describe: Returns the description of the tools and of the format for a model.
         write: Returns the text of a call, given name, arguments and the JSON schema.
         results: Joins the texts of a turn's results into a user message.
     """
@@ -59,10 +59,10 @@ class ToolFormat:
 
 
 def find_calls(completion: str, schemas: Schemas, tool_format: str) -> list[Call]:
-    """Return the calls in a completion, in order; also those that cannot be read.
+    """Return the calls in a completion, in order, including malformed ones.
 
-    ``"auto"`` reads what it finds: ``<tool_call>``, JSON with ``parameters``, or tags
-    of the tools there are.
+    ``"auto"`` accepts ``<tool_call>``, JSON with ``parameters``, and tags named after
+    an existing tool.
     """
     by_name = {s["function"]["name"]: s["function"]["parameters"] for s in schemas}
     if tool_format != "auto":
@@ -75,9 +75,9 @@ def find_calls(completion: str, schemas: Schemas, tool_format: str) -> list[Call
 
 
 def text_format(schemas: Schemas, tool_format: str = "auto") -> ToolFormat:
-    """Return the format of calls where the chat template knows no tools.
+    """Return the format of calls for a chat template without support for tools.
 
-    ``"auto"`` means tags, and ``"hermes"`` if an argument is a list or an object.
+    ``"auto"`` selects tags, or ``"hermes"`` if an argument is a list or an object.
     """
     if tool_format == "auto":
         parameters = [s["function"]["parameters"] for s in schemas]
@@ -91,27 +91,27 @@ def text_format(schemas: Schemas, tool_format: str = "auto") -> ToolFormat:
 
 
 def check_format(tool_format: Any) -> str:
-    """Return the name of a format, or ``"auto"``.
+    """Return the name of an existing format, or ``"auto"``.
 
     Raises:
-        ConfigError: If there is none of this name.
+        ConfigError: If there is no such format.
     """
-    known = ("auto", *FORMATS)
-    if tool_format not in known:
+    tool_formats = ("auto", *FORMATS)
+    if tool_format not in tool_formats:
         raise ConfigError(
             f"Unknown tool_format {tool_format!r}. "
-            + did_you_mean(str(tool_format), known)
+            + did_you_mean(str(tool_format), tool_formats)
         )
     return tool_format
 
 
 def _json_call(value: Any, keys: tuple[str, ...]) -> Call:
-    """Read ``{"name": ..., <one of keys>: {...}}``."""
+    """Parse ``{"name": ..., <one of keys>: {...}}``."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Call("", {}, "a call needs a JSON object with a name")
     key = next((k for k in keys if k in value), keys[0])
     arguments = value.get(key, {})
-    if isinstance(arguments, str):  # as OpenAI's API writes them
+    if isinstance(arguments, str):  # OpenAI's API encodes them as a JSON string
         try:
             arguments = load_json(arguments)
         except ValueError as error:
@@ -164,7 +164,7 @@ def _hermes_results(texts: Sequence[str]) -> str:
 
 
 def _find_llama3(completion: str, schemas: dict[str, Any]) -> list[Call]:
-    """Read JSON objects with a name; an answer in JSON has none."""
+    """Parse JSON objects with a name; a JSON answer does not have one."""
     _, tag, text = completion.rpartition(_PYTHON_TAG)
     text = text.strip()
     if not tag and not text.startswith("{"):
@@ -181,10 +181,10 @@ def _find_llama3(completion: str, schemas: dict[str, Any]) -> list[Call]:
 
 
 def _objects(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text, which ``;`` or white space divides.
+    """Yield the JSON values of a text, separated by ``;`` or white space.
 
     Raises:
-        ValueError: Where something else stands.
+        ValueError: If the text holds anything else.
     """
     text = text.lstrip()
     while text:
@@ -213,7 +213,7 @@ def _write_llama3(
 
 
 def _find_tags(completion: str, schemas: dict[str, Any]) -> list[Call]:
-    """Read ``<name>text</name>``; what stands in an answer is no call."""
+    """Parse ``<name>text</name>``; tags inside ``<answer>`` are not calls."""
     calls, start, unclosed = [], 0, set()
     while match := _TAG.search(completion, start):
         name, start = match[1], match.end()
@@ -221,7 +221,7 @@ def _find_tags(completion: str, schemas: dict[str, Any]) -> list[Call]:
             continue
         end = completion.find(f"</{name}>", start)
         if end < 0:
-            unclosed.add(name)  # so that a long text is searched once
+            unclosed.add(name)  # search a long text once, not once per tag
             if name in schemas:
                 calls.append(Call(name, {}, f"there is no </{name}>"))
             continue
@@ -238,8 +238,8 @@ def _describe_tags(schemas: Schemas) -> str:
     for schema in schemas:
         function = schema["function"]
         names = ", ".join(function["parameters"].get("properties", {}))
-        said = function["description"].split("\n")[0]
-        lines.append(f"{_tags(function['name'], names)} {said}")
+        summary = function["description"].split("\n")[0]
+        lines.append(f"{_tags(function['name'], names)} {summary}")
     return "Tools:\n" + "\n".join(lines)
 
 

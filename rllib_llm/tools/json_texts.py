@@ -1,4 +1,4 @@
-"""JSON as a model writes it: read strictly, and never deeper than can be written."""
+"""Strict parser of model-written JSON whose values can be serialised again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rllib_llm.graders.json_text import read_json_prefix
 
 
 def load_json(text: str) -> Any:
-    """Return JSON that can be written and encoded again.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: Otherwise.
+        ValueError: If the text is not JSON, or its value cannot be encoded again.
     """
     value, end = load_json_prefix(text.lstrip())
     rest = text.lstrip()[end:].strip()
@@ -22,13 +22,13 @@ def load_json(text: str) -> Any:
 
 
 def load_json_prefix(text: str) -> tuple[Any, int]:
-    """Return the JSON value that ``text`` begins with, and where it ends.
+    """Return the JSON value at the start of ``text``, and the index of its end.
 
     Raises:
-        ValueError: If there is none, as
-            :func:`~rllib_llm.graders.json_text.read_json_prefix` reads it, or it could
-            not be encoded again.
+        ValueError: If :func:`~rllib_llm.graders.json_text.read_json_prefix` finds no
+            value, or if the value cannot be encoded again.
     """
     value, end = read_json_prefix(text)
-    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails
+    # A lone surrogate parses but cannot be encoded, e.g. in the result of a tool.
+    json.dumps(value, ensure_ascii=False).encode()
     return value, end

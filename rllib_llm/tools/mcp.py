@@ -1,4 +1,4 @@
-"""Tools of MCP servers (Model Context Protocol) that are started as processes."""
+"""Tools of MCP servers (Model Context Protocol) that run as child processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _connections: dict[Any, asyncio.Task[_Connection]] = {}
 
 
 class McpServer:
-    """A server that speaks MCP over stdin and stdout; its tools are tools.
+    """An MCP server over stdin and stdout, used as a source of tools.
 
-    It is started with the first environment of a process and shared by all of them:
-    what it remembers outlives episodes. If it dies, it is started anew.
+    The server starts with the first environment of a process. All environments of the
+    process share it, so its state outlives episodes. If it dies, it is restarted.
 
     Args:
-        command: What to start, e.g. ``"python"``.
-        args: Its arguments.
+        command: Program to start, e.g. ``"python"``.
+        args: Arguments of the program.
         env: Environment variables beside those that MCP passes on.
         tools: Names of the tools to use; None: all.
-        start_timeout_s: Seconds it may take to start and list its tools.
+        start_timeout_s: Time to start and to list the tools, in seconds.
         timeout_s, retries, cost: As in :class:`ToolSettings`, for each of its tools.
 
     Raises:
-        MissingExtraError: If the package ``mcp`` is missing.
+        MissingExtraError: If the package ``mcp`` is not installed.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class McpServer:
         return self.command, *self.args, *sorted(self.env.items())
 
     def as_tools(self) -> list[Tool]:
-        """Start the server if it is not running, and return its tools.
+        """Return the server's tools, starting it if it is not running.
 
         Raises:
-            ToolUnavailable: If it does not start or does not answer.
-            ConfigError: If one of ``tools`` is not there.
+            ToolUnavailable: If the server does not start or does not answer.
+            ConfigError: If the server lacks one of ``tools``.
         """
         if self._key not in _listed:
             _listed[self._key] = self._wait(self._list())
-        found = {
+        tools = {
             listed["name"]: Tool(
                 listed["name"],
                 {"type": "function", "function": listed},
@@ -74,15 +74,15 @@ class McpServer:
             for listed in _listed[self._key]
         }
         for name in self.tools or ():
-            if name not in found:
+            if name not in tools:
                 raise ConfigError(
-                    f"The MCP server {self.command!r} has no tool {name!r}. It has "
-                    f"{', '.join(found) or 'none'}."
+                    f"The MCP server {self.command!r} has no tool {name!r}. Use one of "
+                    f"its tools: {', '.join(tools) or 'none'}."
                 )
-        return [t for name, t in found.items() if name in (self.tools or found)]
+        return [t for name, t in tools.items() if name in (self.tools or tools)]
 
     def close(self) -> None:
-        """End the server, if this process has started it."""
+        """Stop the server, if this process has started it."""
         self._wait(self._close())
 
     def _wait(self, work: Any) -> Any:
@@ -96,9 +96,11 @@ class McpServer:
             page = await session.list_tools(
                 params=types.PaginatedRequestParams(cursor=cursor)
             )
-            told = page.model_dump(by_alias=True)  # names as sent, in mcp 1 and 2
-            listed += told["tools"]
-            cursor = told.get("nextCursor")
+            page_fields = page.model_dump(
+                by_alias=True
+            )  # names as sent, in mcp 1 and 2
+            listed += page_fields["tools"]
+            cursor = page_fields.get("nextCursor")
             if not cursor:
                 break
         return [
@@ -114,15 +116,15 @@ class McpServer:
         session = await self._session()
         try:
             result = await session.call_tool(tool_name, arguments)
-        except Exception as error:  # what the tool says comes as a result
+        except Exception as error:  # errors of the tool itself arrive as a result
             await self._close()
             raise _unavailable(self.command, error) from error
-        told = result.model_dump(by_alias=True)
+        result_fields = result.model_dump(by_alias=True)
         text = "\n".join(
             part["text"] if part["type"] == "text" else f"({part['type']})"
-            for part in told["content"]
+            for part in result_fields["content"]
         )
-        if told.get("isError"):
+        if result_fields.get("isError"):
             raise ValueError(text)
         return text
 
@@ -133,7 +135,7 @@ class McpServer:
             connection = _Connection(self)
             _connections[key] = asyncio.ensure_future(connection.open())
         try:
-            # Others may wait for it too: do not cancel it with this call.
+            # Other calls may await the same start: do not cancel it with this one.
             return (await asyncio.shield(_connections[key])).session
         except Exception as error:
             _connections.pop(key, None)
@@ -146,7 +148,7 @@ class McpServer:
 
 
 class _Connection:
-    """A running server; one task opens and closes it, as anyio demands."""
+    """A running server, opened and closed in one task, which anyio requires."""
 
     def __init__(self, server: McpServer):
         self._server = server
@@ -196,7 +198,10 @@ class _Connection:
 
 def _unavailable(command: str, error: Exception) -> ToolUnavailable:
     what = str(error) or type(error).__name__
-    return ToolUnavailable(f"The MCP server {command!r} does not answer: {what}")
+    return ToolUnavailable(
+        f"The MCP server {command!r} does not answer: {what}. Check that the command "
+        "starts an MCP server on its standard input and output."
+    )
 
 
 def _import() -> Any:

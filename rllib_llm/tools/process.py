@@ -1,7 +1,7 @@
-"""Tools in processes of their own, which can be killed.
+"""Execution of tools in separate processes, which can be killed.
 
-A process is started when it is needed and kept for the next call; one that is killed
-or dies is replaced. Calls and results are lines of JSON (``child.py``).
+A process starts on demand and is reused for later calls; a dead one is replaced. Calls
+and results are lines of JSON (``child.py``).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from rllib_llm.tools.tool import ToolTimeout, ToolUnavailable
 
-_START_S = 60.0  # for Python to start and import the tool's module
+_START_S = 60.0  # to start Python and to import the tool's module
 
 
 class ProcessError(Exception):
-    """What a tool raised in its process, or how the process died."""
+    """An exception of a tool in its process, or the death of the process."""
 
 
 class _Child:
     """A running process."""
 
     def __init__(self) -> None:
-        # The tool's module is where the parent found it.
+        # The child must import the tool's module from the same place as the parent.
         paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rllib_llm.tools.child"],
@@ -46,10 +46,10 @@ class _Child:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except OSError as error:
-            raise ToolUnavailable(f"Its process is gone: {error}") from error
+            raise ToolUnavailable(f"The tool's process has ended: {error}") from error
 
     def hear(self, timeout_s: float | None) -> bytes:
-        """Return a line; b"" if the process died, or was killed because it was late."""
+        """Return a line; b"" if the process died or exceeded the time limit."""
         timer = None
         if timeout_s is not None:
             timer = threading.Timer(timeout_s, self._kill_late)
@@ -62,7 +62,7 @@ class _Child:
 
     @property
     def was_late(self) -> bool:
-        """Whether it was killed because a line came too late."""
+        """True if the process was killed at the time limit."""
         return self._late
 
     def _kill_late(self) -> None:
@@ -70,11 +70,11 @@ class _Child:
         self.kill()
 
     def kill(self) -> int:
-        """End it and what it started; return its exit status."""
+        """Kill the process and its children; return its exit status."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (AttributeError, ProcessLookupError, PermissionError):
-            self._process.kill()  # no process groups here, or gone already
+            self._process.kill()  # no process groups on this platform, or gone already
         return self._process.wait()
 
 
@@ -88,17 +88,18 @@ def call(
     """Run a function of an importable module in another process.
 
     Args:
-        function: Plain, at the top of its module.
-        arguments: JSON values.
-        timeout_s: Seconds until the process is killed; starting it does not count.
+        function: A function at the top level of its module.
+        arguments: JSON values by name.
+        timeout_s: Time limit in seconds, without the start of the process; the
+            process is killed when it is exceeded.
 
     Returns:
         The result as text.
 
     Raises:
-        ToolTimeout: If it took longer.
-        ToolUnavailable: If no process could be started, or the tool raised it.
-        ProcessError: What it raised, or that its process died.
+        ToolTimeout: If the call exceeded the time limit.
+        ToolUnavailable: If no process could be started, or if the tool raised it.
+        ProcessError: If the tool raised another exception, or its process died.
     """
     with _lock:
         child = _idle.pop() if _idle else _Child()
@@ -108,14 +109,18 @@ def call(
         child.ask(request.encode() + b"\n")
         line = child.hear(_START_S)
         if not line:
-            raise ToolUnavailable(f"Its process ended with status {child.kill()}.")
-        if "ready" in json.loads(line):  # else the module cannot be imported
+            raise ToolUnavailable(
+                f"The tool's process ended with status {child.kill()} before it was "
+                "ready; see its error above."
+            )
+        if "ready" in json.loads(line):  # otherwise the module cannot be imported
             line = child.hear(timeout_s)
         if child.was_late:
             raise ToolTimeout
         if not line:
             raise ProcessError(f"its process died with status {child.kill()}")
     except BaseException:
+        # Its late reply must not be taken for that of the next call.
         child.kill()
         raise
     with _lock:
@@ -130,7 +135,7 @@ def call(
 
 @atexit.register
 def close() -> None:
-    """End all idle processes."""
+    """Kill all idle processes."""
     with _lock:
         while _idle:
             _idle.pop().kill()

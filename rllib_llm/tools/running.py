@@ -1,4 +1,4 @@
-"""Run calls of tools: time limits, retries, kept results, coroutines at once."""
+"""Execution of tool calls: time limits, retries, result cache, concurrency."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from rllib_llm.tools.tool import Tool, ToolTimeout, ToolUnavailable
 
 logger = logging.getLogger("rllib_llm")
 
-_GRACE_S = 1.0  # how long a cancelled coroutine may take to end
-_BACKOFF_S = 0.1  # before the first retry; doubles, up to the most
+_GRACE_S = 1.0  # for a cancelled coroutine to end
+_BACKOFF_S = 0.1  # before the first retry; doubles, up to the maximum
 _MOST_BACKOFF_S = 5.0
-_MOST_KEPT = 4096
-# What a tool raises where a machine or a network is at fault.
+_MOST_CACHED = 4096
+# Exceptions that blame a machine or a network: retried, never shown to the model.
 _INFRASTRUCTURE = (ToolUnavailable, ConnectionError)
-# What it may well raise to tell the model something.
+# Exceptions that a tool may raise on purpose, to inform the model.
 _EXPECTED = (ValueError, LookupError, ArithmeticError, process.ProcessError)
 
 Wait = Callable[[], Any]
 
 
-class Kept:
-    """Results of pure tools, the most recently used ones, for all threads."""
+class ResultCache:
+    """A thread-safe LRU cache of the results of pure tools."""
 
-    def __init__(self, most: int = _MOST_KEPT):
+    def __init__(self, most: int = _MOST_CACHED):
         self._most = most
         self._texts: OrderedDict[Any, str] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any) -> str | None:
-        """Return a result, or None."""
+        """Return a cached result, or None."""
         with self._lock:
             if key in self._texts:
                 self._texts.move_to_end(key)
             return self._texts.get(key)
 
     def put(self, key: Any, text: str) -> None:
-        """Keep a result."""
+        """Add a result, and evict the least recently used one if the cache is full."""
         with self._lock:
             self._texts[key] = text
             if len(self._texts) > self._most:
                 self._texts.popitem(last=False)
 
 
-KEPT = Kept()
+RESULT_CACHE = ResultCache()
 
 
 def key_of(tool: Tool, arguments: dict[str, Any]) -> Any:
-    """Return what identifies a call of a pure tool."""
+    """Return the cache key of a call of a pure tool."""
     return tool.run, json.dumps(arguments, sort_keys=True)
 
 
 def start(tool: Tool, arguments: dict[str, Any]) -> Wait:
-    """Begin a call; return what waits for its result.
+    """Start a call; return a function that waits for its result.
 
-    Coroutines run from here on. Everything else runs when it is waited for, so that
-    calls take effect in order.
+    Coroutines start here. All other tools run when the result is awaited, so that
+    their side effects happen in the order of the calls.
     """
     settings = tool.settings
     if tool.is_async:
@@ -78,15 +78,15 @@ def start(tool: Tool, arguments: dict[str, Any]) -> Wait:
 
 
 def finish(tool: Tool, arguments: dict[str, Any], wait: Wait) -> tuple[Any, int]:
-    """Wait for a call's result; repeat it while its tool cannot be reached.
+    """Wait for the result of a call; retry while the tool is unavailable.
 
     Returns:
         The result, and the number of retries.
 
     Raises:
-        ToolUnavailable: If the tool cannot be reached after all retries.
-        ToolTimeout: If it took longer than its limit.
-        Exception: What the tool raised.
+        ToolUnavailable: If all retries fail.
+        ToolTimeout: If the call exceeds its time limit.
+        Exception: Any other exception of the tool.
     """
     retry = 0
     while True:
@@ -95,23 +95,24 @@ def finish(tool: Tool, arguments: dict[str, Any], wait: Wait) -> tuple[Any, int]
         except _INFRASTRUCTURE as error:
             if retry == tool.settings.retries:
                 raise ToolUnavailable(
-                    f"The tool {tool.name!r} failed {retry + 1} time(s), last by "
-                    f"{type(error).__name__}: {error}"
+                    f"The tool {tool.name!r} failed {retry + 1} time(s); the last "
+                    f"error was {type(error).__name__}: {error}. Check that its "
+                    "service is running, or raise retries."
                 ) from error
         time.sleep(min(_MOST_BACKOFF_S, _BACKOFF_S * 2**retry))
         wait = start(tool, arguments)
         retry += 1
 
 
-def told(tool: Tool, error: BaseException) -> str:
-    """Return what the model reads of an exception; log what looks like a bug."""
+def error_text(tool: Tool, error: BaseException) -> str:
+    """Return the model's text for an exception; log exceptions that look like bugs."""
     if not isinstance(error, _EXPECTED):
         key = (tool.name, type(error))
         if key not in _LOGGED:
             _LOGGED.add(key)
             logger.warning(
-                "The tool %r raised %s. The model reads it as a result; further ones "
-                "are counted in tool_errors only.",
+                "The tool %r raised %s. The model reads it as a result; later ones "
+                "are only counted in tool_errors.",
                 tool.name,
                 type(error).__name__,
                 exc_info=error,
@@ -125,7 +126,7 @@ _LOGGED: set[tuple[str, type]] = set()
 
 
 def _in_thread(call: Callable[[], Any], timeout_s: float) -> Any:
-    """Return what ``call`` returns; a call that takes longer is left to itself."""
+    """Return the result of ``call``; after the time limit its thread is abandoned."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -160,7 +161,7 @@ class _Loops:
             return self._loop
 
     def submit(self, tool: Tool, arguments: dict[str, Any]) -> Wait:
-        """Start a coroutine function; return what waits for it."""
+        """Start a coroutine function; return a function that waits for its result."""
         timeout_s, loop = tool.settings.timeout_s, self.get()
 
         async def limited() -> Any:
@@ -176,10 +177,10 @@ class _Loops:
             try:
                 return future.result(left)
             except TimeoutError as error:
-                if not future.done():  # it blocks the loop: others need a new one
+                if not future.done():  # it blocks the loop: later calls need another
                     self._give_up(loop)
                 elif timeout_s is None:
-                    raise  # the tool's own
+                    raise  # raised by the tool itself
                 raise ToolTimeout from error
 
         return wait
@@ -188,7 +189,7 @@ class _Loops:
         with self._lock:
             if self._loop is loop:
                 self._loop = None
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(loop.stop)
 
 
@@ -196,5 +197,5 @@ _LOOPS = _Loops()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that tools run in; it has a thread of its own."""
+    """Return the event loop that runs tools, in a thread of its own."""
     return _LOOPS.get()

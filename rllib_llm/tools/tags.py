@@ -1,4 +1,4 @@
-"""Arguments between the tags of a call: written one after the other, read by schema."""
+"""Positional arguments of tag calls: conversion to and from text by schema."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ _ANY = frozenset({"string", "integer", "number", "boolean", "array", "object", "
 
 
 def split_arguments(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by name, in the order of the schema, divided by commas.
+    """Return comma-separated arguments by name, in the order of the schema.
 
-    Lists and objects are JSON, and so may be a string before the last argument; a last
-    string stands as it is. What cannot be read stays text, which the schema refuses.
+    Lists and objects are JSON; a string before the last argument may be JSON, too. A
+    string in the last place is taken verbatim. A value that cannot be converted stays
+    text, which validation against the schema then rejects.
 
     Args:
-        text: What stands between the tags.
-        parameters: The tool's JSON schema.
+        text: Text between the tags.
+        parameters: JSON schema of the tool.
     """
     properties = parameters.get("properties", {})
     rest: str | None = text.strip()
     if not rest:
         return {}
     if not properties:
-        return {"text": rest}  # one too many
-    found = {}
+        return {"text": rest}  # rejected by validation: the tool takes no arguments
+    arguments = {}
     for number, (name, schema) in enumerate(properties.items(), start=1):
         if rest is None:
             break
         kinds = _kinds(schema)
         if number == len(properties):
-            found[name] = _convert(rest, kinds)
+            arguments[name] = _convert(rest, kinds)
             break
-        found[name], rest = _take(rest, kinds)
-    return found
+        arguments[name], rest = _take(rest, kinds)
+    return arguments
 
 
 def join_arguments(
@@ -46,13 +47,13 @@ def join_arguments(
     """Return the text that :func:`split_arguments` reads as ``arguments``.
 
     Args:
-        name: The tool's name, for the message.
-        arguments: By name.
-        parameters: The tool's JSON schema.
+        name: Name of the tool, for the message.
+        arguments: Arguments by name.
+        parameters: JSON schema of the tool.
 
     Raises:
-        ConfigError: If tags cannot say it, e.g. where an argument is left out before
-            one that is given.
+        ConfigError: If tags cannot express the arguments, e.g. because one before the
+            last is missing.
     """
     properties = parameters.get("properties", {})
     last = next(reversed(properties), None)
@@ -73,7 +74,7 @@ def join_arguments(
 
 
 def _take(text: str, kinds: frozenset[str]) -> tuple[Any, str | None]:
-    """Return the value before the next comma, and what follows (None: nothing)."""
+    """Return the value before the next comma, and the rest (None at the end)."""
     if text[0] in '"[{' and (text[0] == '"' or kinds & {"array", "object"}):
         try:
             value, end = load_json_prefix(text)
@@ -87,7 +88,7 @@ def _take(text: str, kinds: frozenset[str]) -> tuple[Any, str | None]:
 
 
 def _convert(text: str, kinds: frozenset[str]) -> Any:
-    """Return a value of a kind that is wanted, or the text, which is then refused."""
+    """Return the text as a value of one of these types, or unchanged."""
     if "null" in kinds and text == "null":
         return None
     if kinds - {"null"} == {"string"}:
@@ -120,7 +121,7 @@ def _plain(value: Any, kinds: frozenset[str], *, is_last: bool) -> str:
 
 
 def _kinds(schema: dict[str, Any]) -> frozenset[str]:
-    """Return the JSON types that a schema admits."""
+    """Return the JSON types that a schema accepts."""
     kinds: set[str] = set()
     for part in (schema, *schema.get("anyOf", ())):
         named = part.get("type", ())

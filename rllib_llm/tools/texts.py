@@ -1,4 +1,4 @@
-"""Results of tools as text."""
+"""Conversion of tool results to text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def as_text(value: Any) -> str:
-    """Return text as it is, anything else as JSON; never an empty text."""
+    """Return text unchanged and other values as JSON, never an empty string."""
     if value is None:
         return "Done."
     text = value if isinstance(value, str) else _as_json(value)
-    # Half a surrogate pair cannot be encoded.
+    # A lone surrogate cannot be encoded, and tokenizers would fail on it.
     return text.encode("utf-8", "replace").decode() or "(nothing)"
 
 
@@ -20,6 +20,6 @@ def _as_json(value: Any) -> str:
 
 
 def clip(text: str, most: int) -> str:
-    """Return the text's beginning, and say how much is left out."""
+    """Return the beginning of a text, with the number of characters left out."""
     left_out = len(text) - most
     return text if left_out <= 0 else f"{text[:most]}... ({left_out} more characters)"

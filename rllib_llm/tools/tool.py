@@ -1,6 +1,6 @@
-"""A tool: a typed Python function that a model may call.
+"""Tools: typed Python functions that a model may call.
 
-Its JSON schema comes from the type hints and the Google docstring
+The JSON schema of a tool is derived from its type hints and its Google docstring
 (``transformers.utils.get_json_schema``), in the form that chat templates read.
 """
 
@@ -18,40 +18,40 @@ from rllib_llm.errors import ConfigError, RLlibLLMError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A pair of these tags is no call in any format.
+# Tags with these names are not calls, in any format.
 RESERVED = ("answer", "think")
 _SETTINGS = "_rllib_llm_tool"
 _SCHEMAS: dict[Any, dict[str, Any]] = {}
 
 
 class ToolUnavailable(RLlibLLMError):
-    """A tool cannot be reached, through no fault of the model that called it.
+    """A tool is unavailable, through no fault of the model that called it.
 
-    It is retried, and then fails the episode, which is dropped and played anew: it
-    never counts as a reward of zero. Any other exception of a tool is told to the
-    model.
+    The call is retried. If all retries fail, the episode is dropped and repeated; this
+    never counts as a reward of zero. The model reads any other exception of a tool as
+    the result of its call.
     """
 
 
 class ToolTimeout(RLlibLLMError):
-    """A call took longer than its tool's ``timeout_s``; the model is told."""
+    """A call exceeded its tool's ``timeout_s``; the model reads this as its result."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolSettings:
-    """How a tool is run.
+    """Execution settings of a tool.
 
     Attributes:
-        timeout_s: Seconds a call may take, > 0; None: no limit of its own. A coroutine
-            is cancelled at its next ``await``, a process is killed. A plain function
-            runs in a thread, which cannot be stopped: it is left to itself, and may
-            still change what it holds.
-        process: Whether to run in a process of its own, started once and kept.
-        retries: How often a call is repeated after :class:`ToolUnavailable`, >= 0.
-        pure: Whether equal arguments give equal results for ever; then they are kept,
-            for all episodes of this process.
-        cost: Of each call, in units of reward; logged, and charged by the reward
-            ``tool_cost``.
+        timeout_s: Time limit of a call in seconds, > 0; None: no limit. A coroutine is
+            cancelled at its next ``await``, a process is killed. A plain function runs
+            in a thread, which cannot be stopped: it is abandoned, and may still change
+            shared state.
+        process: Whether to run in a separate process, which is reused.
+        retries: Number of retries after :class:`ToolUnavailable`, >= 0.
+        pure: Whether equal arguments always give equal results; then results are
+            cached for all episodes of this process.
+        cost: Cost of a call, in units of reward; logged, and subtracted by the reward
+            component ``tool_cost``.
     """
 
     timeout_s: float | None = None
@@ -63,7 +63,8 @@ class ToolSettings:
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ConfigError(
-                f"timeout_s={self.timeout_s!r} must be > 0 seconds, or None for none."
+                f"timeout_s={self.timeout_s!r} must be > 0 seconds, or None for no "
+                "limit."
             )
         if not isinstance(self.retries, int) or self.retries < 0:
             raise ConfigError(f"retries={self.retries!r} must be an int >= 0.")
@@ -72,9 +73,10 @@ class ToolSettings:
 
 
 def tool(**settings: Any) -> Callable[[Function], Function]:
-    """Say how a function or method is run as a tool, e.g. ``@tool(timeout_s=2)``.
+    """Set how a function or method runs as a tool, e.g. ``@tool(timeout_s=2)``.
 
-    Only what differs from the defaults needs it; any typed function is a tool.
+    Any typed function is a tool; the decorator is needed for other settings than the
+    defaults only.
 
     Args:
         settings: Fields of :class:`ToolSettings`.
@@ -93,11 +95,11 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        name: What the model calls it.
+        name: Name that the model uses.
         schema: ``{"type": "function", "function": {"name", "description",
             "parameters"}}``.
         run: Called with the arguments as keywords; may be a coroutine function.
-        settings: How it is run.
+        settings: Execution settings.
     """
 
     name: str
@@ -107,19 +109,19 @@ class Tool:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The JSON schema of its arguments."""
+        """JSON schema of the arguments."""
         return self.schema["function"]["parameters"]
 
     @property
     def is_async(self) -> bool:
-        """Whether it is a coroutine function."""
+        """True if the tool is a coroutine function."""
         return inspect.iscoroutinefunction(self.run)
 
     def read(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return valid arguments as Python wants them.
+        """Return validated arguments, converted to the types that Python expects.
 
         Raises:
-            ValueError: If they do not fit the schema; says which and why.
+            ValueError: If an argument does not match the schema; names it and says why.
         """
         validator = _validator(json.dumps(self.parameters, sort_keys=True))
         problems = sorted(validator.iter_errors(arguments), key=lambda p: str(p.path))
@@ -128,7 +130,7 @@ class Tool:
             raise ValueError(f"{where}{problems[0].message}")
         properties = self.parameters.get("properties", {})
         return {
-            # JSON Schema takes 3.0 for an integer.
+            # JSON Schema accepts 3.0 as an integer; Python's range() does not.
             name: int(value)
             if properties.get(name, {}).get("type") == "integer"
             and isinstance(value, float)
@@ -140,18 +142,18 @@ class Tool:
 def tools_of(sources: Any) -> list[Tool]:
     """Return the tools of functions, objects, :class:`Tool`, and lists of them.
 
-    The public methods of an object are tools; so are those of a class, of which a new
-    object is made, without arguments.
+    The public methods of an object are tools; so are those of a class, which is
+    instantiated without arguments.
 
     Raises:
-        ConfigError: If one cannot be a tool, or two have the same name.
+        ConfigError: If a source cannot be a tool, or two tools have the same name.
     """
-    found = list(_each_tool(sources))
-    names = [t.name for t in found]
+    tools = list(_each_tool(sources))
+    names = [t.name for t in tools]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"Two tools are called {twice[0]!r}. Rename one of them.")
-    return found
+        raise ConfigError(f"Two tools have the name {twice[0]!r}. Rename one of them.")
+    return tools
 
 
 def _each_tool(source: Any) -> Iterable[Tool]:
@@ -174,14 +176,14 @@ def _each_tool(source: Any) -> Iterable[Tool]:
         ]
         if not methods:
             raise ConfigError(
-                f"{source!r} has no tools. Give typed functions, or an object whose "
-                "public methods are tools."
+                f"{source!r} does not define any tools. Pass typed functions, or an "
+                "object whose public methods are tools."
             )
         yield from map(_as_tool, methods)
 
 
 def _inherited(kind: type) -> dict[str, Any]:
-    """Return what a class has from its bases, those of ``object`` left out."""
+    """Return the attributes that a class inherits, except those of ``object``."""
     return {k: v for base in kind.__mro__[1:-1] for k, v in vars(base).items()}
 
 
@@ -189,25 +191,28 @@ def _as_tool(function: Callable[..., Any]) -> Tool:
     settings = getattr(function, _SETTINGS, ToolSettings())
     name = function.__name__
     if name in RESERVED:
-        raise ConfigError(f"A tool cannot be called {name!r}; rename it.")
+        raise ConfigError(
+            f"The name {name!r} is reserved for a tag that is not a tool call. Rename "
+            "the tool."
+        )
     is_method = inspect.ismethod(function)
     importable = "<" not in function.__qualname__ and function.__module__ != "__main__"
     is_plain = not is_method and not inspect.iscoroutinefunction(function)
     if settings.process and not (is_plain and importable):
         raise ConfigError(
-            f"The tool {name!r} has process=True, which needs a plain function at the "
-            "top of an importable module. Move it there, or leave process out."
+            f"The tool {name!r} has process=True, which requires a plain function at "
+            "the top level of an importable module. Move it there, or remove process."
         )
     if settings.pure and is_method:
         raise ConfigError(
             f"The tool {name!r} has pure=True, but a method's result may depend on its "
-            "object. Make it a function, or leave pure out."
+            "object. Turn it into a function, or remove pure."
         )
     return Tool(name, _schema(function), function, settings)
 
 
 def _schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema, made once for each function."""
+    """Return the schema, derived once per function."""
     key = getattr(function, "__func__", function)
     if key not in _SCHEMAS:
         from transformers.utils import chat_template_utils
@@ -222,7 +227,7 @@ def _schema(function: Callable[..., Any]) -> dict[str, Any]:
                 f"{function.__qualname__} cannot be a tool: {error}. Give every "
                 "argument a type hint, and a line in the docstring under 'Args:'."
             ) from error
-        schema["function"].pop("return", None)  # a template may print it
+        schema["function"].pop("return", None)  # some chat templates would print it
         _SCHEMAS[key] = schema
     return _SCHEMAS[key]
 
@@ -233,7 +238,8 @@ def _validator(schema: str) -> Any:
 
     parameters = json.loads(schema)
     for parameter in parameters.get("properties", {}).values():
-        # transformers writes None as OpenAPI does, which JSON Schema does not read.
+        # transformers writes optional types as OpenAPI's "nullable", which JSON Schema
+        # ignores.
         if parameter.pop("nullable", False) and "type" in parameter:
             kinds = parameter["type"]
             kinds = kinds if isinstance(kinds, list) else [kinds]

@@ -1,4 +1,4 @@
-"""The tools of an environment: read calls, run them, write results."""
+"""The tools of an environment: parsing, execution, and rendering of results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _STATUSES = ("ok", "error", "malformed", "timeout")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a call.
+    """The result of one call.
 
     Attributes:
-        call: As the model wrote it.
-        text: What the model reads.
-        status: ``"ok"``; ``"error"`` (the tool raised), ``"malformed"`` (it was not
-            run), or ``"timeout"``.
-        seconds: How long it took.
-        cost: Of the tool, if it ran; results that were kept cost nothing.
-        retries: How often it was repeated.
-        cached: Whether the result was kept from an equal call.
+        call: The call as the model wrote it.
+        text: Text that the model reads.
+        status: ``"ok"``; ``"error"`` (the tool raised), ``"malformed"`` (not run), or
+            ``"timeout"``.
+        seconds: Duration of the call.
+        cost: Cost of the tool, if it ran; cached results cost nothing.
+        retries: Number of retries.
+        cached: Whether the result is that of an earlier equal call.
     """
 
     call: Call
@@ -42,23 +42,23 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether the call was in vain."""
+        """True unless the call returned a result."""
         return self.status != "ok"
 
 
 class ToolSet:
-    """Tools that a model may call.
+    """The tools that a model may call.
 
     Args:
         sources: Functions, objects or classes whose public methods are tools,
             ``McpServer``, ``Tool``; one of them or a list.
-        tool_format: How calls look: ``"hermes"``, ``"llama3"``, ``"tags"``, or
+        tool_format: Format of the calls: ``"hermes"``, ``"llama3"``, ``"tags"``, or
             ``"auto"``: any of these.
-        max_calls: Most calls of a turn that are run.
-        max_result_chars: Longer results are cut.
+        max_calls: Maximum number of calls per turn that are run.
+        max_result_chars: Maximum length of a result, in characters; the rest is cut.
 
     Raises:
-        ConfigError: If something cannot be a tool.
+        ConfigError: If a source cannot be a tool.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class ToolSet:
         self.max_result_chars = max_result_chars
         self.tools: dict[str, Tool] = {t.name: t for t in tools_of(sources)}
         if not self.tools:
-            raise ConfigError("There are no tools. Give at least one function.")
+            raise ConfigError("The list of tools is empty. Pass at least one function.")
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools' JSON schemas, as chat templates read them."""
+        """JSON schemas of the tools, in the form that chat templates read."""
         return [t.schema for t in self.tools.values()]
 
     def describe(self) -> str:
-        """Return what tells a model of the tools where its chat template cannot."""
+        """Return a description of the tools for chat templates that cannot give one."""
         return text_format(self.schemas, self.tool_format).describe(self.schemas)
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
@@ -90,13 +90,13 @@ class ToolSet:
         parameters = self._get(name).parameters
         names = parameters.get("properties", {})
         ordered = {n: arguments[n] for n in names if n in arguments}
-        known = text_format(self.schemas, self.tool_format)
-        return known.write(name, {**ordered, **arguments}, parameters)
+        call_format = text_format(self.schemas, self.tool_format)
+        return call_format.write(name, {**ordered, **arguments}, parameters)
 
     def parse(self, completion: str) -> list[Call]:
         """Return the calls in a completion, in order; invalid ones name the problem."""
-        found = find_calls(completion, self.schemas, self.tool_format)
-        return [self._check(call, i) for i, call in enumerate(found)]
+        calls = find_calls(completion, self.schemas, self.tool_format)
+        return [self._check(call, i) for i, call in enumerate(calls)]
 
     def _check(self, call: Call, number: int) -> Call:
         if call.problem is not None:
@@ -115,10 +115,10 @@ class ToolSet:
         return dataclasses.replace(call, arguments=arguments, problem=problem)
 
     def run(self, calls: Sequence[Call]) -> list[Result]:
-        """Run calls in their order; coroutines that follow each other run at once.
+        """Run calls in order; consecutive coroutines run concurrently.
 
         Raises:
-            ToolUnavailable: If a tool could not be reached, retries included.
+            ToolUnavailable: If a tool was unavailable after all retries.
         """
         results: list[Result] = []
         for at_once, group in itertools.groupby(calls, self._is_async):
@@ -130,9 +130,9 @@ class ToolSet:
         return results
 
     def results_text(self, results: Sequence[Result]) -> str:
-        """Return a turn's results as a user message."""
-        known = text_format(self.schemas, self.tool_format)
-        return known.results([result.text for result in results])
+        """Return the results of a turn as a user message."""
+        call_format = text_format(self.schemas, self.tool_format)
+        return call_format.results([result.text for result in results])
 
     def _is_async(self, call: Call) -> bool:
         return call.problem is None and self._get(call.name).is_async
@@ -145,16 +145,16 @@ class ToolSet:
         return self.tools[name]
 
     def _start(self, call: Call) -> Any:
-        """Begin a call; return what waits for its :class:`Result`."""
+        """Start a call; return a function that waits for its :class:`Result`."""
         if call.problem is not None:
             text = f"Error: {call.name and call.name + ': '}{call.problem}"
             result = Result(call, text, "malformed")
             return lambda: result
         tool = self._get(call.name)
         key = running.key_of(tool, call.arguments) if tool.settings.pure else None
-        kept = running.KEPT.get(key) if key is not None else None
-        if kept is not None:
-            result = Result(call, clip(kept, self.max_result_chars), cached=True)
+        cached = running.RESULT_CACHE.get(key) if key is not None else None
+        if cached is not None:
+            result = Result(call, clip(cached, self.max_result_chars), cached=True)
             return lambda: result
         began = time.perf_counter()
         wait = running.start(tool, call.arguments)
@@ -168,14 +168,15 @@ class ToolSet:
             value, retries = running.finish(tool, call.arguments, wait)
             text = as_text(value)
             if key is not None:
-                running.KEPT.put(key, text)
+                running.RESULT_CACHE.put(key, text)
         except ToolTimeout:
             status = "timeout"
             text = f"Error: {tool.name} took longer than {tool.settings.timeout_s:g} s."
+        # Infrastructure failures must end the episode, not become text for the model.
         except running.ToolUnavailable:
             raise
         except (Exception, SystemExit) as error:  # the model reads what tools raise
-            status, text = "error", running.told(tool, error)
+            status, text = "error", running.error_text(tool, error)
         return Result(
             call,
             clip(as_text(text), self.max_result_chars),
@@ -187,7 +188,7 @@ class ToolSet:
 
 
 def tally(results: Sequence[Result]) -> dict[str, float]:
-    """Return the numbers that are logged of an episode's calls."""
+    """Return the tool metrics of an episode."""
     counts = {s: sum(r.status == s for r in results) for s in _STATUSES}
     return {
         "tool_calls": len(results),

@@ -21,7 +21,7 @@ from rllib_llm.graders import (
 )
 
 
-def test_texts_are_compared_as_squad_does():
+def test_texts_are_compared_as_in_squad():
     assert exact_match("The  Eiffel-Tower!", "eiffeltower")
     assert exact_match("a cat", ["dog", "The cat."])
     assert not exact_match("cat", [])
@@ -128,7 +128,7 @@ SCHEMA = {
         (" " * 100_001, "longer than"),
     ],
 )
-def test_json_is_held_against_a_schema(text, problem):
+def test_json_is_validated_against_a_schema(text, problem):
     found = json_problem(text, SCHEMA)
     if problem is None:
         assert found is None

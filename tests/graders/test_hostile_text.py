@@ -34,14 +34,14 @@ from rllib_llm.graders.line_worker import LineWorker
 from rllib_llm.rewards.combine import Rewards
 
 TEXTS = hostile_texts(100)
-SLACK_S = 3.0  # of a busy machine, and of starting a worker again
+SLACK_S = 3.0  # for a busy machine, and for restarting a worker
 BACKTRACKING = r"(a|aa)+$"
 SCHEMA = {
     "type": "object",
     "required": ["never"],
     "properties": {"n": {"multipleOf": 0.01}, "never": {"const": 1}},
 }
-# Settings that reward pieces need, so that each of them reads the answer.
+# Settings that reward components need in order to read the answer.
 NEEDED = {
     "gate": {"levels": [{"when": "f1", "pay": 1.0}]},
     "outcome": {"key": "score"},
@@ -53,7 +53,7 @@ NEEDED = {
 
 
 def graded(grader, *arguments):
-    """Return what a grader says, which must take less than the limit."""
+    """Return a grader's result, which must arrive within the time limit."""
     began = time.perf_counter()
     found = grader(*arguments)
     limit = max(json_text.TIMEOUT_S, patterns.TIMEOUT_S) + SLACK_S
@@ -155,11 +155,11 @@ NESTED = {"anyOf": [{"items": {"$ref": "#"}}] * 3, "minItems": 1}
 def test_schemas_that_take_for_ever_are_cut_off(monkeypatch, text, schema):
     monkeypatch.setattr(json_text, "TIMEOUT_S", 0.5)
     assert "took longer than 0.5 s" in graded(json_problem, text, schema)
-    assert json_problem("1", {"type": "integer"}) is None  # a new worker
+    assert json_problem("1", {"type": "integer"}) is None  # from a new worker
 
 
 def test_limits_hold_in_threads(monkeypatch):
-    """One thread's hostile text costs the others a wait, and no answer."""
+    """One thread's hostile text delays other threads, but does not change results."""
     monkeypatch.setattr(json_text, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(patterns, "TIMEOUT_S", 0.5)
     hang = "a" * 60 + "b"
@@ -167,7 +167,7 @@ def test_limits_hold_in_threads(monkeypatch):
     def grade(number):
         if number % 4 == 0:
             problem = json_problem(f'"{hang}"', {"pattern": BACKTRACKING})
-            return "took longer" in problem and not patterns.is_found(
+            return "took longer" in problem and not patterns.has_match(
                 BACKTRACKING, hang
             )
         is_right = json_problem(str(number), {"const": number}) is None
@@ -251,7 +251,7 @@ def trajectory(text, count=2):
 
 
 @pytest.mark.parametrize("name", COMPONENTS["reward"])
-def test_rewards_pay_nothing_for_hostile_text(name):
+def test_rewards_of_hostile_text_are_zero(name):
     spec = {"name": name, **NEEDED.get(name, {})}
     for text in [*FIXED.values(), *random_texts(30, seed=1)]:
         given = [trajectory(text)]
@@ -306,7 +306,7 @@ def test_a_text_that_makes_the_worker_crash_is_wrong_and_a_killed_worker_an_erro
     assert ending_worker.ask("fine", 5.0) == "fine\n"
     assert ending_worker.ask("crash", 5.0) is None
     assert "SIGABRT" in caplog.text
-    with pytest.raises(JsonGraderError, match="ended twice"):  # the machine's fault
+    with pytest.raises(JsonGraderError, match="ended twice"):  # infrastructure failure
         ending_worker.ask("kill", 5.0)
     assert ending_worker.ask("fine", 5.0) == "fine\n"
 

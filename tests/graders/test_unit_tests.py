@@ -1,4 +1,4 @@
-"""Tests of functions that a model wrote: right ones pass, cheats do not."""
+"""Unit tests of model-written functions: right functions pass, cheats fail."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def passed(sandbox, code, cases=SQUARES, **settings):
     return [r.passed for r in run_tests(code, "f", cases, sandbox, **settings)]
 
 
-def test_right_functions_pass_and_wrong_ones_say_why(sandbox):
+def test_right_functions_pass_and_wrong_ones_report_why(sandbox):
     assert passed(sandbox, "def f(n):\n    return n * n") == [True] * 4
     assert passed(sandbox, "f = lambda n: n ** 2.0") == [True] * 4
     assert passed(sandbox, "def f(n):\n    return n * n if n < 4 else 0") == [
@@ -42,7 +42,7 @@ def test_right_functions_pass_and_wrong_ones_say_why(sandbox):
     assert "not JSON serializable" in report.error
 
 
-def test_what_a_program_prints_is_no_result(sandbox):
+def test_printed_text_is_not_a_result(sandbox):
     code = "print('[true, 4]')\ndef f(n):\n    print('[true, 4]', n)\n    return n * n"
     assert passed(sandbox, code) == [True] * 4
     assert passed(sandbox, code.replace("n * n", "0")) == [False] * 4
@@ -65,7 +65,7 @@ def test_values_of_all_kinds_come_back(sandbox):
     ]
 
 
-def test_what_came_before_a_limit_counts(sandbox):
+def test_results_before_a_limit_count(sandbox):
     slow = "def f(n):\n    while n == 4: pass\n    return n * n"
     reports = run_tests(slow, "f", SQUARES, sandbox, timeout_s=1.0)
     assert [r.error for r in reports[2:]] == ["took too long"] * 2
@@ -118,7 +118,7 @@ def test_right_values_never_enter_the_sandbox(sandbox):
     assert "971237" not in repr(asked)
 
 
-def test_names_must_be_names(sandbox):
+def test_invalid_function_names_are_refused(sandbox):
     for name in ("f()", "import", ""):
         with pytest.raises(ValueError, match="name"):
             run_tests("", name, SQUARES, sandbox)

@@ -1,4 +1,4 @@
-"""BM25: formula, ties, odd texts, and the same rankings from disk and from tantivy."""
+"""BM25: formula, ties, unusual texts, and equal rankings from disk and tantivy."""
 
 import math
 import random
@@ -28,17 +28,17 @@ def corpus(count, seed=0):
 
 
 def by_hand(documents, query, k1=1.5, b=0.75):
-    """Score every document by the formula, slowly."""
+    """Score every document by the formula, in a slow loop."""
     split = [words(d) for d in documents]
     n, mean = len(split), sum(map(len, split)) / len(split)
     scores = []
-    for said in split:
+    for tokens in split:
         total = 0.0
         for word in words(query):
             df = sum(word in other for other in split)
             idf = math.log(1 + (n - df + 0.5) / (df + 0.5))
-            tf = said.count(word)
-            total += idf * tf * (k1 + 1) / (tf + k1 * (1 - b + b * len(said) / mean))
+            tf = tokens.count(word)
+            total += idf * tf * (k1 + 1) / (tf + k1 * (1 - b + b * len(tokens) / mean))
         scores.append(total)
     return scores
 
@@ -54,7 +54,7 @@ def engines():
     return [*found, pytest.param(TantivyIndex, id="tantivy")]
 
 
-def test_ranking_is_that_of_the_formula():
+def test_ranking_matches_the_formula():
     documents = corpus(120)
     index = BM25(documents)
     for query in ("w1", "w3 w200", "w7 w7 w40 unknown", documents[5]):
@@ -99,13 +99,13 @@ def test_any_query_is_answered(engine, query):
 
 @pytest.mark.parametrize("engine", engines())
 @pytest.mark.parametrize("documents", [[], ["", " ."]])
-def test_nothing_to_search_is_refused(engine, documents):
+def test_documents_without_words_are_refused(engine, documents):
     with pytest.raises(ConfigError, match="at least one document with a word"):
         engine(documents)
 
 
 @pytest.mark.parametrize("engine", engines())
-def test_an_index_from_disk_ranks_alike(engine, tmp_path):
+def test_an_index_on_disk_ranks_equally(engine, tmp_path):
     documents = corpus(500, seed=1)
     engine.write(documents, tmp_path)
     in_memory, on_disk = engine(documents), engine(documents, tmp_path)
@@ -118,14 +118,14 @@ def test_bm25_from_disk_is_mapped_and_not_read(tmp_path):
     assert isinstance(BM25(SMALL, tmp_path)._scores, np.memmap)
 
 
-def test_tantivy_finds_what_our_own_finds():
+def test_tantivy_agrees_with_bm25():
     pytest.importorskip("tantivy")
     documents = [f"{text} id{i}" for i, text in enumerate(corpus(400, seed=3))]
-    own, other = BM25(documents), TantivyIndex(documents)
+    bm25, tantivy = BM25(documents), TantivyIndex(documents)
     for i in range(0, 400, 7):
-        assert own.search(f"id{i}", 1) == other.search(f"id{i}", 1) == [documents[i]]
+        assert bm25.search(f"id{i}", 1) == tantivy.search(f"id{i}", 1) == [documents[i]]
     shared = [
-        len(set(own.search(q, 5)) & set(other.search(q, 5))) / 5
+        len(set(bm25.search(q, 5)) & set(tantivy.search(q, 5))) / 5
         for q in corpus(60, seed=4)
     ]
     assert np.mean(shared) > 0.7  # k1 and the rounding of lengths differ

@@ -25,7 +25,7 @@ def test_threads_build_one_index_together(nothing_shared):
 
     def load():
         loads.append(1)
-        time.sleep(0.05)  # others arrive meanwhile
+        time.sleep(0.05)  # other threads arrive meanwhile
         return DOCUMENTS
 
     def ask():
@@ -39,7 +39,7 @@ def test_threads_build_one_index_together(nothing_shared):
     assert len(loads) == 1
     assert len(found) == 8
     assert len({id(index) for index in found}) == 1
-    assert not list(nothing_shared.iterdir())  # too small for the disk
+    assert not list(nothing_shared.iterdir())  # too small for an index on disk
 
 
 def test_a_failed_load_can_be_tried_again(nothing_shared):
@@ -70,7 +70,7 @@ def test_big_corpora_are_written_once_and_by_content(nothing_shared, monkeypatch
     index = shared.shared_index("third", lambda: changed, big=50)
     assert index.search("word50", 1) == ["word50 common"]
     assert len(written) == 2
-    # Where one document ends and the next begins is part of the content.
+    # The boundary between documents is part of the content.
     joined = [DOCUMENTS[0] + " " + DOCUMENTS[1], *DOCUMENTS[2:], "x"]
     shared.shared_index("fourth", lambda: joined, big=50)
     assert len(written) == 3
@@ -102,8 +102,8 @@ def test_several_processes_write_one_folder(nothing_shared):
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         for _ in range(3)
     ]
-    said = [process.communicate()[0].decode().strip() for process in running]
-    assert said == ["['word77 common']"] * 3
+    output = [process.communicate()[0].decode().strip() for process in running]
+    assert output == ["['word77 common']"] * 3
     (folder,) = (p for p in nothing_shared.iterdir() if p.is_dir())
     assert sorted(p.name for p in folder.iterdir()) == [
         *("scores.npy", "starts.npy", "where.npy", "words.txt")

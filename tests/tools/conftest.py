@@ -1,4 +1,4 @@
-"""Lets processes of tools import the toys."""
+"""Path setup that lets tool processes import the test tools."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A server for the tests: speaks MCP over stdin and stdout."""
+"""An MCP server over stdin and stdout, for the tests."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What calls look like in text, and what is none."""
+"""Formats of tool calls: parsing, writing, and rejection of malformed text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAT = [toys.add, toys.search, toys.ask, toys.no_arguments]
 
 
 def read(text: str, tool_format: str, sources=FLAT):
-    """Return the names and arguments of calls, or what is wrong with them."""
+    """Return the names and arguments of calls, or their problems."""
     calls = ToolSet(sources, tool_format=tool_format).parse(text)
     return [c.problem or (c.name, c.arguments) for c in calls]
 
@@ -31,7 +31,7 @@ def read(text: str, tool_format: str, sources=FLAT):
         ("no_arguments", {}),
     ],
 )
-def test_what_is_written_is_read(tool_format, name, arguments):
+def test_parsing_inverts_writing(tool_format, name, arguments):
     tools = ToolSet(FLAT, tool_format=tool_format)
     (call,) = tools.parse(tools.write_call(name, **arguments))
     assert (call.name, call.arguments, call.problem) == (name, arguments, None)
@@ -126,7 +126,7 @@ def test_several_calls_of_a_turn_come_in_order(tool_format, text):
         ("tags", "<fly>1</fly>", "there is no tool 'fly'"),
     ],
 )
-def test_malformed_calls_say_why(tool_format, text, problem):
+def test_malformed_calls_name_the_problem(tool_format, text, problem):
     (found,) = read(text, tool_format)
     assert problem in found
 
@@ -145,7 +145,7 @@ def test_malformed_calls_say_why(tool_format, text, problem):
         ("auto", '{"result": 3}'),
     ],
 )
-def test_other_texts_hold_no_calls(tool_format, text):
+def test_other_texts_contain_no_calls(tool_format, text):
     assert read(text, tool_format) == []
 
 
@@ -165,7 +165,7 @@ ORDER = {"sizes": {"a": [1, 2], "b": "x, {y}"}, "note": "red, or blue", "count":
         {"sizes": {"a": 1}},
     ],
 )
-def test_objects_unions_and_commas_survive(tool_format, arguments):
+def test_objects_unions_and_commas_round_trip(tool_format, arguments):
     tools = ToolSet(toys.order, tool_format=tool_format)
     (call,) = tools.parse(tools.write_call("order", **arguments))
     assert (call.arguments, call.problem) == (arguments, None)
@@ -178,7 +178,7 @@ def test_objects_unions_and_commas_survive(tool_format, arguments):
         (toys.search, {"query": "say </search>"}),
     ],
 )
-def test_what_tags_cannot_say_is_refused(source, arguments):
+def test_arguments_that_tags_cannot_express_are_refused(source, arguments):
     tools = ToolSet(source, tool_format="tags")
     with pytest.raises(ConfigError, match="cannot be written as tags"):
         tools.write_call(source.__name__, **arguments)
@@ -223,7 +223,7 @@ def test_unknown_formats_are_refused():
         check_format("herms")
 
 
-def test_any_text_is_read():
+def test_parsing_never_raises():
     schemas = ToolSet(FLAT).schemas
     source = random.Random(0)
     parts = ["<tool_call>", "</tool_call>", "<add>", "</add>", "{", "}", '"name"', ":"]

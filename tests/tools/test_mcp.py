@@ -1,4 +1,4 @@
-"""MCP servers as sources of tools, against a real one over stdio."""
+"""MCP servers as sources of tools, with a real server over stdio."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 @pytest.fixture
 def server():
     pytest.importorskip("mcp")
-    # A variable of its own makes it another server than that of the other tests.
+    # The variable distinguishes it from the servers of the other tests.
     started = McpServer(
         sys.executable, [SERVER], env={"TEST": os.urandom(4).hex()}, retries=0
     )
@@ -46,7 +46,7 @@ def run(sources, name, **arguments):
     return result
 
 
-def test_its_tools_are_tools(server):
+def test_tools_of_a_server_are_listed_and_run(server):
     tools = ToolSet([server], tool_format="hermes")
     assert set(tools.tools) == {"double", "pid", "fail", "die"}
     (double,) = [s for s in tools.schemas if s["function"]["name"] == "double"]
@@ -56,13 +56,13 @@ def test_its_tools_are_tools(server):
     assert run(server, "double", number="x").status == "malformed"
 
 
-def test_errors_are_told(server):
+def test_errors_become_results(server):
     result = run(server, "fail", why="no")
     assert result.status == "error"
     assert result.text.startswith("Error: Error executing tool fail")
 
 
-def test_one_server_serves_all_and_comes_back_after_its_death(server):
+def test_one_server_is_shared_and_restarted_after_its_death(server):
     first = run(server, "pid").text
     assert run(pickle.loads(pickle.dumps(server)), "pid").text == first
     with pytest.raises(ToolUnavailable, match="does not answer"):
@@ -70,7 +70,7 @@ def test_one_server_serves_all_and_comes_back_after_its_death(server):
     assert run(server, "pid").text != first
 
 
-def test_a_choice_of_tools(server):
+def test_tools_can_be_selected(server):
     server.tools = ["double"]
     assert set(ToolSet(server).tools) == {"double"}
     server.tools = ["halve"]
@@ -78,7 +78,7 @@ def test_a_choice_of_tools(server):
         ToolSet(server)
 
 
-def test_a_server_that_does_not_start():
+def test_a_server_that_does_not_start_raises():
     pytest.importorskip("mcp")
     broken = McpServer(
         sys.executable, ["-c", "raise SystemExit(1)"], start_timeout_s=20

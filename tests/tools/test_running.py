@@ -1,4 +1,4 @@
-"""Time limits, processes, coroutines."""
+"""Time limits, processes and coroutines of tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(sources, text: str):
     return tools.run(tools.parse(text))
 
 
-def test_a_thread_that_is_late_is_left_and_the_model_told():
+def test_a_late_thread_is_abandoned_and_the_model_reads_a_timeout():
     began = time.perf_counter()
     late, early = run(toys.sleepy, "<sleepy>60</sleepy><sleepy>0</sleepy>")
     assert time.perf_counter() - began < 30
@@ -39,7 +39,7 @@ def test_coroutines_of_a_turn_run_at_once_and_results_keep_their_order():
         [toys.nap, toys.add], "<nap>0.15</nap><nap>0.1</nap><add>1, 2</add><nap>0</nap>"
     )
     assert [r.text for r in results] == ["awake", "awake", "3", "awake"]
-    # The second began before the first ended; the last waited for the tool between.
+    # The second started before the first ended; the last waited for the tool between.
     assert toys.calls == ["nap", "nap", "woke", "woke", "nap", "woke"]
 
 
@@ -58,7 +58,7 @@ def test_a_coroutine_that_blocks_the_loop_does_not_block_others():
     assert time.perf_counter() - began < 15
 
 
-def test_it_works_inside_a_running_loop():
+def test_coroutines_inside_a_running_loop():
     import asyncio
 
     async def notebook():
@@ -67,13 +67,13 @@ def test_it_works_inside_a_running_loop():
     assert asyncio.run(notebook())[0].text == "awake"
 
 
-def test_a_process_is_kept_and_its_output_stays_out():
-    first, second, said = run(
+def test_a_process_is_reused_and_its_output_is_separated():
+    first, second, message = run(
         toys.in_process,
         "<in_process>pid</in_process>" * 2 + "<in_process>a</in_process>",
     )
     assert first.text == second.text != str(os.getpid())
-    assert said.text == "A"
+    assert message.text == "A"
 
 
 def test_a_process_that_is_late_is_killed_and_replaced():
@@ -89,19 +89,19 @@ def test_a_process_that_is_late_is_killed_and_replaced():
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("raise", "Error: ValueError: no such thing"),
         ("exit", "Error: SystemExit: 1"),
         ("die", "Error: its process died with status 7"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_told(what, said):
+def test_errors_in_a_process_become_results(what, message):
     (result,) = run(toys.in_process, f"<in_process>{what}</in_process>")
-    assert (result.text, result.status) == (said, "error")
+    assert (result.text, result.status) == (message, "error")
 
 
-def test_a_process_can_say_that_something_is_unavailable():
+def test_a_process_can_raise_tool_unavailable():
     with pytest.raises(ToolUnavailable, match="no route"):
         run(toys.in_process, "<in_process>unavailable</in_process>")
 

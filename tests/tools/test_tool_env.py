@@ -1,4 +1,4 @@
-"""ToolEnv: turns with calls and answers, and how it is trained on."""
+"""ToolEnv: turns with calls and answers, and training on them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_check_env_finds_nothing(tool_format):
     assert report.measurements["expert_success"] == 1.0
 
 
-def test_reset_tells_what_tools_there_are():
+def test_reset_describes_the_tools():
     prompt, info = Sums().reset(seed=0)
     names = [s["function"]["name"] for s in info["tools"]]
     assert names == ["add", "slow_square"]
@@ -81,7 +81,7 @@ def test_an_unknown_format_is_refused_before_anything_is_played():
         Sums().reset(seed=0, options={"tool_format": "tags"})
 
 
-def test_infos_are_what_rewards_and_people_read():
+def test_infos_hold_the_tool_metrics():
     env = make()
     text, reward, *_, info = env.step("<add>1, 2</add><slow_square>55</slow_square>")
     assert (text, reward) == ("3\n3025", 0.0)
@@ -105,7 +105,7 @@ def test_infos_are_what_rewards_and_people_read():
     assert info["metrics"]["tool_cost"] == 0.5
 
 
-def test_a_turn_of_malformed_calls_is_invalid_and_says_why():
+def test_a_turn_of_malformed_calls_is_invalid_and_names_the_problem():
     env = make(invalid_action_reward=-0.1)
     text, reward, terminated, _, info = env.step("<add>x</add>")
     assert text == "Error: add: a: 'x' is not of type 'integer'"
@@ -120,7 +120,7 @@ def test_a_turn_of_malformed_calls_is_invalid_and_says_why():
     assert terminated and info["stop_reason"] == StopReason.PARSE_ERROR
 
 
-def test_text_without_a_word_is_no_answer():
+def test_empty_text_is_not_an_answer():
     text, *_, info = make().step("???")
     assert text == Sums.format_hint
     assert info["invalid_action"]
@@ -143,12 +143,12 @@ def test_state_of_tools_belongs_to_the_episode():
     assert env.step("<up>2</up>")[0] == "2"
 
 
-def test_a_verdict_may_go_on():
+def test_judge_can_continue_the_episode():
     text, reward, terminated, *_ = make(Counting).step("three")
     assert (text, reward, terminated) == ("And now?", 0.25, False)
 
 
-def test_snapshots_hold_what_tools_remember():
+def test_snapshots_hold_the_state_of_tools():
     env = make(Counting, tool_format="tags")
     env.step("<up>2</up>")
     state = env.snapshot()
@@ -159,7 +159,7 @@ def test_snapshots_hold_what_tools_remember():
     assert other._results[0].text == "2"
 
 
-def test_an_author_needs_few_lines():
+def test_a_minimal_environment():
     import inspect
 
     assert len(inspect.getsource(Sums).splitlines()) <= 30
@@ -169,7 +169,7 @@ def test_an_author_needs_few_lines():
 
 
 class Lost(Sums):
-    """Its tool cannot be reached in the first attempt of every episode."""
+    """An environment whose tool is unavailable in every first attempt."""
 
     attempts: ClassVar[Counter] = Counter()
 
@@ -215,7 +215,7 @@ def make_runner(env, model, **config):
 
 
 class Scripted(Sums):
-    """Hears calls whatever the model says, so that results come back."""
+    """An environment that answers calls whatever the model writes."""
 
     def step(self, action):
         return super().step(self.write_call("add", a=1, b=self.turn))
@@ -234,14 +234,14 @@ def test_results_reach_the_model_in_the_templates_role(template, tmp_path):
     assert data.messages[2] == {"role": "tool", "name": "add", "content": "1"}
     turns = episode.get_extra_model_outputs("turn")
     assert all(turn.extends for turn in turns)
-    # What was sampled stands between what was appended, token for token.
+    # Sampled tokens stay unchanged between the appended ones.
     ids = [i for t in turns for i in [*t.prompt_ids.tolist(), *t.action_ids.tolist()]]
     assert data.ids[: len(ids)] == ids
     shown = runner.config.chat_renderer().tokenizer.decode(data.ids)
     assert shown.count("Square a number.") == 1
 
 
-def test_a_tool_that_cannot_be_reached_costs_no_reward_but_another_attempt(tmp_path):
+def test_an_unavailable_tool_repeats_the_episode_without_a_reward(tmp_path):
     from hf_folders import write_folder
 
     write_folder(tmp_path, "qwen2", max_position_embeddings=2000)
@@ -250,11 +250,11 @@ def test_a_tool_that_cannot_be_reached_costs_no_reward_but_another_attempt(tmp_p
     runner.stop()
     assert list(Lost.attempts.values()) == [2] * 4
     assert len(episodes) == 4
-    for episode in episodes:  # nothing of the first attempts is left
+    for episode in episodes:  # without anything from the failed attempts
         assert [i["tool_error"] for i in episode.get_infos()[1:]] == [False] * 2
 
 
-def test_demonstrations_are_rendered_like_what_is_sampled():
+def test_demonstrations_are_rendered_like_sampled_turns():
     from hf_folders import make_tokenizer
     from tool_templates import TEMPLATES
 

@@ -1,4 +1,4 @@
-"""Schemas, arguments, running: what a tool is."""
+"""Tools: schemas, validation of arguments, execution."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rllib_llm.tools.tool_set import tally
 
 
 def run(sources, *calls: tuple[str, dict]):
-    """Run calls of tools through the whole way: write, parse, check, run."""
+    """Run calls of tools end to end: write, parse, check, run."""
     tools = ToolSet(sources, tool_format="hermes")
     text = "".join(tools.write_call(name, **arguments) for name, arguments in calls)
     return tools.run(tools.parse(text))
 
 
-# What is a tool -----------------------------------------------------------------------
+# Definition of tools ------------------------------------------------------------------
 
 
 def test_schema_comes_from_hints_and_docstring():
@@ -63,7 +63,7 @@ def test_inherited_methods_are_tools():
 
 
 def unhinted(a):
-    """Has no hint.
+    """Lack a type hint.
 
     Args:
         a: Anything.
@@ -71,11 +71,11 @@ def unhinted(a):
 
 
 def undescribed(a: int):
-    """Says nothing of its argument."""
+    """Lack a description of the argument."""
 
 
 def answer(a: int):
-    """Has a name that is taken.
+    """Have a reserved name.
 
     Args:
         a: Anything.
@@ -87,13 +87,13 @@ def answer(a: int):
     [
         (unhinted, "unhinted cannot be a tool.*type hint"),
         (undescribed, "undescribed cannot be a tool.*'Args:'"),
-        (answer, "cannot be called 'answer'"),
-        ([toys.add, toys.add], "Two tools are called 'add'"),
-        (object(), "has no tools"),
-        ([], "There are no tools"),
+        (answer, "'answer' is reserved"),
+        ([toys.add, toys.add], "Two tools have the name 'add'"),
+        (object(), "does not define any tools"),
+        ([], "list of tools is empty"),
     ],
 )
-def test_what_cannot_be_a_tool_is_named(source, message):
+def test_invalid_tools_are_refused(source, message):
     with pytest.raises(ConfigError, match=message):
         ToolSet(source)
 
@@ -151,7 +151,7 @@ def test_methods_can_be_neither_pure_nor_in_a_process():
         (toys.ask, {"number": None}, "number: None is not of type"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(function, arguments, problem):
+def test_invalid_arguments_are_reported(function, arguments, problem):
     import re
 
     tools = ToolSet(function, tool_format="hermes")
@@ -163,14 +163,14 @@ def test_arguments_that_do_not_fit_are_told(function, arguments, problem):
     assert result.text.startswith(f"Error: {name}: ")
 
 
-def test_arguments_become_what_the_hints_say():
+def test_arguments_are_converted_to_their_type_hints():
     assert run(toys.add, ("add", {"a": 3.0}))[0].text == "4"
     assert run(toys.ask, ("ask", {"number": 3, "maybe": None}))[0].text == "3 None"
     results = run(toys.paint, ("paint", {"colour": "red", "sizes": [1, 2]}))
     assert results[0].text == "red [1, 2] False"
 
 
-def test_an_unknown_tool_is_told_with_a_suggestion():
+def test_an_unknown_tool_is_reported_with_a_suggestion():
     tools = ToolSet([toys.add, toys.search], tool_format="hermes")
     (call,) = tools.parse('<tool_call>{"name": "serch"}</tool_call>')
     assert call.problem == "there is no tool 'serch'. Did you mean 'search'?"
@@ -214,7 +214,7 @@ def test_too_many_calls_are_not_run():
     assert "at most 2 calls" in results[2].text
 
 
-def test_what_a_tool_raises_is_told_and_counted(caplog):
+def test_exceptions_become_results_and_are_counted(caplog):
     results = run(toys.divide, ("divide", {"a": 1, "b": 0}))
     assert results[0].text == "Error: division by zero"
     assert results[0].status == "error"
@@ -226,12 +226,12 @@ def test_what_a_tool_raises_is_told_and_counted(caplog):
 
     for _ in range(3):
         assert run(buggy, ("buggy", {}))[0].status == "error"
-    # It looks like a bug, so people are told as well: once.
+    # It looks like a bug, so it is logged as well, once.
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "NameError" in caplog.text
 
 
-def test_a_key_error_is_told_without_its_quotes():
+def test_a_key_error_is_reported_without_its_quotes():
     def look() -> str:
         """Look it up."""
         raise LookupError("no order 3") if False else KeyError("no order 3")
@@ -239,7 +239,7 @@ def test_a_key_error_is_told_without_its_quotes():
     assert run(look, ("look", {}))[0].text == "Error: no order 3"
 
 
-def test_a_tool_that_exits_is_told():
+def test_a_tool_that_exits_is_reported():
     def leave() -> str:
         """Leave."""
         sys.exit("bye")
@@ -254,10 +254,10 @@ def test_a_call_with_a_problem_is_never_run():
     assert counter.count == 0
 
 
-# Kept results, cost, retries ----------------------------------------------------------
+# Cached results, cost, retries --------------------------------------------------------
 
 
-def test_results_of_pure_tools_are_kept_and_cost_nothing():
+def test_results_of_pure_tools_are_cached_and_cost_nothing():
     toys.calls.clear()
     results = run(toys.slow_square, *[("slow_square", {"n": n}) for n in (12, 12, 13)])
     assert [r.text for r in results] == ["144", "144", "169"]
@@ -272,15 +272,15 @@ def test_results_of_pure_tools_are_kept_and_cost_nothing():
     assert numbers["tool_calls"] == 3
 
 
-def test_kept_results_are_bounded():
-    from rllib_llm.tools.running import Kept
+def test_the_result_cache_is_bounded():
+    from rllib_llm.tools.running import ResultCache
 
-    kept = Kept(most=2)
+    cache = ResultCache(most=2)
     for n in (1, 2):
-        kept.put(n, str(n))
-    assert kept.get(1) == "1"  # used last
-    kept.put(3, "3")
-    assert [kept.get(n) for n in (1, 2, 3)] == ["1", None, "3"]
+        cache.put(n, str(n))
+    assert cache.get(1) == "1"  # most recently used
+    cache.put(3, "3")
+    assert [cache.get(n) for n in (1, 2, 3)] == ["1", None, "3"]
 
 
 def test_failures_of_infrastructure_are_retried():
@@ -288,7 +288,7 @@ def test_failures_of_infrastructure_are_retried():
     assert (result.text, result.retries, result.status) == ("page x", 2, "ok")
 
 
-def test_after_all_retries_no_result_is_made_up():
+def test_failing_after_all_retries_raises():
     with pytest.raises(ToolUnavailable, match="'fetch' failed 3 time.*reset by peer"):
         run(toys.Failing(times=3), ("fetch", {"url": "x"}))
 

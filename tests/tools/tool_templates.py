@@ -1,7 +1,7 @@
 """Chat templates that present tools, written for these tests.
 
-Each imitates what is special about its family's real one: Qwen gathers results into one
-user turn, Llama 3 puts the tools into the first user message, and quotes results.
+Each imitates a peculiarity of a real family: Qwen gathers results into one user turn,
+Llama 3 puts the tools into the first user message, and quotes results.
 """
 
 HERMES = (

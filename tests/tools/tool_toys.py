@@ -1,4 +1,4 @@
-"""Tools that behave in one way each, importable by processes of their own."""
+"""Tools with one behaviour each, importable by tool processes."""
 
 from __future__ import annotations
 
