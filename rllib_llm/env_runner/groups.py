@@ -45,7 +45,7 @@ def _message(task: Any, agent: str, one: str | None, two: str, env: Any) -> str:
         "cannot be compared. Environments run in threads of one process: draw all "
         "random numbers from the rng or seed of reset(). If a library uses the global "
         "state of random, numpy.random or torch, call it inside "
-        "rllib_llm.envs.OwnRandomState(seed).swapped_in(), or set "
+        "rllib_llm.envs.IsolatedRandomState(seed).swapped_in(), or set "
         "rollouts(env_processes=True). `rllib-llm check` names the call."
     )
 

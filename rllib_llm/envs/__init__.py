@@ -1,4 +1,4 @@
-"""Text environments: the base classes, the shipped games, adapters and checks."""
+"""Text environments: base classes, shipped games, adapters and contract checks."""
 
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.check import check_env
@@ -8,7 +8,7 @@ from rllib_llm.envs.make import make_env
 from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.multi_checks import check_multi_env
-from rllib_llm.envs.random_states import OwnRandomState
+from rllib_llm.envs.random_states import IsolatedRandomState
 from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.envs.tool_env import ToolEnv
@@ -17,11 +17,11 @@ __all__ = [
     "TEXT_ENVS",
     "CheckReport",
     "GymTextEnv",
+    "IsolatedRandomState",
     "MultiAgentAdapter",
     "MultiAgentStep",
     "MultiAgentTextEnv",
     "Outcome",
-    "OwnRandomState",
     "TextEnv",
     "ToolEnv",
     "TurnResult",

@@ -22,7 +22,7 @@ _MOST_S = 120.0  # for all threads
 _IN_PROCESSES = (
     "Environments run in threads of one process. Draw from what reset() is seeded "
     "with; where a library seeds or draws by itself, make its calls inside of "
-    "rllib_llm.envs.OwnRandomState(seed).swapped_in(), or train and check with "
+    "rllib_llm.envs.IsolatedRandomState(seed).swapped_in(), or train and check with "
     "rollouts(env_processes=True)."
 )
 

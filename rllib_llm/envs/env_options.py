@@ -1,4 +1,4 @@
-"""Options: what single-agent and multi-agent environments are configured by."""
+"""Options of single-agent and multi-agent environments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class EnvOptions:
     """Options of an environment: the keyword parameters of ``start``, and three more.
 
     ``max_turns``, ``invalid_action`` and ``invalid_action_reward`` are fixed for a run.
-    The others have their defaults in the signature of ``start``; ``env_config``
-    overrides them for a run, ``reset(options=...)`` for one episode.
+    All others have defaults in the signature of ``start``; ``env_config`` overrides
+    them for a run, ``reset(options=...)`` for one episode.
     """
 
     max_turns: int = 10
@@ -35,7 +35,7 @@ class EnvOptions:
     )
 
     def options(self) -> dict[str, Any]:
-        """Return the options in force, defaults included."""
+        """Return the current options, defaults included."""
         return {**_start_options(type(self)), **self._options}
 
     def _read_config(self, env_config: dict[str, Any] | None) -> None:
@@ -47,7 +47,7 @@ class EnvOptions:
         self._check_base_options()
 
     def _read_reset_options(self, given: dict[str, Any] | None) -> dict[str, Any]:
-        """Set ``split``; return the options of ``start`` for one episode."""
+        """Set ``split`` and return the options of ``start`` for one episode."""
         options = dict(given or {})
         self.split = options.pop("split", "train")
         if self.split not in SPLITS:
@@ -58,18 +58,18 @@ class EnvOptions:
     def _checked_options(
         self, given: dict[str, Any], also: tuple[str, ...]
     ) -> dict[str, Any]:
-        known = _start_options(type(self))
+        defaults = _start_options(type(self))
         for name in given:
             if name in self._BASE_OPTIONS and name not in also:
                 raise ConfigError(
-                    f"{name!r} cannot change between episodes; set it in env_config."
+                    f"{name!r} cannot change between episodes. Set it in env_config."
                 )
-            if name not in known:
+            if name not in defaults:
                 raise ConfigError(
                     f"{type(self).__name__} has no option {name!r}. "
-                    + did_you_mean(name, [*known, *also])
+                    + did_you_mean(name, [*defaults, *also])
                 )
-            if given[name] is not known.get(name):
+            if given[name] is not defaults.get(name):
                 kind = hints_of(type(self).start).get(name, Any)
                 require(f"{type(self).__name__}.{name}", given[name], kind)
         return given
@@ -90,7 +90,7 @@ class EnvOptions:
 
 
 def is_finite(number: Any) -> bool:
-    """Say whether ``number`` is a number, and neither infinite nor NaN."""
+    """Return whether ``number`` is a number, and neither infinite nor NaN."""
     try:
         return math.isfinite(number)
     except TypeError:
@@ -98,7 +98,7 @@ def is_finite(number: Any) -> bool:
 
 
 def _start_options(cls: type) -> dict[str, Any]:
-    """The keyword options of ``start`` and their defaults."""
+    """Return the keyword options of ``start`` and their defaults."""
     parameters = list(inspect.signature(cls.start).parameters.values())[2:]
     return {
         p.name: None if p.default is p.empty else p.default

@@ -1,4 +1,4 @@
-"""Adapter: any Gymnasium environment that can be put into words as a TextEnv."""
+"""Adapter that turns a Gymnasium environment into a TextEnv."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MAX_TURNS = 100
 
 
 class GymTextEnv(TextEnv):
-    """Wrap a Gymnasium environment so that a language model can play it.
+    """Wraps a Gymnasium environment for a language model.
 
-    Rewards, ends and infos are the wrapped environment's own. Actions outside of its
-    action space never reach it: they are invalid actions. ``success`` is taken from
-    ``info["success"]`` or ``info["is_success"]`` where there is one.
+    Rewards, ends and infos are those of the wrapped environment. Actions outside of
+    its action space are invalid actions and never reach it. ``success`` is
+    ``info["success"]`` or ``info["is_success"]`` if present.
 
     Example::
 
@@ -36,19 +36,18 @@ class GymTextEnv(TextEnv):
 
     Args:
         env: The environment.
-        render: Makes a text of an observation. Not needed where observations are
-            texts already.
-        parse: Makes an action of the model's text, or None if there is none.
+        render: Converts an observation to text. Not needed for text observations.
+        parse: Converts the model's text to an action, or to None for an invalid one.
         action_names: Words for the actions of a ``Discrete`` space, in order; the
-            last one that the model mentions counts. The first message lists them.
-        env_config: ``max_turns`` (default: the environment's own
+            last one in the model's text counts. The first message lists them.
+        env_config: ``max_turns`` (default: the environment's start_options
             ``max_episode_steps``, else 100), ``invalid_action`` and
             ``invalid_action_reward``.
 
     Raises:
-        EnvContractError: If observations or actions are not text and nothing was
-            given to translate them.
-        ConfigError: If ``action_names`` does not fit the action space.
+        EnvContractError: If observations or actions are not text and lack a
+            conversion.
+        ConfigError: If ``action_names`` does not match the action space.
     """
 
     has_success = False
@@ -74,7 +73,7 @@ class GymTextEnv(TextEnv):
         self._parse_text = parse
         self._names = list(action_names or ())
         if self._names:
-            # Longer names first, so that "left up" is not read as "left".
+            # Longer names first, so that "left up" does not match as "left".
             self._order = sorted(
                 range(len(self._names)), key=lambda i: -len(self._names[i])
             )
@@ -87,11 +86,11 @@ class GymTextEnv(TextEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; ``seed`` and ``options`` go to the wrapped environment."""
+        """Start an episode; ``seed`` and ``options`` go to the wrapped environment."""
         options = dict(options or {})
-        own = {"split": options.pop("split")} if "split" in options else {}
+        start_options = {"split": options.pop("split")} if "split" in options else {}
         self._seed, self._inner_options = seed, options or None
-        prompt, _ = super().reset(seed=seed, options=own)
+        prompt, _ = super().reset(seed=seed, options=start_options)
         return prompt, self._info
 
     def start(self, rng: np.random.Generator) -> str:
@@ -109,15 +108,16 @@ class GymTextEnv(TextEnv):
         return (*result, {**self._info, **info})
 
     def parse(self, completion: str) -> Any | None:
-        """Read the action by the given means; None if the space excludes it."""
+        """Return the action in the text; None if the action space excludes it."""
         if self._names:
             match = last_match(self._pattern, completion)
             if match is None:
                 return None
+            # Discrete spaces may start at another number than 0.
             return int(self.env.action_space.start) + self._order[match.lastindex - 1]
         action = (self._parse_text or str.strip)(completion)
-        known = action is not None and self.env.action_space.contains(action)
-        return action if known else None
+        is_valid = action is not None and self.env.action_space.contains(action)
+        return action if is_valid else None
 
     def reply(self, action: Any) -> TurnResult:
         """Step the wrapped environment."""
@@ -133,9 +133,11 @@ class GymTextEnv(TextEnv):
         )
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Say any of the action names."""
+        """Return a random action name."""
         if not self._names:
-            raise NotImplementedError("Without action_names there is no random policy.")
+            raise NotImplementedError(
+                f"The adapter of {self.env} has no random policy without action_names."
+            )
         return self._names[int(rng.integers(len(self._names)))]
 
     def close(self) -> None:
@@ -147,8 +149,8 @@ class GymTextEnv(TextEnv):
         if not isinstance(text, str):
             source = "render()" if self._render_text else "the environment"
             raise EnvContractError(
-                f"{source} gave {type(text).__name__} as an observation; a str is "
-                "needed. Pass render=, a function from observations to text."
+                f"{source} returned {type(text).__name__} as an observation; it must "
+                "be a str. Pass render=, a function from observations to text."
             )
         return text
 
@@ -156,7 +158,7 @@ class GymTextEnv(TextEnv):
 def _check_observations(env: gym.Env, render: Callable[[Any], str] | None) -> None:
     if render is None and not isinstance(env.observation_space, _TEXT_SPACES):
         raise EnvContractError(
-            f"{env} does not speak text: its observations are "
+            f"{env} does not have text observations: its observation space is "
             f"{env.observation_space}. Wrap it as GymTextEnv(env, render=...), where "
             "render is a function from an observation to text."
         )
@@ -181,7 +183,7 @@ def _check_actions(
             )
     elif parse is None and not isinstance(space, _TEXT_SPACES):
         raise EnvContractError(
-            f"{env} does not speak text: its actions are {space}. Wrap it as "
+            f"{env} does not accept text: its action space is {space}. Wrap it as "
             "GymTextEnv(env, action_names=[...]) for a Discrete space, or as "
             "GymTextEnv(env, parse=...), where parse is a function from text to an "
             "action."
@@ -189,6 +191,6 @@ def _check_actions(
 
 
 def _any_of(names: Sequence[str]) -> re.Pattern[str]:
-    """Match any name as a whole word; the group tells which."""
+    """Return a pattern of any name as a whole word; the group gives its index."""
     choices = "|".join(f"({re.escape(name)})" for name in names)
     return re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.IGNORECASE)

@@ -1,7 +1,7 @@
-"""Which kind of environment an object is, RLlib's own MultiAgentEnv among them.
+"""Detection of the kind of an environment, including RLlib's own MultiAgentEnv.
 
-RLlib is not imported for it: an object can only be a ``MultiAgentEnv`` where somebody
-has imported that class before.
+RLlib is not imported here: an object can be a ``MultiAgentEnv`` only if its class has
+been imported already.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _TEXT_SPACES = (UnicodeText, gym.spaces.Text)
 
 
 def is_rllib_env(env: Any) -> bool:
-    """Say whether ``env`` is a ``MultiAgentEnv`` of RLlib."""
+    """Return whether ``env`` is a ``MultiAgentEnv`` of RLlib."""
     return isinstance(env, _imported(*_RLLIB_ENV) or ())
 
 
 def is_rllib_env_class(spec: Any) -> bool:
-    """Say whether ``spec`` is a class of such environments."""
+    """Return whether ``spec`` is a class of such environments."""
     return inspect.isclass(spec) and issubclass(spec, _imported(*_RLLIB_ENV) or ())
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Say whether ``env`` is one of several agents, which MultiAgentAdapter plays."""
+    """Return whether ``env`` has several agents and needs a MultiAgentAdapter."""
     return isinstance(env, AECEnv | ParallelEnv) or is_rllib_env(env)
 
 
 def is_environment(env: Any) -> bool:
-    """Say whether ``env`` is an instance of any kind of environment."""
+    """Return whether ``env`` is an instance of any kind of environment."""
     return isinstance(env, gym.Env) or is_multi_agent(env)
 
 
 def as_env_context(config: dict[str, Any]) -> dict[str, Any]:
-    """Return options as RLlib hands them to its environments, if it is imported."""
+    """Return options as an ``EnvContext`` of RLlib, if RLlib has been imported."""
     context = _imported(*_RLLIB_CONTEXT)
     return config if context is None else context(config, worker_index=0)
 
 
 def rllib_spaces(env: Any, agent: Any) -> tuple[gym.Space, gym.Space] | None:
-    """Return what a ``MultiAgentEnv`` declares for an agent; None: nothing.
+    """Return the spaces that a ``MultiAgentEnv`` declares for an agent, else None.
 
     Raises:
-        EnvContractError: If the agent reads text and acts in numbers.
+        EnvContractError: If the agent observes text and acts in numbers.
     """
     try:
         spaces = env.get_observation_space(agent), env.get_action_space(agent)

@@ -1,4 +1,4 @@
-"""One way to name an environment: registered name, Gymnasium id, class or function."""
+"""Construction of environments from a name, a Gymnasium id, a class or a function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ADAPTER_OPTIONS = (
 
 
 def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
-    """Make an environment that speaks text.
+    """Return a text environment.
 
     Args:
         spec: One of
@@ -43,7 +43,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
             - a registered name, e.g. ``"frozen_lake-v0"``;
             - a Gymnasium id, made with ``gymnasium.make(id, **env_config)``;
             - ``"package.module:Name"``, where ``Name`` is one of the following, or an
-              environment, of which every runner plays copies;
+              environment, of which every runner uses a copy;
             - a class, called with the config dictionary as RLlib does;
             - a function of the config dictionary that returns an environment.
         env_config: Options of the environment. For Gymnasium ids and classes that are
@@ -52,15 +52,15 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
             :class:`GymTextEnv` instead.
 
     Returns:
-        An environment whose ``unwrapped`` is a :class:`TextEnv`, or one of PettingZoo
-        or a ``MultiAgentEnv`` of RLlib, which
-        :class:`~rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter` plays.
+        An environment whose ``unwrapped`` is a :class:`TextEnv`; or one of PettingZoo
+        or a ``MultiAgentEnv`` of RLlib, both for
+        :class:`~rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter`.
 
     Raises:
-        ConfigError: If ``spec`` names nothing.
-        EnvContractError: If the environment cannot speak text.
+        ConfigError: If ``spec`` does not exist or has another type.
+        EnvContractError: If the environment does not support text.
     """
-    config = copy.copy(env_config) if env_config else {}  # keeps RLlib's EnvContext
+    config = copy.copy(env_config) if env_config else {}  # dict() loses EnvContext
     if isinstance(spec, str):
         return _make_named(spec, dict(config))
     if is_rllib_env_class(spec):
@@ -74,14 +74,13 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
         return _as_text_env(spec(config), spec, {})
     raise ConfigError(
         f"env={spec!r} must be a name, a class or a function of env_config that "
-        "returns an environment; every runner makes its own. An environment that "
-        "exists already is named by its place: 'package.module:name'."
+        "returns an environment, because every runner makes its own. Pass an existing "
+        "environment by its location: 'package.module:name'."
     )
 
 
 def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
-    """Make an environment as it is played: one of several agents as a "
-    "MultiAgentAdapter."""
+    """Return an environment ready to run, with a MultiAgentAdapter for many agents."""
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
     env = make_env(spec, env_config)
@@ -93,56 +92,56 @@ def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
         return TEXT_ENVS.get(spec)(config)
     if spec in gym.registry:
         adapter, rest = _split_config(config)
-        # check_env does what Gymnasium's own checker would do, without warnings.
+        # Gymnasium's checker only warns; check_env runs the same checks and raises.
         try:
             env = gym.make(spec, disable_env_checker=True, **rest)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise ConfigError(f"env={spec!r}: {error}. Mend env_config.") from error
+            raise ConfigError(f"env={spec!r}: {error}. Correct env_config.") from error
         return _as_text_env(env, spec, adapter)
     if ":" in spec:
-        found = import_object(spec, "env")
-        if is_environment(found):
-            return _copy_of(found, spec, config)
-        return make_env(found, config)
+        imported = import_object(spec, "env")
+        if is_environment(imported):
+            return _copy_of(imported, spec, config)
+        return make_env(imported, config)
     similar = difflib.get_close_matches(spec, list(gym.registry), n=1, cutoff=0.6)
     hint = did_you_mean(spec[:100], [*TEXT_ENVS, *similar])
     raise ConfigError(
-        f"Unknown environment {spec[:100]!r}. {hint} An environment of your own is a "
-        "class, a function of env_config, or 'package.module:Name' of one."
+        f"Unknown environment {spec[:100]!r}. {hint} To use your own, pass a class, a "
+        "function of env_config, or 'package.module:Name' of one."
     )
 
 
 def _copy_of(env: AnyEnv, spec: str, config: dict[str, Any]) -> AnyEnv:
-    """Return a copy of an environment that a module holds, for one runner alone."""
+    """Return a copy of an existing environment, for one runner."""
     if config:
         raise ConfigError(
-            f"env={spec!r} is an environment that exists already, so env_config="
-            f"{config!r} has no effect. Name its class, or leave env_config out."
+            f"env={spec!r} is an existing environment, so env_config={config!r} would "
+            "have no effect. Pass its class, or leave env_config out."
         )
     try:
         return _as_text_env(copy.deepcopy(env), spec, {})
     except TypeError as error:
         raise ConfigError(
-            f"env={spec!r} cannot be copied for each runner: {error}. Name its class, "
-            "or a function that makes it."
+            f"env={spec!r} cannot be copied for each runner: {error}. Pass its class, "
+            "or a function that returns it."
         ) from error
 
 
 def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
-    """Return ``env`` as it is if it speaks text, or in the adapter."""
+    """Return ``env`` if it supports text, otherwise wrapped in the adapter."""
     if is_multi_agent(env):
-        return env  # MultiAgentAdapter checks its texts as they come
+        return env  # MultiAgentAdapter checks the texts of each agent
     if type(env).__module__.partition(".")[0] == "textarena":
         raise EnvContractError(
-            f"{source!r} made TextArena's own {type(env).__name__}, whose turns "
-            "Gymnasium does not know. Use env='textarena/NAME', e.g. "
+            f"{source!r} returned TextArena's own {type(env).__name__}, whose "
+            "interface differs from Gymnasium's. Use env='textarena/NAME', e.g. "
             "'textarena/TicTacToe-v0', or rllib_llm.envs.adapters.text_arena."
         )
     if not isinstance(env, gym.Env):
         raise EnvContractError(
-            f"{source!r} made {type(env).__name__}; it must return a gymnasium.Env, a "
+            f"{source!r} returned {type(env).__name__}; it must return a gymnasium.Env, a "
             "pettingzoo AECEnv or ParallelEnv, or a MultiAgentEnv of RLlib."
         )
     if isinstance(env.unwrapped, TextEnv):

@@ -1,4 +1,4 @@
-"""Small helpers for authors: reading completions and checking options."""
+"""Parsers of completions and validators of options, for authors of environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     """Return the last match of ``pattern`` in ``text``, or None.
 
     Models that reason aloud mention actions before they decide, so the last mention
-    is the decision. All shipped environments follow this rule.
+    counts. All shipped environments follow this rule.
     """
     matches = deque(pattern.finditer(text), maxlen=1)
     return matches[0] if matches else None
@@ -23,12 +23,12 @@ def last_tagged(pattern: re.Pattern[str], text: str) -> tuple[str, str] | None:
 
     Args:
         pattern: Its first group is the name, its second the content. A content that
-            cannot hold the opening tag again, as in ``<(a)>((?:(?!<\1>).)*?)</\\1>``,
-            keeps the time linear in texts of many unclosed tags.
-        text: What a model said.
+            excludes the opening tag, as in ``<(a)>((?:(?!<\1>).)*?)</\\1>``, keeps the
+            time linear in texts with many unclosed tags.
+        text: The model's text.
 
     Returns:
-        Both, the content stripped; None if there is no tag, or nothing in it.
+        Both, the content stripped; None without a tag, or with an empty one.
     """
     match = last_match(pattern, text)
     content = match.group(2).strip() if match else ""

@@ -1,4 +1,4 @@
-"""The process in which one environment runs (see ``process_env.py``)."""
+"""Main program of the process that runs one environment (see ``process_env.py``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllib_llm.envs.process_env import EnvProcessError, receive, send
 def main() -> None:
     """Build the environment and answer calls until the parent closes the pipe."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What environments print or read must not get among the messages.
+    # Output and input of environments must not mix with the messages.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     maker, env = receive(calls), None
@@ -32,13 +32,13 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> bytes:
-    """Return an exception as the parent can raise it: itself, or its text."""
+    """Return an exception in a form that the parent can raise: itself, or its text."""
     trace = "".join(traceback.format_exception(error))
     try:
         packed = pickle.dumps((None, error, trace))
-        pickle.loads(packed)  # some can be written and not be read
+        pickle.loads(packed)  # some exceptions pickle but do not unpickle
         return packed
-    except Exception:  # pickle raises whatever the exception's methods raise
+    except Exception:  # pickle raises any exception of the object's own methods
         text: Any = f"{type(error).__name__}: {error}"
         return pickle.dumps((None, EnvProcessError(text), trace))
 

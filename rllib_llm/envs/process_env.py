@@ -1,4 +1,4 @@
-"""An environment in a process of its own, for libraries that share no process."""
+"""An environment in a separate process, for libraries that cannot share one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _EXIT_S = 5.0
 class EnvProcessError(RLlibLLMError):
     """The process of an environment died or could not start.
 
-    The episode fails as one whose environment raised: it is dropped and played anew.
+    Handled like an exception of the environment: the episode is dropped and repeated.
     """
 
 
 class ProcessEnv:
     """Forwards ``reset``, ``step`` and ``close`` to an environment in another process.
 
-    The process starts at the first call, ends with :meth:`close`, :meth:`kill`, or its
-    parent. Exceptions of the environment are raised here, with a note of where.
+    The process starts at the first call and ends with :meth:`close`, :meth:`kill` or
+    its parent. Exceptions of the environment are raised here, with the trace of the
+    process as a note.
 
     Args:
-        maker: A pickled function without arguments that makes the environment.
+        maker: A pickled function without arguments that returns the environment.
     """
 
     def __init__(self, maker: bytes):
@@ -51,14 +52,14 @@ class ProcessEnv:
         if process is None:
             return
         try:
-            process.stdin.close()  # the process closes the environment, and ends
+            process.stdin.close()  # makes the process close the environment and exit
             process.wait(_EXIT_S)
         except (OSError, subprocess.TimeoutExpired):
             _kill(process)
         process.stdout.close()
 
     def kill(self) -> None:
-        """End the process at once, e.g. because the environment hangs."""
+        """Kill the process, e.g. because the environment hangs."""
         if self._process is not None:
             _kill(self._process)
 
@@ -71,7 +72,8 @@ class ProcessEnv:
         if reply is None:
             status, self._process = self._process.wait(), None
             raise EnvProcessError(
-                f"The environment's process ended with status {status} in {method}()."
+                f"The environment's process ended with status {status} in {method}(). "
+                "See its error above; a negative status is the number of a signal."
             )
         value, error, trace = pickle.loads(reply)
         if error is not None:
@@ -86,12 +88,12 @@ class ProcessEnv:
             _kill(self._process)
             self._process = None
             raise EnvProcessError(
-                f"The environment's process is gone: {error}"
+                f"The environment's process has ended: {error}"
             ) from error
 
 
 def send(pipe: BinaryIO, message: bytes) -> None:
-    """Write a message with its length before it."""
+    """Write a message, preceded by its length."""
     pipe.write(_LENGTH.pack(len(message)) + message)
     pipe.flush()
 
@@ -107,20 +109,20 @@ def receive(pipe: BinaryIO) -> bytes | None:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # The environment's module is where the parent found it.
+    # The child must import the environment's module from the same place.
     paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return subprocess.Popen(
         [sys.executable, "-m", "rllib_llm.envs.process_child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},
-        start_new_session=True,  # an interrupt ends the parent, which ends this one
+        start_new_session=True,  # Ctrl-C goes to the parent, which closes the pipe
     )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # and what the environment started
+        os.killpg(process.pid, signal.SIGKILL)  # includes the environment's children
     except (AttributeError, ProcessLookupError, PermissionError):
-        process.kill()  # no process groups here, or gone already
+        process.kill()  # no process groups on this platform, or gone already
     process.wait()

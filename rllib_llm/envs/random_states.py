@@ -1,6 +1,6 @@
-"""Process-wide random states: whose calls change them, and one's own in their place.
+"""Isolation and comparison of process-wide random states.
 
-Environments run in threads of one process, so whatever seeds or draws from the modules
+Environments run in threads of one process, so one that seeds or draws from the modules
 ``random`` and ``numpy.random``, or torch's default generator, disturbs all others.
 """
 
@@ -18,29 +18,29 @@ import numpy as np
 _ONE_AT_A_TIME = threading.RLock()
 
 
-class OwnRandomState:
-    """Global random states for a library that seeds them or draws from them.
+class IsolatedRandomState:
+    """Private copies of the global random states, for a library that uses these.
 
-    Keep one per episode, and make every call of the library inside of
-    :meth:`swapped_in`: it then reads and changes states that no other environment
-    sees. The calls of all environments take turns, for there is one global state. The
-    object can be copied and pickled with the environment.
+    Keep one object per episode, and make every call of the library inside of
+    :meth:`swapped_in`: the library then reads and changes states that no other
+    environment sees. Calls of all environments run one at a time, because there is
+    only one global state. The object can be copied and pickled with the environment.
 
     Example::
 
         def start(self, rng):
-            self.state = OwnRandomState(int(rng.integers(2**31)))
+            self.state = IsolatedRandomState(int(rng.integers(2**31)))
             with self.state.swapped_in():
                 return library.new_puzzle()
 
     Args:
-        seed: Decides all states, in [0, 2**32).
-        torch: Whether torch's default generator (of the CPU) is swapped, too. Leave it
-            out unless the library needs it: torch is also used by what is trained, in
-            threads that do not wait for environments.
+        seed: Seed of all states, in [0, 2**32).
+        torch: Whether torch's default CPU generator is swapped, too. Set it only if
+            the library needs it: training also uses torch, in threads that do not wait
+            for environments.
 
     Raises:
-        RuntimeError: With ``torch=True`` where nobody has imported torch.
+        RuntimeError: With ``torch=True`` before torch has been imported.
     """
 
     def __init__(self, seed: int, *, torch: bool = False):
@@ -50,25 +50,29 @@ class OwnRandomState:
         }
         if torch:
             if "torch" not in sys.modules:
-                raise RuntimeError("torch=True, but torch has not been imported.")
+                raise RuntimeError(
+                    "torch=True, but torch has not been imported. Import torch first, "
+                    "or leave torch=False."
+                )
             generator = sys.modules["torch"].Generator().manual_seed(seed)
             self._states["torch"] = generator.get_state()
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put these states in place of the process's own meanwhile."""
+        """Replace the process's random states by these ones inside the block."""
         with _ONE_AT_A_TIME:
             others = {name: _get(name) for name in self._states}
             _set_all(self._states)
             try:
                 yield
             finally:
+                # Keep the states after the calls, so that the next block continues.
                 self._states = {name: _get(name) for name in self._states}
                 _set_all(others)
 
 
 def global_states() -> dict[str, bytes]:
-    """Return the process-wide random states, by name, to be compared."""
+    """Return the process-wide random states by name, for comparison."""
     kind, keys, *rest = np.random.get_state()
     states = {
         "random": repr(random.getstate()).encode(),

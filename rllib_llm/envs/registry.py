@@ -1,4 +1,4 @@
-"""Registry of the environments that a name stands for."""
+"""Registry of environments by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def register_text_env(name: str) -> Callable[[EnvClass], EnvClass]:
     """Register an environment class under a versioned name, e.g. ``"maze-v0"``.
 
     The class is a :class:`TextEnv` or a
-    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`.
+    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`. Increment the version
+    when prompts or rewards change, so that results stay comparable.
 
-    Raise the version when prompts or rewards change, so that results stay comparable.
+    Raises:
+        ConfigError: If the name has no version.
     """
     if "-v" not in name:
         raise ConfigError(
-            f"The environment name {name!r} has no version. Call it {name + '-v0'!r}."
+            f"The environment name {name!r} has no version. Use {name + '-v0'!r}."
         )
 
     def decorate(cls: EnvClass) -> EnvClass:

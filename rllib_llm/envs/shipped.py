@@ -1,4 +1,4 @@
-"""Imports every shipped environment, so that its decorator registers it."""
+"""Imports of every shipped environment, which register it."""
 
 from rllib_llm.envs import (  # noqa: F401
     blackjack,
@@ -22,7 +22,7 @@ from rllib_llm.envs import (  # noqa: F401
     webshop,
     wordle,
 )
-from rllib_llm.envs.adapters import (  # noqa: F401  (import no library until made)
+from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand)
     babyai,
     open_spiel_text,
     pettingzoo_classic,

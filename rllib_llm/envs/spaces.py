@@ -1,4 +1,4 @@
-"""The space of arbitrary text, and which spaces are of numbers."""
+"""The space of arbitrary text, and the test for numeric spaces."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gymnasium import spaces
 
 
 class UnicodeText(gym.Space):
-    """Any Python string.
+    """The space of all Python strings.
 
-    Gymnasium's ``Text`` space admits only listed characters and is not
-    JSON-serialisable in RLlib's checkpoints; text of a language model is free.
+    Gymnasium's ``Text`` space admits only listed characters, and RLlib's checkpoints
+    cannot serialise it to JSON; a language model may write any character.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class UnicodeText(gym.Space):
         return "".join(map(chr, letters))
 
     def contains(self, x: Any) -> bool:
-        """Every ``str`` is a member."""
+        """Return whether ``x`` is a ``str``."""
         return isinstance(x, str)
 
     def __eq__(self, other: object) -> bool:
@@ -38,7 +38,7 @@ class UnicodeText(gym.Space):
 
 
 def is_of_numbers(space: gym.Space) -> bool:
-    """Say whether an agent with this observation space reads numbers, not text."""
+    """Return whether an agent with this observation space reads numbers, not text."""
     if isinstance(space, spaces.Dict):
         return "text" not in space.spaces
     kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

@@ -1,9 +1,9 @@
-"""The environment base: a Gymnasium environment that speaks text.
+"""Base class of text environments, a Gymnasium environment with text in and out.
 
-An author writes three methods, :meth:`TextEnv.start`, :meth:`TextEnv.parse` and
+An author implements :meth:`TextEnv.start`, :meth:`TextEnv.parse` and
 :meth:`TextEnv.reply`, and decorates the class with :func:`register_text_env`. Two
-more, :meth:`TextEnv.expert_action` and :meth:`TextEnv.random_action`, make warm
-starts and checks possible.
+optional methods, :meth:`TextEnv.expert_action` and :meth:`TextEnv.random_action`,
+enable SFT on demonstrations and more checks.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from rllib_llm.errors import EnvContractError
 
 
 class TextEnv(EnvOptions, gym.Env):
-    """A multi-turn text task: text in, text out.
+    """A multi-turn text task.
 
     The keyword parameters of :meth:`start` are the environment's options. Their
-    defaults stand in its signature, ``env_config`` overrides them for a run, and
-    ``reset(options=...)`` for one episode; unknown names are refused.
+    defaults stand in its signature; ``env_config`` overrides them for a run, and
+    ``reset(options=...)`` for one episode. Unknown names raise an error.
 
-    Invalid-action policy: when :meth:`parse` returns None the turn costs
-    ``invalid_action_reward`` and, under ``invalid_action="retry"``, the model reads
-    ``format_hint`` and may try again (the turn counts); under ``"end"`` the episode
-    is over with the stop reason ``parse_error``.
+    Invalid actions: if :meth:`parse` returns None, the reward of the turn is
+    ``invalid_action_reward``. Under ``invalid_action="retry"`` the model then reads
+    ``format_hint`` and tries again (the turn counts); under ``"end"`` the episode ends
+    with the stop reason ``parse_error``.
 
-    Success: episodes that end unsolved count as failures, also where no turn was ever
-    valid. Set ``has_success = False`` where a task knows no success; then ``success``
-    is None unless a turn says otherwise.
+    Success: an episode that ends unsolved counts as a failure, even if all its turns
+    were invalid. Set ``has_success = False`` for a task without a notion of success;
+    ``success`` is then None unless a turn sets it.
 
     Args:
         env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
             and ``invalid_action_reward``.
 
     Raises:
-        ConfigError: For an unknown option or a value out of range.
+        ConfigError: If an option does not exist or has a value out of range.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
-    # Attributes that an instance keeps from episode to episode.
+    # Attributes that belong to the instance, not to the episode: snapshots omit them.
     _KEPT: ClassVar[frozenset[str]] = frozenset(
         {*EnvOptions._BASE_OPTIONS, "_options", "observation_space", "action_space"}
     )
@@ -60,7 +60,7 @@ class TextEnv(EnvOptions, gym.Env):
         self.turn = 0
         self._success: bool | None = None
 
-    # What an author writes -----------------------------------------------------
+    # Methods for authors --------------------------------------------------------
 
     def start(self, rng: np.random.Generator) -> str:
         """Set up an episode from ``rng`` alone and return the first user message.
@@ -70,15 +70,15 @@ class TextEnv(EnvOptions, gym.Env):
         raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
 
     def parse(self, completion: str) -> Any | None:
-        """Return the action in the model's text, or None if there is none."""
+        """Return the action in the model's text, or None for an invalid action."""
         return completion.strip() or None
 
     def reply(self, action: Any) -> TurnResult:
-        """Apply one parsed action and say what happened."""
+        """Apply one parsed action and return its result."""
         raise NotImplementedError(f"{type(self).__name__}.reply() is missing.")
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Return a good completion for the current state (warm starts, checks)."""
+        """Return a good completion for the current state (demonstrations, checks)."""
         raise NotImplementedError(f"{type(self).__name__} has no scripted expert.")
 
     def random_action(self, rng: np.random.Generator) -> str:
@@ -86,17 +86,17 @@ class TextEnv(EnvOptions, gym.Env):
         raise NotImplementedError(f"{type(self).__name__} has no random policy.")
 
     def admissible_actions(self) -> list[str] | None:
-        """Return all completions that are actions now, for ``head="score"``.
+        """Return all valid completions of the current state, for ``head="score"``.
 
-        They stand in ``info`` while an episode runs; None where they cannot be listed.
+        They are part of ``info`` during an episode; None if they cannot be listed.
         """
         return None
 
     def more_info(self) -> dict[str, Any]:
-        """Return what rewards and people may know of the turn just played.
+        """Return extra information on the last turn, for rewards and logs.
 
-        It is added to ``info``; the model does not see it. docs/rewards.md lists the
-        keys that pieces of the package read, e.g. ``gold_answers``.
+        It is merged into ``info``; the model does not see it. docs/rewards.md lists the
+        keys that reward components of the package read, e.g. ``gold_answers``.
         """
         return {}
 
@@ -105,15 +105,15 @@ class TextEnv(EnvOptions, gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            seed: Decides everything about the episode.
+            seed: Determines everything about the episode.
             options: Options of :meth:`start` for this episode; ``split`` (``"train"``
-                or ``"test"``) selects held-out instances where the game has any.
+                or ``"test"``) selects held-out instances if the task has any.
 
         Returns:
-            The first user message, and info: ``admissible_actions``, if there are any.
+            The first user message, and info with ``admissible_actions`` if defined.
         """
         super().reset(seed=seed)
         self.turn, self._success = 0, None
@@ -126,16 +126,16 @@ class TextEnv(EnvOptions, gym.Env):
         return prompt, self._admissible_info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one model turn.
+        """Play one turn of the model.
 
         Args:
             action: The model's text.
 
         Returns:
             Observation, reward, terminated, truncated, info. ``info`` holds
-            ``parsed_action``, ``invalid_action``, ``success`` (None while unknown),
-            ``metrics``, what :meth:`more_info` returns, ``stop_reason`` at the end of
-            an episode and before it ``admissible_actions``, if there are any.
+            ``parsed_action``, ``invalid_action``, ``success`` (None before the end),
+            ``metrics``, the items of :meth:`more_info`, ``stop_reason`` at the end of
+            an episode, and until then ``admissible_actions`` if defined.
         """
         self.turn += 1
         parsed = self.parse(action)
@@ -155,6 +155,7 @@ class TextEnv(EnvOptions, gym.Env):
             info["stop_reason"] = (
                 StopReason.PARSE_ERROR if ended_by_parse else StopReason.TERMINATED
             )
+            # An environment may also truncate by itself; both share a stop reason.
         elif truncated or self.turn >= self.max_turns:
             truncated = True
             info["stop_reason"] = StopReason.MAX_TURNS
@@ -164,6 +165,8 @@ class TextEnv(EnvOptions, gym.Env):
         else:
             info["success"] = None
             info |= self._admissible_info()
+        # A game that ends in its last turn has terminated: bootstrapping from the
+        # value of a terminal state would be wrong.
         return (
             result.observation,
             float(result.reward),
@@ -175,8 +178,8 @@ class TextEnv(EnvOptions, gym.Env):
     def snapshot(self) -> bytes:
         """Return a copy of the episode's state, random generator included.
 
-        It is a pickle, for this process and its workers; options and spaces are not in
-        it. An episode that is restored twice goes on in the same way twice.
+        The copy is a pickle for this process and its workers, without options and
+        spaces. Each episode restored from it continues identically.
 
         Raises:
             EnvContractError: If part of the state cannot be copied.
@@ -188,26 +191,27 @@ class TextEnv(EnvOptions, gym.Env):
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise EnvContractError(
                 f"The state of {type(self).__name__} cannot be copied: {error}. Keep "
-                "it in attributes that pickle."
+                "the state in attributes that can be pickled."
             ) from error
         return buffer.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Go back to a :meth:`snapshot`, as often as needed, also of a like instance.
+        """Return to a :meth:`snapshot`, as often as needed.
 
         Args:
-            state: What :meth:`snapshot` returned here, or in another instance of the
-                same class with the same options.
+            state: A result of :meth:`snapshot`, of this instance or of another one of
+                the same class with the same options.
 
         Raises:
-            EnvContractError: If the snapshot is of another class.
+            EnvContractError: If the snapshot belongs to another class.
         """
         of, attributes = pickle.loads(state)
         if of != type(self).__qualname__:
             raise EnvContractError(
-                f"A snapshot of {of} cannot be restored in {type(self).__name__}. "
+                f"This snapshot belongs to {of}, not to {type(self).__name__}. "
                 f"Restore it in an instance of {of}."
             )
+        # Attributes that were set after the snapshot must not survive.
         for name in self._state():
             delattr(self, name)
         self.__dict__.update(attributes)
@@ -236,35 +240,35 @@ class TextEnv(EnvOptions, gym.Env):
             )
         if not isinstance(result.observation, str) or not result.observation:
             raise EnvContractError(
-                f"{type(self).__name__}.reply() gave the observation "
+                f"{type(self).__name__}.reply() returned the observation "
                 f"{result.observation!r} in turn {self.turn}; it must be a non-empty "
                 "string, also in the last turn."
             )
         if not is_finite(result.reward):
             raise EnvContractError(
-                f"{type(self).__name__}.reply() gave the reward {result.reward!r} in "
-                f"turn {self.turn}; rewards must be finite numbers."
+                f"{type(self).__name__}.reply() returned the reward {result.reward!r} "
+                f"in turn {self.turn}; rewards must be finite numbers."
             )
 
 
 class _StatePickler(pickle.Pickler):
-    """Refuses objects that would come back as new ones, without their state."""
+    """Rejects objects whose pickled copies would lose their state."""
 
     def reducer_override(self, obj: Any) -> Any:
-        # EzPickle of Gymnasium and PettingZoo keeps nothing but constructor arguments.
+        # EzPickle of Gymnasium and PettingZoo stores constructor arguments only.
         if hasattr(obj, "_ezpickle_args"):
             raise EnvContractError(
-                f"{type(obj).__name__} pickles by EzPickle, which forgets the state of "
-                "an episode, so that no snapshot can be taken."
+                f"{type(obj).__name__} pickles by EzPickle, which loses the state of "
+                "an episode, so snapshots are impossible."
             )
         return NotImplemented
 
 
 def in_split(key: str, split: str, test_fraction: float = 0.2) -> bool:
-    """Say whether the instance ``key`` belongs to ``split``.
+    """Return whether the instance ``key`` belongs to ``split``.
 
-    The instance's own hash decides, so that no training instance is ever evaluated
-    on, whatever the seeds.
+    The hash of the instance decides, so that training and test instances never
+    overlap, whatever the seeds.
 
     Args:
         key: A string that identifies the instance, e.g. a map.

@@ -1,6 +1,6 @@
-"""The base of environments in which a model works with tools.
+"""Base class of environments with tools.
 
-An author writes :meth:`TextEnv.start`, ``tools`` and :meth:`ToolEnv.judge`.
+An author implements :meth:`TextEnv.start`, ``tools`` and :meth:`ToolEnv.judge`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _WORD = re.compile(r"\w")
 class ToolEnv(TextEnv):
     """A task in which every turn calls tools or gives the answer.
 
-    A turn that calls tools reads their results; any other text with a word in it is the
-    answer (``<answer>...</answer>``, the last one, where there is one), and
-    :meth:`judge` decides. Calls that cannot be read or do not fit the tool's arguments
-    are told to the model; a turn of nothing but such calls is an invalid action.
+    A turn with tool calls is followed by their results. Any other text with a word in
+    it is the answer (the content of the last ``<answer>...</answer>``, if any), which
+    :meth:`judge` rates. The model reads the problems of malformed calls and of invalid
+    arguments; a turn with such calls only is an invalid action.
 
     With ``tool_format="auto"`` the model's chat template presents the tools and their
-    results where it can; otherwise the first message describes them.
-    ``"tags"`` always does so.
+    results if it can; otherwise the first message describes them. With ``"tags"`` it
+    always does.
 
     Attributes:
         tools: Typed functions, objects whose public methods are tools, or classes of
-            such, of which each episode gets a new object; :meth:`start` may set it.
+            such, which are instantiated per episode; :meth:`start` may set it.
         tool_format: ``"auto"``, ``"hermes"``, ``"llama3"`` or ``"tags"``; an option of
             ``env_config``.
-        max_calls: Most calls of a turn that are run.
-        max_result_chars: Longer results are cut.
-        tool_set: The tools of the running episode.
+        max_calls: Maximum number of calls per turn that are run.
+        max_result_chars: Maximum length of a result, in characters; the rest is cut.
+        tool_set: Tools of the current episode.
     """
 
     tools: Any = ()
@@ -50,22 +50,22 @@ class ToolEnv(TextEnv):
     _KEPT: ClassVar[frozenset[str]] = TextEnv._KEPT | {"tool_format"}
 
     def judge(self, answer: str) -> float | bool | TurnResult:
-        """Judge the answer.
+        """Rate the answer.
 
         Returns:
-            The reward, 1 or more for success, which ends the episode; or a TurnResult,
-            which may go on, e.g. with a user's reply.
+            The reward, where 1 or more means success, which ends the episode; or a
+            TurnResult, which may continue it, e.g. with a user's reply.
         """
         raise NotImplementedError(f"{type(self).__name__}.judge() is missing.")
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
-        """Return the text of a call, for :meth:`expert_action` and the like."""
+        """Return the text of a call, e.g. for :meth:`expert_action`."""
         return self.tool_set.write_call(name, **arguments)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; info holds ``tools`` for the chat template."""
+        """Start an episode; info holds ``tools`` for the chat template."""
         self._results: list[Result] = []
         self._of_turn: list[Result] = []
         prompt, info = super().reset(seed=seed, options=options)
@@ -83,9 +83,9 @@ class ToolEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn; ``info["metrics"]`` counts the episode's calls."""
         self._of_turn = []
-        *told, info = super().step(action)
+        *result, info = super().step(action)
         info["metrics"] = {**tally(self._results), **info["metrics"]}
-        return (*told, info)
+        return (*result, info)
 
     def parse(self, completion: str) -> list[Call] | str | None:
         """Return the calls in a completion, else the answer, else None."""
@@ -97,18 +97,18 @@ class ToolEnv(TextEnv):
         return answer if _WORD.search(answer) else None
 
     def reply(self, action: list[Call] | str) -> TurnResult:
-        """Run the calls, or judge the answer."""
+        """Run the calls, or rate the answer."""
         if not isinstance(action, str):
             return TurnResult(self._run(action))
-        verdict = self.judge(action)
-        if isinstance(verdict, TurnResult):
-            return verdict
-        success = float(verdict) >= 1.0
-        said = "That is right." if success else "That is not right."
-        return TurnResult(said, float(verdict), terminated=True, success=success)
+        judged = self.judge(action)
+        if isinstance(judged, TurnResult):
+            return judged
+        success = float(judged) >= 1.0
+        reply = "That is right." if success else "That is not right."
+        return TurnResult(reply, float(judged), terminated=True, success=success)
 
     def more_info(self) -> dict[str, Any]:
-        """Return what the turn's calls did; see docs/tools.md."""
+        """Return the calls of the turn and their results; see docs/tools.md."""
         results = self._of_turn
         info: dict[str, Any] = {
             "tool": (results[0].call.name or "malformed") if results else None,
@@ -124,7 +124,7 @@ class ToolEnv(TextEnv):
             ],
         }
         if results and self.tool_format != "tags":
-            # Read by chat templates that have a role for them.
+            # For chat templates that render results in their own role.
             info["tool_results"] = [
                 {"name": result.call.name, "content": result.text} for result in results
             ]
@@ -142,5 +142,6 @@ class ToolEnv(TextEnv):
     def _invalid(self) -> TurnResult:
         result = super()._invalid()
         if self._calls:
+            # The model reads the calls' problems instead of the format hint.
             result.observation = self._run(self._calls)
         return result

@@ -1,4 +1,4 @@
-"""The base of tasks with one tool, whose calls are as short as small models need them.
+"""Base class of tasks with one tool, whose short calls suit small models.
 
 ``ToolEnv`` is for several tools, their schemas and a model's own template.
 """
@@ -14,35 +14,35 @@ from rllib_llm.envs.text_env import TextEnv
 
 
 class ToolOrAnswer(TextEnv):
-    """A task in which every turn uses the one tool or gives the answer.
+    """A task in which every turn uses the tool or gives the answer.
 
     Attributes:
-        tagged: Finds the tags; its groups are a tag's name (the tool's, or "answer")
-            and content. The last tag of a text counts, an empty one does not.
-        used: What the tool did in this turn, for :meth:`more_info`.
+        tagged: Pattern of the tags; its groups are a tag's name (the tool's, or
+            "answer") and content. The last tag of a text counts, unless it is empty.
+        used: Record of the tool's use in this turn, for :meth:`more_info`.
     """
 
     tagged: re.Pattern[str]
     used: dict[str, Any]
 
     def use(self, text: str) -> str:
-        """Use the tool, note in ``used`` what it did, and return what is shown."""
+        """Use the tool, record it in ``used``, and return the observation."""
         raise NotImplementedError(f"{type(self).__name__}.use() is missing.")
 
     def judge(self, answer: str) -> tuple[float, bool]:
-        """Return what an answer earns, and whether it is right."""
+        """Return the reward of an answer, and whether it is right."""
         raise NotImplementedError(f"{type(self).__name__}.judge() is missing.")
 
     def parse(self, completion: str) -> tuple[str, str] | None:
-        """Read the last use of the tool, or answer."""
+        """Return the last use of the tool, or the answer."""
         self.used = {}
         return last_tagged(self.tagged, completion)
 
     def reply(self, action: tuple[str, str]) -> TurnResult:
-        """Show what the tool did, or judge the answer."""
+        """Return the result of the tool, or rate the answer."""
         kind, text = action
         if kind != "answer":
             return TurnResult(self.use(text), success=False)
         reward, is_right = self.judge(text)
-        said = "Correct!" if is_right else "That is wrong."
-        return TurnResult(said, reward, terminated=True, success=is_right)
+        reply = "Correct!" if is_right else "That is wrong."
+        return TurnResult(reply, reward, terminated=True, success=is_right)

@@ -1,4 +1,4 @@
-"""Play episodes with any policy and keep what was said."""
+"""Episode recording with any policy, without a model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from rllib_llm.data.types import Message
 
 Policy = Callable[[gym.Env, np.random.Generator], str]
-"""Chooses the next completion; sees the environment, e.g. to ask its expert."""
+"""Returns the next completion, given the environment, e.g. to query its expert."""
 
 
 @dataclasses.dataclass(slots=True)
 class Transcript:
-    """One episode as it was played.
+    """Record of one episode.
 
     Attributes:
         seed: Seed of the episode.
-        observations: The first user message, then the answer to every turn.
-        actions: The completions, one per turn.
-        rewards: The rewards, one per turn.
-        infos: The info dictionaries, one per turn.
-        terminated: Whether the episode reached an end.
-        truncated: Whether it was cut short.
+        observations: The first user message, then the observation of every turn.
+        actions: Completions, one per turn.
+        rewards: Rewards, one per turn.
+        infos: Info dictionaries, one per turn.
+        terminated: Whether the episode reached a terminal state.
+        truncated: Whether the episode was truncated.
         seconds: Time spent inside ``step``, in seconds.
         reset_seconds: Time spent inside ``reset``, in seconds.
     """
@@ -44,7 +44,7 @@ class Transcript:
 
     @property
     def success(self) -> bool | None:
-        """Whether the task was solved; None where that is not defined."""
+        """True if the task was solved; None without a notion of success."""
         return self.infos[-1].get("success") if self.infos else None
 
     def messages(self, system_prompt: str | None = None) -> list[Message]:
@@ -78,13 +78,13 @@ def play_turns(
 
     Args:
         env: The environment.
-        transcript: Empty; its seed decides the episode and seeds the policy.
-        policy: Chooses the completions.
+        transcript: An empty record; its seed seeds the episode and the policy.
+        policy: Returns the completions.
         options: Options of ``env.reset``.
-        limit: Give up after so many turns; the transcript then shows no end.
+        limit: Maximum number of turns; beyond it the transcript lacks an end.
     """
-    # Not default_rng(seed), which is the stream that the environment itself draws
-    # from: a random policy would guess its secrets.
+    # default_rng(seed) is the stream from which the environment draws: a random policy
+    # with the same stream would guess its secrets.
     rng = np.random.default_rng((transcript.seed, 1))
     started = time.perf_counter()
     observation, _ = env.reset(seed=transcript.seed, options=options)
@@ -122,10 +122,10 @@ def play(
 
 
 def expert_policy(env: gym.Env, rng: np.random.Generator) -> str:
-    """Ask the environment's scripted expert."""
+    """Return a completion of the environment's scripted expert."""
     return env.unwrapped.expert_action(rng)
 
 
 def random_policy(env: gym.Env, rng: np.random.Generator) -> str:
-    """Ask the environment for a random valid completion."""
+    """Return a random valid completion."""
     return env.unwrapped.random_action(rng)

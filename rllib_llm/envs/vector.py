@@ -13,7 +13,7 @@ from rllib_llm.envs.spaces import UnicodeText
 
 
 class TextVectorEnv(gym.vector.VectorEnv):
-    """Steps several text environments one after the other.
+    """Steps several text environments sequentially.
 
     Observations and actions are object arrays of strings: Gymnasium's own vector
     environments would batch the *characters* of texts of equal length.
@@ -52,13 +52,14 @@ class TextVectorEnv(gym.vector.VectorEnv):
     def step(
         self, actions: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all environments; those that were over are reset instead."""
+        """Step all environments; those whose episode has ended are reset instead."""
         texts: list[str] = []
         rewards = np.zeros(self.num_envs, np.float64)
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
         for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            # AutoresetMode.NEXT_STEP: this step's action and reward do not count.
             if self._over[i]:
                 text, info = env.reset()
             else:
@@ -75,6 +76,7 @@ class TextVectorEnv(gym.vector.VectorEnv):
 
 
 def _texts(texts: Sequence[str]) -> np.ndarray:
+    # np.array(texts) would make an array of fixed-width strings, which cuts texts.
     array = np.empty(len(texts), dtype=object)
     array[:] = texts
     return array

@@ -11,7 +11,7 @@ import numpy as np
 from multi_toys import Together, over
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs import OwnRandomState, TextEnv
+from rllib_llm.envs import IsolatedRandomState, TextEnv
 
 
 class Library:
@@ -50,7 +50,7 @@ class Tamed(SeedsGlobally):
 
     def start(self, rng):
         seed = int(rng.integers(2**31))
-        self.state = OwnRandomState(seed)
+        self.state = IsolatedRandomState(seed)
         with self.state.swapped_in():
             return Library(seed).puzzle()
 

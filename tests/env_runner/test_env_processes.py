@@ -17,7 +17,7 @@ from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.groups import check_first_texts
 from rllib_llm.env_runner.tasks import TaskSource
-from rllib_llm.envs import OwnRandomState
+from rllib_llm.envs import IsolatedRandomState
 from rllib_llm.envs.random_states import global_states
 from rllib_llm.errors import EnvContractError
 
@@ -36,7 +36,7 @@ def test_groups_with_different_first_texts_are_refused():
         check_first_texts(groups_of(SeedsGlobally), SeedsGlobally)
     text = str(caught.value)
     assert text.startswith("Rollouts of group ") and "SeedsGlobally began with" in text
-    for remedy in ("OwnRandomState(seed).swapped_in()", "env_processes=True"):
+    for remedy in ("IsolatedRandomState(seed).swapped_in()", "env_processes=True"):
         assert remedy in text
 
 
@@ -88,7 +88,7 @@ def test_a_broken_process_is_replaced(how, tmp_path):
 
 def test_own_random_state_leaves_the_global_states_unchanged():
     before = global_states()
-    state = OwnRandomState(1, torch=True)
+    state = IsolatedRandomState(1, torch=True)
 
     def draw():
         with state.swapped_in():
@@ -100,7 +100,7 @@ def test_own_random_state_leaves_the_global_states_unchanged():
     second = draw()
     state = copied
     assert draw() == second != first
-    state = OwnRandomState(1, torch=True)
+    state = IsolatedRandomState(1, torch=True)
     assert draw() == first and global_states() == before
 
 

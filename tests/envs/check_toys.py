@@ -11,7 +11,7 @@ import torch
 from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs import OwnRandomState, TextEnv
+from rllib_llm.envs import IsolatedRandomState, TextEnv
 
 
 class Agree(ParallelEnv):
@@ -137,6 +137,6 @@ class SeedsTamed(Seeds):
     """Does so with states of its own."""
 
     def start(self, rng):
-        state = OwnRandomState(int(rng.integers(2**31)), torch=True)
+        state = IsolatedRandomState(int(rng.integers(2**31)), torch=True)
         with state.swapped_in():
             return super().start(rng)

@@ -77,7 +77,7 @@ def test_seeding_the_process_is_found_though_it_plays_alike():
     found = [p for p in report.problems if p.startswith("reset() changed the process")]
     assert len(found) == 1, str(report)
     assert "state of random and torch" in found[0]
-    assert "OwnRandomState(seed).swapped_in()" in found[0]
+    assert "IsolatedRandomState(seed).swapped_in()" in found[0]
     assert "rollouts(env_processes=True)" in found[0]
     assert check_env(Seeds, seeds=FEW, env_processes=True).ok
     assert check_env(SeedsTamed, seeds=FEW).ok and check_env(Say, seeds=FEW).ok

@@ -139,7 +139,7 @@ def test_json_is_validated_against_a_schema(text, problem):
 
 
 def test_wrong_schemas_and_references_outside_are_refused():
-    with pytest.raises(ValueError, match="no JSON Schema"):
+    with pytest.raises(ValueError, match="not a valid JSON Schema"):
         json_problem("1", {"type": "nothing"})
     with pytest.raises(Exception, match="127.0.0.1"):
         json_problem("1", {"$ref": "http://127.0.0.1:9/schema.json"})
@@ -194,7 +194,7 @@ def test_math_workers_that_die_are_replaced(math_grader):
     math_grader.match("1", "1")
     math_grader._worker.process.kill()
     assert math_grader.match("2", "2")
-    with pytest.raises(ValueError, match="no answer that math-verify reads"):
+    with pytest.raises(ValueError, match="cannot parse gold"):
         math_grader.match("2", "???")
     copy = pickle.loads(pickle.dumps(math_grader))
     assert copy.timeout_s == math_grader.timeout_s

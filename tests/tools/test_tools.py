@@ -131,7 +131,7 @@ def test_methods_can_be_neither_pure_nor_in_a_process():
         """Do it."""
         return ""
 
-    with pytest.raises(ConfigError, match="top of an importable module"):
+    with pytest.raises(ConfigError, match="top level of an importable module"):
         tools_of(local)
 
 

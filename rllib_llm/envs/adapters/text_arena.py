@@ -9,7 +9,7 @@ import numpy as np
 
 from rllib_llm.envs.adapters.text_game import TextGame
 from rllib_llm.envs.parsing import require_int
-from rllib_llm.envs.random_states import OwnRandomState
+from rllib_llm.envs.random_states import IsolatedRandomState
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import (
     ConfigError,
@@ -71,7 +71,7 @@ class TextArenaGame(TextGame):
 
     def _begin(self, rng: np.random.Generator) -> None:
         options, seed = self._options, int(rng.integers(2**31))
-        self._random_state = OwnRandomState(seed)
+        self._random_state = IsolatedRandomState(seed)
         with self._random_state.swapped_in():
             try:
                 env = _import_text_arena().make(
