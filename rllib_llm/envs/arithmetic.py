@@ -1,7 +1,7 @@
 """Exact arithmetic on untrusted text: ``+ - * /``, unary minus, integers, brackets.
 
-Model output is never executed. It is restricted to a few characters, read into a
-syntax tree, checked node by node, and computed with fractions.
+Model output is never executed. It is restricted to a few characters, parsed into a
+syntax tree, checked node by node, and evaluated with fractions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ExpressionError(ValueError):
 
 
 def parse_expression(text: str) -> ast.expr:
-    """Read an expression, refusing everything but plain arithmetic.
+    """Parse an expression, rejecting everything but plain arithmetic.
 
     Args:
         text: At most ``MAX_CHARS`` characters; integers of at most ``MAX_DIGITS``
@@ -51,6 +51,7 @@ def parse_expression(text: str) -> ast.expr:
         raise ExpressionError("only integers, + - * / and round brackets are allowed")
     if _TOO_LONG.search(text):
         raise ExpressionError(f"a number has more than {MAX_DIGITS} digits")
+    # The length limit above keeps Python's recursive parser within its stack.
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -61,10 +62,10 @@ def parse_expression(text: str) -> ast.expr:
 
 
 def evaluate(tree: ast.expr) -> Fraction:
-    """Compute a tree from :func:`parse_expression` exactly.
+    """Evaluate a tree of :func:`parse_expression` exactly.
 
     Raises:
-        ZeroDivisionError: If it divides by zero.
+        ZeroDivisionError: For a division by zero.
     """
     if isinstance(tree, ast.Constant):
         return Fraction(tree.value)
@@ -74,12 +75,13 @@ def evaluate(tree: ast.expr) -> Fraction:
 
 
 def numbers_in(tree: ast.expr) -> list[int]:
-    """Return the integers that occur in the tree, sorted, with repetitions."""
+    """Return the integers in the tree, sorted, with repetitions."""
     return sorted(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
 
 
 def _count_nodes(tree: ast.expr) -> int:
-    """Count numbers and operations; any other kind of node is refused."""
+    """Return the number of numbers and operations; raise on any other node."""
+    # bool is a subclass of int, so isinstance would accept True.
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return 1
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):

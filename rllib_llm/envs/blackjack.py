@@ -1,4 +1,4 @@
-"""Gymnasium's Blackjack in text, and its optimal policy, computed exactly."""
+"""Gymnasium's Blackjack in text, with its exact optimal policy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Hand = tuple[int, bool]
 
 @register_text_env("blackjack-v0")
 class Blackjack(TextEnv):
-    """Take cards, up to 21, then stick: 1 for beating the dealer, -1 for losing.
+    """Take cards, up to 21, then stick. Return 1 for beating the dealer, -1 for losing.
 
     Cards, rules and rewards are those of Gymnasium's ``BlackjackEnv``: an endless deck,
-    a dealer who sticks on 17, no doubling and no splitting. There is no held-out split:
-    what decides an episode, the cards to come, never shows beforehand.
+    a dealer who sticks on 17, no doubling and no splitting. Episodes of both splits are
+    drawn alike, because the prompt never reveals the cards to come.
     """
 
     max_turns = 12
@@ -40,11 +40,11 @@ class Blackjack(TextEnv):
     def start(
         self, rng: np.random.Generator, natural: bool = False, sab: bool = False
     ) -> str:
-        """Deal.
+        """Deal the first cards.
 
         Args:
-            rng: Decides all cards.
-            natural: Whether winning with an ace and a ten pays 1.5.
+            rng: Generator of all cards.
+            natural: Whether winning with an ace and a ten gives a reward of 1.5.
             sab: Whether an ace and a ten beat any other 21, as in Sutton and Barto;
                 ``natural`` has no effect then.
         """
@@ -52,10 +52,10 @@ class Blackjack(TextEnv):
         require_bool("sab", sab)
         self._table = BlackjackEnv(natural=natural, sab=sab)
         self._table.reset(seed=int(rng.integers(2**31)))
-        return f"Get close to 21, not over. {self.format_hint}\n{self._told()}"
+        return f"Get close to 21, not over. {self.format_hint}\n{self._observation()}"
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``hit`` or ``stick``."""
+        """Return the last ``hit`` or ``stick``."""
         match = last_match(_PATTERN, completion)
         return match.group(1).lower() if match else None
 
@@ -63,28 +63,28 @@ class Blackjack(TextEnv):
         """Deal a card, or let the dealer play."""
         _, reward, terminated, truncated, _ = self._table.step(ACTIONS.index(action))
         if not terminated:
-            return TurnResult(self._told(), float(reward), success=False)
+            return TurnResult(self._observation(), float(reward), success=False)
         mine, dealers = sum_hand(self._table.player), sum_hand(self._table.dealer)
         played = f", dealer {dealers}" if action == "stick" else ""
         text = f"You {mine}{played}. {_ENDS[int(np.sign(reward))]}"
         return TurnResult(text, float(reward), True, truncated, reward > 0)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Play the optimal policy; it is the same under all rules."""
+        """Return the action of the optimal policy, the same under all rules."""
         hand = self._table.player
         dealer = self._table.dealer[0]
         values = hand_values((sum_hand(hand), bool(usable_ace(hand))), dealer)
         return ACTIONS[int(np.argmax(values))]
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Hit or stick."""
+        """Return either action at random."""
         return ACTIONS[int(rng.integers(len(ACTIONS)))]
 
     def admissible_actions(self) -> list[str]:
-        """List both actions."""
+        """Return both actions."""
         return list(ACTIONS)
 
-    def _told(self) -> str:
+    def _observation(self) -> str:
         hand = self._table.player
         soft = " with an ace as 11" if usable_ace(hand) else ""
         shown = self._table.dealer[0]
@@ -100,10 +100,10 @@ def _draw(hand: Hand, card: int) -> Hand:
 
 @cache
 def dealer_ends(hand: Hand) -> dict[int, float]:
-    """Return the chance of each sum that the dealer ends with; 0 is a bust.
+    """Return the probability of each final sum of the dealer; 0 is a bust.
 
     Args:
-        hand: What the dealer has now.
+        hand: The dealer's current hand.
     """
     if hand[0] >= 17:
         return {hand[0] if hand[0] <= 21 else 0: 1.0}
@@ -116,13 +116,13 @@ def dealer_ends(hand: Hand) -> dict[int, float]:
 
 @cache
 def hand_values(hand: Hand, dealer: int) -> tuple[float, float]:
-    """Return the expected reward of sticking, and of hitting and best play after it.
+    """Return the expected reward of sticking, and of hitting followed by optimal play.
 
-    That is basic strategy, computed. Extra pay for an ace and a ten is left out: one
-    sticks on these under any rules.
+    This computes basic strategy. The extra reward for an ace and a ten is ignored,
+    because sticking is optimal there under any rules.
 
     Args:
-        hand: The player's.
+        hand: The player's hand.
         dealer: The dealer's card, 1 for an ace.
     """
     ends = dealer_ends(_draw((0, False), dealer))
@@ -136,7 +136,7 @@ def hand_values(hand: Hand, dealer: int) -> tuple[float, float]:
 
 
 def optimal_return() -> float:
-    """Return the expected reward of the optimal policy, at default options."""
+    """Return the expected reward of the optimal policy with default options."""
     total = 0.0
     for dealer, chance in _CARDS.items():
         for first, p in _CARDS.items():

@@ -1,4 +1,4 @@
-"""check_env: play an environment and report what would break training."""
+"""check_env, which plays an environment and reports what would break training."""
 
 from __future__ import annotations
 
@@ -34,37 +34,38 @@ def check_env(
     """Play an environment and report everything that would break training.
 
     Args:
-        spec: Whatever :func:`make_env` accepts. Multi-agent environments are played
-            by :func:`~rllib_llm.envs.multi_checks.check_multi_env`.
+        spec: Any argument of :func:`make_env`. Multi-agent environments are checked by
+            :func:`~rllib_llm.envs.multi_checks.check_multi_env`.
         env_config: Options of the environment.
-        tokenizer: Anything with ``encode(text, add_special_tokens=False)`` and
-            ``decode(ids)``. If given, texts must survive both, and survive the chat
-            template if it has one.
-        max_context_tokens: With a tokenizer: the longest conversation, in tokens.
+        tokenizer: Any object with ``encode(text, add_special_tokens=False)`` and
+            ``decode(ids)``. If given, both must preserve texts, and so must its chat
+            template, if any.
+        max_context_tokens: With a tokenizer: the maximum length of a conversation, in
+            tokens.
         seeds: Episodes to play with each of the random and the expert policy.
-        env_processes: Whether training will have ``rollouts(env_processes=True)``: then
-            instances need not bear each other in one process.
+        env_processes: Whether training uses ``rollouts(env_processes=True)``, so that
+            instances need not share a process.
 
     Returns:
-        The problems found, and measurements.
+        Problems and measurements.
 
     Raises:
-        ConfigError: If ``spec`` names no environment, an option is wrong, or there are
-            no seeds.
+        ConfigError: If ``spec`` does not exist, an option is wrong, or ``seeds`` is
+            empty.
     """
     config, seeds = dict(env_config or {}), list(seeds)
     started = time.perf_counter()
     try:
         env = make_env(spec, config)
-        # Import, construction and what the first reset loads; faults are found later.
+        # Measures import, construction and the first reset; later checks report faults.
         raised_by(lambda: env.reset(seed=seeds[0] if seeds else 0))
         first_reset_s = time.perf_counter() - started
         env.close()
     except RLlibLLMError:
         raise
-    except Exception as error:  # whatever an environment raises is a finding
+    except Exception as error:  # environments may raise anything
         text = f"Building it raised {described(error)}"
-        return CheckReport(name_of(spec), [f"{text}\n      Mend __init__()."])
+        return CheckReport(name_of(spec), [f"{text}\n      Correct __init__()."])
     if is_multi_agent(env):
         from rllib_llm.envs.multi_checks import check_multi_env
 

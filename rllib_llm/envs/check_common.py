@@ -1,4 +1,4 @@
-"""Checks of single-agent environments, and the report that every check fills."""
+"""Checks of single-agent environments, and the report of all checks."""
 
 from __future__ import annotations
 
@@ -55,14 +55,13 @@ _GARBAGE = (
 
 @dataclasses.dataclass
 class CheckReport:
-    """What :func:`check_env` found.
+    """The result of :func:`check_env`.
 
     Attributes:
         env: Name of the environment.
-        problems: One message per fault: what was returned, what is needed, how to
-            mend it.
-        warnings: What training survives: slow resets, stricter rules of others.
-        measurements: Numbers such as ``ms_per_turn`` or ``random_success``.
+        problems: One message per fault: the value, the rule and the remedy.
+        warnings: Faults that training survives: slow resets, rules of other libraries.
+        measurements: Values such as ``ms_per_turn`` or ``random_success``.
     """
 
     env: str
@@ -72,7 +71,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem was found."""
+        """True without problems."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -84,14 +83,14 @@ class CheckReport:
 
 
 def name_of(spec: EnvSpec) -> str:
-    """Return what a report calls the environment."""
+    """Return the environment's name in reports."""
     return spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec))
 
 
 def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
-    """Play the subject's episodes, then ask every check."""
+    """Play the subject's episodes, then run every check."""
     if not subject.seeds:
-        raise ConfigError("seeds is empty; give at least one, e.g. seeds=range(16).")
+        raise ConfigError("seeds is empty. Pass at least one, e.g. seeds=range(16).")
     env = subject.build()
     subject.system_prompt = env.unwrapped.system_prompt
     subject.random = [
@@ -102,26 +101,26 @@ def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
             PlayedEpisode(env, s, expert_policy).finish() for s in subject.seeds
         ]
     for play in subject.plays:
-        if isinstance(play.error, ConfigError):  # an option is wrong
+        if isinstance(play.error, ConfigError):  # the caller's fault, not a finding
             raise play.error
     report = CheckReport(subject.name, measurements=measure(subject))
     if all(play.error and not play.transcript.observations for play in subject.plays):
-        checks = (_check_errors,)  # nothing was played that others could judge
+        checks = (_check_errors,)  # the other checks need at least one observation
     for check in checks:
-        for found in check(subject):
-            is_advice = isinstance(found, Advice)
-            (report.warnings if is_advice else report.problems).append(str(found))
+        for finding in check(subject):
+            is_advice = isinstance(finding, Advice)
+            (report.warnings if is_advice else report.problems).append(str(finding))
     env.close()
     return report
 
 
 def _check_errors(subject: Subject) -> Iterator[str]:
-    """Reset and step must not raise."""
+    """Check that reset and step do not raise."""
     for play in subject.plays:
         if play.error is None:
             continue
-        said = play.transcript.actions
-        call = f"step({said[-1]!r})" if said else "reset()"
+        actions = play.transcript.actions
+        call = f"step({actions[-1]!r})" if actions else "reset()"
         yield (
             f"{call} raised {described(play.error)}\n      ({play.where}). It must not "
             f"raise. {subject.remedies.errors}"
@@ -130,33 +129,33 @@ def _check_errors(subject: Subject) -> Iterator[str]:
 
 
 def _check_observations(subject: Subject) -> Iterator[str]:
-    """Observations must be non-empty strings."""
+    """Check that observations are non-empty strings."""
     for play in subject.plays:
         for turn, text in enumerate(play.transcript.observations):
             if not isinstance(text, str) or not text:
                 yield (
                     f"The observation after turn {turn} of seed "
-                    f"{play.transcript.seed} was {text!r}; a non-empty str is needed. "
+                    f"{play.transcript.seed} was {text!r}; it must be a non-empty str. "
                     "Return the text of the next user message, also in the last turn."
                 )
                 return
 
 
 def _check_rewards(subject: Subject) -> Iterator[str]:
-    """Rewards must be finite numbers."""
+    """Check that rewards are finite numbers."""
     for play in subject.plays:
         for turn, reward in enumerate(play.transcript.rewards, start=1):
             is_number = isinstance(reward, (int, float, np.number))
             if not is_number or not math.isfinite(reward):
                 yield (
                     f"The reward was {reward!r} (seed {play.transcript.seed}, turn "
-                    f"{turn}); a finite number is needed. Guard divisions and logs."
+                    f"{turn}); it must be a finite number. Guard divisions and logs."
                 )
                 return
 
 
 def _check_ending(subject: Subject) -> Iterator[str]:
-    """Episodes must end, at the latest after max_turns."""
+    """Check that episodes end, at the latest after max_turns."""
     for play in subject.plays:
         if play.error is None and not play.ended:
             yield (
@@ -168,9 +167,9 @@ def _check_ending(subject: Subject) -> Iterator[str]:
 
 
 def _check_determinism(subject: Subject) -> Iterator[str]:
-    """The seed must decide the episode, whatever else is played meanwhile."""
+    """Check that the seed determines the episode, whatever else runs meanwhile."""
     once, again, other = subject.build(), subject.build(), subject.build()
-    # In reverse, so that what an earlier episode left behind shows as well.
+    # In reverse order, to expose state that earlier episodes left behind.
     for play in reversed(subject.random):
         seed, actions = play.transcript.seed, play.transcript.actions
         if play.error is not None:
@@ -202,7 +201,7 @@ def _interleaved(
 
 
 def _difference(first: Transcript, second: Transcript) -> str | None:
-    """Say where two transcripts differ, or None."""
+    """Return the first difference of two transcripts in words, or None."""
     for kind in ("observations", "rewards"):
         pairs = zip(getattr(first, kind), getattr(second, kind), strict=False)
         for turn, (a, b) in enumerate(pairs):
@@ -215,9 +214,9 @@ def _difference(first: Transcript, second: Transcript) -> str | None:
 
 
 def _check_garbage(subject: Subject) -> Iterator[str]:
-    """Whatever a model may write, step() must answer."""
+    """Check that step() accepts any text of a model."""
     if all(play.error is not None for play in subject.plays):
-        return  # it fails on sound text, too
+        return  # it also fails on valid text
     env, seed = subject.build(), subject.seeds[0]
     valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
     damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
@@ -227,17 +226,17 @@ def _check_garbage(subject: Subject) -> Iterator[str]:
             shown = repr(text if len(text) < 40 else text[:40] + "...")
             yield (
                 f"step({shown}) raised {described(play.error)}\n      Models write "
-                f"anything: {subject.remedies.garbage}"
+                f"any text: {subject.remedies.garbage}"
             )
             return
 
 
 def _check_options(subject: Subject) -> Iterator[str]:
-    """Options must have an effect, and unknown ones must be refused."""
+    """Check that options have an effect, and that unknown ones are refused."""
     if raised_by(lambda: subject.build(not_an_option=1)) is None:
         yield (
-            "The unknown option 'not_an_option' was accepted; a typing error would go "
-            "unnoticed. Pass env_config on to super().__init__(), and name all "
+            "The unknown option 'not_an_option' was accepted, so typing errors would "
+            "go unnoticed. Pass env_config on to super().__init__(), and name all "
             "options in the signature of start()."
         )
     for option in ({"max_turns": 1}, {"invalid_action": "end"}):
@@ -260,13 +259,13 @@ def _check_options(subject: Subject) -> Iterator[str]:
 
 def _not_honoured(option: str, what: str) -> str:
     return (
-        f"The option {option} {what}. Options must be honoured: pass env_config "
-        "on to super().__init__(), and leave step() to TextEnv."
+        f"The option {option} {what}. Options must have their effect: pass env_config "
+        "on to super().__init__(), and do not override step() of TextEnv."
     )
 
 
 def _check_split(subject: Subject) -> Iterator[str]:
-    """Both splits must be playable."""
+    """Check that both splits can be played."""
     env = subject.build()
     for split in ("train", "test"):
         for seed in subject.seeds[:4]:
@@ -275,14 +274,14 @@ def _check_split(subject: Subject) -> Iterator[str]:
             if error is not None:
                 yield (
                     f"reset(options={options}) raised "
-                    f"{type(error).__name__}: {error}. Evaluation asks for the test "
-                    "split; leave reset() to TextEnv, and draw until in_split() holds."
+                    f"{type(error).__name__}: {error}. Evaluation uses the test split. "
+                    "Do not override reset() of TextEnv; draw until in_split() holds."
                 )
                 return
 
 
 def _check_policies(subject: Subject) -> Iterator[str]:
-    """Scripted policies must speak the format that parse() reads."""
+    """Check that scripted policies write the format that parse() reads."""
     has_random = implements(subject.build(), random_policy)
     scripted = subject.plays if has_random else subject.expert
     for play in scripted:
@@ -290,15 +289,15 @@ def _check_policies(subject: Subject) -> Iterator[str]:
         for action, info in zip(transcript.actions, transcript.infos, strict=False):
             if info.get("invalid_action"):
                 yield (
-                    f"A scripted policy said {action!r}, which parse() does not read "
+                    f"A scripted policy wrote {action!r}, which parse() rejects "
                     f"(seed {transcript.seed}). expert_action() and random_action() "
-                    "must return completions in the format that is asked for."
+                    "must return completions in the required format."
                 )
                 return
 
 
 def _check_expert(subject: Subject) -> Iterator[str]:
-    """The expert must succeed at least once."""
+    """Check that the expert succeeds at least once."""
     if subject.expert and not any(play.succeeded for play in subject.expert):
         yield (
             f"The expert never succeeded in {len(subject.expert)} episodes. Either "

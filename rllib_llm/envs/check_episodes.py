@@ -1,4 +1,4 @@
-"""What check_env plays: episodes that survive the faults of an environment."""
+"""Episodes for check_env, which survive the faults of an environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllib_llm.envs.check_remedies import TEXT_ENV, Remedies
 from rllib_llm.envs.transcript import Policy, Transcript, play_turns, random_policy
 
 MOST_TURNS = 1_000
-"""Episodes are given up after so many turns, whatever max_turns says."""
+"""Maximum number of turns of an episode, whatever max_turns is."""
 
 
 class PlayedEpisode:
@@ -23,8 +23,8 @@ class PlayedEpisode:
     Args:
         env: The environment.
         seed: Seed of the episode.
-        policy: Chooses the completions.
-        limit: Give up after so many turns; by default the environment's max_turns.
+        policy: Returns the completions.
+        limit: Maximum number of turns; by default the environment's max_turns.
     """
 
     def __init__(
@@ -32,32 +32,32 @@ class PlayedEpisode:
     ):
         self.transcript = Transcript(seed)
         self.error: Exception | None = None
-        # Several agents may act in one turn of the game.
+        # In a round of a game, several agents act one after the other.
         most = getattr(env.unwrapped, "max_actions", env.unwrapped.max_turns)
         limit = min(limit or most, MOST_TURNS)
         self._turns = play_turns(env, self.transcript, policy, limit=limit)
 
     def advance(self) -> bool:
-        """Reset, or play one more turn; False when there are none left."""
+        """Reset, or play one more turn; return False at the end."""
         error = raised_by(lambda: next(self._turns))
         if error is not None and not isinstance(error, StopIteration):
             self.error = error
         return error is None
 
     def finish(self) -> PlayedEpisode:
-        """Play all remaining turns and return the play itself."""
+        """Play all remaining turns and return the episode itself."""
         while self.advance():
             pass
         return self
 
     @property
     def ended(self) -> bool:
-        """Whether the environment said that the episode is over."""
+        """True if the environment terminated or truncated the episode."""
         return bool(self.transcript.terminated or self.transcript.truncated)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the task was solved; without such a notion, anything earned."""
+        """True if the task was solved; without a success flag, if the return is > 0."""
         if self.error is not None:
             return False
         if self.transcript.success is None:
@@ -66,26 +66,26 @@ class PlayedEpisode:
 
     @property
     def where(self) -> str:
-        """The point reached, for messages."""
+        """The current seed and turn, for messages."""
         return f"seed {self.transcript.seed}, turn {len(self.transcript.actions)}"
 
 
 @dataclasses.dataclass
 class Subject:
-    """What the checks are about, and the episodes already played.
+    """The environment under test, and the episodes already played.
 
     Attributes:
         name: The environment's name, for messages.
-        build: Makes another instance; keywords override its ``env_config``.
+        build: Returns another instance; keywords override its ``env_config``.
         seeds: Episodes to play.
         tokenizer: See :func:`rllib_llm.envs.check`.
         max_context_tokens: See :func:`rllib_llm.envs.check`.
-        system_prompt: The environment's own, if any.
-        remedies: What the author of this kind of environment can change.
-        env_processes: Whether each environment will have a process of its own.
-        first_reset_s: Seconds for building the first instance and its first reset.
+        system_prompt: The environment's system prompt, if any.
+        remedies: Changes that the author of this kind of environment can make.
+        env_processes: Whether each environment will run in a separate process.
+        first_reset_s: Time of the first construction and reset, in seconds.
         random: Episodes of the random policy, one per seed.
-        expert: Episodes of the expert, none if there is no expert.
+        expert: Episodes of the expert; empty without an expert.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Subject:
         return [*self.random, *self.expert]
 
     def texts(self) -> list[str]:
-        """Return all different observations, in the order in which they came."""
+        """Return all distinct observations, in the order of their occurrence."""
         seen = (text for p in self.plays for text in p.transcript.observations)
         return list(dict.fromkeys(text for text in seen if isinstance(text, str)))
 
@@ -127,21 +127,21 @@ def raised_by(call: Callable[[], Any]) -> Exception | None:
     """Return the exception that ``call`` raises, or None."""
     try:
         call()
-    except Exception as error:  # whatever an environment raises is a finding
+    except Exception as error:  # environments may raise anything
         return error
     return None
 
 
 def implements(env: gym.Env, policy: Policy) -> bool:
-    """Say whether the environment has the scripted policy."""
+    """Return whether the environment has the scripted policy."""
     raised_by(lambda: env.reset(seed=0))
     error = raised_by(lambda: policy(env, np.random.default_rng(1)))
-    # Any other exception is a fault of a policy that exists; playing reports it.
+    # Other exceptions are faults of an existing policy, which the episodes report.
     return not isinstance(error, NotImplementedError)
 
 
 def random_or_filler(env: gym.Env, rng: np.random.Generator) -> str:
-    """Ask for a random completion; any word where there is no random policy."""
+    """Return a random completion, or any word without a random policy."""
     try:
         return random_policy(env, rng)
     except NotImplementedError:
@@ -149,7 +149,7 @@ def random_or_filler(env: gym.Env, rng: np.random.Generator) -> str:
 
 
 def always(text: str) -> Policy:
-    """Return a policy that says the same in every turn."""
+    """Return a policy that writes the same text in every turn."""
     return lambda env, rng: text
 
 
@@ -160,7 +160,7 @@ def replay(actions: list[str]) -> Policy:
 
 
 def measure(subject: Subject) -> dict[str, float]:
-    """Return speed, lengths, and how well the scripted policies do."""
+    """Return speed, lengths, and the performance of the scripted policies."""
     seconds = sum(play.transcript.seconds for play in subject.plays)
     resets = sum(play.transcript.reset_seconds for play in subject.plays)
     turns = [len(play.transcript.actions) for play in subject.plays]
@@ -179,7 +179,7 @@ def measure(subject: Subject) -> dict[str, float]:
 
 
 def _scores(policy: str, plays: list[PlayedEpisode]) -> dict[str, float]:
-    """Means over the episodes that were played without a fault."""
+    """Return means over the episodes without an exception."""
     sound = [play for play in plays if play.error is None]
     if not sound:
         return {}

@@ -1,4 +1,4 @@
-"""What checks say: where something was raised, and what authors can change."""
+"""Texts of check findings: locations of exceptions, and remedies for authors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _SHOWN_FRAMES = 6
 
 
 class Advice(str):
-    """A finding that training survives."""
+    """A finding that does not break training."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Remedies:
-    """What the author of one kind of environment can change, in sentences.
+    """Changes that the author of one kind of environment can make, in sentences.
 
     Attributes:
-        errors: Where reset or step raise.
-        ending: Where episodes do not end.
-        randomness: Where a seed does not decide the episode.
-        garbage: Where text of a model makes step raise.
+        errors: If reset or step raises.
+        ending: If episodes do not end.
+        randomness: If a seed does not determine the episode.
+        garbage: If a model's text makes step raise.
     """
 
     errors: str
@@ -36,42 +36,44 @@ class Remedies:
     garbage: str
 
 
-_ENDING = "Set max_turns, and leave step() to {base} or return truncated=True there."
+_ENDING = (
+    "Set max_turns, and do not override step() of {base}, or return truncated=True."
+)
 _RNG = (
-    "Everything random must come from the rng given to start(); keep it, and use "
-    "neither the modules random and np.random nor state shared between instances or "
+    "Draw everything random from the rng given to start(), and keep that rng. Avoid "
+    "the modules random and np.random, and state shared between instances or "
     "episodes."
 )
-_PARSE = "let parse() return None for text it cannot read, and check ranges before use."
+_PARSE = "return None from parse() for invalid text, and check ranges before use."
 
 TEXT_ENV = Remedies(
-    errors="Mend start(), reply() or apply(), or the scripted policy.",
+    errors="Correct start(), reply() or apply(), or the scripted policy.",
     ending=_ENDING.format(base="TextEnv"),
     randomness=_RNG,
     garbage=_PARSE,
 )
 GAME = dataclasses.replace(
     TEXT_ENV,
-    errors="Mend start(), prompt_for() or apply(), or the scripted policy.",
+    errors="Correct start(), prompt_for() or apply(), or the scripted policy.",
     ending=_ENDING.format(base="MultiAgentTextEnv"),
 )
 FOREIGN_GAME = Remedies(
-    errors="Mend reset(), step() or observe(), or the scripted policy.",
+    errors="Correct reset(), step() or observe(), or the scripted policy.",
     ending="Terminate or truncate every agent after some turns.",
     randomness=(
-        "Everything random must come from a generator of the environment's own that "
-        "reset(seed=...) seeds; use neither the modules random and np.random nor "
-        "state shared between instances or episodes."
+        "Draw everything random from a generator of the environment that "
+        "reset(seed=...) seeds. Avoid the modules random and np.random, and state "
+        "shared between instances or episodes."
     ),
-    garbage="let step() take any text, and treat what it cannot read as a bad action.",
+    garbage="accept any text in step(), and treat invalid text as a bad action.",
 )
 
 
 def described(error: BaseException) -> str:
     """Return an exception in words: type, message, and the lines that led to it.
 
-    Frames are shown from the first one that belongs neither to this package nor to a
-    library; where there is none, the last one.
+    The lines start at the first frame outside of this package and of libraries; without
+    such a frame, only the last one is shown.
     """
     name = type(error).__name__
     message = str(error).strip()

@@ -1,4 +1,4 @@
-"""Checks of how environments share a process: time, threads, random states."""
+"""Checks of environments that share a process: time, threads, random states."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ _THREADS = 4
 _SEEDS = 4
 _MOST_S = 120.0  # for all threads
 _IN_PROCESSES = (
-    "Environments run in threads of one process. Draw from what reset() is seeded "
-    "with; where a library seeds or draws by itself, make its calls inside of "
+    "Environments run in threads of one process. Draw from the generator that reset() "
+    "seeds; if a library seeds or draws by itself, make its calls inside of "
     "rllib_llm.envs.IsolatedRandomState(seed).swapped_in(), or train and check with "
     "rollouts(env_processes=True)."
 )
 
 
 def check_resets(subject: Subject) -> Iterator[str]:
-    """Building and resetting must not take longer than a call may."""
+    """Check that construction and reset stay within the time limit of a call."""
     start = subject.first_reset_s
     if start > STEP_TIMEOUT_S:
         yield (
-            f"Building the environment and its first reset took {start:.0f} s; every "
-            f"EnvRunner gives a call up after step_timeout_s={STEP_TIMEOUT_S:g}. Raise "
-            "rollouts(step_timeout_s=...), and start once per process what instances "
-            "can share."
+            f"Building the environment and its first reset took {start:.0f} s, but "
+            f"every EnvRunner limits a call to step_timeout_s={STEP_TIMEOUT_S:g}. "
+            "Raise rollouts(step_timeout_s=...), and initialise what instances can share "
+            "once per process."
         )
     elif start > SLOW_START_S:
         yield Advice(
-            f"Building the environment and its first reset took {start:.0f} s, and "
-            "env_runners(num_envs_per_env_runner=...) instances begin so. Start once "
-            "per process, behind a lock, what they can share."
+            f"Building the environment and its first reset took {start:.0f} s, for "
+            "each of env_runners(num_envs_per_env_runner=...) instances. Initialise "
+            "what they can share once per process, behind a lock."
         )
     resets = [p.transcript.reset_seconds for p in subject.plays if p.error is None]
     mean = sum(resets) / len(resets) if resets else 0.0
     if mean > SLOW_RESET_S:
         yield Advice(
-            f"A reset takes {mean:.2g} s, and every episode begins with one: "
-            f"{64 * mean:.0f} s for 64 episodes one after another. Keep what does not "
+            f"A reset takes {mean:.2g} s, and every episode starts with one: "
+            f"{64 * mean:.0f} s for 64 sequential episodes. Keep what does not "
             "change between episodes, or raise "
             "env_runners(num_envs_per_env_runner=...)."
         )
 
 
 def check_random_states(subject: Subject) -> Iterator[str]:
-    """Neither reset nor step may change the random states of the process."""
+    """Check that reset and step leave the random states of the process unchanged."""
     if subject.env_processes:
         return
     env = _Watched(subject.build())
@@ -67,32 +67,32 @@ def check_random_states(subject: Subject) -> Iterator[str]:
     for call, names in env.changed.items():
         yield (
             f"{call}() changed the process-wide state of {' and '.join(sorted(names))}"
-            ": it seeds it or draws from it, and so disturbs all other environments; "
+            ": it seeds it or draws from it, which disturbs all other environments; "
             f"rollouts of a group would get different tasks. {_IN_PROCESSES}"
         )
 
 
 def check_threads(subject: Subject) -> Iterator[str]:
-    """Instances in threads must play what one alone has played."""
+    """Check that instances in threads play the same episodes as a single one."""
     if subject.env_processes:
         return
     wanted = [p for p in subject.random if p.error is None][:_SEEDS]
     if not wanted:
         return
     together = threading.Barrier(_THREADS)
-    found: list[str] = []
+    problems: list[str] = []
 
     def work() -> None:
         try:
             env = subject.build()
             for play in wanted:
                 together.wait(_MOST_S)
-                found.extend(_compared(env, play))
+                problems.extend(_compared(env, play))
             env.close()
         except threading.BrokenBarrierError:
-            pass  # another thread has said why
-        except Exception as error:  # whatever an environment raises is a finding
-            found.append(f"In a thread, building it raised {described(error)}.")
+            pass  # another thread has reported its error
+        except Exception as error:  # environments may raise anything
+            problems.append(f"In a thread, building it raised {described(error)}.")
             together.abort()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
@@ -101,15 +101,15 @@ def check_threads(subject: Subject) -> Iterator[str]:
     for thread in threads:
         thread.join(_MOST_S)
     if any(thread.is_alive() for thread in threads):
-        found.append(
-            f"{_THREADS} instances in threads were not done after {_MOST_S:.0f} s."
+        problems.append(
+            f"{_THREADS} instances in threads did not finish within {_MOST_S:.0f} s."
         )
-    if found:
-        yield f"{found[0]} {_IN_PROCESSES}"
+    if problems:
+        yield f"{problems[0]} {_IN_PROCESSES}"
 
 
 def _compared(env: gym.Env, play: PlayedEpisode) -> Iterator[str]:
-    """Play an episode once more; yield what is different."""
+    """Play an episode again and yield the difference."""
     transcript = play.transcript
     again = PlayedEpisode(env, transcript.seed, replay(transcript.actions)).finish()
     if again.error is not None:
@@ -118,18 +118,18 @@ def _compared(env: gym.Env, play: PlayedEpisode) -> Iterator[str]:
     first, second = transcript.observations, again.transcript.observations
     if first[:1] != second[:1]:
         yield (
-            f"With {_THREADS} instances in threads, seed {transcript.seed} began with "
-            f"{second[0]!r} instead of {first[0]!r}."
+            f"With {_THREADS} instances in threads, seed {transcript.seed} started "
+            f"with {second[0]!r} instead of {first[0]!r}."
         )
     elif first != second or transcript.rewards != again.transcript.rewards:
         yield (
-            f"With {_THREADS} instances in threads, seed {transcript.seed} went "
-            "otherwise than alone."
+            f"With {_THREADS} instances in threads, the episode of seed "
+            f"{transcript.seed} differed from that of a single instance."
         )
 
 
 class _Watched(gym.Wrapper):
-    """Notes which calls change the process-wide random states, and which states."""
+    """Records which calls change which process-wide random states."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)

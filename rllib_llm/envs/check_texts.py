@@ -1,4 +1,4 @@
-"""Checks of what a tokenizer and a chat template make of observations."""
+"""Checks that a tokenizer and a chat template preserve observations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rllib_llm.envs.check_episodes import Subject
 
 
 def check_context(subject: Subject) -> Iterator[str]:
-    """Conversations must fit the context."""
+    """Check that conversations fit into the context."""
     limit = subject.max_context_tokens
     if subject.tokenizer is None or limit is None:
         return
@@ -24,7 +24,7 @@ def check_context(subject: Subject) -> Iterator[str]:
 
 
 def check_round_trip(subject: Subject) -> Iterator[str]:
-    """The tokenizer and the chat template must keep every character."""
+    """Check that the tokenizer and the chat template preserve every character."""
     tokenizer = subject.tokenizer
     if tokenizer is None:
         return
@@ -33,14 +33,14 @@ def check_round_trip(subject: Subject) -> Iterator[str]:
         if back != text:
             yield (
                 f"The tokenizer turned the observation {text!r} into {back!r}; it must "
-                "come back unchanged. Use a byte-level tokenizer, or avoid the "
+                "be unchanged. Use a byte-level tokenizer, or avoid the "
                 "characters that are lost."
             )
             return
         if text not in subject.as_chat([{"role": "user", "content": text}]):
             yield (
                 f"The chat template does not show the observation {text!r} unchanged. "
-                "Templates often strip spaces and line ends: let observations neither "
-                "begin nor end with them."
+                "Templates often strip spaces and line ends: do not start or end "
+                "observations with them."
             )
             return

@@ -24,10 +24,10 @@ _FALL = -100
 
 @register_text_env("cliff_walking-v0")
 class CliffWalking(TextEnv):
-    """Walk to the goal: -1 a move; off the cliff it is -100 and back to the start.
+    """Walk to the goal. Reward -1 per move, -100 and back to the start for a fall.
 
     States, dynamics and rewards are those of Gymnasium's ``CliffWalkingEnv``, whose
-    episodes are all alike. With ``anywhere`` they begin in any safe cell, and cells
+    episodes all start alike. With ``anywhere`` they start in any safe cell, and cells
     are split into train and test by their hash.
     """
 
@@ -37,12 +37,12 @@ class CliffWalking(TextEnv):
     def start(
         self, rng: np.random.Generator, slippery: bool = False, anywhere: bool = False
     ) -> str:
-        """Go to the start.
+        """Set up the starting cell.
 
         Args:
-            rng: Decides where one begins, with ``anywhere``, and where one slides.
-            slippery: Whether a move goes astray to either side, 1/3 each.
-            anywhere: Whether to begin in any safe cell instead of row 4 column 1.
+            rng: Generator of the start, with ``anywhere``, and of slides.
+            slippery: Whether a move slides to either side, with probability 1/3 each.
+            anywhere: Whether to start in any safe cell instead of row 4 column 1.
         """
         self.slippery = require_bool("slippery", slippery)
         require_bool("anywhere", anywhere)
@@ -54,47 +54,48 @@ class CliffWalking(TextEnv):
         slips = " The ground is slippery." if slippery else ""
         return (
             f"4 rows, 12 columns. Reach row 4 column 12; the rest of row 4 but column "
-            f"1 is a cliff.{slips} {MOVE_FORMAT}\n{self._told()}"
+            f"1 is a cliff.{slips} {MOVE_FORMAT}\n{self._observation()}"
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``go <direction>``."""
+        """Return the last ``go <direction>``."""
         return parse_move(completion)
 
     def reply(self, action: str) -> TurnResult:
-        """Move, slide if the ground is slippery, and tell where one stands."""
+        """Move, slide if the ground is slippery, and describe the new position."""
         move = ORDER.index(action)
         _, reward, terminated, truncated, _ = self._walk.step(move)
         if terminated:
             text = "You reached the goal!"
         else:
-            text = "You fell. " * (reward == _FALL) + self._told()
+            text = "You fell. " * (reward == _FALL) + self._observation()
         return TurnResult(text, float(reward), terminated, truncated, bool(terminated))
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Play the optimal policy."""
+        """Return the move of the optimal policy."""
         return f"go {ORDER[int(np.argmax(_values(self.slippery)[self._walk.s]))]}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Move in any direction."""
+        """Return any move."""
         return f"go {ORDER[int(rng.integers(len(ORDER)))]}"
 
     def admissible_actions(self) -> list[str]:
-        """List the four moves."""
+        """Return the four moves."""
         return [f"go {move}" for move in ORDER]
 
     def optimal_value(self) -> float:
-        """Return the best expected return from here, if turns were unlimited."""
+        """Return the best expected return from here, with unlimited turns."""
         return float(_values(self.slippery)[self._walk.s].max())
 
-    def _told(self) -> str:
+    def _observation(self) -> str:
         row, column = divmod(int(self._walk.s), _COLUMNS)
         return f"row {row + 1} column {column + 1}"
 
 
 @lru_cache(maxsize=2)
 def _values(slippery: bool) -> np.ndarray:
-    """Return the optimal values; past the goal nothing counts. [states, actions]"""
+    """Return the optimal values [states, actions]."""
     table = dict(CliffWalkingEnv(is_slippery=slippery).P)
+    # Gymnasium's table has moves out of the goal, which would not let values converge.
     table[_GOAL] = {a: [(1.0, _GOAL, 0.0, True)] for a in table[_GOAL]}
     return action_values(table)

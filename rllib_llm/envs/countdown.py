@@ -29,7 +29,7 @@ _MAX_DRAWS = 2_000
 class Countdown(TextEnv):
     """Combine all given numbers, each once, to the target. Return 1 if exact.
 
-    Every wrong answer is told its value, and the model may try again. The target is
+    After a wrong answer the model reads its value and may try again. The target is
     the value of a random expression, so a solution always exists. Instances are
     split into train and test by the hash of the sorted numbers and the target.
     """
@@ -45,13 +45,13 @@ class Countdown(TextEnv):
         max_number: int = 10,
         max_target: int = 50,
     ) -> str:
-        """Draw the numbers and a target that they reach.
+        """Draw the numbers and a reachable target.
 
         Args:
-            rng: Decides the instance.
-            numbers: How many numbers are given, in [2, 6].
-            max_number: The largest number that is given, in [2, 1000].
-            max_target: The largest target, in [1, 10000].
+            rng: Generator of the instance.
+            numbers: Number of given numbers, in [2, 6].
+            max_number: Largest given number, in [2, 1000].
+            max_target: Largest target, in [1, 10000].
         """
         require_int("numbers", numbers, 2, 6)
         require_int("max_number", max_number, 2, 1000)
@@ -63,7 +63,7 @@ class Countdown(TextEnv):
         )
 
     def parse(self, completion: str) -> ast.expr | None:
-        """Read the expression after the last ``answer:``."""
+        """Return the expression after the last ``answer:``."""
         match = last_match(self._pattern, completion)
         try:
             return parse_expression(match.group(1)) if match else None
@@ -71,7 +71,7 @@ class Countdown(TextEnv):
             return None
 
     def reply(self, action: ast.expr) -> TurnResult:
-        """Compare the numbers used and the value with what was asked."""
+        """Check the numbers in the expression and its value."""
         shown = ast.unparse(action)
         if numbers_in(action) != sorted(self.numbers):
             used = " ".join(map(str, numbers_in(action)))
@@ -88,11 +88,11 @@ class Countdown(TextEnv):
         return TurnResult(text, success=False)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Give the first solution of an exhaustive search."""
+        """Return the first solution of an exhaustive search."""
         return f"answer: {next(solutions(self.numbers, self.target))}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Combine the numbers at random."""
+        """Return a random combination of the numbers."""
         return f"answer: {_tidy(_random_expression(self.numbers, rng))}"
 
     def _draw(
@@ -111,8 +111,9 @@ class Countdown(TextEnv):
             if in_split(f"{sorted(numbers)} -> {target}", self.split):
                 return numbers, target
         raise ConfigError(
-            f"No {self.split} instance in {_MAX_DRAWS} draws with numbers={count}, "
-            f"max_number={max_number}, max_target={max_target}. Raise max_target."
+            f"No {self.split} instance found in {_MAX_DRAWS} draws with numbers="
+            f"{count}, max_number={max_number}, max_target={max_target}. Raise "
+            "max_target."
         )
 
     def _listed(self) -> str:
@@ -122,8 +123,8 @@ class Countdown(TextEnv):
 def solutions(numbers: Sequence[int], target: int) -> Iterator[str]:
     """Yield expressions that use all ``numbers`` once and equal ``target``.
 
-    All ways to combine two numbers, then two of what remains, and so on; the same
-    expression may come more than once.
+    The search combines any two numbers, then any two of the remaining values, and so
+    on. It may yield an expression more than once.
     """
     items = [(Fraction(n), str(n)) for n in sorted(numbers)]
     return (_tidy(text) for value, text in _combinations(items) if value == target)
@@ -139,6 +140,7 @@ def _combinations(
         (a, left), (b, right) = items[i], items[j]
         rest = [item for k, item in enumerate(items) if k not in (i, j)]
         joined = [(a - b, f"({left} - {right})")]
+        # Sums and products commute: one order suffices.
         if i < j:
             joined += [(a + b, f"({left} + {right})"), (a * b, f"({left} * {right})")]
         if b != 0:
@@ -157,5 +159,5 @@ def _random_expression(numbers: Sequence[int], rng: np.random.Generator) -> str:
 
 
 def _tidy(expression: str) -> str:
-    """Drop the brackets that are not needed."""
+    """Remove unnecessary brackets."""
     return ast.unparse(ast.parse(expression, mode="eval"))

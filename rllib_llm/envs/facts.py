@@ -1,6 +1,6 @@
-"""A small made-up world: entities, relations, one document per fact, and a search.
+"""A fictional world: entities, relations, one document per fact, and a search.
 
-Nothing of it is true anywhere, so no model knows it beforehand.
+The facts are not true anywhere, so that no model can answer from memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from rllib_llm.retrieval import BM25
 
-# Kinds of entities, how many there are, and their relations to other kinds.
+# Number of entities of each kind, and their relations to other kinds.
 _COUNTS = {"person": 80, "town": 40, "firm": 40}
 _RELATIONS = {
     "person": {"home": "town", "firm": "firm"},
     "town": {"river": "river", "mayor": "person"},
-    "firm": {"seat": "town", "boss": "person"},
+    "firm": {"seat": "town", "boss": "person"},  # language: read by the model
 }
 _RIVERS = 30
 _STARTS = ("ba", "do", "fe", "ga", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "za")
@@ -36,12 +36,12 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The document that says it."""
+        """The document that states the fact."""
         return f"The {self.relation} of {self.entity} is {self.value}."
 
     @property
     def query(self) -> str:
-        """The words that find it."""
+        """A search query for the fact."""
         return f"{self.relation} of {self.entity}"
 
 
@@ -55,7 +55,7 @@ class World:
     """Facts about entities, and a search over their documents.
 
     Args:
-        seed: Decides every name and fact.
+        seed: Seed of every name and fact.
     """
 
     def __init__(self, seed: int = 0):
@@ -75,11 +75,11 @@ class World:
         self.index = BM25([fact.text for fact in self.facts.values()])
 
     def __reduce__(self) -> tuple[Callable[[int], World], tuple[int]]:
-        # Snapshots of environments name the world, instead of copying it.
+        # Snapshots of environments store the seed instead of a copy of the world.
         return world, (self.seed,)
 
     def chains(self, entity: str, hops: int) -> list[list[Fact]]:
-        """Return all chains of facts of this length that begin at an entity."""
+        """Return all chains of facts of this length that start at an entity."""
         firsts = [f for (e, _), f in self.facts.items() if e == entity]
         if hops == 1:
             return [[f] for f in firsts]
@@ -88,5 +88,5 @@ class World:
 
 @lru_cache(maxsize=4)
 def world(seed: int) -> World:
-    """Return the world of a seed; environments of a process share it."""
+    """Return the world of a seed, shared by the environments of a process."""
     return World(seed)

@@ -1,4 +1,4 @@
-"""Gymnasium's FrozenLake in text, on a fresh random map in every episode."""
+"""Gymnasium's FrozenLake in text, with a new random map in every episode."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 class FrozenLake(TextEnv):
     """Cross the ice to the goal, one move per turn. Return 1 if reached.
 
-    Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``; the map is drawn
-    anew from the episode's seed and always has a path of at most ``max_turns``
-    moves. Maps are split into train and test by their hash. The first message shows
-    the map; each message says where one stands and where there is ice around that was
-    not walked on yet, or, where there is none, the way back. On slippery ice it names
-    the moves that cannot end in a hole instead, whichever way one slides.
+    Dynamics and rewards are those of Gymnasium's ``FrozenLakeEnv``. Each episode draws
+    a new map with a path of at most ``max_turns`` moves. Maps are split into train and
+    test by their hash. The first message shows the map. Each message gives the position
+    and the moves onto ice that was not visited yet or, without any, the way back. On
+    slippery ice it lists the moves that cannot end in a hole instead, whatever the
+    slide.
     """
 
     max_turns = 12
@@ -51,10 +51,10 @@ class FrozenLake(TextEnv):
         """Draw a map.
 
         Args:
-            rng: Decides the map and, on slippery ice, where one slides.
-            size: Rows and columns, in [3, 16].
-            slippery: Whether a move goes astray to either side, 1/3 each.
-            frozen_prob: Chance of a cell to be ice rather than a hole, in [0, 1].
+            rng: Generator of the map and, on slippery ice, of slides.
+            size: Number of rows and columns, in [3, 16].
+            slippery: Whether a move slides to either side, with probability 1/3 each.
+            frozen_prob: Probability that a cell is ice instead of a hole, in [0, 1].
         """
         require_int("size", size, 3, 16)
         require_float("frozen_prob", frozen_prob, 0.0, 1.0)
@@ -73,11 +73,11 @@ class FrozenLake(TextEnv):
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``go <direction>``."""
+        """Return the last ``go <direction>``."""
         return parse_move(completion)
 
     def reply(self, action: str) -> TurnResult:
-        """Move, slide if the ice is slippery, and tell where one stands."""
+        """Move, slide if the ice is slippery, and describe the new position."""
         move = list(MOVES).index(action)
         _, reward, terminated, truncated, _ = self._lake.step(move)
         success = reward > 0
@@ -89,9 +89,11 @@ class FrozenLake(TextEnv):
         return TurnResult(text, float(reward), terminated, truncated, success)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Follow a shortest way over new ice; on slippery ice play the optimal policy.
+        """Return a move of a shortest path over new ice, or of the optimal policy.
 
-        After a mistake it explores as told, depth first, instead of retracing steps.
+        The optimal policy is for slippery ice. Elsewhere the expert picks among the
+        moves in the observation: after a mistake it explores depth first instead of
+        retracing its steps.
         """
         if self.slippery:
             turns_left = max(1, self.max_turns - self.turn)
@@ -101,22 +103,22 @@ class FrozenLake(TextEnv):
             return f"go {list(MOVES)[int(np.argmax(gains))]}"
         to_goal = _distances_to_goal(self.map)
         here = self._position()
-        told = [move for moves in self._told().values() for move in moves]
-        best = min(told, key=lambda m: to_goal.get(neighbour(here, m), 10**6))
+        listed = [move for moves in self._listed_moves().values() for move in moves]
+        best = min(listed, key=lambda m: to_goal.get(neighbour(here, m), 10**6))
         return f"go {best}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Move in any direction."""
+        """Return any move."""
         return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
 
     def admissible_actions(self) -> list[str]:
-        """List the four moves."""
+        """Return the four moves."""
         return [f"go {move}" for move in MOVES]
 
     def optimal_value(self) -> float:
         """Return the success probability of the best policy on the current map.
 
-        It is exact: backward induction over ``max_turns`` turns with Gymnasium's own
+        The value is exact: backward induction over ``max_turns`` turns with Gymnasium's
         transition table, from the starting cell.
         """
         return float(self._value_table()[self.max_turns, 0])
@@ -139,8 +141,9 @@ class FrozenLake(TextEnv):
             if reachable and in_split("\n".join(rows), self.split):
                 return rows
         raise ConfigError(
-            f"No solvable {self.split} map in {_MAX_DRAWS} draws with size={size}, "
-            f"frozen_prob={frozen_prob}. Choose frozen_prob between 0.6 and 0.95."
+            f"No solvable {self.split} map found in {_MAX_DRAWS} draws with size="
+            f"{size}, frozen_prob={frozen_prob}. Choose frozen_prob between 0.6 and "
+            "0.95."
         )
 
     def _position(self) -> Cell:
@@ -153,12 +156,14 @@ class FrozenLake(TextEnv):
         return "\n".join(" ".join(line) for line in cells)
 
     def _surroundings(self) -> str:
-        """Say where one stands, and what is around."""
+        """Return the position and the moves to list, as text."""
         row, column = self._position()
-        told = [f"{word} {' '.join(m)}" for word, m in self._told().items() if m]
-        return ", ".join([f"row {row + 1} column {column + 1}", *told])
+        lists = [
+            f"{word} {' '.join(m)}" for word, m in self._listed_moves().items() if m
+        ]
+        return ", ".join([f"row {row + 1} column {column + 1}", *lists])
 
-    def _told(self) -> dict[str, list[str]]:
+    def _listed_moves(self) -> dict[str, list[str]]:
         here = self._position()
         goal = [m for m in MOVES if self._cell(m) == "G"]
         ice = [m for m in MOVES if self._cell(m) in "SF"]
@@ -174,7 +179,7 @@ class FrozenLake(TextEnv):
         return {"back": ice}
 
     def _arrive(self) -> None:
-        """Remember the cell one stands on and the way that led there."""
+        """Record the current cell and the path that led there."""
         here = self._position()
         if here in self._trail:
             del self._trail[self._trail.index(here) + 1 :]
@@ -202,7 +207,7 @@ class FrozenLake(TextEnv):
         return self._values
 
     def _action_values(self, state: int, later: np.ndarray) -> list[float]:
-        """Success probability of each action, given the values one turn later."""
+        """Return the success probability of each action, given the later values."""
         return [
             sum(
                 chance * (reward + (0.0 if done else later[following]))
@@ -213,7 +218,7 @@ class FrozenLake(TextEnv):
 
 
 def _slides(move: str) -> list[str]:
-    """Return where a move may lead on slippery ice: there, or to either side."""
+    """Return the possible directions of a move on slippery ice."""
     moves = list(MOVES)
     at = moves.index(move)
     return [moves[(at + turn) % 4] for turn in (-1, 0, 1)]
@@ -233,7 +238,7 @@ def mean_optimal_value(
 ) -> float:
     """Return the mean of :meth:`FrozenLake.optimal_value` over the maps of ``seeds``.
 
-    This is the best success rate that any policy can reach, e.g. to draw beside a
+    This is the best success rate that any policy can reach, e.g. to plot beside a
     learning curve.
 
     Args:

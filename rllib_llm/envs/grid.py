@@ -1,4 +1,4 @@
-"""What the grid worlds share: moves, their text form, and walking distances."""
+"""Shared parts of the grid worlds: moves, their text form, and walking distances."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def parse_move(completion: str) -> str | None:
 
 
 def neighbour(cell: Cell, move: str) -> Cell:
-    """Return the cell one ``move`` away; it may lie outside of the grid."""
+    """Return the cell one ``move`` away; it may be outside of the grid."""
     row, column = cell
     down, right = MOVES[move]
     return row + down, column + right
 
 
 def distances(start: Cell, free: Collection[Cell]) -> dict[Cell, int]:
-    """Return the number of moves from ``start`` to every cell it can reach.
+    """Return the number of moves from ``start`` to every reachable cell.
 
     Args:
-        start: Where the walk begins; it need not be in ``free``.
-        free: The cells that can be walked on.
+        start: Start of the walk; it need not be in ``free``.
+        free: Cells that can be entered.
     """
-    found = {start: 0}
+    steps = {start: 0}
     queue = deque([start])
     while queue:
         cell = queue.popleft()
         for move in MOVES:
             following = neighbour(cell, move)
-            if following in free and following not in found:
-                found[following] = found[cell] + 1
+            if following in free and following not in steps:
+                steps[following] = steps[cell] + 1
                 queue.append(following)
-    return found
+    return steps

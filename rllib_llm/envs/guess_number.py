@@ -1,4 +1,4 @@
-"""Guess a hidden number: the smallest real multi-turn task."""
+"""Guess a hidden number: the smallest multi-turn task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_LISTED = 100
 
 @register_text_env("guess_number-v0")
 class GuessNumber(TextEnv):
-    """Guess an integer; the answer is "too low" or "too high". Return 1 if found.
+    """Guess an integer; the reply is "too low" or "too high". Return 1 if correct.
 
     Optimal play is bisection: ``max_turns`` guesses find any number up to
-    ``2**max_turns - 1``. There is no held-out split: the secret never shows in the
-    prompt, so episodes of ``"test"`` are drawn like those of ``"train"``.
+    ``2**max_turns - 1``. Episodes of both splits are drawn alike, because the prompt
+    never reveals the secret.
     """
 
     max_turns = 5
@@ -28,14 +28,14 @@ class GuessNumber(TextEnv):
     _pattern = re.compile(r"\bguess[ \t]+([0-9]{1,6})\b", re.IGNORECASE)
 
     def start(self, rng: np.random.Generator, upper: int = 31) -> str:
-        """Hide a number between 1 and ``upper``."""
+        """Draw the secret, a number between 1 and ``upper``."""
         require_int("upper", upper, 1, 999_999)
         self.low, self.high, self.upper = 1, upper, upper
         self.secret = int(rng.integers(1, upper + 1))
         return f"Find a number from 1 to {upper}. Answer as 'guess 7'."
 
     def parse(self, completion: str) -> int | None:
-        """Read the last ``guess <n>``."""
+        """Return the number of the last ``guess <n>``."""
         match = last_match(self._pattern, completion)
         return int(match.group(1)) if match else None
 
@@ -50,15 +50,15 @@ class GuessNumber(TextEnv):
         return TurnResult(f"{action} is too high.", success=False)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Bisect what the answers so far allow."""
+        """Return the middle of the range that the replies leave."""
         return f"guess {(self.low + self.high) // 2}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Guess any number that the answers so far allow."""
+        """Return any guess that the replies leave."""
         return f"guess {rng.integers(self.low, self.high + 1)}"
 
     def admissible_actions(self) -> list[str] | None:
-        """List all guesses, also those that the answers exclude; at most 100."""
+        """Return all guesses if there are at most 100, including excluded ones."""
         if self.upper > _MOST_LISTED:
             return None
         return [f"guess {n}" for n in range(1, self.upper + 1)]

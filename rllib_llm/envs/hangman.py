@@ -20,8 +20,8 @@ _PATTERN = re.compile(r"\bletter[ \t]+([a-z])\b", re.IGNORECASE)
 class Hangman(TextEnv):
     """Name letters of a hidden word; a wrong one costs a life. Return 1 if found.
 
-    Words are split into train and test by their hash, so that words of ``"test"`` were
-    never the answer in training.
+    Words are split into train and test by their hash, so that words of ``"test"`` are
+    never answers in training.
     """
 
     max_turns = 14
@@ -34,13 +34,13 @@ class Hangman(TextEnv):
         pool: int = 100,
         lives: int = 8,
     ) -> str:
-        """Hide a word.
+        """Draw the hidden word.
 
         Args:
-            rng: Decides the word.
-            length: Letters of the word, in [4, 8].
-            pool: How many words there are, of both splits; at least 20.
-            lives: Wrong letters that end the episode, in [1, 26].
+            rng: Generator of the word.
+            length: Number of letters, in [4, 8].
+            pool: Number of candidate words in both splits together, at least 20.
+            lives: Number of wrong letters that ends the episode, in [1, 26].
         """
         self.pool = word_pool(length, pool)
         self.lives = require_int("lives", lives, 1, 26)
@@ -52,14 +52,14 @@ class Hangman(TextEnv):
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``letter <a-z>``."""
+        """Return the letter of the last ``letter <a-z>``."""
         match = last_match(_PATTERN, completion)
         letter = match.group(1).lower() if match else ""
-        # Unicode has letters that lower() turns into, or IGNORECASE matches as, a-z.
+        # IGNORECASE and lower() also map some non-ASCII letters to a-z.
         return letter if letter and letter in string.ascii_lowercase else None
 
     def reply(self, action: str) -> TurnResult:
-        """Show where the letter is, or take a life; a letter tried before is free."""
+        """Reveal the letter or subtract a life; a repeated letter costs nothing."""
         if action not in self.tried:
             self.tried += action
             self.lives -= action not in self.secret
@@ -72,28 +72,28 @@ class Hangman(TextEnv):
         return TurnResult(self._board(), success=False)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Name the letter that is in most of the words left.
+        """Return the letter that occurs in most of the remaining words.
 
-        Among equals it is the one whose places tell most.
+        Ties go to the letter whose positions distinguish most words.
         """
         shown = _shown(self.secret, self.tried)
         left = [word for word in self.pool if _shown(word, self.tried) == shown]
         return f"letter {max(self._untried(), key=lambda c: _worth(c, left))}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Name any letter that was not tried."""
+        """Return any untried letter."""
         untried = self._untried()
         return f"letter {untried[int(rng.integers(len(untried)))]}"
 
     def admissible_actions(self) -> list[str]:
-        """List the letters that were not tried."""
+        """Return the untried letters."""
         return [f"letter {c}" for c in self._untried()]
 
     def _untried(self) -> list[str]:
         return [c for c in string.ascii_lowercase if c not in self.tried]
 
     def _board(self) -> str:
-        """Show the word so far, the wrong letters, and the lives left."""
+        """Return the word so far, the wrong letters, and the remaining lives."""
         missed = "".join(c for c in self.tried if c not in self.secret)
         wrong = f", not {missed}" if missed else ""
         shown = _shown(self.secret, self.tried)
@@ -101,11 +101,11 @@ class Hangman(TextEnv):
 
 
 def _shown(word: str, tried: str) -> str:
-    """Return the word with the letters that were not tried hidden."""
+    """Return the word with its untried letters hidden."""
     return "".join(c if c in tried else "_" for c in word)
 
 
 def _worth(letter: str, left: list[str]) -> tuple[int, int]:
-    """Return how many words hold the letter, and in how many ways."""
+    """Return how many words contain the letter, and in how many patterns."""
     having = [_shown(word, letter) for word in left if letter in word]
     return len(having), len(set(having))

@@ -21,9 +21,8 @@ class LongDocument(TextEnv):
     """Rewrite a memory after each part of a document, then answer. Return 1 if right.
 
     The setting of MemAgent (Yu et al. 2025, arXiv:2507.02259): each message shows the
-    question, the memory and the next part, so the earlier ones may be forgotten.
-    Entities that questions of the test split begin with begin none of the training
-    split.
+    question, the memory and the next part, so that earlier messages can be dropped.
+    Questions of the two splits start at different entities.
     """
 
     max_turns = 12
@@ -47,18 +46,19 @@ class LongDocument(TextEnv):
         """Write a document and draw a question about it.
 
         Args:
-            rng: Decides both.
-            parts: Parts of the document, in [1, 64].
-            sentences: Sentences of each part, in [1, 64].
-            hops: Facts that the question goes over, in [1, 4].
-            distance: Parts from one of them to the next in the document, at least.
-            order: "forward", as they are needed, or "any".
-            memory_words: Longest memory, in [1, 1000]; what is beyond is cut off.
+            rng: Generator of both.
+            parts: Number of parts, in [1, 64].
+            sentences: Number of sentences per part, in [1, 64].
+            hops: Number of facts that the question needs, in [1, 4].
+            distance: Minimum number of parts from one of these facts to the next.
+            order: Order of these facts: "forward", as they are needed, or "any".
+            memory_words: Maximum length of the memory, in words, in [1, 1000]; the
+                rest is cut off.
             repeat: Whether each message repeats the question and the memory.
             world: Seed of the facts, >= 0.
 
         Raises:
-            ConfigError: If the facts do not fit, or the turns do not suffice.
+            ConfigError: If the facts do not fit, or ``max_turns`` is too small.
         """
         require_int("parts", parts, 1, 64)
         require_int("sentences", sentences, 1, 64)
@@ -75,7 +75,7 @@ class LongDocument(TextEnv):
         return self._message()
 
     def parse(self, completion: str) -> str | None:
-        """Read the last memory or, after the last part, the last answer."""
+        """Return the last memory or, after the last part, the last answer."""
         match = last_match(self._pattern, completion)
         wanted = "memory" if self.read < len(self.parts) else "answer"
         if match is None or match.group(1) != wanted:
@@ -83,15 +83,15 @@ class LongDocument(TextEnv):
         return match.group(2).strip() or None
 
     def reply(self, action: str) -> TurnResult:
-        """Keep the memory and show what follows, or judge the answer."""
+        """Store the memory and show the next part, or rate the answer."""
         if self.read < len(self.parts):
             self.memory = " ".join(action.split()[: self.memory_words])
             self.read += 1
             return TurnResult(self._message(), success=False)
         is_right = action.strip(" .").lower() == self.chain[-1].value.lower()
-        said = "Correct!" if is_right else "That is wrong."
+        text = "Correct!" if is_right else "That is wrong."
         return TurnResult(
-            said,
+            text,
             float(is_right),
             terminated=True,
             success=is_right,
@@ -99,7 +99,7 @@ class LongDocument(TextEnv):
         )
 
     def more_info(self) -> dict[str, Any]:
-        """Return what was needed, and which of it the memory holds."""
+        """Return the facts that the question needs, and those in the memory."""
         return {
             "gold_answers": [self.chain[-1].value],
             "gold_documents": [fact.text for fact in self.chain],
@@ -107,7 +107,7 @@ class LongDocument(TextEnv):
         }
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Keep the needed facts that were read, then answer."""
+        """Return the needed facts read so far, then the answer."""
         if self.read == len(self.parts):
             return f"<answer>{self.chain[-1].value}</answer>"
         shown = " ".join(self.parts[: self.read + 1])
@@ -115,7 +115,7 @@ class LongDocument(TextEnv):
         return f"<memory>{' '.join(needed) or 'nothing'}</memory>"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Keep any fact, or answer with the value of one."""
+        """Return any fact, or the value of one as the answer."""
         every = list(self.world.facts.values())
         fact = every[int(rng.integers(len(every)))]
         if self.read == len(self.parts):
@@ -137,16 +137,16 @@ class LongDocument(TextEnv):
         return "\n".join(lines)
 
     def _kept(self) -> list[str]:
-        """Return the needed facts of which the memory names both ends."""
+        """Return the needed facts whose entity and value are both in the memory."""
         words = {word.strip(".,;:") for word in self.memory.split()}
         return [f.text for f in self.chain if {f.entity, f.value} <= words]
 
     def _check_room(self, parts: int, hops: int, distance: int) -> None:
         if (hops - 1) * distance >= parts:
             raise ConfigError(
-                f"parts={parts} is too few for hops={hops} facts, each in a part at "
-                f"least distance={distance} after the one before. Give at least "
-                f"{(hops - 1) * distance + 1} parts."
+                f"parts={parts} is too small for hops={hops} facts, each in a part at "
+                f"least distance={distance} after the one before. Set parts to "
+                f"{(hops - 1) * distance + 1} or more."
             )
         if parts + 1 > self.max_turns:
             raise ConfigError(
@@ -155,7 +155,7 @@ class LongDocument(TextEnv):
             )
 
     def _draw(self, rng: np.random.Generator, hops: int) -> list[facts.Fact]:
-        """Draw a chain of different facts that begins with an entity of the split."""
+        """Draw a chain of distinct facts that starts at an entity of the split."""
         every = [e for entities in self.world.entities.values() for e in entities]
         while True:
             entity = every[int(rng.integers(len(every)))]
@@ -171,9 +171,10 @@ class LongDocument(TextEnv):
         distance: int,
         order: str,
     ) -> list[str]:
-        """Return the parts: needed facts, others, and then sentences on cities."""
+        """Return the parts, from needed facts, other facts, and passages on cities."""
         hops = len(self.chain)
-        # Any gaps of at least ``distance``: draw without them, then widen.
+        # Draw positions without the minimum gaps, then widen the gaps: uniform over
+        # all valid positions, without rejection.
         spare = parts - (hops - 1) * (distance - 1)
         places = np.sort(rng.choice(spare, hops, replace=False))
         places += np.arange(hops) * (distance - 1)

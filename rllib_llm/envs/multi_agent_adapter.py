@@ -25,25 +25,25 @@ from rllib_llm.errors import EnvContractError, did_you_mean
 
 @dataclasses.dataclass(slots=True)
 class MultiAgentStep:
-    """What one call of :class:`MultiAgentAdapter` brought.
+    """The result of one call of :class:`MultiAgentAdapter`.
 
     Attributes:
-        observations: Text for each agent that must act now, in execution order;
-            several where they act simultaneously. Of agents of numbers what the
-            environment gave, untouched.
-        rewards: All non-zero ``(agent, reward)`` since the last call, to any declared
-            agent: acting, waiting, not yet there, or gone.
-        terminated: Agents whose game ended with this call.
-        truncated: Agents that were cut short with this call.
-        final_observations: What truncated agents would have read next (the critic
-            bootstraps from it); an agent with nothing new to read is missing.
+        observations: Observation of each agent that must act next, in order; several
+            if they act simultaneously. Text, or the unchanged observation of a numeric
+            agent.
+        rewards: All non-zero ``(agent, reward)`` since the last call, of any declared
+            agent: acting, waiting, not yet joined, or ended.
+        terminated: Agents that terminated in this call.
+        truncated: Agents that were truncated in this call.
+        final_observations: Next observations of truncated agents, from which the
+            critic bootstraps; agents without a new observation are missing.
         infos: Info dictionaries by agent.
-        is_over: No agent is left.
-        success: Whether the task was solved, once an info says so.
-        metrics: Numbers to average over episodes, merged from the infos.
-        stop_reason: Why the episode ended, from the infos; where they do not say,
-            ``"max_turns"`` if anyone was truncated in the last call, else
-            ``"terminated"``. None while the episode goes on.
+        is_over: Whether all agents have ended.
+        success: Whether the task was solved, once an info contains it.
+        metrics: Values to average over episodes, merged from the infos.
+        stop_reason: Reason for the end of the episode, from the infos; by default
+            ``"max_turns"`` if the last call truncated an agent, else ``"terminated"``.
+            None during the episode.
     """
 
     observations: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -59,48 +59,47 @@ class MultiAgentStep:
 
 
 class MultiAgentAdapter:
-    """Play an environment of PettingZoo, or RLlib's MultiAgentEnv, round by round.
+    """Steps an environment of PettingZoo, or RLlib's MultiAgentEnv, round by round.
 
-    Every call returns exactly the agents that must act now. Nothing is lost that
-    wrappers tend to lose: infos of ``reset``, rewards before an agent's first or after
-    its last action, the order of agents kept in a set, agents that join late or leave
-    early, and ends where some agents terminate and others are truncated.
+    Every call returns exactly the agents that must act next. It also keeps what other
+    wrappers lose: infos of ``reset``, rewards before an agent's first or after its last
+    action, a stable order of agents declared as a set, agents that join late or leave
+    early, and episodes in which some agents terminate and others are truncated.
 
     Args:
         env: An ``AECEnv`` or ``ParallelEnv`` whose observations are strings or
             dictionaries with a string under ``"text"``, and whose actions are text. In
-            a ``ParallelEnv`` an empty observation means that the agent is not asked;
-            its action is then ``""``. An agent whose declared observation space is of
-            numbers (a Box, Discrete, ...) gets and gives these; there None, or no
-            observation, means that it is not asked, and its action is None. Of a
-            ``MultiAgentEnv`` exactly the agents that get an observation act next; the
-            episode ends with ``terminateds["__all__"]`` or ``truncateds["__all__"]``,
-            and ``infos["__common__"]`` may hold ``success`` and ``metrics``.
+            a ``ParallelEnv`` an agent with an empty observation does not act; its
+            action is then ``""``. An agent with a numeric observation space (a Box,
+            Discrete, ...) observes and acts in numbers; without an observation, or with
+            None, it does not act, and its action is None. In a ``MultiAgentEnv``
+            exactly the agents with an observation act next; the episode ends with
+            ``terminateds["__all__"]`` or ``truncateds["__all__"]``, and
+            ``infos["__common__"]`` may hold ``success`` and ``metrics``.
 
     Raises:
-        EnvContractError: If ``env`` is something else, or breaks its library's
-            contract while it is played.
+        EnvContractError: If ``env`` is of another kind, or breaks its library's
+            contract in an episode.
     """
 
     def __init__(self, env: Any):
         if not is_multi_agent(env):
             raise EnvContractError(
-                f"MultiAgentAdapter got {type(env).__name__}; it plays a "
-                "pettingzoo AECEnv or "
-                "ParallelEnv, or a MultiAgentEnv of RLlib."
+                f"MultiAgentAdapter got {type(env).__name__}; it requires a "
+                "pettingzoo AECEnv or ParallelEnv, or a MultiAgentEnv of RLlib."
             )
         names = getattr(env, "possible_agents", None)
         if not names:
             raise EnvContractError(
                 f"{env} has no possible_agents. List every agent that may ever take "
-                "part: policies are assigned before an episode begins."
+                "part, because policies are assigned before an episode starts."
             )
         if not all(isinstance(name, str) for name in names):
             raise EnvContractError(
-                f"{env} has the possible_agents {list(names)}. Name agents by strings, "
-                "e.g. 'player_0': policies are mapped by these names."
+                f"{env} has the possible_agents {list(names)}. Use strings as names, "
+                "e.g. 'player_0', because policies are mapped by name."
             )
-        # The order of a set changes from one Python process to the next.
+        # The order of a set differs between Python processes.
         is_set = isinstance(names, (set, frozenset))
         self.possible_agents: list[str] = sorted(names) if is_set else list(names)
         self.env = env
@@ -134,11 +133,11 @@ class MultiAgentAdapter:
         return getattr(self.unwrapped, "system_prompt", None)
 
     def number_spaces(self, agent: str) -> tuple[gym.Space, gym.Space] | None:
-        """Return observation and action space of an agent of numbers; None: of text."""
+        """Return observation and action space of a numeric agent; None for text."""
         return self._numbers.get(agent)
 
     def random_numbers(self, agent: str, rng: np.random.Generator) -> Any:
-        """Return a random action of an agent of numbers."""
+        """Return a random action of a numeric agent."""
         space = self._numbers[agent][1]
         space.seed(int(rng.integers(2**31)))
         return space.sample()
@@ -146,21 +145,21 @@ class MultiAgentAdapter:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> MultiAgentStep:
-        """Begin an episode."""
+        """Start an episode."""
         self._ended, self._live = set(), set()
         return self._collect(self._play.reset(seed, options))
 
     def step(self, actions: dict[str, Any]) -> MultiAgentStep:
-        """Let exactly the agents of the last observations act.
+        """Apply the actions of exactly the agents that had to act.
 
         Args:
-            actions: Their texts or numbers.
+            actions: Texts or numbers by agent.
         """
         if set(actions) != set(self._asked):
             raise EnvContractError(
                 f"step() got actions of {sorted(actions)}; the agents to act are "
                 f"{list(self._asked)}."
-                + ("" if self._asked else " The episode is over: call reset().")
+                + ("" if self._asked else " The episode has ended: call reset().")
             )
         return self._collect(self._play.step({a: actions[a] for a in self._asked}))
 
@@ -173,10 +172,10 @@ class MultiAgentAdapter:
             self._require_declared(agent, f"the reward {reward!r}")
             if not is_finite(reward):
                 raise EnvContractError(
-                    f"{self.env} gave {agent!r} the reward {reward!r}; rewards must be "
+                    f"{self.env} rewarded {agent!r} with {reward!r}; rewards must be "
                     "finite numbers."
                 )
-        # Ended agents show their flags until they are gone; they are told once.
+        # AEC environments repeat the flags of ended agents; report each end once.
         raw.terminated -= self._ended
         raw.truncated -= self._ended | raw.terminated
         self._account_for_agents(raw)
@@ -198,7 +197,7 @@ class MultiAgentAdapter:
         return step
 
     def _account_for_agents(self, raw: Raw) -> None:
-        """Update who lives; nobody may vanish, come back, or be unknown."""
+        """Update the live agents; an agent must not vanish, return or be undeclared."""
         ended_now = raw.terminated | raw.truncated
         for agent in sorted(raw.alive | ended_now):
             self._require_declared(agent, "a turn")
@@ -210,7 +209,7 @@ class MultiAgentAdapter:
             )
         for agent in sorted(alive & self._ended):
             raise EnvContractError(
-                f"{self.env} brought {agent!r} back after its end. Use a new name."
+                f"{self.env} returned {agent!r} after its end. Use a new name."
             )
         self._ended |= ended_now
         self._live = alive
@@ -219,33 +218,34 @@ class MultiAgentAdapter:
         return None if agent in self._numbers else ""
 
     def _read(self, observation: Any, agent: str) -> Any:
-        """Return the observation's text; of an agent of numbers it as it is."""
+        """Return the observation's text; for a numeric agent the observation itself."""
         if agent not in self._numbers:
             return _text_of(observation, agent)
         space = self._numbers[agent][0]
         if observation is not None and not space.contains(observation):
             raise EnvContractError(
                 f"The observation {observation!r} of {agent!r} is not in its "
-                f"observation space {space}. Return a member, of the right shape and "
-                "dtype, or declare the space that fits."
+                f"observation space {space}. Return a member of the right shape and "
+                "dtype, or declare a matching space."
             )
         return observation
 
     def _questions(self, raw: Raw) -> dict[str, Any]:
         texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
         if isinstance(self._play, ParallelBackend):
+            # The API has no turn order, so an empty text means that an agent waits.
             spoken = {a for a, text in texts.items() if not _is_nothing(text)}
             texts = {a: texts[a] for a in self._ordered(spoken)}
         for agent, text in texts.items():
             if _is_nothing(text):
                 raise EnvContractError(
-                    f"{self.env} asks {agent!r} to act on an empty text. Give it "
-                    "something to read."
+                    f"{self.env} expects {agent!r} to act on an empty text. Return a "
+                    "non-empty observation for it."
                 )
         if not texts:
             raise EnvContractError(
-                f"{self.env} asks nobody, but {sorted(self._live)} are still there. "
-                "End them, or give one of them an observation."
+                f"{self.env} returned no observation, but {sorted(self._live)} have "
+                "not ended. End them, or return an observation for one of them."
             )
         return texts
 
@@ -263,11 +263,11 @@ class MultiAgentAdapter:
 
 
 def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
-    """Return the declared spaces; None where there are none (agents of text)."""
+    """Return the declared spaces; None if undeclared, as for text agents."""
     if is_rllib_env(env):
         return rllib_spaces(env, agent)
     defaults = (AECEnv.observation_space, ParallelEnv.observation_space)
-    if type(env).observation_space in defaults:  # they read this, with a warning
+    if type(env).observation_space in defaults:  # the default method would warn
         reads = getattr(env, "observation_spaces", {}).get(agent)
         acts = getattr(env, "action_spaces", {}).get(agent)
         return None if reads is None or acts is None else (reads, acts)
@@ -287,16 +287,16 @@ def _text_of(observation: Any, agent: str) -> str:
         text = observation["text"]
     if not isinstance(text, str):
         raise EnvContractError(
-            f"The observation of {agent!r} is {type(observation).__name__}; a str, or "
-            "a dictionary with a str under 'text', is needed. Wrap the environment in "
-            "one that renders its observations, or declare an observation space of "
-            "numbers for an RLModule to read."
+            f"The observation of {agent!r} is {type(observation).__name__}; it must be "
+            "a str, or a dictionary with a str under 'text'. Wrap the environment in "
+            "one that renders its observations, or declare a numeric observation space "
+            "for an RLModule."
         )
     return str(text)
 
 
 def _read_results(step: MultiAgentStep, shared: dict[str, Any]) -> None:
-    """Lift what concerns the whole episode out of the infos."""
+    """Set the results of the whole episode from the infos."""
     reason = None
     for info in (*step.infos.values(), shared):
         step.metrics.update(info.get("metrics") or {})

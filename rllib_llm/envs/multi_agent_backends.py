@@ -1,4 +1,4 @@
-"""How MultiAgentAdapter reads each kind of multi-agent environment."""
+"""Backends of MultiAgentAdapter, one per kind of multi-agent environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SILENT_STEPS = 1_000
 
 @dataclasses.dataclass(slots=True)
 class Raw:
-    """What an environment said, before it is checked and ordered."""
+    """Unchecked, unordered output of an environment."""
 
     asked: dict[str, Any] = dataclasses.field(default_factory=dict)
     rewards: list[tuple[str, float]] = dataclasses.field(default_factory=list)
@@ -29,11 +29,11 @@ class Raw:
 
 
 class AECBackend:
-    """Reads an ``AECEnv`` after each of its steps, and does the dead steps."""
+    """Reads an ``AECEnv`` after each of its steps, and performs the dead steps."""
 
     def __init__(self, env: AECEnv, names: list[str]):
         self._env, self._names = env, names
-        # Not env.unwrapped: behind a conversion, the game's own state runs ahead.
+        # Not env.unwrapped: inside a conversion wrapper, the game is already ahead.
         inner = env
         while isinstance(inner, BaseWrapper):
             inner = inner.env
@@ -50,8 +50,9 @@ class AECBackend:
         for agent, text in actions.items():
             if self._env.agent_selection != agent:
                 raise EnvContractError(
-                    f"{self._env} wants {self._env.agent_selection!r} to act, but "
-                    f"{agent!r} was asked; it changed agent_selection between steps."
+                    f"{self._env} changed agent_selection between steps: it now "
+                    f"expects {self._env.agent_selection!r} to act instead of "
+                    f"{agent!r}. Change it in step() or reset() only."
                 )
             self._env.step(text)
             self._look(raw)
@@ -59,7 +60,7 @@ class AECBackend:
 
     def _look(self, raw: Raw) -> None:
         env = self._env
-        # The text environments also reward agents that are absent or gone.
+        # Text environments also reward agents that have not joined or have ended.
         given = self._text_env.grants if self._text_env else env.rewards.items()
         raw.rewards += given
         raw.infos.update({a: dict(info or {}) for a, info in env.infos.items()})
@@ -71,7 +72,7 @@ class AECBackend:
                 raw.finals[agent] = env.observe(agent)
 
     def _bury(self, raw: Raw) -> Raw:
-        """Step ended agents until a live one must act, or none is left."""
+        """Step ended agents until a live one must act, or all are gone."""
         env = self._env
         for _ in range(len(self._names) + 1):
             agent = env.agent_selection if env.agents else None
@@ -115,7 +116,7 @@ class ParallelBackend:
         infos: dict[str, dict[str, Any]] | None,
     ) -> Raw:
         return Raw(
-            # Beside agents, the dictionaries may hold shared keys such as "common".
+            # The dictionaries may also hold shared keys such as "common".
             asked={a: o for a, o in observations.items() if a in self._names},
             rewards=list(rewards.items()),
             terminated={a for a in self._names if terminated.get(a)},
@@ -127,7 +128,7 @@ class ParallelBackend:
 
 
 class RLlibBackend:
-    """Reads RLlib's ``MultiAgentEnv``: whoever gets an observation acts next."""
+    """Reads RLlib's ``MultiAgentEnv``, in which agents with an observation act next."""
 
     def __init__(self, env: Any, names: list[str]):
         self._env, self._names = env, names
@@ -142,7 +143,7 @@ class RLlibBackend:
         return self._until_asked(self._read(*self._env.step(actions)))
 
     def _until_asked(self, raw: Raw) -> Raw:
-        """Step without actions while nobody is asked, as RLlib's own runner does."""
+        """Step without actions until an agent must act, as RLlib's own runner does."""
         for _ in range(_MOST_SILENT_STEPS):
             if raw.asked or not raw.alive:
                 return raw
@@ -156,8 +157,8 @@ class RLlibBackend:
             raw = more
         raise EnvContractError(
             f"{self._env} returned no observation in {_MOST_SILENT_STEPS} steps, and "
-            "neither terminateds['__all__'] nor truncateds['__all__']. Give an "
-            "observation to an agent that shall act, or end the episode."
+            "neither terminateds['__all__'] nor truncateds['__all__']. Return an "
+            "observation for an agent that must act, or end the episode."
         )
 
     def _read(
@@ -178,18 +179,20 @@ class RLlibBackend:
         for agent in observations:
             if agent in self._ended:
                 raise EnvContractError(
-                    f"{self._env} gave {agent!r} an observation after its end. End it "
-                    "when it acts no more, or do not end it."
+                    f"{self._env} returned an observation of {agent!r} after its end. "
+                    "End an agent only when it has finished acting."
                 )
         self._ended |= terminated | truncated
-        said = dict(infos or {})
+        common_infos = dict(infos or {})
         return Raw(
             asked={a: o for a, o in observations.items() if a not in self._ended},
             rewards=list(rewards.items()),
             terminated=terminated,
             truncated=truncated,
             finals=dict(observations),
-            infos={a: dict(i or {}) for a, i in said.items() if a in self._names},
-            shared_info=dict(said.get("__common__") or {}),
+            infos={
+                a: dict(i or {}) for a, i in common_infos.items() if a in self._names
+            },
+            shared_info=dict(common_infos.get("__common__") or {}),
             alive=rest,
         )

@@ -1,8 +1,9 @@
-"""The multi-agent base: a PettingZoo AEC environment that speaks text.
+"""Base class of multi-agent text environments, a PettingZoo AEC environment.
 
-An author writes :meth:`MultiAgentTextEnv.start`, :meth:`~MultiAgentTextEnv.prompt_for`
-and :meth:`~MultiAgentTextEnv.apply`, names the agents in ``possible_agents`` and
-decorates the class with :func:`rllib_llm.envs.register_text_env`.
+An author implements :meth:`MultiAgentTextEnv.start`,
+:meth:`~MultiAgentTextEnv.prompt_for` and :meth:`~MultiAgentTextEnv.apply`, lists the
+agents in ``possible_agents`` and decorates the class with
+:func:`rllib_llm.envs.register_text_env`.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 
-# PettingZoo's api_test and parallel_api_test call reset with exactly these options.
+# PettingZoo's api_test and parallel_api_test pass exactly these options to reset.
 _API_TEST_OPTIONS = {"options": 1}
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """What one agent's turn (or the end of a round) brought about.
+    """The result of one agent's turn, or of the end of a round.
 
     Attributes:
-        rewards: Finite rewards by agent; acting, waiting, absent or gone, as long as
-            it is one of ``possible_agents``.
-        terminated: Agents for which the game is over; True for all.
-        truncated: Agents that are cut short for another reason; True for all.
-        success: Whether the task was solved, where that is defined.
-        metrics: Numbers to average over episodes, e.g. ``{"pareto": 1.0}``.
+        rewards: Finite rewards by agent. Any of ``possible_agents`` may get one:
+            acting, waiting, not yet joined, or ended.
+        terminated: Agents whose game has terminated; True for all.
+        truncated: Agents whose game is truncated; True for all.
+        success: Whether the task was solved; None if undefined or undecided.
+        metrics: Values to average over episodes, e.g. ``{"pareto": 1.0}``.
     """
 
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -47,23 +48,23 @@ class Outcome:
 
 
 class MultiAgentTextEnv(EnvOptions, AECEnv):
-    """A game of several agents: each reads text and answers with text.
+    """A game of several agents that read and write text.
 
-    An agent with :meth:`spaces_for` reads and answers with numbers instead.
+    An agent with :meth:`spaces_for` observes and acts in numbers instead.
 
-    Agents act one after the other, round robin unless :meth:`next_agent` says
-    otherwise. With ``simultaneous = True`` all agents act in every round: all prompts
-    are made before any text is applied, and :meth:`end_round` follows.
+    Agents act in turn, round robin unless :meth:`next_agent` is overridden. With
+    ``simultaneous = True`` all agents act in every round: all prompts are made before
+    any action is applied, and :meth:`end_round` follows.
 
-    ``max_turns`` counts the turns of agents, or the rounds of a simultaneous game; at
-    the limit whoever is left is truncated. Options, the ``split``, ``success`` and the
-    invalid-action policy are those of :class:`~rllib_llm.envs.TextEnv`. Under
-    ``invalid_action="retry"`` only the agents whose text was invalid are asked again;
-    the others of a simultaneous round wait, and the repetition counts as a round.
+    ``max_turns`` limits the turns of agents, or the rounds of a simultaneous game; at
+    the limit all remaining agents are truncated. Options, the ``split``, ``success``
+    and the handling of invalid actions are those of :class:`~rllib_llm.envs.TextEnv`.
+    Under ``invalid_action="retry"`` only agents with an invalid action act again; the
+    others of a simultaneous round wait, and the repetition counts as a round.
 
     Observations are ``{"text": str}``, because PettingZoo's ``api_test`` fails on bare
-    strings. The last observation of a truncated agent is what it would have read next,
-    that of a terminated one is empty.
+    strings. The last observation of a truncated agent is the text it would have read
+    next; that of a terminated agent is empty.
 
     Args:
         env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
@@ -71,18 +72,18 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     Attributes:
         possible_agents: All agents that may ever take part, named like ``"bob_0"``,
-            in the order of play.
-        late_agents: Those that are absent at first and :meth:`join` later.
-        agents: Those taking part; ended ones stay until their ``step(None)``.
-        pending: Agents that must answer before anything happens, in order.
-        grants: All ``(agent, reward)`` of the last ``step``, also to agents that
-            PettingZoo's ``rewards`` has no place for: those absent or gone.
+            in the order of their turns.
+        late_agents: Agents that :meth:`join` after the start of the episode.
+        agents: Agents in the game; ended ones stay until their ``step(None)``.
+        pending: Agents that must act before the game continues, in order.
+        grants: All ``(agent, reward)`` of the last ``step``, including agents that
+            PettingZoo's ``rewards`` excludes: not yet joined, or ended.
         np_random: The episode's generator, seeded by ``reset``.
-        turn: Turns (rounds) played so far.
+        turn: Number of turns (rounds) so far.
 
     Raises:
-        ConfigError: For an unknown option or a value out of range.
-        EnvContractError: Where a subclass breaks the contract.
+        ConfigError: If an option does not exist or has a value out of range.
+        EnvContractError: If a subclass breaks the contract.
     """
 
     possible_agents: list[str] = []
@@ -95,7 +96,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self._read_config(env_config)
         self.possible_agents = self._declared(self.options())
         text = gym.spaces.Dict({"text": UnicodeText()}), UnicodeText()
-        # Copies: PettingZoo seeds the spaces of each agent on their own.
+        # Copies, because PettingZoo seeds the spaces of each agent separately.
         given = {a: copy.deepcopy(self.spaces_for(a)) for a in self.possible_agents}
         self._number_agents = {a for a in given if given[a] is not None}
         self._observation_spaces = {a: (given[a] or text)[0] for a in given}
@@ -103,7 +104,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.np_random = np.random.default_rng()
         self.agents, self.turn = [], 0
 
-    # What an author writes -----------------------------------------------------
+    # Methods for authors --------------------------------------------------------
 
     def start(self, rng: np.random.Generator) -> None:
         """Set up an episode from ``rng`` alone.
@@ -113,43 +114,44 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
 
     def prompt_for(self, agent: str) -> Any:
-        """Return all that is new for ``agent`` since it last acted, and the question.
+        """Return everything new for ``agent`` since its last action, and the question.
 
-        Called once for every turn of an agent, and once where it is truncated, be it
-        its turn or not. There ``""`` says that nothing is new. For agents with
-        :meth:`spaces_for` it returns what they observe, and is called after every
-        turn of anyone.
+        Called once for every turn of an agent, and once when it is truncated, on its
+        turn or not; there ``""`` means that nothing is new. For agents with
+        :meth:`spaces_for` it returns their observation, and is called after every turn
+        of any agent.
         """
         raise NotImplementedError(f"{type(self).__name__}.prompt_for() is missing.")
 
     def parse(self, agent: str, text: str) -> Any | None:
-        """Return the action in the agent's text, or None if there is none."""
+        """Return the action in the agent's text, or None for an invalid action."""
         return text.strip() or None
 
     def apply(self, agent: str, action: Any) -> Outcome | None:
-        """Apply what :meth:`parse` made of the agent's text."""
+        """Apply an action that :meth:`parse` returned."""
         raise NotImplementedError(f"{type(self).__name__}.apply() is missing.")
 
     def end_round(self) -> Outcome | None:
-        """Settle a round of a simultaneous game, after every text was applied."""
+        """Settle a round of a simultaneous game, after all actions were applied."""
         return None
 
     def next_agent(self) -> str:
-        """Return who acts next: round robin through the live agents."""
+        """Return the next agent to act: round robin through the live agents."""
         names = self.possible_agents
         start = names.index(self._round[-1]) + 1 if self._round else 0
         order = names[start:] + names[:start]
         return next(agent for agent in order if agent in self.live_agents)
 
     def agent_names(self, **options: Any) -> list[str]:
-        """Return ``possible_agents``; override where the options decide them."""
+        """Return ``possible_agents``; override it if they depend on the options."""
         return list(type(self).possible_agents)
 
     def spaces_for(self, agent: str) -> tuple[gym.Space, gym.Space] | None:
-        """Return observation and action space of an agent of numbers; None: of text.
+        """Return observation and action space of a numeric agent; None for text.
 
-        An RLModule plays it: :meth:`prompt_for` returns a member of the one,
-        :meth:`apply` gets a member of the other, and :meth:`parse` is not called.
+        An RLModule plays a numeric agent: :meth:`prompt_for` returns a member of the
+        observation space, :meth:`apply` gets a member of the action space, and
+        :meth:`parse` is not called.
         """
         return None
 
@@ -158,7 +160,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         return self.system_prompt
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Return a good text for the agent's turn (warm starts, checks)."""
+        """Return a good text for the agent's turn (demonstrations, checks)."""
         raise NotImplementedError(f"{type(self).__name__} has no scripted expert.")
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
@@ -166,26 +168,26 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         raise NotImplementedError(f"{type(self).__name__} has no random policy.")
 
     def admissible_actions(self, agent: str) -> list[str] | None:
-        """Return all texts that are actions of ``agent`` now, for ``head="score"``.
+        """Return all valid texts of ``agent`` in this state, for ``head="score"``.
 
-        Called at its turn; they stand in its info. None where they cannot be listed.
+        Called on its turn; they are part of its info. None if they cannot be listed.
         """
         return None
 
-    # What an author calls --------------------------------------------------------
+    # Helpers for authors ---------------------------------------------------------
 
     @property
     def live_agents(self) -> list[str]:
-        """Agents that take part and have not ended."""
+        """Agents in the game that have not ended."""
         return [a for a in self.agents if not self._has_ended(a)]
 
     def join(self, agent: str) -> None:
-        """Let one of ``late_agents`` take part from now on."""
-        self._require_known(agent, "join() was called with")
+        """Add one of ``late_agents`` to the game."""
+        self._require_declared(agent, "join() was called with")
         if agent in self._joined:
             raise EnvContractError(
-                f"{agent!r} has joined before. Agents neither join twice nor come "
-                "back; use another name, e.g. with a higher number."
+                f"{agent!r} has joined before. An agent can join only once per "
+                "episode; use another name, e.g. with a higher number."
             )
         self._joined.add(agent)
         self.agents.append(agent)
@@ -196,24 +198,24 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     # PettingZoo ------------------------------------------------------------------
 
     def observation_space(self, agent: str) -> gym.Space:
-        """Any text under the key ``"text"``, or what :meth:`spaces_for` says."""
+        """Return the agent's space: any text under the key ``"text"`` by default."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> gym.Space:
-        """Any text, or what :meth:`spaces_for` says."""
+        """Return the agent's space: any text by default."""
         return self._action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin an episode; see :meth:`rllib_llm.envs.TextEnv.reset`."""
+        """Start an episode; see :meth:`rllib_llm.envs.TextEnv.reset`."""
         if options == _API_TEST_OPTIONS:
             options = None
         start_options = self._read_reset_options(options)
         if self._declared({**self.options(), **start_options}) != self.possible_agents:
             raise ConfigError(
                 f"options={options} would change the agents {self.possible_agents}. "
-                "Options that decide who takes part belong in env_config."
+                "Set options that determine the agents in env_config."
             )
         if seed is not None:
             self.np_random = np.random.default_rng(seed)
@@ -230,12 +232,14 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self._ask([])
 
     def observe(self, agent: str) -> Any:
-        """Return what the agent was last told; the same until it is told more."""
-        told = self._texts[agent]
-        return told if agent in self._number_agents else {"text": told}
+        """Return the agent's latest observation, the same until the next one."""
+        observation = self._texts[agent]
+        if agent in self._number_agents:
+            return observation
+        return {"text": observation}
 
     def step(self, action: Any) -> None:
-        """Take the action of ``agent_selection``; None where that agent has ended."""
+        """Apply the action of ``agent_selection``; None if that agent has ended."""
         if not self.agents:
             raise EnvContractError("step() without an episode. Call reset() first.")
         agent = self.agent_selection
@@ -248,6 +252,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self._cumulative_rewards[agent] = 0.0
         self._answers[agent] = action
         self.pending.remove(agent)
+        # A simultaneous round is applied as a whole, once all actions are in.
         if self.pending:
             self.agent_selection = self.pending[0]
             return
@@ -270,13 +275,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         return copy.deepcopy(self._state())
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a :meth:`snapshot`, as often as needed."""
+        """Return to a :meth:`snapshot`, as often as needed."""
         for name in self._state().keys() - state.keys():
             delattr(self, name)
         self.__dict__.update(copy.deepcopy(state))
 
     def _state(self) -> dict[str, Any]:
-        # Not the spaces: PettingZoo wants one and the same object for ever.
+        # Without the spaces: PettingZoo requires that they stay the same objects.
         return {k: v for k, v in self.__dict__.items() if not k.endswith("_spaces")}
 
     # A round ---------------------------------------------------------------------
@@ -296,6 +301,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             else:
                 self._actions[agent] = action
         self._answers = {}
+        # With "retry", valid actions of the round wait here for the invalid ones.
         if not invalid:
             self._apply_all()
         elif self.invalid_action == "end":
@@ -311,7 +317,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         outcomes = [(a, self.apply(a, self._actions.pop(a))) for a in actors]
         if self.simultaneous:
             outcomes.append((actors[-1], self.end_round()))
-        # Flags last, so that a round is applied as a whole.
+        # Only now ends and rewards: they must not affect the rest of the same round.
         for agent, outcome in outcomes:
             if outcome is not None:
                 self._settle(agent, outcome)
@@ -320,7 +326,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         if not isinstance(outcome, Outcome):
             raise EnvContractError(
                 f"{type(self).__name__}.apply() or end_round() returned "
-                f"{type(outcome).__name__}; return an Outcome or None."
+                f"{type(outcome).__name__}; it must return an Outcome or None."
             )
         self._grant(outcome.rewards)
         if outcome.success is not None:
@@ -332,10 +338,10 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     def _grant(self, rewards: dict[str, float]) -> None:
         for agent, reward in rewards.items():
-            self._require_known(agent, f"A reward of {reward!r} went to")
+            self._require_declared(agent, f"A reward of {reward!r} went to")
             if not is_finite(reward):
                 raise EnvContractError(
-                    f"{type(self).__name__} gave {agent!r} the reward {reward!r} in "
+                    f"{type(self).__name__} rewarded {agent!r} with {reward!r} in "
                     f"turn {self.turn}; rewards must be finite numbers."
                 )
             self.grants.append((agent, float(reward)))
@@ -346,12 +352,12 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         if isinstance(who, bool):
             who = self.live_agents if who else []
         for agent in [who] if isinstance(who, str) else who:
-            self._require_known(agent, "An Outcome ends")
+            self._require_declared(agent, "An Outcome ends")
             if agent in self.agents:
                 flags[agent] = True
 
     def _tell_result(self, by_parse: bool) -> None:
-        """Write success and stop reason into the infos of those who end now."""
+        """Add success and stop reason to the infos of all agents at the end."""
         reason = StopReason.TERMINATED
         if any(self.truncations.values()):
             reason = StopReason.MAX_TURNS
@@ -363,12 +369,13 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             self.infos[agent] |= {"success": success, "stop_reason": reason}
 
     def _ask(self, again: list[str]) -> None:
-        """Make the texts that the next actors, and those truncated, read."""
+        """Set the observations of the next agents to act, and of truncated agents."""
         live, self.pending = self.live_agents, []
         for agent in self.agents:
             if agent in self._number_agents:
                 self._texts[agent] = self._numbers_for(agent)
             elif self._has_ended(agent):
+                # A terminal state has no next observation to bootstrap from.
                 cut = self.truncations[agent] and not self.terminations[agent]
                 self._texts[agent] = self._text_for(agent, again) if cut else ""
         if not live:
@@ -399,8 +406,8 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         text = self.format_hint if agent in again else self.prompt_for(agent)
         if not isinstance(text, str) or (agent in self.pending and not text):
             raise EnvContractError(
-                f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; a str "
-                "is needed, and a non-empty one where the agent must act."
+                f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; it "
+                "must be a str, and a non-empty one if the agent must act."
             )
         return text
 
@@ -409,7 +416,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         if not space.contains(numbers):
             raise EnvContractError(
                 f"{type(self).__name__}.prompt_for({agent!r}) returned {numbers!r}, "
-                f"which is not in its observation space {space}. Return a member, of "
+                f"which is not in its observation space {space}. Return a member of "
                 "the right shape and dtype."
             )
         return numbers
@@ -420,12 +427,12 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         if agent not in self._number_agents:
             if not isinstance(action, str):
                 raise EnvContractError(
-                    f"step() got {action!r} as the text of {agent!r}; a str is needed."
+                    f"step() got {action!r} as the text of {agent!r}; it must be a str."
                 )
         elif not self._action_spaces[agent].contains(action):
             raise EnvContractError(
-                f"step() got {action!r} as the action of {agent!r}; a member of "
-                f"{self._action_spaces[agent]} is needed."
+                f"step() got {action!r} as the action of {agent!r}; it must be a "
+                f"member of {self._action_spaces[agent]}."
             )
 
     def _has_ended(self, agent: str) -> bool:
@@ -440,7 +447,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             )
         return names
 
-    def _require_known(self, agent: str, what: str) -> None:
+    def _require_declared(self, agent: str, what: str) -> None:
         if agent not in self.possible_agents:
             raise EnvContractError(
                 f"{what} {agent!r}, which {type(self).__name__} does not declare. "

@@ -1,4 +1,4 @@
-"""check_multi_env: what check_env is for one agent, for games of several."""
+"""Checks of multi-agent environments, the counterpart of check_env."""
 
 from __future__ import annotations
 
@@ -55,25 +55,27 @@ def check_multi_env(
 ) -> check_common.CheckReport:
     """Play a multi-agent environment and report everything that would break training.
 
-    One player takes all seats, so that the checks of :func:`rllib_llm.envs.check`
-    apply. In addition garbage is tried on every agent, the game is cut after every
-    number of turns, and PettingZoo's ``api_test`` and ``seed_test`` (or their parallel
-    relatives) are run: a :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv`
-    must pass them, for others it is a warning, since they ask for more than training
-    needs. Options and splits are checked for ``MultiAgentTextEnv`` only.
+    One player acts for all agents, so that the checks of :func:`rllib_llm.envs.check`
+    apply. In addition, every agent's parser is tested with garbage, the game is
+    truncated after every number of turns, and PettingZoo's ``api_test`` and
+    ``seed_test`` (or their parallel counterparts) run. A
+    :class:`~rllib_llm.envs.multi_agent_env.MultiAgentTextEnv` must pass these tests;
+    for other environments a failure is a warning, because training needs less. Options
+    and splits are checked for ``MultiAgentTextEnv`` only.
 
     Args:
-        spec: Whatever :func:`~rllib_llm.envs.make_env` accepts.
+        spec: Any argument of :func:`~rllib_llm.envs.make_env`.
         env_config: Options of the environment.
         tokenizer: See :func:`~rllib_llm.envs.check`.
-        max_context_tokens: With a tokenizer: the longest conversation of any agent.
+        max_context_tokens: With a tokenizer: the maximum length of any agent's
+            conversation, in tokens.
         seeds: Episodes to play with each of the random and the expert policy.
         env_processes: See :func:`~rllib_llm.envs.check`.
-        first_reset_s: Seconds that the first instance and its first reset have taken.
+        first_reset_s: Time of the first construction and reset, in seconds.
 
     Returns:
-        The problems found, and measurements; returns are sums over agents, and those of
-        single agents follow under their names.
+        Problems and measurements. Returns are summed over agents; those of single
+        agents follow under their names.
     """
     config = dict(env_config or {})
 
@@ -93,8 +95,8 @@ def check_multi_env(
     env = subject.build()
     subject.remedies = GAME if env.is_text_env else FOREIGN_GAME
     skipped = () if env.is_text_env else _ONLY_TEXT_ENVS
-    if not getattr(env.joint.unwrapped, "has_success", False):
-        # Nobody need gain where experts compete for a constant sum.
+    if not getattr(env.adapter.unwrapped, "has_success", False):
+        # In a constant-sum game between experts, nobody needs to gain anything.
         skipped = (*skipped, check_common._check_expert)
     chosen = [
         c
@@ -108,10 +110,10 @@ def check_multi_env(
 
 @dataclasses.dataclass
 class MultiAgentSubject(Subject):
-    """A subject whose conversations are told apart by agent.
+    """A subject with a separate conversation per agent.
 
     Attributes:
-        build_raw: Makes another instance, as PettingZoo sees it.
+        build_raw: Returns another instance with its own (PettingZoo) interface.
     """
 
     build_raw: Callable[..., Any] = make_env
@@ -142,21 +144,21 @@ def _returns_by_agent(subject: MultiAgentSubject) -> dict[str, float]:
     numbers = {}
     for policy, plays in (("random", subject.random), ("expert", subject.expert)):
         sound = [play for play in plays if play.error is None]
-        for agent in subject.build().joint.possible_agents if sound else ():
-            earned = [
+        for agent in subject.build().adapter.possible_agents if sound else ():
+            returns = [
                 sum(
                     r for i in p.transcript.infos for a, r in i["rewards"] if a == agent
                 )
                 for p in sound
             ]
-            numbers[f"{policy}_return/{agent}"] = float(np.mean(earned))
+            numbers[f"{policy}_return/{agent}"] = float(np.mean(returns))
     return numbers
 
 
 class _ValidTexts(UnicodeText):
-    """An action space whose samples are what the random policy says.
+    """An action space that samples from the random policy.
 
-    PettingZoo's tests act at random; words drawn at random would all be invalid.
+    PettingZoo's tests sample actions, and random words would all be invalid.
     """
 
     def __init__(self, env: Any, agent: str):
@@ -168,7 +170,7 @@ class _ValidTexts(UnicodeText):
 
 
 def _speaking(env: Any) -> Any:
-    """Let the random policy act in PettingZoo's tests."""
+    """Replace the action spaces of text by samples of the random policy."""
     spaces = {
         agent: _ValidTexts(env, agent)
         if isinstance(env.action_space(agent), UnicodeText)
@@ -180,7 +182,7 @@ def _speaking(env: Any) -> Any:
 
 
 def _check_pettingzoo(subject: MultiAgentSubject) -> Iterator[str]:
-    """PettingZoo's own tests must pass."""
+    """Run PettingZoo's own tests."""
     for name, test in _pettingzoo_tests(subject):
         error = _quietly(test)
         if error is not None:
@@ -192,18 +194,16 @@ def _check_pettingzoo(subject: MultiAgentSubject) -> Iterator[str]:
                 )
                 return
             where = where_raised(error)
-            line = "" if where in fails else f"\n      The test's line: {where}"
-            yield Advice(
-                f"{fails}{line}\n      Training does not need what it asks for."
-            )
+            line = "" if where in fails else f"\n      Failing line: {where}"
+            yield Advice(f"{fails}{line}\n      Training works without this property.")
             return
 
 
 def _pettingzoo_tests(
     subject: MultiAgentSubject,
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield its tests of the interfaces there are, with nonsense and valid actions."""
-    # Imported late: they load pytest and PettingZoo's board games.
+    """Yield the tests of the supported interfaces, with invalid and valid actions."""
+    # Imported late, because they load pytest and PettingZoo's board games.
     from pettingzoo import test as zoo
 
     raw, make = subject.build_raw(), subject.build_raw
@@ -217,8 +217,8 @@ def _pettingzoo_tests(
             kinds.append((*parallel, lambda: make().parallel_view()))
     env = subject.build()
     has_random = implements(env, random_policy)
-    # api_test compares shapes of agents' observations: text has none beside numbers.
-    is_mixed = any(map(env.joint.number_spaces, env.joint.possible_agents))
+    # api_test compares the agents' observation shapes; text beside numbers has none.
+    is_mixed = any(map(env.adapter.number_spaces, env.adapter.possible_agents))
     for api, seeding, build in kinds:
         speaking = [lambda b=build: _speaking(b())] if has_random else []
         for b in (build, *speaking):
@@ -228,19 +228,19 @@ def _pettingzoo_tests(
 
 
 def _quietly(test: Callable[[], Any]) -> Exception | None:
-    # The warnings of PettingZoo's tests are about pixels; text has none.
+    # The warnings of PettingZoo's tests concern image observations.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return raised_by(test)
 
 
 def _check_every_parser(subject: MultiAgentSubject) -> Iterator[str]:
-    """Whatever any agent may write, step() must answer."""
+    """Check that step() accepts any text of any agent."""
     if all(play.error is not None for play in subject.plays):
-        return  # it fails on sound text, too
+        return  # it also fails on valid text
     is_text_env = subject.build().is_text_env
     env = subject.build(max_turns=MOST_TURNS) if is_text_env else subject.build()
-    names = env.joint.possible_agents
+    names = env.adapter.possible_agents
     for victim in names:
         for text in check_common._GARBAGE:
 
@@ -253,17 +253,17 @@ def _check_every_parser(subject: MultiAgentSubject) -> Iterator[str]:
             if play.error is not None and play.transcript.actions:
                 shown = repr(text if len(text) < 40 else text[:40] + "...")
                 yield (
-                    f"{victim!r} saying {shown} raised {described(play.error)}\n"
-                    f"      Models write anything: {subject.remedies.garbage}"
+                    f"{victim!r} writing {shown} raised {described(play.error)}\n"
+                    f"      Models write any text: {subject.remedies.garbage}"
                 )
                 return
 
 
 def _check_truncation(subject: MultiAgentSubject) -> Iterator[str]:
-    """The game may be cut after any turn; every agent then reads once more."""
+    """Truncate the game after every turn; each agent then gets a last observation."""
     longest = max(len(play.transcript.actions) for play in subject.plays)
     cuts = range(1, min(longest, _MOST_CUTS) + 1)
-    # Where nothing valid was said, nothing has happened yet when the game is cut.
+    # Invalid actions only: at the limit the game has not changed since the start.
     for turns, policy in itertools.product(cuts, (random_or_filler, always(""))):
         env = subject.build(max_turns=turns)
         play = PlayedEpisode(env, subject.seeds[0], policy).finish()
@@ -271,7 +271,7 @@ def _check_truncation(subject: MultiAgentSubject) -> Iterator[str]:
             yield (
                 f"With max_turns={turns} {play.where} raised "
                 f"{described(play.error)}\n      At the limit prompt_for() is called "
-                "for all agents left, whoever's turn it is; let it return '' where "
+                "for all remaining agents, even out of turn; return '' from it if "
                 "nothing is new."
             )
             return

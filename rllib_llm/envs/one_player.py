@@ -1,4 +1,4 @@
-"""OnePlayer: one player in all seats of a multi-agent game, for checks and scripts."""
+"""OnePlayer, which presents a multi-agent game as a single-agent environment."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _OVER = "(over)"
 
 
 class OnePlayer(gym.Env):
-    """Present a :class:`MultiAgentAdapter` as a single-agent environment.
+    """Presents a :class:`MultiAgentAdapter` as a single-agent environment.
 
-    One step is one agent's turn: the observation is what the next agent reads, the
-    reward is what all agents were granted together. ``info`` holds ``agent`` (who
-    acted), ``rewards`` (who got what), and in the last turn of a round what that agent
-    was told. So scripts, checks and transcripts for single-agent environments work on
-    multi-agent ones as well. Agents of numbers act at random, seeded by the reset.
+    One step is one agent's turn: the observation is that of the next agent, the reward
+    is the sum over all agents. ``info`` holds ``agent`` (the acting one), ``rewards``
+    (by agent), and in the last turn of a round the acting agent's own info. Scripts,
+    checks and transcripts for single-agent environments thus work on multi-agent ones.
+    Numeric agents act at random, seeded by the reset.
 
     Args:
         env: The environment.
     """
 
     def __init__(self, env: MultiAgentAdapter):
-        self.joint = env
+        self.adapter = env
         self.system_prompt: str | None = None  # each agent has its own
         self.observation_space = self.action_space = UnicodeText()
         inner = env.unwrapped
@@ -44,34 +44,36 @@ class OnePlayer(gym.Env):
 
     @property
     def agent(self) -> str:
-        """Whose turn it is."""
+        """The agent to act."""
         return self._waiting[0]
 
     def system_prompt_for(self, agent: str) -> str | None:
         """Return the agent's system prompt."""
-        return self.joint.system_prompt_for(agent)
+        return self.adapter.system_prompt_for(agent)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         if seed is not None:
+            # Another stream than the environment's, whose secrets it could guess.
             self._rng = np.random.default_rng([seed, 2])
-        step = self._to_speakers(self.joint.reset(seed=seed, options=options))
+        step = self._to_speakers(self.adapter.reset(seed=seed, options=options))
         return self._show(step), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Let the next agent say ``action``."""
+        """Apply ``action`` as that of the next agent."""
         agent = self._waiting.pop(0)
         self._actions[agent] = action
         info: dict[str, Any] = {"agent": agent, "rewards": [], "success": None}
         if self._waiting:
+            # The round is incomplete: show the next agent its observation.
             return self._texts[self.agent], 0.0, False, False, info
         actors = list(self._actions)
-        step = self._to_speakers(self.joint.step(self._actions))
-        said = [step.infos.get(a, {}) for a in actors]
-        info |= said[-1] | {"rewards": step.rewards, "success": step.success}
-        info["invalid_action"] = any(i.get("invalid_action") for i in said)
+        step = self._to_speakers(self.adapter.step(self._actions))
+        infos = [step.infos.get(a, {}) for a in actors]
+        info |= infos[-1] | {"rewards": step.rewards, "success": step.success}
+        info["invalid_action"] = any(i.get("invalid_action") for i in infos)
         info["metrics"], info["stop_reason"] = step.metrics, step.stop_reason
         truncated = step.is_over and bool(step.truncated)
         terminated = step.is_over and not truncated
@@ -79,28 +81,28 @@ class OnePlayer(gym.Env):
         return self._show(step), reward, terminated, truncated, info
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Ask the game's expert for the agent whose turn it is."""
+        """Return the game's expert action for the agent to act."""
         return self._scripted("expert_action", rng)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Ask for a random valid text for the agent whose turn it is."""
+        """Return a random valid text for the agent to act."""
         return self._scripted("random_action", rng)
 
     def close(self) -> None:
         """Close the environment."""
-        self.joint.close()
+        self.adapter.close()
 
     def _scripted(self, name: str, rng: np.random.Generator) -> str:
-        script = getattr(self.joint.unwrapped, name, None)
+        script = getattr(self.adapter.unwrapped, name, None)
         if script is None:
-            raise NotImplementedError(f"{self.joint.unwrapped} has no {name}().")
+            raise NotImplementedError(f"{self.adapter.unwrapped} has no {name}().")
         return script(self.agent, rng)
 
     def _to_speakers(self, step: MultiAgentStep) -> MultiAgentStep:
-        """Play rounds in which only agents of numbers act."""
-        spaces = self.joint.number_spaces
+        """Play rounds in which only numeric agents act."""
+        spaces = self.adapter.number_spaces
         while step.observations and all(map(spaces, step.observations)):
-            more = self.joint.step(self._draw(step))
+            more = self.adapter.step(self._draw(step))
             more.rewards = step.rewards + more.rewards
             more.infos = {**step.infos, **more.infos}
             more.metrics = {**step.metrics, **more.metrics}
@@ -109,11 +111,11 @@ class OnePlayer(gym.Env):
         return step
 
     def _draw(self, step: MultiAgentStep) -> dict[str, Any]:
-        """Return random actions of the agents of numbers that must act."""
+        """Return random actions of the numeric agents that must act."""
         return {
-            agent: self.joint.random_numbers(agent, self._rng)
+            agent: self.adapter.random_numbers(agent, self._rng)
             for agent in step.observations
-            if self.joint.number_spaces(agent) is not None
+            if self.adapter.number_spaces(agent) is not None
         }
 
     def _show(self, step: MultiAgentStep) -> str:
@@ -126,7 +128,7 @@ class OnePlayer(gym.Env):
 
 
 def dialogue(transcript: Transcript) -> str:
-    """Write a transcript of a :class:`OnePlayer` with the agents' names."""
+    """Return a transcript of a :class:`OnePlayer` as text with the agents' names."""
     lines, totals = [], dict[str, float]()
     turns = zip(
         transcript.observations, transcript.actions, transcript.infos, strict=False

@@ -13,10 +13,10 @@ from rllib_llm.errors import EnvContractError
 
 
 class ParallelView(ParallelEnv):
-    """A simultaneous :class:`MultiAgentTextEnv` in PettingZoo's other interface.
+    """A simultaneous :class:`MultiAgentTextEnv` as a ``ParallelEnv``.
 
-    Agents that need not answer (others repeat an invalid action) observe an empty
-    text (those of numbers what they observed before), and their action is not read.
+    While others repeat an invalid action, an agent observes an empty text (a numeric
+    agent its last observation), and its action is ignored.
 
     Raises:
         EnvContractError: If agents do not act simultaneously.
@@ -25,8 +25,8 @@ class ParallelView(ParallelEnv):
     def __init__(self, env: MultiAgentTextEnv):
         if not env.simultaneous:
             raise EnvContractError(
-                f"{type(env).__name__} has no parallel view: its agents act in turns. "
-                "Set simultaneous = True where all act at once."
+                f"{type(env).__name__} has no parallel view, because its agents act in "
+                "turns. Set simultaneous = True if all agents act at once."
             )
         self._env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
@@ -39,23 +39,23 @@ class ParallelView(ParallelEnv):
         return self._env
 
     def observation_space(self, agent: str) -> gym.Space:
-        """Any text under the key ``"text"``."""
+        """Return the space of any text under the key ``"text"``."""
         return self._env.observation_space(agent)
 
     def action_space(self, agent: str) -> gym.Space:
-        """Any text."""
+        """Return the space of any text."""
         return self._env.action_space(agent)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; return observations and infos."""
+        """Start an episode; return observations and infos."""
         self._env.reset(seed=seed, options=options)
         self.agents = list(self._env.agents)
         return self._observations(), copy.deepcopy(self._env.infos)
 
     def step(self, actions: dict[str, str]) -> tuple[dict[str, Any], ...]:
-        """Play a round; return observations, rewards, the two ends, and infos."""
+        """Play a round; return observations, rewards, both kinds of ends, and infos."""
         env = self._env
         for agent in list(env.pending):
             env.step(actions[agent])

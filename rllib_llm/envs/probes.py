@@ -1,7 +1,7 @@
 """Probe environments: tiny tasks with a known best return, for learning tests.
 
-A correct algorithm solves them in seconds; where it does not, the one ability that
-the probe isolates is broken.
+A correct algorithm solves each in seconds. A failure points at the single ability that
+the probe isolates.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ WORDS = ("red", "green", "blue", "gold", "black", "white", "pink", "gray")
 class _WordProbe(TextEnv):
     """A probe whose actions are the first ``words`` of ``WORDS``."""
 
-    # A second try would change the known best and random returns.
+    # Retries would change the known returns of the best and the random policy.
     invalid_action = "end"
     _pattern = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
     words: tuple[str, ...] = WORDS
 
     def parse(self, completion: str) -> str | None:
-        """Read the last colour word on offer."""
+        """Return the last colour word that is an action."""
         match = last_match(self._pattern, completion)
         word = match.group(1).lower() if match else None
         return word if word in self.words else None
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Say any of the words."""
+        """Return any of the words."""
         return self.words[int(rng.integers(len(self.words)))]
 
     def admissible_actions(self) -> list[str]:
-        """List the words on offer."""
+        """Return the words that are actions."""
         return list(self.words)
 
 
@@ -46,19 +46,19 @@ class _WordProbe(TextEnv):
 class BanditProbe(_WordProbe):
     """Say one word; always the same one is rewarded. Best return 1, random 1/words.
 
-    Needs credit for a single action only: no reading, no memory, no turns.
+    Tests the advantage of a single action, without reading, memory or several turns.
     """
 
     max_turns = 1
     format_hint = "Please say one of the words."
 
     def start(self, rng: np.random.Generator, words: int = 4, rewarded: int = 2) -> str:
-        """Offer the words.
+        """Set the words.
 
         Args:
             rng: Unused; all episodes are alike.
-            words: How many words there are, in [2, 8].
-            rewarded: Index of the word that earns 1, in [0, words).
+            words: Number of words, in [2, 8].
+            rewarded: Index of the word with reward 1, in [0, words).
         """
         self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
         self.rewarded = self.words[require_int("rewarded", rewarded, 0, words - 1)]
@@ -71,7 +71,7 @@ class BanditProbe(_WordProbe):
         return TurnResult(text, float(right), terminated=True, success=right)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Say the rewarded word."""
+        """Return the rewarded word."""
         return self.rewarded
 
 
@@ -79,18 +79,18 @@ class BanditProbe(_WordProbe):
 class CopyProbe(_WordProbe):
     """Repeat the word shown, twice. Best return 1 (0.5 a turn), random 1/words.
 
-    Needs reading the newest message and credit for each of two turns.
+    Tests reading of the newest message, and the advantages of two separate turns.
     """
 
     max_turns = 2
     format_hint = "Please repeat the word."
 
     def start(self, rng: np.random.Generator, words: int = 4) -> str:
-        """Choose the two words to show.
+        """Draw the two words to show.
 
         Args:
-            rng: Decides the words.
-            words: How many words there are, in [2, 8].
+            rng: Generator of the words.
+            words: Number of words, in [2, 8].
         """
         self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
         self.shown = [self.words[int(i)] for i in rng.integers(words, size=2)]
@@ -98,7 +98,7 @@ class CopyProbe(_WordProbe):
         return f"Say {self.shown[0]}"
 
     def reply(self, action: str) -> TurnResult:
-        """Compare with the word shown, and show the next."""
+        """Compare with the word shown, and show the next one."""
         right = action == self.shown[self.answered]
         self.answered += 1
         self.hits += right
@@ -111,15 +111,15 @@ class CopyProbe(_WordProbe):
         )
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Repeat the word."""
+        """Return the word shown."""
         return self.shown[self.answered]
 
 
 @register_text_env("delay_probe-v0")
 class DelayProbe(_WordProbe):
-    """Only the first word counts, paid turns later. Best return 1, random 1/words.
+    """Only the first word counts, rewarded turns later. Best return 1, random 1/words.
 
-    Needs credit at a distance: what is said in between changes nothing.
+    Tests credit assignment over a distance: words in between have no effect.
     """
 
     max_turns = 13
@@ -132,12 +132,12 @@ class DelayProbe(_WordProbe):
         rewarded: int = 2,
         distance: int = 3,
     ) -> str:
-        """Offer the words.
+        """Set the words.
 
         Args:
             rng: Unused; all episodes are alike.
-            words: How many words there are, in [2, 8].
-            rewarded: Index of the word that earns 1, in [0, words).
+            words: Number of words, in [2, 8].
+            rewarded: Index of the word with reward 1, in [0, words).
             distance: Turns between the choice and its reward, in [1, 12].
         """
         self.words = WORDS[: require_int("words", words, 2, len(WORDS))]
@@ -152,7 +152,7 @@ class DelayProbe(_WordProbe):
         return f"Say one word: {' '.join(self.words)}"
 
     def reply(self, action: str) -> TurnResult:
-        """Keep the first word; pay it in the last turn."""
+        """Store the first word; reward it in the last turn."""
         if self.chosen is None:
             self.chosen = action
         else:
@@ -164,15 +164,15 @@ class DelayProbe(_WordProbe):
         return TurnResult(text, float(right), terminated=True, success=right)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Say the rewarded word, then any."""
+        """Return the rewarded word, then any word."""
         return self.rewarded if self.chosen is None else self.random_action(rng)
 
 
 @register_text_env("tool_probe-v0")
 class ToolProbe(_WordProbe):
-    """Say a word that is shown, or that looking shows. Best return 1, or 1 - cost.
+    """Say the word, which is shown or can be looked up. Best return 1, or 1 - cost.
 
-    Needs to tell episodes in which looking is needed from those in which it only costs.
+    Tests whether a policy looks the word up only in the episodes that hide it.
     """
 
     max_turns = 4
@@ -190,10 +190,10 @@ class ToolProbe(_WordProbe):
         """Draw the word, and whether it is hidden.
 
         Args:
-            rng: Decides both.
-            words: How many words there are, in [2, 8].
-            hidden: How often the word is hidden, in [0, 1].
-            cost: What looking costs, in [0, 1].
+            rng: Generator of both.
+            words: Number of words, in [2, 8].
+            hidden: Probability that the word is hidden, in [0, 1].
+            cost: Negative reward of looking, in [0, 1].
         """
         offered = WORDS[: require_int("words", words, 2, len(WORDS))]
         self.cost = require_float("cost", cost, 0.0, 1.0)
@@ -205,7 +205,7 @@ class ToolProbe(_WordProbe):
         return f"The word is {what}. Say it, or look."
 
     def reply(self, action: str) -> TurnResult:
-        """Show the word for a price, or compare."""
+        """Show the word at a cost, or compare."""
         if action == self._look:
             self.looks, self.shown = self.looks + 1, True
             return TurnResult(f"It is {self.right}.", -self.cost)

@@ -1,4 +1,4 @@
-"""Answer questions about a made-up world with the help of a search tool."""
+"""Answer questions about a fictional world with the help of a search tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 
 
 class SearchGame(ToolOrAnswer):
-    """Search, then answer; the base of games with these two actions.
+    """Base class of tasks that search, then answer.
 
     A subclass sets ``chain``, the facts that the question needs, and calls
     :meth:`begin` in ``start``.
@@ -26,7 +26,7 @@ class SearchGame(ToolOrAnswer):
     tagged = re.compile(r"<(search|answer)>([^<]*)</\1>")
 
     def begin(self) -> None:
-        """Forget what was searched for."""
+        """Clear the documents of earlier searches."""
         self._seen: list[str] = []
 
     def find(self, query: str) -> list[str]:
@@ -38,23 +38,23 @@ class SearchGame(ToolOrAnswer):
         return [self.chain[-1].value]
 
     def any_fact(self, rng: np.random.Generator) -> facts.Fact:
-        """Return any fact of the game's."""
+        """Return any fact of the world."""
         raise NotImplementedError
 
     def use(self, text: str) -> str:
-        """Show documents."""
-        found = self.find(text)
-        self._seen += found
+        """Search, and return the documents as text."""
+        documents = self.find(text)
+        self._seen += documents
         self.used = {
             "tool": "search",
             "query": text,
-            "documents": found,
-            "tool_error": not found,
+            "documents": documents,
+            "tool_error": not documents,
         }
-        return "\n".join(found) or "Nothing found."
+        return "\n".join(documents) or "Nothing found."
 
     def more_info(self) -> dict[str, Any]:
-        """Return what was needed, and what the search did in this turn."""
+        """Return the facts that the question needs, and this turn's search."""
         return {
             "gold_answers": self.gold_answers(),
             "gold_documents": [fact.text for fact in self.chain],
@@ -67,14 +67,14 @@ class SearchGame(ToolOrAnswer):
         }
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Search for the first fact that has not been seen, else answer."""
+        """Return a search for the first needed fact not yet shown, else the answer."""
         for fact in self.chain:
             if fact.text not in self._seen:
                 return f"<search>{fact.query}</search>"
         return f"<answer>{self.gold_answers()[0]}</answer>"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Search for any fact, or answer with any value of a fact."""
+        """Return a search for any fact, or any fact's value as the answer."""
         fact = self.any_fact(rng)
         if rng.random() < 0.5:
             return f"<search>{fact.query}</search>"
@@ -85,9 +85,8 @@ class SearchGame(ToolOrAnswer):
 class SearchFacts(SearchGame):
     """Search for facts, then answer. Return 1 if the answer is right.
 
-    Questions go over one fact or two; the second is about what the first one names.
-    Entities that questions of the test split begin with occur in no question of the
-    training split, neither at its beginning nor on the way.
+    Questions need one fact or two, where the second is about the value of the first.
+    The two splits share no entities, neither at the start of questions nor on the way.
     """
 
     max_turns = 4
@@ -98,9 +97,9 @@ class SearchFacts(SearchGame):
         """Draw a question.
 
         Args:
-            rng: Decides the question.
-            hops: Facts that a question goes over, 1 or 2.
-            results: Documents that a search returns, in [1, 10].
+            rng: Generator of the question.
+            hops: Number of facts that a question needs, 1 or 2.
+            results: Number of documents that a search returns, in [1, 10].
             world: Seed of the facts, >= 0.
         """
         require_int("hops", hops, 1, 2)
@@ -111,11 +110,11 @@ class SearchFacts(SearchGame):
         return facts.question(self.chain)
 
     def find(self, query: str) -> list[str]:
-        """Return the documents that share most with the query."""
+        """Return the documents that match the query best."""
         return self.world.index.search(query, self.results)
 
     def judge(self, answer: str) -> tuple[float, bool]:
-        """Compare without case."""
+        """Compare the answer with the right one, ignoring case."""
         is_right = answer.strip(" .").lower() == self.chain[-1].value.lower()
         return float(is_right), is_right
 
@@ -124,7 +123,7 @@ class SearchFacts(SearchGame):
         return list(self.world.facts.values())[int(rng.integers(len(self.world.facts)))]
 
     def _draw(self, rng: np.random.Generator, hops: int) -> list[facts.Fact]:
-        """Draw chains until all entities asked about belong to the split."""
+        """Draw chains until all their entities belong to the split."""
         every = [e for entities in self.world.entities.values() for e in entities]
         while True:
             chains = self.world.chains(str(rng.choice(every)), hops)

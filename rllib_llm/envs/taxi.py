@@ -1,4 +1,4 @@
-"""Gymnasium's Taxi in text: fetch a passenger, bring them to their destination."""
+"""Gymnasium's Taxi in text: bring a passenger to their destination."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PATTERN = re.compile(
 
 @register_text_env("taxi-v0")
 class Taxi(TextEnv):
-    """Drive on a fixed map: -1 a turn, 20 on delivery, -10 for a wrong pick up.
+    """Drive on a fixed map. Reward -1 a turn, 20 on delivery, -10 for a wrong pick up.
 
-    States, dynamics and rewards are those of Gymnasium's ``TaxiEnv``. What differs
-    from episode to episode is where the taxi, the passenger and the destination are;
-    these starts are split into train and test by their hash.
+    States, dynamics and rewards are those of Gymnasium's ``TaxiEnv``. Episodes differ
+    in the positions of the taxi, the passenger and the destination; these starts are
+    split into train and test by their hash.
     """
 
     max_turns = 20
@@ -46,10 +46,10 @@ class Taxi(TextEnv):
         """Draw a start.
 
         Args:
-            rng: Decides the start, where rain makes one slide, and changes of mind.
-            farthest: Most turns that a delivery takes from the start without rain, in
-                [8, 18]; 18 allows for all starts.
-            rainy: Whether moves go astray to either side, 0.1 each.
+            rng: Generator of the start, of slides in the rain, and of new destinations.
+            farthest: Maximum number of turns of a delivery from the start without rain,
+                in [8, 18]; 18 allows all starts.
+            rainy: Whether moves slide to either side, with probability 0.1 each.
             fickle: Whether 3 in 10 passengers change their destination once.
         """
         require_int("farthest", farthest, 8, 18)
@@ -61,38 +61,39 @@ class Taxi(TextEnv):
         self._taxi.reset(seed=int(rng.integers(2**31)))
         self._taxi.s = starts[int(rng.integers(len(starts)))]
         rain = " Rain: you may slide." if rainy else ""
-        return f"{self._map()}\n| wall.{rain} {self.format_hint}\n{self._told()}"
+        return f"{self._map()}\n| wall.{rain} {self.format_hint}\n{self._observation()}"
 
     def parse(self, completion: str) -> str | None:
-        """Read the last action."""
+        """Return the last action."""
         match = last_match(_PATTERN, completion)
         return " ".join(match.group(1).lower().split()) if match else None
 
     def reply(self, action: str) -> TurnResult:
-        """Drive, pick up or drop off, and tell where everybody is."""
+        """Drive, pick up or drop off, and describe the new state."""
         _, reward, terminated, truncated, _ = self._taxi.step(ACTIONS.index(action))
         success = reward == _DELIVERED
-        text = "Delivered!" if success else self._told()
+        text = "Delivered!" if success else self._observation()
         return TurnResult(text, float(reward), terminated, truncated, success)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Play the optimal policy, as if the destination never changed."""
+        """Return the action of the optimal policy for the current destination."""
         return ACTIONS[int(np.argmax(_values(self.rainy)[self._taxi.s]))]
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Take any action."""
+        """Return any action."""
         return ACTIONS[int(rng.integers(len(ACTIONS)))]
 
     def admissible_actions(self) -> list[str]:
-        """List the six actions."""
+        """Return the six actions."""
         return list(ACTIONS)
 
     def optimal_value(self) -> float:
-        """Return the best expected return from here, if turns were unlimited."""
+        """Return the best expected return from here, with unlimited turns."""
         return float(_values(self.rainy)[self._taxi.s].max())
 
     def _starts(self, farthest: int) -> list[int]:
-        turns = 1 + _DELIVERED - _values(False).max(1)  # -1 each, but 20 in the last
+        # The optimal return of n turns is -1 for each but the last, and 20 for that.
+        turns = 1 + _DELIVERED - _values(False).max(1)
         return [
             int(s)
             for s in np.flatnonzero(_engine(False).initial_state_distrib)
@@ -100,14 +101,14 @@ class Taxi(TextEnv):
         ]
 
     def _map(self) -> str:
-        """Return a row per line: cells at even places, walls between them."""
+        """Return the map, one row per line: cells in even columns, walls between."""
         rows = [row.tobytes().decode()[1:-1] for row in self._taxi.desc[1:-1]]
         lines = [[*row.replace(":", " ")] for row in rows]
         for line in lines:
             line[::2] = ["." if cell == " " else cell for cell in line[::2]]
         return "\n".join("".join(line) for line in lines)
 
-    def _told(self) -> str:
+    def _observation(self) -> str:
         row, column, passenger, to = self._taxi.decode(self._taxi.s)
         riding = passenger == len(_STOPS)
         where = "in the taxi" if riding else f"at {_STOPS[passenger]}"
@@ -124,5 +125,5 @@ def _engine(rainy: bool) -> TaxiEnv:
 
 @lru_cache(maxsize=2)
 def _values(rainy: bool) -> np.ndarray:
-    """Return the optimal values. [states, actions]"""
+    """Return the optimal values [states, actions]."""
     return action_values(_engine(rainy).P)

@@ -1,4 +1,4 @@
-"""English words of SCOWL, for word games; data/words.json (see NOTICE)."""
+"""English words of SCOWL for word games, from data/words.json (see NOTICE)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def words(length: int) -> tuple[str, ...]:
 def word_pool(length: int, pool: int) -> tuple[str, ...]:
     """Return ``pool`` of the words of ``length`` letters, sorted.
 
-    Smaller pools are part of larger ones; which words come first is decided by their
-    hash, another one than that of :func:`~rllib_llm.envs.text_env.in_split`.
+    Smaller pools are subsets of larger ones. The hash that orders the words differs
+    from that of :func:`~rllib_llm.envs.text_env.in_split`, so that pools contain both
+    splits.
 
     Raises:
         ConfigError: If there are no such words, or fewer than ``pool``.
     """
-    known = words(length)
-    require_int("pool", pool, 20, len(known))
-    return tuple(sorted(sorted(known, key=_order)[:pool]))
+    all_words = words(length)
+    require_int("pool", pool, 20, len(all_words))
+    return tuple(sorted(sorted(all_words, key=_order)[:pool]))
 
 
 def _order(word: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Wordle in text: find a word from which letters of guesses it has, and where."""
+"""Wordle in text: find a word from the marks of guesses."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _PATTERN = re.compile(r"\bguess[ \t]+([a-z]{4,8})\b", re.IGNORECASE)
 
 @register_text_env("wordle-v0")
 class Wordle(TextEnv):
-    """Guess a word; hear which letters are right, placed or not. Return 1 if found.
+    """Guess a word from marks for right and misplaced letters. Return 1 if found.
 
-    Words are split into train and test by their hash, so that words of ``"test"`` were
-    never the answer in training; any word of the list may be guessed.
+    Words are split into train and test by their hash, so that words of ``"test"`` are
+    never answers in training; guesses may be any word of the list.
     """
 
     max_turns = 6
     format_hint = "Please answer as 'guess crane', with an English word."
 
     def start(self, rng: np.random.Generator, length: int = 5, pool: int = 100) -> str:
-        """Hide a word.
+        """Draw the hidden word.
 
         Args:
-            rng: Decides the word.
-            length: Letters of the word, in [4, 8].
-            pool: How many words may be hidden, of both splits; at least 20.
+            rng: Generator of the word.
+            length: Number of letters, in [4, 8].
+            pool: Number of candidate words in both splits together, at least 20.
         """
         self.length = length
         self.pool = word_pool(length, pool)
         secrets = [word for word in self.pool if in_split(word, self.split)]
         self.secret = secrets[int(rng.integers(len(secrets)))]
-        self._heard: list[tuple[str, Hashable]] = []
+        self._replies: list[tuple[str, Hashable]] = []
         example = "crane" if length == 5 else self.pool[0]
         self.format_hint = f"Please answer as 'guess {example}', with an English word."
         return (
@@ -51,39 +51,39 @@ class Wordle(TextEnv):
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last ``guess <word>``; it must be in the list of words."""
+        """Return the word of the last ``guess <word>`` if it is in the word list."""
         match = last_match(_PATTERN, completion)
         word = match.group(1).lower() if match else None
-        return word if word in _known(self.length) else None
+        return word if word in _word_set(self.length) else None
 
     def reply(self, action: str) -> TurnResult:
         """Compare the guess with the word."""
         if action == self.secret:
             return TurnResult("Correct!", reward=1.0, terminated=True, success=True)
         marks = word_marks(action, self.secret)
-        self._heard.append((action, marks))
+        self._replies.append((action, marks))
         return TurnResult(f"{action}: {marks}", success=False)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Guess a word of the pool that is still possible and tells most."""
-        left = still_possible(self.pool, self._heard, word_marks)
+        """Return the most informative guess among the words that are still possible."""
+        left = still_possible(self.pool, self._replies, word_marks)
         return f"guess {most_telling(left, word_marks)}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Guess any word of the pool, also those that the answers exclude."""
+        """Return any word of the pool as a guess, including excluded ones."""
         return f"guess {self.pool[int(rng.integers(len(self.pool)))]}"
 
 
 @lru_cache(maxsize=5)
-def _known(length: int) -> frozenset[str]:
+def _word_set(length: int) -> frozenset[str]:
     return frozenset(words(length))
 
 
 def word_marks(guess: str, secret: str) -> str:
     """Return a mark per letter: G in its place, Y elsewhere, - not in the secret.
 
-    Of a letter that a guess repeats, no more are marked than the secret holds: first
-    those in place, then from the left.
+    A letter that a guess repeats is marked at most as often as the secret contains it:
+    first the letters in place, then the others from the left.
     """
     left = Counter(s for g, s in zip(guess, secret, strict=True) if g != s)
     marks = []

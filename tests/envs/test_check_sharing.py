@@ -30,7 +30,7 @@ def test_stricter_rules_of_pettingzoo_are_warnings(env, test, why):
     assert report.ok, str(report)
     (warning,) = report.warnings
     assert f"PettingZoo's {test} fails: " in warning and why in warning
-    assert "Training does not need what it asks for." in warning
+    assert "Training works without this property." in warning
     assert f"  warning: {warning}" in str(report)
 
 
@@ -40,7 +40,7 @@ def test_a_bug_in_the_games_code_is_shown_with_its_line():
     assert "step('hello') raised KeyError: 'giver_0'" in problem
     assert 'in step: self.scores["giver_0"] += 1' in problem
     assert (
-        "check_toys.py:" in problem and "Mend reset(), step() or observe()" in problem
+        "check_toys.py:" in problem and "Correct reset(), step() or observe()" in problem
     )
     for word in ("start()", "apply()", "parse()", "prompt_for()", "rng given"):
         assert word not in str(report)

@@ -276,7 +276,7 @@ def test_options_work_as_for_single_agents():
 def test_options_that_change_the_agents_belong_in_env_config():
     env = make_env("secret_sum-v0", {"agents": 3})
     assert env.possible_agents == ["alice_0", "bob_0", "carol_0"]
-    with pytest.raises(ConfigError, match="'agents': 2.*belong in env_config"):
+    with pytest.raises(ConfigError, match="'agents': 2.*in env_config"):
         env.reset(seed=0, options={"agents": 2})
 
 

@@ -78,7 +78,7 @@ def test_mixed_ends_are_over_and_name_who_bootstraps():
         "cid_0": "hello cid_0, turn 1",
     }
     assert step.stop_reason == "max_turns"
-    with pytest.raises(EnvContractError, match=r"The episode is over: call reset\(\)"):
+    with pytest.raises(EnvContractError, match=r"The episode has ended: call reset\(\)"):
         env.step({"ben_0": "x"})
 
 
@@ -286,7 +286,7 @@ def test_agents_of_a_parallel_env_with_nothing_to_read_are_not_asked():
     env.step({"ann_0": "a"})
     assert env.unwrapped.got == [{"ann_0": "a", "ben_0": ""}]
     env = MultiAgentAdapter(RawParallel(["ben_0"], rounds, shape=shape))
-    with pytest.raises(EnvContractError, match=r"asks nobody, but \['ben_0'\]"):
+    with pytest.raises(EnvContractError, match=r"returned no observation, but \['ben_0'\]"):
         env.reset(seed=0)
 
 

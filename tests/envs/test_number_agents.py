@@ -108,7 +108,7 @@ def test_one_player_draws_for_agents_of_numbers_by_the_seed():
             _, reward, terminated, truncated, _ = env.step("hi")
             rewards.append(reward)
             over = terminated or truncated
-        return env.joint.unwrapped.seen, rewards
+        return env.adapter.unwrapped.seen, rewards
 
     assert seen(1) == seen(1)
     assert len({tuple(seen(s)[0]) for s in range(8)}) > 1

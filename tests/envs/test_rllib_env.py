@@ -126,8 +126,8 @@ class Numbered(RelayRLlib):
     ("cls", "message"),
     [
         (Mute, "returned no observation in 1000 steps"),
-        (Haunted, "an observation after its end"),
-        (Numbered, "Name agents by strings"),
+        (Haunted, "an observation of .* after its end"),
+        (Numbered, "Use strings as names"),
         (TextToNumbers, "acts in Discrete.* declare gymnasium.spaces.Text"),
     ],
 )

@@ -12,7 +12,7 @@ def test_it_plays_as_the_experts_of_all_seats_do(game):
     solo = make_env("solo-v0", {"game": game})
     for seed in range(8):
         played = play(solo, seed, expert_policy)
-        speaker = solo.player.joint.unwrapped.possible_agents[0]
+        speaker = solo.player.adapter.unwrapped.possible_agents[0]
         assert played.observations[0].startswith(f"You are {speaker}.")
         assert played.success is True and sum(played.rewards) > 0
 
@@ -20,7 +20,7 @@ def test_it_plays_as_the_experts_of_all_seats_do(game):
 def test_it_earns_what_all_earn_and_sees_what_all_see():
     solo = make_env("solo-v0", {"game": "secret_sum-v0"})
     first, _ = solo.reset(seed=3)
-    secrets = solo.player.joint.unwrapped.secrets
+    secrets = solo.player.adapter.unwrapped.secrets
     assert f"You have {secrets[0]}." in first
     second, reward, *_ = solo.step(f"say {secrets[0]}")
     assert f"alice_0 says {secrets[0]}. You have {secrets[1]}." in second

@@ -55,7 +55,7 @@ def test_a_team_plays_what_the_answerer_alone_would():
         assert played.success is True
         guesses = played.actions[1::2]
         alone.reset(seed=0)
-        alone.secret = team.joint.unwrapped.task.secret
+        alone.secret = team.adapter.unwrapped.task.secret
         rewards = [alone.step(guess)[1] for guess in guesses]
         assert sum(rewards) == 1.0 and sum(played.rewards) == 2.0
 
