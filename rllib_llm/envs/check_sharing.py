@@ -34,8 +34,8 @@ def check_resets(subject: Subject) -> Iterator[str]:
         yield (
             f"Building the environment and its first reset took {start:.0f} s, but "
             f"every EnvRunner limits a call to step_timeout_s={STEP_TIMEOUT_S:g}. "
-            "Raise rollouts(step_timeout_s=...), and initialise what instances can share "
-            "once per process."
+            "Raise rollouts(step_timeout_s=...), and initialise once per process what "
+            "instances can share."
         )
     elif start > SLOW_START_S:
         yield Advice(

@@ -171,8 +171,8 @@ BROKEN = [
     (UnknownAgent, "'listener_0', which UnknownAgent does not declare"),
     (InfiniteReward, "reward inf in turn 1; rewards must be finite"),
     (Endless, "had not ended"),
-    (FragileHearer, "'hearer_0' saying '' raised ValueError"),
-    (FragileTeller, "'teller_0' saying '' raised ValueError"),
+    (FragileHearer, "'hearer_0' writing '' raised ValueError"),
+    (FragileTeller, "'teller_0' writing '' raised ValueError"),
     (
         NotReadyToBeCut,
         r"With max_turns=1 seed 0, turn 1 raised TypeError(.|\n)+At the limit",
