@@ -142,7 +142,8 @@ def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
     if not isinstance(env, gym.Env):
         raise EnvContractError(
             f"{source!r} returned {type(env).__name__}; it must return a "
-            "gymnasium.Env, a pettingzoo AECEnv or ParallelEnv, or a MultiAgentEnv of RLlib."
+            "gymnasium.Env, a pettingzoo AECEnv or ParallelEnv, or a MultiAgentEnv of "
+            "RLlib."
         )
     if isinstance(env.unwrapped, TextEnv):
         return env

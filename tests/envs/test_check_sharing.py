@@ -40,7 +40,8 @@ def test_a_bug_in_the_games_code_is_shown_with_its_line():
     assert "step('hello') raised KeyError: 'giver_0'" in problem
     assert 'in step: self.scores["giver_0"] += 1' in problem
     assert (
-        "check_toys.py:" in problem and "Correct reset(), step() or observe()" in problem
+        "check_toys.py:" in problem
+        and "Correct reset(), step() or observe()" in problem
     )
     for word in ("start()", "apply()", "parse()", "prompt_for()", "rng given"):
         assert word not in str(report)

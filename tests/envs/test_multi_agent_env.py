@@ -80,9 +80,9 @@ def test_rewards_reach_waiting_agents_and_add_up():
     ("outcome", "words"),
     [
         (Outcome({"bob_0": 1.0}), "1.0 went to 'bob_0'.*Did you mean 'ben_0'.*ann_0"),
-        (Outcome({"ben_0": float("nan")}), "'ben_0' the reward nan.*finite"),
+        (Outcome({"ben_0": float("nan")}), "'ben_0' with nan.*finite"),
         (Outcome(terminated=["zoe_0"]), "ends 'zoe_0'.*possible_agents"),
-        ("done", "returned str; return an Outcome"),
+        ("done", "returned str; it must return an Outcome"),
     ],
 )
 def test_broken_outcomes_are_named(outcome, words):
@@ -267,7 +267,7 @@ def test_options_work_as_for_single_agents():
     assert env.observe("ann_0")["text"].startswith("yo ") and env.split == "test"
     with pytest.raises(ConfigError, match="Did you mean 'greeting'"):
         Scripted({"greting": "x"})
-    with pytest.raises(ConfigError, match="set it in env_config"):
+    with pytest.raises(ConfigError, match="Set it in env_config"):
         env.reset(options={"max_turns": 2})
     with pytest.raises(ConfigError, match="max_turns=0"):
         Scripted({"max_turns": 0})

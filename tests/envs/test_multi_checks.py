@@ -169,7 +169,7 @@ BROKEN = [
     (RaisesInApply, "IndexError"),
     (RaisesInReset, r"reset\(\) raised KeyError"),
     (UnknownAgent, "'listener_0', which UnknownAgent does not declare"),
-    (InfiniteReward, "reward inf in turn 1; rewards must be finite"),
+    (InfiniteReward, "with inf in turn 1; rewards must be finite"),
     (Endless, "had not ended"),
     (FragileHearer, "'hearer_0' writing '' raised ValueError"),
     (FragileTeller, "'teller_0' writing '' raised ValueError"),

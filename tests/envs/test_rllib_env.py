@@ -57,7 +57,9 @@ def test_it_is_named_in_every_way(name):
 def test_a_classs_options_reach_it_as_an_env_context():
     env = make_env(RelayRLlib, EnvContext({"rounds": 7}, worker_index=3))
     assert (env.rules.rounds, env.worker_index) == (7, 0)
-    with pytest.raises(ConfigError, match="env_config={'rounds': 7} has no effect"):
+    with pytest.raises(
+        ConfigError, match="env_config={'rounds': 7} would have no effect"
+    ):
         make_env("rllib_toys:ready_made", {"rounds": 7})
 
 

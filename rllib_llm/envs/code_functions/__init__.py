@@ -1,4 +1,4 @@
-"""Functions to be written and tested."""
+"""Writing small functions that pass unit tests."""
 
 from rllib_llm.envs.code_functions.env import CodeFunctions
 

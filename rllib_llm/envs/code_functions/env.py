@@ -1,4 +1,4 @@
-"""Write a function: visible tests may be tried again, hidden ones judge."""
+"""Write a function; visible tests allow retries, hidden tests decide."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.graders.unit_tests import Case, CaseReport, run_tests
 from rllib_llm.sandbox import BACKENDS, shared_sandbox
 
-_MOST_CHARS = 120  # of a value that is shown
+_MOST_CHARS = 120  # maximum length of a value in an observation
 
 
 @register_text_env("code-v0")
 class CodeFunctions(TextEnv):
     """Write a function. Return 1 if it passes all hidden tests.
 
-    A function that fails a visible test is told so, and the model may try again. One
-    that passes them is judged by the hidden ones. All run in the sandbox, into which no
-    right result ever comes. Tasks are split into train and test by the hash of what is
-    asked.
+    After a failed visible test the model reads the failure and may try again. A
+    function that passes all visible tests is rated by the hidden ones. All tests run
+    in the sandbox, which the right results never enter. Tasks are split into train and
+    test by the hash of their description.
     """
 
     max_turns = 3
@@ -41,22 +41,23 @@ class CodeFunctions(TextEnv):
         partial: bool = False,
         sandbox: str = "fork_server",
     ) -> str:
-        """Draw a function that is asked for.
+        """Draw a task.
 
         Args:
-            rng: Decides the function and its tests.
+            rng: Generator of the function and its tests.
             level: Difficulty, 1 to 3; 3 needs loops.
-            visible: Tests that are shown, in [1, 10].
-            hidden: Tests that are not, in [1, 50].
-            partial: Pay the share of hidden tests passed, instead of all or nothing.
-            sandbox: Where functions run, "fork_server" or "monty".
+            visible: Number of tests in the prompt, in [1, 10].
+            hidden: Number of hidden tests, in [1, 50].
+            partial: Whether the reward is the share of hidden tests passed, instead of
+                all or nothing.
+            sandbox: Sandbox backend, "fork_server" or "monty".
         """
         require_int("level", level, 1, NUM_LEVELS)
         self.visible = require_int("visible", visible, 1, 10)
         require_int("hidden", hidden, 1, 50)
         self.partial = require_bool("partial", partial)
         self._backend = require_choice("sandbox", sandbox, BACKENDS)
-        shared_sandbox(sandbox)  # refuses platforms that cannot isolate
+        shared_sandbox(sandbox)  # fails here if the platform cannot isolate programs
         while True:
             self.task = draw_task(rng, level, visible + hidden)
             if in_split(self.task.asked, self.split):
@@ -71,21 +72,21 @@ class CodeFunctions(TextEnv):
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last program; an empty one is none."""
+        """Return the last program, or None without a non-empty one."""
         self._last = {}
         match = last_match(self._pattern, completion)
         text = match.group(1).strip("\n") if match else ""
         return text if text.strip() else None
 
     def reply(self, action: str) -> TurnResult:
-        """Run all tests; name a visible one that failed, else judge by the others."""
+        """Run all tests; report a failed visible one, else rate by the hidden ones."""
         cases = self.task.cases
         reports = run_tests(action, "f", cases, shared_sandbox(self._backend))
         shown = list(zip(cases, reports, strict=True))[: self.visible]
         failed = next(((c, r) for c, r in shown if not r.passed), None)
         self._last = {"tool": "python", "tool_error": failed is not None}
         if failed is not None:
-            return TurnResult(f"{_told(*failed)} Try again.", success=False)
+            return TurnResult(f"{_failure_text(*failed)} Try again.", success=False)
         hidden = [report.passed for report in reports[self.visible :]]
         share, is_right = sum(hidden) / len(hidden), all(hidden)
         return TurnResult(
@@ -97,15 +98,15 @@ class CodeFunctions(TextEnv):
         )
 
     def more_info(self) -> dict[str, Any]:
-        """Return what the tests said in this turn."""
+        """Return whether the tests ran and failed in this turn."""
         return {"tool": None, "tool_error": False, **self._last}
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Write the solution."""
+        """Return the solution."""
         return f"<python>{self.task.solution}</python>"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Write the solution with other parameters, or return the argument."""
+        """Return the solution with other parameters, or the identity function."""
         if rng.random() < 0.5:
             return f"<python>{self.task.mistake}</python>"
         argument = self.task.head[2:-1]
@@ -116,8 +117,8 @@ def _call(case: Case) -> str:
     return f"f({', '.join(map(repr, case.arguments))})"
 
 
-def _told(case: Case, report: CaseReport) -> str:
-    """Say how a visible test failed."""
+def _failure_text(case: Case, report: CaseReport) -> str:
+    """Return the failure of a visible test as text."""
     if report.error:
         return f"{_call(case)} failed: {report.error[:_MOST_CHARS].rstrip('.')}."
     returned = repr(report.returned)

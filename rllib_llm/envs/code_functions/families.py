@@ -1,7 +1,7 @@
-"""Families of small functions: what is asked, a solution, and what it must return.
+"""Families of small functions: description, solution, and right results.
 
-A family holds a sentence and a solution with places for its parameters, and a function
-of this process that computes right results by itself.
+A family has a sentence and a solution with placeholders for its parameters. The right
+results come from a separate function in this process, never from the solution's text.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Family:
 
     Attributes:
         level: Difficulty, from 1.
-        argument: Name of its argument, which also says what kind of value it is: a key
+        argument: Name of its argument, which also determines the kind of value: a key
             of ``_ARGUMENTS``.
-        asked: What it returns, in words, with places for parameters.
-        body: The solution's lines after ``def``.
-        result: Computes the right result from the parameters and the argument.
-        params: Each parameter's least and largest value.
+        asked: Description of the result, with placeholders for parameters.
+        body: Lines of the solution after ``def``.
+        result: Returns the right result, given the parameters and the argument.
+        params: Smallest and largest value of each parameter.
     """
 
     level: int
@@ -43,13 +43,13 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One function to be written.
+    """One function to write.
 
     Attributes:
         head: E.g. ``f(numbers)``.
-        asked: What it returns, in words.
-        solution: A right one.
-        mistake: One of the same family with other parameters.
+        asked: Description of the result.
+        solution: A right solution.
+        mistake: A solution of the same family with other parameters.
         cases: Tests.
     """
 
@@ -251,14 +251,14 @@ def draw_task(rng: np.random.Generator, level: int, num_cases: int) -> Task:
     """Return a task of a level.
 
     Args:
-        rng: Decides it.
+        rng: Generator of the task.
         level: From 1 to ``NUM_LEVELS``.
-        num_cases: How many tests it has.
+        num_cases: Number of tests.
     """
     families = [f for f in FAMILIES if f.level == level]
     family = families[int(rng.integers(len(families)))]
     params, others = _params(rng, family), _params(rng, family)
-    arguments: dict[str, Any] = {}  # all different, so that none is shown and hidden
+    arguments: dict[str, Any] = {}  # distinct, so that hidden tests are not visible
     while len(arguments) < num_cases:
         drawn = _ARGUMENTS[family.argument](rng)
         arguments.setdefault(repr(drawn), drawn)
@@ -277,7 +277,7 @@ def _params(rng: np.random.Generator, family: Family) -> Params:
 
 
 def _shown(params: Params) -> dict[str, Any]:
-    """Return parameters as they are written; ``c`` stands for a sign."""
+    """Return parameters as they are printed; ``c`` is the index of a sign."""
     return {k: "-+/"[v] if k == "c" else v for k, v in params.items()}
 
 

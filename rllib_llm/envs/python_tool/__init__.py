@@ -1,4 +1,4 @@
-"""Questions that a short program answers."""
+"""Questions that a short Python program answers."""
 
 from rllib_llm.envs.python_tool.env import PythonTool
 

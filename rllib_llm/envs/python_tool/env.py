@@ -1,4 +1,4 @@
-"""Answer questions with the help of Python programs that really run."""
+"""Answer questions with the help of Python programs in a sandbox."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _RANDOM_PROGRAMS = ("print({0} + {1})", "print({0} * {1})", "print({1} - {0})")
 class PythonTool(ToolOrAnswer):
     """Run programs, then answer. Return 1 if the answer is right.
 
-    Programs run in the sandbox, each in a fresh process: nothing stays from one to the
-    next. Questions are split into train and test by the hash of their text.
+    Each program runs in the sandbox in a fresh process, without the state of earlier
+    ones. Questions are split into train and test by the hash of their text.
     """
 
     max_turns = 4
@@ -40,15 +40,15 @@ class PythonTool(ToolOrAnswer):
         """Draw a question.
 
         Args:
-            rng: Decides the question.
+            rng: Generator of the question.
             level: 1: expressions, 2: word problems, 3: questions that need a loop.
-            digits: Most digits of the numbers in it, in [1, 4].
-            sandbox: Where programs run, "fork_server" or "monty".
+            digits: Maximum number of digits of its numbers, in [1, 4].
+            sandbox: Sandbox backend, "fork_server" or "monty".
         """
         require_int("level", level, 1, len(LEVELS))
         require_int("digits", digits, 1, 4)
         self._backend = require_choice("sandbox", sandbox, BACKENDS)
-        shared_sandbox(sandbox)  # refuses platforms that cannot isolate
+        shared_sandbox(sandbox)  # fails here if the platform cannot isolate programs
         while True:
             self.question = draw_question(rng, level, digits)
             if in_split(self.question.text, self.split):
@@ -60,7 +60,7 @@ class PythonTool(ToolOrAnswer):
         )
 
     def use(self, text: str) -> str:
-        """Run a program."""
+        """Run a program and return its output."""
         result = shared_sandbox(self._backend).run(text)
         self._output = result_text(result)
         self.used = {"tool": "python", "tool_error": not result.ok}
@@ -72,18 +72,18 @@ class PythonTool(ToolOrAnswer):
         return float(is_right), is_right
 
     def more_info(self) -> dict[str, Any]:
-        """Return the right answer, and what the tool did in this turn."""
+        """Return the right answer, and the tool's use in this turn."""
         gold = {"gold_answers": [str(self.question.answer)]}
         return {**gold, "tool": None, "tool_error": False, **self.used}
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Run the program, then answer what it printed."""
+        """Return the program, then its output as the answer."""
         if self._output == str(self.question.answer):
             return f"<answer>{self._output}</answer>"
         return f"<python>{self.question.program}</python>"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Run some program with the question's numbers, or answer one of them."""
+        """Return a program on the question's numbers, or one of them as the answer."""
         numbers = rng.permutation(self.question.numbers)
         if rng.random() < 0.5:
             program = _RANDOM_PROGRAMS[int(rng.integers(len(_RANDOM_PROGRAMS)))]

@@ -1,7 +1,7 @@
 """Questions whose answer is an integer that a short program computes.
 
-Each family draws its numbers and gives the question, the program, and the answer, which
-is computed here by itself and not by running the program.
+Each family draws its numbers and returns the question, the program, and the answer,
+which is computed here independently of the program.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question.
+    """A question with its answer.
 
     Attributes:
-        text: What is asked.
-        program: Prints the answer.
-        answer: The right one.
-        numbers: Those that occur in the question.
+        text: Text of the question.
+        program: A program that prints the answer.
+        answer: The right answer.
+        numbers: Numbers in the question.
     """
 
     text: str
@@ -33,11 +33,11 @@ class Question:
 
 
 class Draw:
-    """Draws what families need.
+    """Random draws for the families.
 
     Args:
-        rng: Decides everything.
-        digits: Most digits of a number, >= 1.
+        rng: Generator of all draws.
+        digits: Maximum number of digits of a number, >= 1.
     """
 
     def __init__(self, rng: np.random.Generator, digits: int):
@@ -53,7 +53,7 @@ class Draw:
         return int(self._rng.integers(low, high + 1))
 
     def one_of(self, items: tuple[str, ...]) -> str:
-        """Return any of some words."""
+        """Return any of the words."""
         return items[int(self._rng.integers(len(items)))]
 
 
@@ -61,7 +61,7 @@ def _expression(draw: Draw) -> Question:
     a, b, c = (draw.number() for _ in range(3))
     first, second = (draw.one_of(("+", "-", "*")) for _ in range(2))
     left = {"+": a + b, "-": a - b, "*": a * b}[first]
-    # * binds tighter than what stands before it.
+    # Multiplication binds tighter than the operation before it.
     if second == "*" and first != "*":
         answer = a + b * c if first == "+" else a - b * c
     else:
@@ -167,9 +167,9 @@ def draw_question(rng: np.random.Generator, level: int, digits: int) -> Question
     """Return a question of a level.
 
     Args:
-        rng: Decides it.
+        rng: Generator of the question.
         level: A key of ``LEVELS``.
-        digits: Most digits of its numbers.
+        digits: Maximum number of digits of its numbers.
     """
     families = LEVELS[level]
     family = families[int(rng.integers(len(families)))]

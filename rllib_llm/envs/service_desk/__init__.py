@@ -1,4 +1,4 @@
-"""A service desk: tools, a policy, and a customer who says only what is asked."""
+"""A service desk with tools, a policy, and a simulated customer."""
 
 from rllib_llm.envs.service_desk.env import ServiceDesk
 

@@ -1,4 +1,4 @@
-"""The simulated customer: a script that says what it is asked, and may insist."""
+"""The simulated customer: a script that answers questions and may insist."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _NO = re.compile(r"\b(cannot|can't|not|no|sorry|unable)\b", re.IGNORECASE)
 
 @dataclasses.dataclass
 class Request:
-    """What the customer wants of one order.
+    """A change that the customer asks for.
 
     Attributes:
         kind: ``"cancel"``, ``"refund"``, ``"move"`` or ``"exchange"``.
-        number: Of the order, which the customer does not know.
-        what: Colour and item, as the customer says it.
-        detail: New address or colour; "" where none is needed.
+        number: Number of the order, which the customer does not know.
+        what: Colour and item, in the customer's words.
+        detail: New address or colour; "" if the kind needs none.
         allowed: Whether the policy allows it.
-        must_hear: What the customer must be told, word for word.
-        heard: The words told so far.
-        detail_told: Whether the detail was asked for.
+        required_words: Words that the desk must say to the customer, verbatim.
+        mentioned: Words that the desk has said so far.
+        detail_given: Whether the customer has given the detail.
         insisted: Whether the customer has asked for an exception.
     """
 
@@ -30,14 +30,14 @@ class Request:
     what: str
     detail: str
     allowed: bool
-    must_hear: tuple[str, ...]
-    heard: set[str] = dataclasses.field(default_factory=set)
-    detail_told: bool = False
+    required_words: tuple[str, ...]
+    mentioned: set[str] = dataclasses.field(default_factory=set)
+    detail_given: bool = False
     insisted: bool = False
 
     @property
     def asked(self) -> str:
-        """How the customer asks for it."""
+        """The customer's words for the request."""
         return {
             "cancel": f"Please cancel my {self.what}.",
             "refund": f"I want my money back for the {self.what}.",
@@ -46,45 +46,47 @@ class Request:
         }[self.kind]
 
     @property
-    def was_told(self) -> bool:
-        """Whether the customer heard all that there is to hear."""
-        return set(self.must_hear) <= self.heard
+    def is_informed(self) -> bool:
+        """True if the desk has said everything that it must say."""
+        return set(self.required_words) <= self.mentioned
 
 
 class Customer:
-    """Answers questions, takes statements for results, and leaves in the end.
+    """Answers questions, takes statements for results, and leaves after the last one.
 
     Args:
         name: First and last name.
-        requests: What the customer wants, one after the other.
-        stubborn: Whether a refusal is answered by insisting, once for each request.
+        requests: Requests of the customer, in order.
+        stubborn: Whether the customer insists after a refusal, once per request.
     """
 
     def __init__(self, name: str, requests: list[Request], stubborn: bool):
         self.name, self.requests, self.stubborn = name, requests, stubborn
-        self.name_told = False
+        self.name_given = False
         self.has_left = False
         self.yes_to: set[int] = set()
         self._current = 0
 
     @property
     def request(self) -> Request:
-        """The one that is being dealt with."""
+        """The current request."""
         return self.requests[self._current]
 
     def hear(self, text: str) -> str:
-        """Return the answer to what the desk says."""
-        return self._asked(text) if "?" in text else self._told(text)
+        """Return the customer's reply to the desk."""
+        return (
+            self._answer_question(text) if "?" in text else self._hear_statement(text)
+        )
 
-    def _asked(self, question: str) -> str:
+    def _answer_question(self, question: str) -> str:
         request, words = self.request, question.lower()
         answers = []
         if "name" in words or "who" in words:
-            self.name_told = True
+            self.name_given = True
             answers.append(f"I am {self.name}.")
         for kind, word in (("move", "address"), ("exchange", "colo")):
             if word in words and request.kind == kind:
-                request.detail_told = True
+                request.detail_given = True
                 answers.append(f"{request.detail}, please.")
         if "which" in words or "what order" in words:
             answers.append(f"The {request.what}.")
@@ -96,11 +98,11 @@ class Customer:
             return "Yes."
         return "I do not understand."
 
-    def _told(self, statement: str) -> str:
+    def _hear_statement(self, statement: str) -> str:
         if not _NUMBER.search(statement):
             return "Please go on."
         request = self.request
-        request.heard |= set(re.findall(r"\w+", statement.lower()))
+        request.mentioned |= set(re.findall(r"\w+", statement.lower()))
         if _NO.search(statement) and self.stubborn and not request.insisted:
             request.insisted = True
             return "Please make an exception!"

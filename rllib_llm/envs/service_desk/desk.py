@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-# Status in which the policy allows a change, and the rule as the policy says it.
+# Status in which the policy allows each change.
 ALLOWED = {
     "cancel": "pending",
     "refund": "delivered",
@@ -27,26 +27,26 @@ Orders = dict[int, dict[str, Any]]
 
 
 class Desk:
-    """Orders, and what may be done with them. Public methods are tools.
+    """Orders, and tools on them: the public methods.
 
-    A tool does what it is told where that is possible; whether the policy allows it is
-    noted in ``violations``.
+    A tool performs any possible change. ``violations`` records changes that the policy
+    forbids. The model reads the tools' docstrings, so they are part of the prompt.
 
     Args:
-        orders: By number: ``name``, ``item``, ``colour``, ``price``, ``status``,
-            ``address``.
-        needs_yes: Whether a change must have been confirmed.
+        orders: Orders by number: ``name``, ``item``, ``colour``, ``price``,
+            ``status``, ``address``.
+        needs_yes: Whether the customer must confirm a change.
 
     Attributes:
-        found: Names of the customers that were looked up.
-        confirmed: Numbers of orders to whose change the customer said yes.
-        violations: Rules that were broken, in order.
+        looked_up: Names of the customers that were looked up.
+        confirmed: Numbers of orders whose change the customer has confirmed.
+        violations: Violated rules, in order.
     """
 
     def __init__(self, orders: Orders, needs_yes: bool):
         self._orders = orders
         self.needs_yes = needs_yes
-        self.found: set[str] = set()
+        self.looked_up: set[str] = set()
         self.confirmed: set[int] = set()
         self.violations: list[str] = []
 
@@ -63,7 +63,7 @@ class Desk:
         }
         if not named:
             raise LookupError("no such customer")
-        self.found |= {order["name"] for order in named.values()}
+        self.looked_up |= {order["name"] for order in named.values()}
         return "\n".join(f"{n} {o['colour']} {o['item']}" for n, o in named.items())
 
     def get_order(self, order: int) -> str:
@@ -72,9 +72,9 @@ class Desk:
         Args:
             order: Its number.
         """
-        found = self._get(order)
-        what = f"{found['colour']} {found['item']}"
-        return f"{order} {what}: {found['status']}, price {found['price']}"
+        fields = self._get(order)
+        what = f"{fields['colour']} {fields['item']}"
+        return f"{order} {what}: {fields['status']}, price {fields['price']}"
 
     def cancel(self, order: int) -> str:
         """Cancel an order.
@@ -123,7 +123,7 @@ class Desk:
         order = self._get(number)
         if order["status"] not in STATUSES:
             raise ValueError(f"order {number} is {order['status']}")
-        if order["name"] not in self.found:
+        if order["name"] not in self.looked_up:
             self.violations.append("the customer was not looked up")
         if order["status"] != ALLOWED[kind]:
             self.violations.append(RULES[kind])
@@ -133,13 +133,13 @@ class Desk:
 
 
 def changed(orders: Orders, number: int, **fields: str) -> Orders:
-    """Return a copy of the orders in which one differs."""
+    """Return a copy of the orders with one of them changed."""
     copied = copy.deepcopy(orders)
     copied[number].update(fields)
     return copied
 
 
 def state_hash(orders: Orders) -> str:
-    """Return what is equal for equal orders."""
+    """Return a hash that is equal for equal orders."""
     text = json.dumps(sorted(orders.items()), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""``service_desk-v0``: keep to a policy while a customer asks for changes."""
+"""``service_desk-v0``: follow a policy while a customer asks for changes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _DONE = {
     "move": "moved",
     "exchange": "exchanged",
 }
-_OTHERS = 3  # customers beside the one who asks, of as many orders each
+_OTHERS = 3  # further customers, each with as many orders
 
 
 @register_text_env("service_desk-v0")
 class ServiceDesk(ToolEnv):
-    """Serve a customer by the policy. Return 1 if all is as it should be.
+    """Serve a customer by the policy. Return 1 for a correct final state.
 
-    That is: the orders are exactly what they would be after the changes that the policy
-    allows, no rule was broken on the way, and the customer was told the results.
-    The form is that of tau-bench (Yao et al. 2024, arXiv:2406.12045).
+    The orders must equal those after exactly the allowed changes, no rule may be
+    violated on the way, and the customer must learn the results. The task has the form
+    of tau-bench (Yao et al. 2024, arXiv:2406.12045).
     """
 
     max_turns = 18
@@ -50,15 +50,16 @@ class ServiceDesk(ToolEnv):
         """Draw orders and a customer.
 
         Args:
-            rng: Decides everything.
-            rules: Rules of the policy, from 1 to 5, and with them kinds of requests:
-                cancel, refund, move, exchange; the fifth asks for a yes first.
-            requests: Of the customer, one after the other, from 1 to 3.
-            orders: Of each customer, from ``requests`` to 6.
-            forbidden: Chance that the policy forbids a request.
-            stubborn: Chance that the customer insists after a refusal.
-            short: First names, numbers and prices of one digit, for the smallest
-                models; with at most 2 orders of each customer.
+            rng: Generator of everything.
+            rules: Number of rules of the policy, from 1 to 5. The first four add the
+                requests cancel, refund, move, exchange; the fifth requires a
+                confirmation before changes.
+            requests: Number of the customer's requests, from 1 to 3.
+            orders: Number of orders per customer, from ``requests`` to 6.
+            forbidden: Probability that the policy forbids a request.
+            stubborn: Probability that the customer insists after a refusal.
+            short: Whether to use first names, and one-digit numbers and prices, for
+                the smallest models; with at most 2 orders per customer.
         """
         require_int("rules", rules, 1, 5)
         require_int("requests", requests, 1, 3)
@@ -84,60 +85,60 @@ class ServiceDesk(ToolEnv):
         )
 
     def judge(self, answer: str) -> TurnResult:
-        """Let the customer answer; the end of the talk is the end of the episode."""
-        said = self.customer.hear(answer)
+        """Return the customer's reply; the episode ends when the customer leaves."""
+        reply = self.customer.hear(answer)
         self.desk.confirmed |= self.customer.yes_to
         if not self.customer.has_left:
-            return TurnResult(f"Customer: {said}", success=False)
+            return TurnResult(f"Customer: {reply}", success=False)
         solved = (
             desks.state_hash(self.orders) == self.goal
             and not self.desk.violations
-            and all(request.was_told for request in self.customer.requests)
+            and all(request.is_informed for request in self.customer.requests)
         )
         return TurnResult(
-            f"Customer: {said}", float(solved), terminated=True, success=solved
+            f"Customer: {reply}", float(solved), terminated=True, success=solved
         )
 
     def more_info(self) -> dict[str, Any]:
-        """Add the rules that were broken."""
+        """Return the tools' use in this turn, and the violated rules."""
         return {**super().more_info(), "violations": list(self.desk.violations)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one turn; ``info["metrics"]`` counts broken rules."""
-        *told, info = super().step(action)
+        """Play one turn; ``info["metrics"]`` counts violated rules."""
+        *result, info = super().step(action)
         info["metrics"]["violations"] = float(len(info["violations"]))
-        return (*told, info)
+        return (*result, info)
 
     # Scripted policies ----------------------------------------------------------------
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Look up, ask for what is missing, act if it is allowed, tell."""
+        """Look up the order, ask for details, act if allowed, report the result."""
         customer, request = self.customer, self.customer.request
-        if not customer.name_told:
+        if not customer.name_given:
             return "What is your name?"
-        if customer.name not in self.desk.found:
+        if customer.name not in self.desk.looked_up:
             return self.write_call("find_user", name=customer.name)
         if not self._was_shown(request.number):
             return self.write_call("get_order", order=request.number)
         if not request.allowed:
-            status = self._told_status(request)
+            status = self._required_status(request)
             done = _DONE[request.kind]
             return f"Order {request.number} cannot be {done}, it is {status}."
-        if request.detail and not request.detail_told:
+        if request.detail and not request.detail_given:
             return f"What {'address' if request.kind == 'move' else 'colour'}?"
         if self.desk.needs_yes and request.number not in self.desk.confirmed:
             return f"Shall order {request.number} be {_DONE[request.kind]}?"
         if self._is_open(request):
             return self.write_call(request.kind, **self._arguments(request))
         price = f", price {self.orders[request.number]['price']}"
-        told = f"Order {request.number} is {_DONE[request.kind]}"
-        return f"{told}{price if request.kind == 'refund' else ''}."
+        report = f"Order {request.number} is {_DONE[request.kind]}"
+        return f"{report}{price if request.kind == 'refund' else ''}."
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Ask, say or call anything that can be asked, said or called."""
+        """Return any possible question, statement or call."""
         number = int(rng.choice(list(self.orders)))
         order = self.orders[number]
-        said = [
+        statements = [
             "What is your name?",
             f"Order {number} is {rng.choice(list(_DONE.values()))}.",
             f"Order {number} cannot be cancelled, it is {order['status']}.",
@@ -152,7 +153,7 @@ class ServiceDesk(ToolEnv):
             self.write_call(n, **{a: values[a] for a in t.parameters["properties"]})
             for n, t in self.tool_set.tools.items()
         ]
-        return str(rng.choice([*said, *calls]))
+        return str(rng.choice([*statements, *calls]))
 
     def _was_shown(self, number: int) -> bool:
         return any(
@@ -160,8 +161,8 @@ class ServiceDesk(ToolEnv):
             for r in self._results
         )
 
-    def _told_status(self, request: Request) -> str:
-        return request.must_hear[-1]
+    def _required_status(self, request: Request) -> str:
+        return request.required_words[-1]
 
     def _is_open(self, request: Request) -> bool:
         order = self.orders[request.number]
@@ -176,15 +177,15 @@ class ServiceDesk(ToolEnv):
         more = {detail: request.detail} if detail else {}
         return {"order": request.number, **more}
 
-    # What is drawn --------------------------------------------------------------------
+    # Random draws ---------------------------------------------------------------------
 
     def _draw_orders(self, rng: np.random.Generator, count: int, short: bool) -> str:
         """Draw all customers' orders; return the name of the one who asks.
 
         Args:
-            rng: Decides everything.
-            count: Orders of each customer.
-            short: Whether names, numbers and prices are.
+            rng: Generator of everything.
+            count: Number of orders per customer.
+            short: Whether names, numbers and prices are short.
         """
         names: list[str] = []
         while len(names) < 1 + _OTHERS:
@@ -221,10 +222,12 @@ class ServiceDesk(ToolEnv):
         kinds: list[str],
         forbidden: float,
     ) -> list[Request]:
-        """Draw what the customer wants; set the goal."""
-        own = [number for number, order in self.orders.items() if order["name"] == name]
+        """Draw the customer's requests, and set the goal."""
+        owned = [
+            number for number, order in self.orders.items() if order["name"] == name
+        ]
         requests = []
-        for number in rng.choice(own, count, replace=False):
+        for number in rng.choice(owned, count, replace=False):
             kind = str(rng.choice(kinds))
             others = [s for s in desks.STATUSES if s != desks.ALLOWED[kind]]
             allowed = bool(rng.random() >= forbidden)
@@ -246,19 +249,19 @@ class ServiceDesk(ToolEnv):
         order = self.orders[number]
         others = [c for c in words.COLOURS if c != order["colour"]]
         detail = {"move": self._draw_address(rng), "exchange": str(rng.choice(others))}
-        must_hear = [str(number)]
+        required_words = [str(number)]
         if not allowed:
-            must_hear.append(order["status"])
+            required_words.append(order["status"])
         elif kind == "refund":
-            must_hear.append(str(order["price"]))
+            required_words.append(str(order["price"]))
         what = f"{order['colour']} {order['item']}"
         return Request(
-            kind, number, what, detail.get(kind, ""), allowed, tuple(must_hear)
+            kind, number, what, detail.get(kind, ""), allowed, tuple(required_words)
         )
 
 
 def _outcome(request: Request) -> dict[str, str]:
-    """Return what a request changes in its order."""
+    """Return the fields that a request changes in its order."""
     return {
         "cancel": {"status": "cancelled"},
         "refund": {"status": "refunded"},

@@ -1,4 +1,4 @@
-"""What customers, things and streets are called."""
+"""Names of customers, items and streets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about a database that is asked in SQL."""
+"""Questions about a database, answered with SQL."""
 
 from rllib_llm.envs.sql_agent.env import SQLAgent
 

@@ -1,4 +1,4 @@
-"""Answer questions about a database by asking it in SQL."""
+"""Answer questions about a database with SQL queries."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MOST_ANSWERS = 4
 class SQLAgent(ToolOrAnswer):
     """Query a database, then answer. Return 1 if the answer is right.
 
-    Each episode has a database of its own, which no query can change. Questions are
-    split into train and test by the hash of their text.
+    Each episode has its own database, which queries cannot change. Questions are split
+    into train and test by the hash of their text.
     """
 
     max_turns = 4
@@ -42,10 +42,10 @@ class SQLAgent(ToolOrAnswer):
         """Draw a database and a question about it.
 
         Args:
-            rng: Decides both.
-            level: Tables of the database, 1 to 3; 2 joins, 3 groups and nests.
-            worlds: How many databases there are to draw from, >= 1.
-            rows: Rows of a result that are shown, in [1, 50].
+            rng: Generator of both.
+            level: Number of tables, 1 to 3; level 2 needs joins, 3 groups and nesting.
+            worlds: Number of databases to draw from, >= 1.
+            rows: Maximum number of rows that a result shows, in [1, 50].
         """
         require_int("level", level, 1, len(LEVELS))
         require_int("worlds", worlds, 1, 2**31 - 1)
@@ -54,8 +54,9 @@ class SQLAgent(ToolOrAnswer):
         while True:
             self.world = int(rng.integers(worlds))
             self.question = draw_question(rng, level, world(self.world, level)[1])
-            found = self._query(self.question.sql).rows
-            self.gold = tuple(row[0] for row in found)
+            gold_rows = self._query(self.question.sql).rows
+            self.gold = tuple(row[0] for row in gold_rows)
+            # Questions with a long, empty or NULL answer are drawn again.
             is_clear = 1 <= len(self.gold) <= _MOST_ANSWERS and None not in self.gold
             if is_clear and in_split(self.question.text, self.split):
                 break
@@ -74,13 +75,13 @@ class SQLAgent(ToolOrAnswer):
         return table_text(result, self.rows)
 
     def judge(self, answer: str) -> tuple[float, bool]:
-        """Ask for the same values, in any order."""
+        """Compare the values with the right ones, in any order."""
         given = [[_value(part)] for part in answer.split(",")]
         is_right = rows_match(given, [[_value(str(value))] for value in self.gold])
         return float(is_right), is_right
 
     def more_info(self) -> dict[str, Any]:
-        """Return the right answer and query, and what the tool did in this turn."""
+        """Return the right answer and query, and the tool's use in this turn."""
         return {
             "gold_answers": [self._answer()],
             "gold_queries": [self.question.sql],
@@ -91,13 +92,13 @@ class SQLAgent(ToolOrAnswer):
         }
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Ask, then answer what was found."""
+        """Return the right query, then its result as the answer."""
         if self._is_shown or self.rows < len(self.gold):
             return f"<answer>{self._answer()}</answer>"
         return f"<sql>{self.question.sql}</sql>"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Ask any question of the level, or answer with any city or number."""
+        """Return any query of the level, or any city or number as the answer."""
         rows = world(self.world, self.level)[1]
         if rng.random() < 0.5:
             return f"<sql>{draw_question(rng, self.level, rows).sql}</sql>"
@@ -114,6 +115,6 @@ class SQLAgent(ToolOrAnswer):
 
 
 def _value(text: str) -> float | str:
-    """Return a number, or a text as it is compared."""
+    """Return a number, or a text normalised for comparison."""
     number = read_number(text)
     return normalise(text) if number is None else number

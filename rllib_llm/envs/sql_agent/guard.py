@@ -1,11 +1,11 @@
-"""Running a model's SQL on a database that it can read and nothing else.
+"""Execution of model-written SQL with read-only access to given tables.
 
-Every query gets a fresh copy of the database in memory, which is thrown away after it.
-Four walls: the statement must be a SELECT; SQLite's authorizer permits reading the
-given tables and calling listed functions; its limits bound texts, expressions and
-columns; and a progress handler stops it after a while. ``LIKE`` and ``GLOB`` are
-replaced, since SQLite's own can take exponential time inside one step, where no handler
-is called.
+Every query runs on a fresh copy of the database in memory, which is then discarded.
+Four restrictions apply: the statement must be a SELECT; SQLite's authorizer permits
+reading the given tables and calling listed functions only; SQLite's limits bound texts,
+expressions and columns; and a progress handler enforces a time limit. ``LIKE`` and
+``GLOB`` are replaced, because SQLite's own can take exponential time inside one step,
+during which no handler is called.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ACTIONS = frozenset(
 )
 _IS_SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 _STEPS_BETWEEN_CHECKS = 500
-# Bounds of what one step of the machine can cost, by their names in sqlite3.
+# Bounds on the cost of one step of SQLite's virtual machine, by their names in sqlite3.
 _LIMITS = {
     "LENGTH": 10_000,
     "SQL_LENGTH": 4 * MAX_SQL_CHARS,
@@ -50,12 +50,12 @@ _LIMITS = {
 
 @dataclasses.dataclass(frozen=True)
 class QueryResult:
-    """What a query gave.
+    """The result of a query.
 
     Attributes:
-        rows: Its first ``MAX_ROWS`` rows, of numbers, texts and None.
-        more: Whether there were more.
-        error: Why it failed; empty if it did not.
+        rows: The first ``MAX_ROWS`` rows, of numbers, texts and None.
+        more: Whether there are further rows.
+        error: Reason for a failure; empty without one.
     """
 
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -64,12 +64,12 @@ class QueryResult:
 
 
 def query(image: bytes, tables: Collection[str], sql: str) -> QueryResult:
-    """Run a model's SQL.
+    """Run model-written SQL; return errors in the result instead of raising them.
 
     Args:
-        image: The database, as ``sqlite3.Connection.serialize`` gives it.
+        image: The database, as ``sqlite3.Connection.serialize`` returns it.
         tables: Names of the tables that may be read.
-        sql: The query; whatever it is, this raises nothing.
+        sql: The query.
     """
     if len(sql) > MAX_SQL_CHARS:
         return QueryResult(error=f"the query has more than {MAX_SQL_CHARS} characters")
@@ -92,7 +92,7 @@ def _guard(database: sqlite3.Connection, tables: Collection[str]) -> None:
     for name, value in _LIMITS.items():
         database.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{name}"), value)
     database.execute("PRAGMA query_only = ON")
-    database.execute("PRAGMA temp_store = MEMORY")  # no files
+    database.execute("PRAGMA temp_store = MEMORY")  # no temporary files
     database.execute("PRAGMA trusted_schema = OFF")
     database.text_factory = lambda text: text.decode("utf-8", "replace")
     for name, fold, wildcards in (("like", str.lower, "%_"), ("glob", str, "*?")):
@@ -101,6 +101,7 @@ def _guard(database: sqlite3.Connection, tables: Collection[str]) -> None:
     database.set_progress_handler(
         lambda: time.monotonic() > deadline, _STEPS_BETWEEN_CHECKS
     )
+    # The authorizer comes last: it would refuse the PRAGMA statements above.
     readable = {name.lower() for name in tables}
 
     def authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -115,7 +116,7 @@ def _guard(database: sqlite3.Connection, tables: Collection[str]) -> None:
 
 
 def _matcher(fold: Any, wildcards: str) -> Any:
-    """Return LIKE or GLOB in time of the order of pattern times text."""
+    """Return LIKE or GLOB as a function in O(pattern * text) time."""
     many, one = wildcards
 
     def matches(pattern: Any, text: Any) -> int | None:
@@ -127,7 +128,7 @@ def _matcher(fold: Any, wildcards: str) -> Any:
 
 
 def _match(pattern: str, text: str, many: str, one: str) -> bool:
-    """Match wildcards, going back to the last one that stands for many only."""
+    """Match wildcards, backtracking only to the last one for many characters."""
     p = t = 0
     back_p, back_t = -1, 0
     while t < len(text):
@@ -158,11 +159,11 @@ def _explained(error: Exception) -> str:
 
 
 def table_text(result: QueryResult, max_rows: int) -> str:
-    """Return a result as a model reads it: one line per row.
+    """Return a result as text for a model: one line per row.
 
     Args:
-        result: Of a query.
-        max_rows: Most rows that are shown.
+        result: Result of a query.
+        max_rows: Maximum number of rows in the text.
     """
     if result.error:
         return f"Error: {result.error}."

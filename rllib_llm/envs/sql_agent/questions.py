@@ -1,4 +1,4 @@
-"""Questions about a world, each with the SQL that answers it."""
+"""Questions about a world, with the SQL queries that answer them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question.
+    """A question with its query.
 
     Attributes:
-        text: What is asked.
+        text: Text of the question.
         sql: A query whose rows are the answer, in one column.
     """
 

@@ -1,4 +1,4 @@
-"""A made-up world as a database: countries, their cities and rivers."""
+"""A fictional world as a database: countries, their cities and rivers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Tables by level: a level has those of the levels below it, too.
+# Tables by level; each level includes the tables of the levels below it.
 TABLES = (
     ("cities", "name, country, people"),
     ("countries", "name, continent, currency"),
@@ -25,11 +25,11 @@ _ENDS = ("l", "m", "n", "r", "s")
 
 @lru_cache(maxsize=256)
 def world(seed: int, level: int) -> tuple[bytes, dict[str, list[tuple[Any, ...]]]]:
-    """Return a world of a seed: its database as bytes, and the rows of each table.
+    """Return a world: its database as bytes, and the rows of each table.
 
     Args:
-        seed: Decides all names and numbers.
-        level: How many tables there are, in [1, 3].
+        seed: Seed of all names and numbers.
+        level: Number of tables, in [1, 3].
     """
     rng = np.random.default_rng(seed)
     names = [(a + b + c).capitalize() for a in _STARTS for b in _MIDDLES for c in _ENDS]
@@ -41,7 +41,7 @@ def world(seed: int, level: int) -> tuple[bytes, dict[str, list[tuple[Any, ...]]
     ]
 
     def placed(count: int, most: int) -> list[tuple[Any, ...]]:
-        # All numbers differ, so that there is one largest.
+        # Distinct numbers, so that questions for the largest have one answer.
         numbers = rng.choice(np.arange(10, most), size=count, replace=False)
         owners = rng.integers(_NUM_COUNTRIES, size=count)
         return [
