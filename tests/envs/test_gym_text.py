@@ -147,7 +147,7 @@ def test_discrete_observations_with_a_renderer_pass_check_env():
                 gym.make("CartPole-v1"), render=list, action_names=["l", "r"]
             ).reset(),
             EnvContractError,
-            "gave list",
+            "returned list",
         ),
     ],
 )

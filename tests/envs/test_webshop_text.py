@@ -11,7 +11,7 @@ import pytest
 
 from rllib_llm.envs import make_env
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
-from rllib_llm.envs.webshop.catalogue import FOUND, catalogue
+from rllib_llm.envs.webshop.catalogue import MAX_RESULTS, catalogue
 from rllib_llm.envs.webshop.families import ATTRIBUTES, FAMILIES, USES
 from rllib_llm.envs.webshop.reward import Goal, score, type_factor
 from rllib_llm.errors import ConfigError
@@ -167,8 +167,8 @@ def test_the_type_is_judged_by_nouns_type_and_category():
 def test_results_are_turned_page_by_page():
     env = started({"results": 20})
     text = say(env, "search[lamp]")
-    total = len(env.visit.found)
-    assert 40 < total <= FOUND
+    total = len(env.visit.result_ids)
+    assert 40 < total <= MAX_RESULTS
     assert f"[Back to Search] Page 1 (Total results: {total}) [Next >]\n" in text
     assert text.count("\n[b0") == 20
     text = say(env, "click[next >]")

@@ -1,8 +1,8 @@
-"""A scripted player that knows no more than it was told.
+"""A scripted player that uses only information from its observations.
 
-It looks into one receptacle after the other, in the order in which they are told, but
-into none whose type cannot hold what it looks for; it remembers what it saw, and puts
-down at once what it holds by mistake.
+It searches receptacles one after the other, in the order of the first message, except
+those whose type cannot hold the target. It remembers what it has seen, and puts down
+any wrong object at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rllib_llm.envs.household.world import Receptacle, Thing, World
 
 
 def advise(world: World, goal: Goal) -> str:
-    """Return the next command on the way to the goal."""
+    """Return the next command towards the goal."""
     held = world.held
     if held is None:
         return _fetch(world, goal)
@@ -32,7 +32,7 @@ def advise(world: World, goal: Goal) -> str:
 
 def _fetch(world: World, goal: Goal) -> str:
     done = _destination(world, goal) if goal.task == "two" else None
-    for thing in _known(world, goal.target):
+    for thing in _seen_things(world, goal.target):
         if thing.at is not done:
             return _inside(world, thing.at, f"take {thing.name} from {thing.at.name}")
     fits = house().fits
@@ -46,7 +46,7 @@ def _put_down(world: World, held: Thing) -> str:
 
 
 def _use_lamp(world: World) -> str:
-    for lamp in _known(world, LAMP):
+    for lamp in _seen_things(world, LAMP):
         if lamp.at.place != world.place:
             return f"go to {lamp.at.name}"
         return f"use {lamp.name}"
@@ -54,7 +54,7 @@ def _use_lamp(world: World) -> str:
 
 
 def _destination(world: World, goal: Goal) -> Receptacle:
-    """Return the first fitting receptacle, of those with most that belongs there."""
+    """Return the receptacle of the right type that already holds most targets."""
     targets = [t for t in world.things if t.type == goal.target]
     inside = _of_type(world, goal.destination)
     return max(inside, key=lambda r: sum(t.at is r for t in targets))
@@ -66,13 +66,13 @@ def _search(world: World, types: list[str] | tuple[str, ...]) -> str:
 
 
 def _inside(world: World, r: Receptacle, command: str) -> str:
-    """Go there, open it, then ``command``."""
+    """Return the commands to go there and to open it, then ``command``."""
     if r.place != world.place:
         return f"go to {r.name}"
     return command if r.accessible else f"open {r.name}"
 
 
-def _known(world: World, type_: str) -> list[Thing]:
+def _seen_things(world: World, type_: str) -> list[Thing]:
     return [t for t in world.things if t.type == type_ and t.at and t.at.seen]
 
 

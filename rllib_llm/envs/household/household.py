@@ -1,4 +1,4 @@
-"""Household tasks in text, by ALFWorld's rules and in its words."""
+"""Household tasks in text, with the rules and the wording of ALFWorld."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
 
 _THING = r"[a-z]+[ \t]+\d+"
-# Single words are commands where a line says nothing else: they occur in sentences.
+# Single words must be alone on a line, because they also occur in sentences.
 _COMMAND = re.compile(
     rf"\b(?:go[ \t]+to|open|close|examine|use)[ \t]+{_THING}\b"
     rf"|\b(?:take[ \t]+{_THING}[ \t]+from|move[ \t]+{_THING}[ \t]+to"
@@ -38,13 +38,13 @@ _COMMAND = re.compile(
 class Household(TextEnv):
     """Find things in a room, treat them, and put them where they belong. Return 1.
 
-    Rules, commands and answers are those of ALFWorld (Shridhar et al. 2021,
-    arXiv:2010.03768), the rooms AI2-THOR's; what lies where is drawn anew. Goals of
-    the test split are never trained on, and set in rooms that training never sees.
+    Rules, commands and replies are those of ALFWorld (Shridhar et al. 2021,
+    arXiv:2010.03768), the rooms those of AI2-THOR; the positions of objects are drawn
+    anew. The test split has its own goals, and by default its own rooms.
     """
 
     max_turns = 30
-    format_hint = NOTHING  # what ALFWorld answers
+    format_hint = NOTHING  # the reply of ALFWorld
 
     def start(
         self,
@@ -58,13 +58,13 @@ class Household(TextEnv):
         """Draw a room and a task.
 
         Args:
-            rng: Decides both, and what lies where.
-            tasks: Of "put", "light", "clean", "heat", "cool", "two".
-            max_receptacles: Most receptacles of a room, in [3, 60].
-            clutter: Most things of no use for the task, in [0, 100].
-            closed: Share of the receptacles with doors that are closed, in [0, 1].
-            test_rooms: "unseen": tests are set in rooms kept for them; "seen": in those
-                of training.
+            rng: Generator of both, and of the positions of objects.
+            tasks: Kinds of tasks: "put", "light", "clean", "heat", "cool", "two".
+            max_receptacles: Maximum number of receptacles in a room, in [3, 60].
+            clutter: Maximum number of objects unrelated to the task, in [0, 100].
+            closed: Share of receptacles with doors that are closed, in [0, 1].
+            test_rooms: Rooms of the test split: "unseen", reserved for it, or "seen",
+                those of training.
         """
         source = random.Random(int(rng.integers(2**62)))
         self.instance: Instance = draw(
@@ -83,12 +83,12 @@ class Household(TextEnv):
         )
 
     def parse(self, completion: str) -> str | None:
-        """Read the last command."""
+        """Return the last command."""
         match = last_match(_COMMAND, completion)
         return " ".join(match.group().lower().split()).strip(" .") if match else None
 
     def reply(self, action: str) -> TurnResult:
-        """Carry it out; impossible ones change nothing."""
+        """Execute a command; an impossible one changes nothing."""
         text = self.world.do(action)
         now = self.goal.reached(self.world)
         self._reached = max(self._reached, now)
@@ -99,16 +99,16 @@ class Household(TextEnv):
         )
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Search, fetch, treat, bring; see :mod:`rllib_llm.envs.household.expert`."""
+        """Return the expert's command; see :mod:`rllib_llm.envs.household.expert`."""
         return advise(self.world, self.goal)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Do anything that is possible."""
+        """Return a random possible command."""
         commands = self.admissible_actions()
         return commands[int(rng.integers(len(commands)))]
 
     def admissible_actions(self) -> list[str]:
-        """List all commands that are possible now, in alphabetical order."""
+        """Return all possible commands, in alphabetical order."""
         return list(self.world.commands())
 
     def _choices(

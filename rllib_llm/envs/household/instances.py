@@ -1,4 +1,4 @@
-"""Tasks: what is to be done where, and how an episode's room is drawn."""
+"""Tasks and instances: the goal of an episode, and the drawing of its room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllib_llm.envs.household.rooms import ABLE, APPLIANCES, KINDS, LAMP, Room, 
 from rllib_llm.envs.household.world import Receptacle, Thing, World
 from rllib_llm.envs.text_env import in_split
 
-# The kinds of rooms in which ALFRED sets each task.
+# Kinds of rooms in which ALFRED sets each task.
 TASKS: dict[str, tuple[str, ...]] = {
     "put": KINDS,
     "light": ("living room", "bedroom"),
@@ -35,12 +35,12 @@ _RESULTS = {"clean": "clean", "heat": "hot", "cool": "cool"}
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What is to be done.
+    """The goal of an episode.
 
     Attributes:
         task: One of ``TASKS``.
         target: Type of the object.
-        destination: Type of the receptacle it belongs in, or of the lamp.
+        destination: Type of its destination receptacle, or of the lamp.
     """
 
     task: str
@@ -53,7 +53,7 @@ class Goal:
         return _STEPS[self.task]
 
     def reached(self, world: World) -> int:
-        """Return how many sub-goals are met, by the object that is nearest to it."""
+        """Return the number of sub-goals that the most advanced object meets."""
         held = world.held is not None and world.held.type == self.target
         if self.task == "light":
             return held + (held and _is_lit(world))
@@ -65,7 +65,7 @@ class Goal:
         return max(map(self._advance, targets))
 
     def is_processed(self, thing: Thing) -> bool:
-        """Say whether the thing is as clean, hot or cool as the task wants it."""
+        """Return whether the thing is clean, hot or cool as required by the task."""
         return self.task not in _RESULTS or _RESULTS[self.task] in thing.states
 
     def _advance(self, thing: Thing) -> int:
@@ -78,15 +78,15 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A task before it is begun.
+    """The initial state of an episode.
 
     Attributes:
-        room: Where.
-        goal: What.
-        text: How the goal is worded.
-        receptacles: Type and place of those that are kept of the room.
-        things: Type of each, and the index of the receptacle it is in.
-        opened: Indices of the receptacles that are open.
+        room: The room.
+        goal: The goal.
+        text: Wording of the goal.
+        receptacles: Type and place of each receptacle in use.
+        things: Type of each thing, and the index of its receptacle.
+        opened: Indices of the open receptacles.
     """
 
     room: Room
@@ -97,29 +97,29 @@ class Instance:
     opened: tuple[int, ...]
 
     def world(self) -> World:
-        """Furnish the room."""
+        """Return the room in its initial state."""
         return World(house(), self.receptacles, self.things, self.opened)
 
 
 @lru_cache(maxsize=64)
 def goals(task: str, split: str, unseen: bool) -> tuple[tuple[Room, list[Goal]], ...]:
-    """Return the rooms in which a task can be set, and what it can be about there.
+    """Return the rooms that allow a task, and its possible goals in each.
 
-    A goal's own hash decides its split, in whatever room: rooms of which few
-    receptacles are kept cannot be told from each other.
+    The hash of the goal decides its split, independently of the room: with few
+    receptacles in use, different rooms look alike.
 
     Args:
         task: One of ``TASKS``.
         split: ``"train"`` or ``"test"``.
-        unseen: Whether the rooms are those that training never sees.
+        unseen: Whether to return the rooms reserved for tests, or all others.
     """
-    found = []
+    choices = []
     for kind in TASKS[task]:
         for room in house().rooms[kind]:
             here = [g for g in _goals_in(room, task) if in_split(str(g), split)]
             if here and room.unseen == unseen:
-                found.append((room, here))
-    return tuple(found)
+                choices.append((room, here))
+    return tuple(choices)
 
 
 def draw(
@@ -133,11 +133,11 @@ def draw(
     """Draw an instance.
 
     Args:
-        rng: Decides all.
-        choices: Rooms and goals, of :func:`goals`.
-        receptacles: Most receptacles of the room that are kept, at least 3.
-        clutter: Most things of no use.
-        closed: Share of the receptacles with doors that are closed, in [0, 1].
+        rng: Generator of everything.
+        choices: Rooms and goals, from :func:`goals`.
+        receptacles: Maximum number of receptacles in use, at least 3.
+        clutter: Maximum number of unrelated things.
+        closed: Share of receptacles with doors that are closed, in [0, 1].
     """
     room, here = rng.choice(choices)
     goal = rng.choice(here)
@@ -148,7 +148,7 @@ def draw(
         type_ = rng.choice(others)
         if sum(t == type_ for t, _ in things) < _MOST_OF_A_TYPE:
             things += _place(rng, type_, kept)
-    # Numbers must not tell what was placed first.
+    # Shuffled, because numbers follow this order: it must not reveal the target.
     rng.shuffle(things)
     openable = house().openable
     opened = [
@@ -183,7 +183,7 @@ def _goals_in(room: Room, task: str) -> list[Goal]:
 
 
 def _needed(rng: random.Random, room: Room, goal: Goal) -> set[str]:
-    """Return the types of receptacles without which the task cannot be done."""
+    """Return the types of receptacles that the task needs."""
     there = sorted({type_ for type_, _ in room.receptacles})
     fits = house().fits
     sources = [r for r in there if goal.target in fits[r] and r != goal.destination]
@@ -197,7 +197,7 @@ def _needed(rng: random.Random, room: Room, goal: Goal) -> set[str]:
 def _keep(
     rng: random.Random, room: Room, needed: Collection[str], most: int
 ) -> list[tuple[str, int]]:
-    """Return one receptacle of each type that is needed, and any others."""
+    """Return one receptacle of each needed type, and random others."""
     order = list(range(len(room.receptacles)))
     rng.shuffle(order)
     first: dict[str, int] = {}
@@ -211,7 +211,7 @@ def _keep(
 def _useful(
     rng: random.Random, goal: Goal, kept: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """Place the objects that the task is about, none where it belongs."""
+    """Place the objects of the task outside of their destination."""
     things = []
     if goal.destination == LAMP:
         stands = [i for i, (t, _) in enumerate(kept) if t in LAMP_STANDS]
@@ -225,7 +225,7 @@ def _useful(
 def _place(
     rng: random.Random, type_: str, kept: list[tuple[str, int]], but: str = ""
 ) -> list[tuple[str, int]]:
-    """Put a thing into any receptacle that can hold it, or nowhere."""
+    """Put a thing into a random receptacle that can hold it, if there is one."""
     fits = house().fits
     free = [i for i, (t, _) in enumerate(kept) if type_ in fits[t] and t != but]
     return [(type_, rng.choice(free))] if free else []

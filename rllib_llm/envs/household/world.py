@@ -1,7 +1,7 @@
-"""A room with things in it, and ALFWorld's commands: their conditions, their answers.
+"""A room with things in it, and ALFWorld's commands, their conditions and replies.
 
 The rules are those of ALFWorld's planning domain (Shridhar et al. 2021,
-arXiv:2010.03768), the answers are worded as by its grammar.
+arXiv:2010.03768); the replies follow its grammar.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _KNIVES = ("Knife", "ButterKnife")
 _MIDDLE_OF_ROOM = (
     "You are in the middle of a room. Looking quickly around you, you see "
 )
-_MIDDLE = -1  # the place where one starts, without receptacles
+_MIDDLE = -1  # the starting place, where no receptacle is in reach
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Receptacle:
-    """Something that holds things.
+    """Furniture that holds things.
 
     Attributes:
         type: E.g. "SinkBasin".
         name: E.g. "sinkbasin 1".
-        place: Where one stands to reach it; others may be in reach from there.
+        place: Place from which it is in reach; several may share one.
         openable: Whether it can be opened.
-        is_open: Whether it was.
-        seen: Whether what is in it was ever told.
-        things: What is in it, in the order in which it is told.
+        is_open: Whether it is open.
+        seen: Whether its contents have been shown.
+        things: Its contents, in the order of observations.
     """
 
     type: str
@@ -59,7 +59,7 @@ class Receptacle:
 
     @property
     def accessible(self) -> bool:
-        """Whether things can be put in, taken out and seen."""
+        """True if things can be put in, taken out and seen."""
         return self.is_open or not self.openable
 
 
@@ -70,10 +70,10 @@ class Thing:
     Attributes:
         type: E.g. "Apple".
         name: E.g. "apple 2".
-        rank: Its place in the order in which things are told.
-        at: The receptacle it is in; None while it is held.
-        states: Of "clean", "hot", "cool", "sliced", "used".
-        left: Receptacles that it was taken from, and not put back into.
+        rank: Position in the order of observations.
+        at: Its receptacle; None while it is held.
+        states: Subset of "clean", "hot", "cool", "sliced", "used".
+        left: Receptacles from which it was taken without being put back.
     """
 
     type: str
@@ -88,10 +88,10 @@ class World:
     """The state of a room.
 
     Args:
-        house: What holds in every room.
-        receptacles: Type and place of each.
-        things: Type of each, and the index of the receptacle it is in.
-        opened: Indices of the receptacles that are open.
+        house: Rules common to all rooms.
+        receptacles: Type and place of each receptacle.
+        things: Type of each thing, and the index of its receptacle.
+        opened: Indices of the open receptacles.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class World:
         ]
         for index in opened:
             made[index].is_open = made[index].openable
-        self.receptacles = sorted(made, key=_told_order)
+        self.receptacles = sorted(made, key=_observation_order)
         names = numbered([t for t, _ in things])
         self.things = [
             Thing(type_, name, 0, made[at])
             for (type_, at), name in zip(things, names, strict=True)
         ]
-        self.things.sort(key=_told_order)
+        self.things.sort(key=_observation_order)
         for rank, thing in enumerate(self.things):
             thing.rank = rank
             thing.at.things.append(thing)
@@ -126,26 +126,26 @@ class World:
         self._commands: dict[str, tuple[Any, ...]] | None = None
 
     def commands(self) -> dict[str, tuple[Any, ...]]:
-        """Return all commands that are possible now, in alphabetical order."""
+        """Return all possible commands, in alphabetical order."""
         if self._commands is None:
             self._commands = dict(sorted(self._possible()))
         return self._commands
 
     def do(self, command: str) -> str:
-        """Carry out a command and return what is told."""
-        found = self.commands().get(command)
-        if found is None:
+        """Execute a command and return the observation."""
+        effect = self.commands().get(command)
+        if effect is None:
             return NOTHING
         self._commands = None
-        method, *what = found
-        return getattr(self, method)(*what)
+        method, *arguments = effect
+        return getattr(self, method)(*arguments)
 
     def in_reach(self) -> list[Receptacle]:
-        """Return the receptacles where one stands."""
+        """Return the receptacles in reach."""
         return [r for r in self.receptacles if r.place == self.place]
 
     def introduction(self) -> str:
-        """Tell what is in the room."""
+        """Return the first description of the room."""
         return (
             _MIDDLE_OF_ROOM + f"{_listed([f'a {r.name}' for r in self.receptacles])}."
         )
@@ -154,9 +154,9 @@ class World:
 
     def _look(self) -> str:
         near = self.in_reach()
-        if not near:  # one sees everything only once
+        if not near:  # ALFWorld lists the room once, in the first message
             return f"{_MIDDLE_OF_ROOM}nothing."
-        # ALFWorld's own way: things put down in reach of where they once were taken.
+        # As in ALFWorld: things put down in reach of where they were taken from.
         beside = [
             f"a {thing.name}"
             for thing in self.things
@@ -169,47 +169,49 @@ class World:
 
     def _possible(self) -> list[tuple[str, tuple[Any, ...]]]:
         near, held = self.in_reach(), self.held
-        found: list[tuple[str, tuple[Any, ...]]] = [
+        commands: list[tuple[str, tuple[Any, ...]]] = [
             ("help", ("_help",)),
             ("inventory", ("_inventory",)),
             ("look", ("_look",)),
         ]
-        found += [
+        commands += [
             (f"go to {r.name}", ("_go", r))
             for r in self.receptacles
             if r.place != self.place
         ]
         for r in near:
-            found.append((f"examine {r.name}", ("_examine", r)))
+            commands.append((f"examine {r.name}", ("_examine", r)))
             if r.openable:
                 verb = "close" if r.is_open else "open"
-                found.append((f"{verb} {r.name}", (f"_{verb}", r)))
+                commands.append((f"{verb} {r.name}", (f"_{verb}", r)))
             for thing in r.things:
                 if thing.type == LAMP:
-                    found.append((f"use {thing.name}", ("_use", thing)))
+                    commands.append((f"use {thing.name}", ("_use", thing)))
                 elif r.accessible and held is None:
                     take = f"take {thing.name} from {r.name}"
-                    found.append((take, ("_take", thing, r)))
+                    commands.append((take, ("_take", thing, r)))
             if held is not None:
-                found += self._with_held(held, r)
+                commands += self._with_held(held, r)
         if held is not None:
-            found.append((f"examine {held.name}", ("_inspect", held)))
-        return found
+            commands.append((f"examine {held.name}", ("_inspect", held)))
+        return commands
 
     def _with_held(self, held: Thing, r: Receptacle) -> list[tuple[str, tuple]]:
-        found: list[tuple[str, tuple]] = []
+        commands: list[tuple[str, tuple]] = []
         if r.accessible and held.type in self._fits[r.type]:
-            found.append((f"move {held.name} to {r.name}", ("_move", held, r)))
+            commands.append((f"move {held.name} to {r.name}", ("_move", held, r)))
         for verb, appliance in APPLIANCES.items():
             if r.type == appliance and held.type in self._able[f"{verb}able"]:
-                found.append((f"{verb} {held.name} with {r.name}", ("_treat", verb, r)))
+                commands.append(
+                    (f"{verb} {held.name} with {r.name}", ("_treat", verb, r))
+                )
         if held.type in _KNIVES:
-            found += [
+            commands += [
                 (f"slice {thing.name} with {held.name}", ("_slice", thing))
                 for thing in r.things
                 if thing.type in self._able["sliceable"]
             ]
-        return found
+        return commands
 
     def _help(self) -> str:
         return HELP
@@ -282,10 +284,10 @@ class World:
         sliced = "sliced " if "sliced" in states else ""
         if warmth == "cool" and not clean and not sliced:
             warmth = "cold"
-        told = " and ".join(filter(None, (warmth, clean)))
-        if not told and not sliced:
+        condition = " and ".join(filter(None, (warmth, clean)))
+        if not condition and not sliced:
             return f"There's nothing special about {name}."
-        return f"This is a {told + ' ' if told else ''}{sliced}{name}."
+        return f"This is a {condition + ' ' if condition else ''}{sliced}{name}."
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_commands": None}
@@ -301,8 +303,8 @@ def numbered(types: Sequence[str]) -> list[str]:
     return names
 
 
-def _told_order(named: Receptacle | Thing) -> tuple[str, int]:
-    """ALFWorld's order: by type, the highest number first."""
+def _observation_order(named: Receptacle | Thing) -> tuple[str, int]:
+    """Return ALFWorld's order: by type, the highest number first."""
     type_, number = named.name.split()
     return type_, -int(number)
 

@@ -1,4 +1,4 @@
-"""Shopping in text: WebShop's pages, actions and reward on a made-up catalogue."""
+"""Shopping in text: WebShop's pages, actions and reward on a synthetic catalogue."""
 
 from rllib_llm.envs.webshop.env import WebShopText
 

@@ -1,4 +1,4 @@
-"""A shop's catalogue: made from a seed, searched by BM25, one per process."""
+"""A shop's catalogue, generated from a seed and searched by BM25."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 from rllib_llm.envs.webshop.families import ATTRIBUTES, FAMILIES, REMARKS, USES, Family
 from rllib_llm.retrieval import SearchIndex, shared_index
 
-FOUND = 50
-"""Products that a search finds at most, as in WebShop."""
+MAX_RESULTS = 50
+"""Maximum number of products that a search returns, as in WebShop."""
 
-_LETTERS = "0123456789abcdefghjklmnpqrstuvwx"  # 32 of them
-_ODD = 0x9E3779B1  # multiplied by it, numbers below 2**25 stay different
+_LETTERS = "0123456789abcdefghjklmnpqrstuvwx"  # 32 of them, i.e. 5 bits each
+_ODD = 0x9E3779B1  # odd, so that multiplication modulo 2**25 is one-to-one
 _SYLLABLES = ("bel", "dor", "fin", "gal", "kos", "lum", "mar", "nor", "ran", "tev")
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """Something that can be bought.
+    """A product in the shop.
 
     Attributes:
-        id: What its link is called.
-        family: Its family.
+        id: Label of its link.
+        family: Family of products.
         type: Two nouns, e.g. "desk lamp".
-        brand: A made-up name, "" in short shops.
-        attributes: What holds of it; what instructions ask for stands first.
-        options: Names and values that can be chosen.
-        price: In dollars.
-        uses: Nouns at the end of its title, none in short shops.
-        rating: Of its reviews.
-        remarks: What its reviews say.
+        brand: A synthetic name, "" in short shops.
+        attributes: Its attributes, those that instructions ask for first.
+        options: Names and values of the options.
+        price: Price, in dollars.
+        uses: Nouns at the end of its title; empty in short shops.
+        rating: Mean rating of its reviews.
+        remarks: Sentences of its reviews.
     """
 
     id: str
@@ -47,31 +47,31 @@ class Product:
     remarks: tuple[str, ...]
 
     def title(self, hidden: int = 0) -> str:
-        """Return its title.
+        """Return the title.
 
         Args:
-            hidden: How many attributes, counted from the first, it leaves out.
+            hidden: Number of attributes that it omits, from the first on.
         """
-        said = [self.brand, *self.attributes[hidden:], self.type]
-        name = " ".join(filter(None, said))
+        words = [self.brand, *self.attributes[hidden:], self.type]
+        name = " ".join(filter(None, words))
         if not self.uses:
             return name
         return f"{name} for {', '.join(self.uses[:-1])} and {self.uses[-1]}".title()
 
     @property
     def nouns(self) -> frozenset[str]:
-        """The nouns and proper nouns of its title, in lower case."""
-        said = [self.brand, *self.type.split(), *self.uses]
-        return frozenset(word.lower() for word in said if word)
+        """The nouns and proper nouns of the title, in lower case."""
+        words = [self.brand, *self.type.split(), *self.uses]
+        return frozenset(word.lower() for word in words if word)
 
     @property
     def category(self) -> tuple[str, ...]:
-        """From the widest category to the narrowest."""
+        """The categories, from the widest to the narrowest."""
         return self.family.department, self.family.name, self.type
 
     @property
     def text(self) -> str:
-        """What the search reads; its first word is the id."""
+        """The searched document; its first word is the id."""
         values = (value for values in self.options.values() for value in values)
         return " ".join(
             [self.id, self.brand, *self.attributes, self.type, *self.uses, *values]
@@ -82,10 +82,10 @@ class Catalogue:
     """The products of a shop.
 
     Args:
-        size: How many.
-        families: How many kinds, from the first of ``FAMILIES`` on.
-        seed: Decides everything about them.
-        short: Short ids, titles and prices.
+        size: Number of products.
+        families: Number of families, from the first of ``FAMILIES`` on.
+        seed: Seed of all products.
+        short: Whether to use short ids, titles and prices.
     """
 
     def __init__(self, size: int, families: int, seed: int, short: bool):
@@ -95,30 +95,31 @@ class Catalogue:
 
     @cached_property
     def index(self) -> SearchIndex:
-        """The search; big ones lie on disk, once per node."""
+        """The search index, stored on disk once per node if it is large."""
         name = f"webshop {self._key}"
         return shared_index(name, lambda: [p.text for p in self.products.values()])
 
     def search(self, query: str) -> list[Product]:
-        """Return the best products, at most ``FOUND``, best first."""
-        found = self.index.search(query, FOUND)
-        return [self.products[text.split(" ", 1)[0]] for text in found]
+        """Return the best products, at most ``MAX_RESULTS``, best first."""
+        documents = self.index.search(query, MAX_RESULTS)
+        return [self.products[text.split(" ", 1)[0]] for text in documents]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return catalogue, self._key  # snapshots name it
+        # Snapshots store the arguments instead of a copy of the catalogue.
+        return catalogue, self._key
 
 
 @lru_cache(maxsize=8)
 def catalogue(size: int, families: int, seed: int, short: bool) -> Catalogue:
-    """Return a catalogue; environments of a process share it.
+    """Return a catalogue, shared by the environments of a process.
 
-    A smaller one is part of a larger one that is otherwise like it.
+    A smaller catalogue is a subset of a larger one with otherwise equal arguments.
     """
     return Catalogue(size, families, seed, short)
 
 
 def _product(number: int, families: int, seed: int, short: bool) -> Product:
-    """Make a product from its number alone."""
+    """Return a product, which depends on the seed and its number only."""
     rng = random.Random(f"{seed} {number}")
     family = rng.choice(FAMILIES[:families])
     options = {
@@ -142,13 +143,13 @@ def _product(number: int, families: int, seed: int, short: bool) -> Product:
 
 
 def _some(rng: random.Random, values: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Draw values, and keep them in their order."""
+    """Draw values and return them in their original order."""
     kept = rng.sample(values, min(most, len(values)))
     return tuple(value for value in values if value in kept)
 
 
 def _id(rng: random.Random, number: int) -> str:
-    """Return ten letters and digits, of which five are the number's, scrambled."""
+    """Return ten letters and digits, five of which encode the scrambled number."""
     scrambled = number * _ODD % 2**25
     letters = [_LETTERS[scrambled >> shift & 31] for shift in (0, 5, 10, 15, 20)]
     return "b0" + "".join([*rng.choices(_LETTERS, k=3), *letters])

@@ -1,4 +1,4 @@
-"""``webshop_text-v0``: buy what an instruction asks for."""
+"""``webshop_text-v0``: buy the product that an instruction describes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ACTION = re.compile(r"\b(search|click)[ \t]*\[([^\[\]]*)\]", re.IGNORECASE)
 
 @register_text_env("webshop_text-v0")
 class WebShopText(TextEnv):
-    """Search, look at products, choose options, buy. Return what the purchase is worth.
+    """Search, look at products, choose options, buy. Return WebShop's reward.
 
     Pages, actions and the reward are those of WebShop (Yao et al. 2022,
-    arXiv:2207.01206), the catalogue is made up. What a goal of the test split asks for,
-    a type with certain attributes, no goal of the training split asks for.
+    arXiv:2207.01206), the catalogue is synthetic. The splits share no goals: no type
+    with the same set of attributes occurs in both.
     """
 
     max_turns = 15
@@ -48,17 +48,18 @@ class WebShopText(TextEnv):
         """Draw an instruction.
 
         Args:
-            rng: Decides it.
-            products: In the catalogue, in [20, 100000].
-            families: Of products, of four types each, in [1, 10].
-            catalogue_seed: Decides the catalogue, >= 0.
-            attributes: That are asked for, in [0, 3].
-            options: That are asked for, in [0, 2].
-            hidden: Attributes that titles leave out and pages of features tell, those
-                asked for first, in [0, 2].
-            results: Products on a page of results, in [1, 50].
-            short: Short titles, ids and prices, instructions on the first page alone,
-                for the smallest models; at most 2 attributes.
+            rng: Generator of the instruction.
+            products: Number of products in the catalogue, in [20, 100000].
+            families: Number of product families, of four types each, in [1, 10].
+            catalogue_seed: Seed of the catalogue, >= 0.
+            attributes: Number of attributes in the instruction, in [0, 3].
+            options: Number of options in the instruction, in [0, 2].
+            hidden: Number of attributes that titles omit and only the pages of
+                features show, starting with those of the instruction, in [0, 2].
+            results: Number of products on a page of results, in [1, 50].
+            short: Whether to use short titles, ids and prices, and to show the
+                instruction on the first page only, for the smallest models; with at
+                most 2 attributes.
         """
         require_int("products", products, 20, 100_000)
         require_int("families", families, 1, len(FAMILIES))
@@ -85,13 +86,13 @@ class WebShopText(TextEnv):
         )
 
     def parse(self, completion: str) -> tuple[str, str] | None:
-        """Read the last search or click."""
+        """Return the last search or click."""
         self._tool = {}
-        found = last_tagged(_ACTION, completion)
-        return (found[0].lower(), found[1]) if found else None
+        tagged = last_tagged(_ACTION, completion)
+        return (tagged[0].lower(), tagged[1]) if tagged else None
 
     def reply(self, action: tuple[str, str]) -> TurnResult:
-        """Open a page, or buy; what the page has no button for changes nothing."""
+        """Open a page, or buy; an action without a button changes nothing."""
         kind, text = action
         is_search = kind == "search"
         was_done = self.visit.search(text) if is_search else self.visit.click(text)
@@ -103,15 +104,15 @@ class WebShopText(TextEnv):
         return TurnResult(self._page(), success=False)
 
     def more_info(self) -> dict[str, Any]:
-        """Return what was done in this turn, and whether the page allowed it."""
+        """Return the action of this turn, and whether the page allowed it."""
         return {"tool": None, "query": None, "tool_error": False, **self._tool}
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Search, open what fits, choose, buy; see the module ``expert``."""
+        """Return the action of the scripted expert; see the module ``expert``."""
         return advise(self.visit, self.goal)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Search for any type of product, or click on anything."""
+        """Return a search for a random type of product, or a random click."""
         listed = self.admissible_actions()
         if listed is None:
             ids = list(self.visit.shop.products)
@@ -120,7 +121,7 @@ class WebShopText(TextEnv):
         return listed[int(rng.integers(len(listed)))]
 
     def admissible_actions(self) -> list[str] | None:
-        """List all clicks; searches cannot be listed."""
+        """Return all clicks; None on the search page, where any text is valid."""
         buttons = self.visit.buttons()
         return [f"click[{b.lower()}]" for b in buttons] if buttons else None
 

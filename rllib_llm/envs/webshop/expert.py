@@ -1,8 +1,8 @@
-"""A scripted customer that knows no more than it was shown.
+"""A scripted customer that uses only information from the pages it has seen.
 
-It searches for what the instruction says, and takes products in the order in which they
-are listed: of the right type, cheap enough, with the attributes that are asked for in
-the title. If titles leave some out, it looks them up among the features.
+It searches for the words of the instruction, and takes products in the order of the
+results: of the right type and price, with the required attributes in the title. If
+titles omit some attributes, it looks them up on the page of features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rllib_llm.envs.webshop.visit import BACK, BUY, NEXT, PREVIOUS, Visit
 
 
 def advise(visit: Visit, goal: Goal) -> str:
-    """Return the next action on the way to the purchase."""
+    """Return the next action towards the purchase."""
     query = goals.query(goal)
     if visit.page == "search":
         return f"search[{query}]"
@@ -37,7 +37,7 @@ def _button(visit: Visit, goal: Goal, query: str) -> str:
 
 
 def _follow(visit: Visit, goal: Goal) -> str:
-    """Return the first product that may fit, else the way to others."""
+    """Return the first product that may fit, else the button to further products."""
     for product in visit.on_page():
         if _may_fit(visit, goal, product):
             return product.id
@@ -45,7 +45,7 @@ def _follow(visit: Visit, goal: Goal) -> str:
 
 
 def _may_fit(visit: Visit, goal: Goal, product: Product) -> bool:
-    """Say whether nothing that was shown speaks against a product."""
+    """Return whether a product is consistent with all pages seen so far."""
     left_out = _left_out(visit, goal, product)
     if product.type != goal.product.type or product.price > goal.highest:
         return False
@@ -57,5 +57,5 @@ def _may_fit(visit: Visit, goal: Goal, product: Product) -> bool:
 
 
 def _left_out(visit: Visit, goal: Goal, product: Product) -> set[str]:
-    """Return the attributes that are asked for, and not in the title."""
+    """Return the required attributes that the title does not show."""
     return {*goal.attributes} - {*product.attributes[visit.hidden :]}

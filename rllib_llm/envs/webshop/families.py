@@ -1,25 +1,25 @@
-"""What the shop sells: families of products, all of it made up for this shop."""
+"""Synthetic families of products that the shop sells."""
 
 from __future__ import annotations
 
 import dataclasses
 
 ATTRIBUTES = 4
-"""Attributes that a product has, of its family's."""
+"""Number of attributes of a product, from those of its family."""
 
 _COLORS = ("red", "blue", "green", "black", "white", "grey", "brown", "pink")
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Kinds of products that have attributes and options in common.
+    """Types of products with common attributes and options.
 
     Attributes:
         department: The wider category.
         name: The category.
-        types: What there is, two nouns each; types of a family may share one.
-        attributes: What may be said of its products.
-        options: Names of what is chosen at purchase, and their values.
+        types: Types of products, two nouns each; types of a family may share one.
+        attributes: Possible attributes of its products.
+        options: Names and values of the options at purchase.
         prices: Lowest and highest price, in dollars.
     """
 
@@ -167,7 +167,7 @@ USES = (
     *("office", "bedroom", "kitchen", "garage", "balcony", "studio"),
     *("travel", "gift", "winter", "summer", "weekend", "holiday"),
 )
-"""Nouns that titles end with."""
+"""Nouns at the end of titles."""
 
 REMARKS = (
     "Arrived sooner than expected.",
@@ -179,4 +179,4 @@ REMARKS = (
     "Had to send the first one back.",
     "Good value.",
 )
-"""Sentences of reviews; they say nothing of what is asked for."""
+"""Sentences of reviews, which are unrelated to instructions."""

@@ -1,4 +1,4 @@
-"""What customers ask for, in words, and which of it is kept for tests."""
+"""Goals of customers, their wording, and their split into train and test."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def draw_goal(
     options: int,
     step: int,
 ) -> Goal:
-    """Draw a goal that some product, found by the goal's own words, meets.
+    """Draw a goal that some product among the goal's own search results meets.
 
     Args:
-        rng: Decides it.
-        shop: What there is.
+        rng: Generator of the goal.
+        shop: The catalogue.
         split: "train" or "test".
-        attributes: How many are asked for.
-        options: How many are asked for.
-        step: Prices that are named are multiples of it, in dollars.
+        attributes: Number of required attributes.
+        options: Number of required options.
+        step: Price limits are multiples of this amount, in dollars.
 
     Raises:
         ConfigError: If the catalogue has no goals of the split.
@@ -45,14 +45,14 @@ def draw_goal(
     wanted = _goal_products(shop, split, attributes)
     if not wanted:
         raise ConfigError(
-            f"products={len(shop.products)} leaves no product for the split {split!r}; "
-            "give more, e.g. 100."
+            f"products={len(shop.products)} leaves no product for the split {split!r}. "
+            "Raise it, e.g. to 100."
         )
     while True:
         product = wanted[int(rng.integers(len(wanted)))]
         names = list(product.options)
         kept = sorted(rng.choice(len(names), options, replace=False))
-        # Of the next four multiples of the step, the larger of two.
+        # The limit is the larger of two draws from the next four multiples of the step.
         above = 1 + int(rng.choice(4, 2, replace=False).max())
         goal = Goal(
             product,
@@ -60,12 +60,12 @@ def draw_goal(
             {names[i]: str(rng.choice(product.options[names[i]])) for i in kept},
             float(step * (product.price // step + above)),
         )
-        if any(meets(goal, found) for found in shop.search(query(goal))):
+        if any(meets(goal, other) for other in shop.search(query(goal))):
             return goal
 
 
 def meets(goal: Goal, product: Product) -> bool:
-    """Say whether a product is all that is asked for, with the right options."""
+    """Return whether a product meets the goal, with the right options on sale."""
     return (
         product.type == goal.product.type
         and product.price <= goal.highest
@@ -75,17 +75,17 @@ def meets(goal: Goal, product: Product) -> bool:
 
 
 def has_options(goal: Goal, product: Product) -> bool:
-    """Say whether all options that are asked for can be chosen."""
+    """Return whether the product offers all required options."""
     return all(v in product.options.get(n, ()) for n, v in goal.options.items())
 
 
 def query(goal: Goal) -> str:
-    """Return what one would search for."""
+    """Return the search query of a goal."""
     return " ".join([*goal.attributes, goal.product.type, *goal.options.values()])
 
 
 def instruction(rng: np.random.Generator, goal: Goal, short: bool) -> str:
-    """Say what is asked for, in one of several ways unless it is to be short."""
+    """Return the instruction of a goal, in one of several wordings unless short."""
     thing = " ".join([", ".join(goal.attributes), goal.product.type]).strip()
     named = [f"{name}: {value}" for name, value in goal.options.items()]
     if short:
@@ -102,6 +102,7 @@ def instruction(rng: np.random.Generator, goal: Goal, short: bool) -> str:
 
 @lru_cache(maxsize=16)
 def _goal_products(shop: Catalogue, split: str, attributes: int) -> list[Product]:
+    """Return the products whose type and required attributes belong to the split."""
     """Return the products whose type and asked attributes belong to the split."""
     return [
         product

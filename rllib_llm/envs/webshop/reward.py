@@ -10,13 +10,13 @@ from rllib_llm.envs.webshop.catalogue import Product
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What an instruction asks for.
+    """The goal of an instruction.
 
     Attributes:
-        product: A product that is as it is asked for.
-        attributes: Attributes that are asked for.
-        options: Options that are asked for, by name.
-        highest: The highest price.
+        product: A product that meets the goal.
+        attributes: Required attributes.
+        options: Required options, by name.
+        highest: Highest price, in dollars.
     """
 
     product: Product
@@ -27,14 +27,14 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a purchase is worth.
+    """The score of a purchase.
 
     Attributes:
         type: The factor r_type.
-        attributes: How many attributes match.
-        options: How many options match.
+        attributes: Number of matching attributes.
+        options: Number of matching options.
         price: Whether the price is low enough.
-        asked: How many attributes and options are asked for, and one for the price.
+        asked: Number of required attributes and options, plus one for the price.
     """
 
     type: float
@@ -45,23 +45,23 @@ class Score:
 
     @property
     def reward(self) -> float:
-        """r_type times the share of what is asked for that matches."""
+        """r_type times the share of matching requirements, in [0, 1]."""
         return self.type * (self.attributes + self.options + self.price) / self.asked
 
     @property
     def is_full(self) -> bool:
-        """Whether the reward is 1, which is WebShop's success."""
+        """True if the reward is 1, which is WebShop's success."""
         matched = self.attributes + self.options + self.price
         return self.type == 1.0 and matched == self.asked
 
 
 def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> Score:
-    """Compare a purchase with what was asked for.
+    """Return the score of a purchase.
 
     Args:
-        goal: What was asked for.
-        bought: What was bought.
-        chosen: The options that were chosen, by name.
+        goal: Goal of the instruction.
+        bought: The bought product.
+        chosen: Chosen options, by name.
     """
     options = sum(chosen.get(name) == value for name, value in goal.options.items())
     return Score(
@@ -74,15 +74,15 @@ def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> Score:
 
 
 def type_factor(wanted: Product, bought: Product) -> float:
-    """Return r_type: whether it is the kind of thing that was asked for.
+    """Return r_type, the agreement of the two kinds of products.
 
-    It goes by the share of the wanted title's nouns that the other title has, and,
-    where that is low, by the type, which WebShop's query is here, and the category,
-    of which two levels must agree.
+    It depends on the share of the wanted title's nouns in the other title. If that is
+    low, it also depends on the type, which is WebShop's query here, and on the
+    category, where two levels must agree.
 
     Args:
-        wanted: A product that is as it is asked for.
-        bought: What was bought.
+        wanted: A product that meets the goal.
+        bought: The bought product.
     """
     overlap = len(wanted.nouns & bought.nouns) / len(wanted.nouns)
     if overlap == 0:

@@ -1,4 +1,4 @@
-"""A visit to the shop: which page is open, its buttons, what they do, what it shows."""
+"""State of a visit to the shop: the open page, its buttons and its text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ SUB_PAGES = ("Description", "Features", "Reviews")
 
 @dataclasses.dataclass
 class Visit:
-    """Where a customer is, and what was shown so far.
+    """A customer's position in the shop, and the pages seen so far.
 
     Attributes:
-        shop: What there is.
-        results: Products on a page of results.
-        hidden: Attributes that titles leave out.
+        shop: The catalogue.
+        results: Number of products on a page of results.
+        hidden: Number of attributes that titles omit.
         page: "search", "results", "item", or one of ``SUB_PAGES``.
-        query: What was searched for.
-        found: Ids of the products found.
-        number: The page of results, from 1 on.
-        item: Id of the product that is, or was last, looked at.
-        chosen: Options that are chosen of it, by name.
+        query: Query of the last search.
+        result_ids: Ids of the products that it returned.
+        number: Current page of results, from 1.
+        item: Id of the current or last product.
+        chosen: Chosen options of that product, by name.
         opened: Ids of products whose options were shown.
         read: Ids of products whose features were shown.
-        is_over: Whether something was bought.
+        is_over: Whether a product was bought.
     """
 
     shop: Catalogue
@@ -34,7 +34,7 @@ class Visit:
     hidden: int
     page: str = "search"
     query: str = ""
-    found: list[str] = dataclasses.field(default_factory=list)
+    result_ids: list[str] = dataclasses.field(default_factory=list)
     number: int = 1
     item: str = ""
     chosen: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -44,17 +44,17 @@ class Visit:
 
     @property
     def product(self) -> Product:
-        """The product that is looked at."""
+        """The current product."""
         return self.shop.products[self.item]
 
     def on_page(self) -> list[Product]:
-        """Return the products on the open page of results."""
+        """Return the products on the current page of results."""
         first = (self.number - 1) * self.results
-        ids = self.found[first : first + self.results]
+        ids = self.result_ids[first : first + self.results]
         return [self.shop.products[id_] for id_ in ids]
 
     def buttons(self) -> list[str]:
-        """Return what can be clicked, as the page shows it."""
+        """Return the labels of all buttons of the page."""
         if self.page == "search":
             return []
         if self.page == "results":
@@ -66,18 +66,18 @@ class Visit:
         return [BACK, PREVIOUS, *values, *SUB_PAGES, BUY]
 
     def search(self, words: str) -> bool:
-        """Search, where there is a search bar; say whether there is."""
+        """Search if the page has a search bar; return whether it has."""
         if self.page != "search":
             return False
         self.query, self.number = words, 1
-        self.found = [product.id for product in self.shop.search(words)]
+        self.result_ids = [product.id for product in self.shop.search(words)]
         self._open_results()
         return True
 
     def click(self, name: str) -> bool:
-        """Click, in any case of letters; say whether there is such a button."""
-        known = {button.lower(): button for button in self.buttons()}
-        button = known.get(name.lower())
+        """Click a button, ignoring case; return whether the page has it."""
+        buttons = {button.lower(): button for button in self.buttons()}
+        button = buttons.get(name.lower())
         if button is None:
             return False
         if button == BACK:
@@ -98,7 +98,7 @@ class Visit:
         return True
 
     def show(self) -> str:
-        """Return the text of the page; buttons stand in brackets."""
+        """Return the text of the page, with buttons in brackets."""
         if self.page == "search":
             return "[Search]"
         if self.page == "results":
@@ -115,7 +115,7 @@ class Visit:
         return "\n".join([*lines, " ".join(f"[{b}]" for b in (*SUB_PAGES, BUY))])
 
     def _turn(self, button: str) -> None:
-        """Go back from a part to the item, from there to results, or turn a page."""
+        """Go back from a sub-page to the item, then to results, or turn a page."""
         if self.page in SUB_PAGES:
             self.page = "item"
         elif self.page == "item":
@@ -132,14 +132,16 @@ class Visit:
                 self.chosen[name] = value
 
     def _has_more(self) -> bool:
-        return self.number * self.results < len(self.found)
+        return self.number * self.results < len(self.result_ids)
 
     def _title(self, product: Product) -> str:
         return product.title(self.hidden)
 
     def _show_results(self) -> str:
         turn = f" [{PREVIOUS}]" * (self.number > 1) + f" [{NEXT}]" * self._has_more()
-        head = f"[{BACK}] Page {self.number} (Total results: {len(self.found)}){turn}"
+        head = (
+            f"[{BACK}] Page {self.number} (Total results: {len(self.result_ids)}){turn}"
+        )
         shown = [f"[{p.id}] {self._title(p)} {_dollars(p)}" for p in self.on_page()]
         return "\n".join([head, *shown])
 
