@@ -18,7 +18,7 @@ def test_a_good_list_comes_back():
 @pytest.mark.parametrize(
     ("listed", "message"),
     [
-        (None, "env gave info.'admissible_actions'. = None.*docs/extending.md"),
+        (None, "env returned info.'admissible_actions'. = None.*docs/extending.md"),
         ([], "at least one after every reset and step"),
         (["a", 1], "env lists 1 .*non-blank string"),
         (["a", "\n"], "non-blank"),

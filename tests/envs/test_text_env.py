@@ -42,7 +42,7 @@ def test_unknown_option_names_the_nearest():
 
 
 def test_base_options_cannot_change_between_episodes():
-    with pytest.raises(ConfigError, match="set it in env_config"):
+    with pytest.raises(ConfigError, match="Set it in env_config"):
         Echo().reset(options={"max_turns": 2})
 
 

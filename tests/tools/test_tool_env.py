@@ -77,7 +77,7 @@ def test_reset_describes_the_tools():
 def test_an_unknown_format_is_refused_before_anything_is_played():
     with pytest.raises(ConfigError, match="Unknown tool_format 'xml'"):
         Sums({"tool_format": "xml"})
-    with pytest.raises(ConfigError, match="set it in env_config"):
+    with pytest.raises(ConfigError, match="Set it in env_config"):
         Sums().reset(seed=0, options={"tool_format": "tags"})
 
 

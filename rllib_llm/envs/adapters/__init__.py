@@ -1,1 +1,1 @@
-"""Adapters: games of other libraries as multi-agent text environments."""
+"""Adapters of other libraries' games and tasks to text environments."""

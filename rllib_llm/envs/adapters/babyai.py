@@ -1,4 +1,4 @@
-"""Adapter: the levels of BabyAI and MiniGrid, told in text."""
+"""Adapter of the levels of BabyAI and MiniGrid, described in text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
-# MiniGrid's actions, in its order; only some MiniGrid tasks want the last one.
+# MiniGrid's actions, in its order; only some MiniGrid tasks need the last one.
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 _FAMILIES = ("BabyAI-", "MiniGrid-")
 _REWARDS = ("success", "minigrid")
-# Levels that the bot does not solve; it says so itself.
+# Levels that the bot does not solve, according to its own documentation.
 _BEYOND_THE_BOT = (
     "BabyAI-PutNextS5N2Carrying-v0",
     "BabyAI-PutNextS6N3Carrying-v0",
@@ -37,11 +37,11 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @register_text_env("babyai-v0")
 class BabyAI(TextEnv):
-    """Follow an instruction in a grid of rooms, of which one sees what lies ahead.
+    """Follow an instruction in a grid of rooms with a partial view.
 
-    BabyAI (Chevalier-Boisvert et al. 2019, arXiv:1810.08272), told in the way of
-    BabyAI-Text (Carta et al. 2023, arXiv:2302.02662): what is seen, how many steps
-    away. Levels, rules and the expert are MiniGrid's own.
+    BabyAI (Chevalier-Boisvert et al. 2019, arXiv:1810.08272), described in the style of
+    BabyAI-Text (Carta et al. 2023, arXiv:2302.02662): the things in view and their
+    distances in steps. Levels, rules and the expert are MiniGrid's own.
 
     Raises:
         MissingExtraError: If MiniGrid is not installed.
@@ -64,12 +64,14 @@ class BabyAI(TextEnv):
         """Draw an instance of a level.
 
         Args:
-            rng: Decides the instance.
+            rng: Generator of the instance.
             level: An id of BabyAI or MiniGrid.
             reward: ``"success"``: 1 at the goal; ``"minigrid"``: MiniGrid's own, which
                 is 1 - 0.9 * steps / the level's limit.
         """
-        self._own_reward = require_choice("reward", reward, _REWARDS) == "minigrid"
+        self._uses_minigrid_reward = (
+            require_choice("reward", reward, _REWARDS) == "minigrid"
+        )
         if level != self._level:
             self.grid_env = _make(level)
             self._level = level
@@ -79,38 +81,40 @@ class BabyAI(TextEnv):
         return f"Goal: {self.grid_env.mission}.\n{self._seen()} {self._question()}"
 
     def parse(self, completion: str) -> int | None:
-        """Read the action that is named last."""
+        """Return the action that is named last."""
         return find_word(completion, self._actions())
 
     def reply(self, action: int) -> TurnResult:
-        """Act; what is impossible changes nothing."""
-        _, earned, terminated, truncated, _ = self.grid_env.step(action)
-        reached = bool(terminated and earned > 0)
+        """Act; an impossible action changes nothing."""
+        _, minigrid_reward, terminated, truncated, _ = self.grid_env.step(action)
+        reached = bool(terminated and minigrid_reward > 0)
         if self._bot is not None and not (terminated or truncated):
             self._ask_bot(action)
         text = self._seen()
         if terminated:
             text = "You reached the goal." if reached else "You failed."
-        reward = float(earned) if self._own_reward else float(reached)
-        # Within a level's own limit, all that ends without the goal is a failure.
+        reward = (
+            float(minigrid_reward) if self._uses_minigrid_reward else float(reached)
+        )
+        # The level's own limit also ends episodes: without the goal, they are failures.
         success = reached if terminated or truncated else None
         return TurnResult(text, reward, terminated, truncated, success=success)
 
     def admissible_actions(self) -> list[str]:
-        """List all actions; those that change nothing are among them."""
+        """Return all actions, including those without effect."""
         return list(self._actions())
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Do anything."""
+        """Return any action."""
         return self._actions()[int(rng.integers(len(self._actions())))]
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Ask MiniGrid's bot, which remembers what it saw and recovers from mistakes.
+        """Return the action of MiniGrid's bot, which recovers from mistakes.
 
-        Where it does not know what to do, it turns left.
+        If the bot has no advice, return "turn left".
 
         Raises:
-            NotImplementedError: For levels that it does not solve.
+            NotImplementedError: For levels that the bot does not solve.
         """
         if self._level in _BEYOND_THE_BOT or not self._level.startswith("BabyAI-"):
             raise NotImplementedError(f"{self._level} has no scripted expert.")
@@ -128,8 +132,8 @@ class BabyAI(TextEnv):
             if in_split(f"{self.grid_env.mission} {self.grid_env.hash()}", self.split):
                 return
         raise ConfigError(
-            f"level={self._level!r} gave no instance of the split {self.split!r} in "
-            f"{_MOST_DRAWS} draws. It has too few; choose another level."
+            f"level={self._level!r} returned no instance of the split {self.split!r} "
+            f"in {_MOST_DRAWS} draws, because it has too few. Choose another level."
         )
 
     def _actions(self) -> tuple[str, ...]:
@@ -152,20 +156,20 @@ class BabyAI(TextEnv):
         self._ask_bot(None)
 
     def _ask_bot(self, action: int | None) -> None:
-        """Tell the bot what was done, and ask what it would do now."""
+        """Pass the last action to the bot, and store its next advice."""
         self._advice = None
-        # So it ends where a mistake left nothing to be done, such as an emptied box.
+        # The bot raises if a mistake leaves nothing to do, e.g. after emptying a box.
         with contextlib.suppress(AssertionError, _disappeared_box()):
             advice = int(self._bot.replan(action))
             self._advice = advice if advice < len(self._actions()) else None
 
 
 def describe(grid: Any, visible: np.ndarray) -> list[str]:
-    """Say what is in view: first the walls straight ahead and beside, then things.
+    """Return descriptions of the view: walls ahead and beside first, then things.
 
     Args:
-        grid: The view, the agent in the middle of its last row, looking up.
-        visible: Which of its cells are seen. [columns, rows]
+        grid: The view, with the agent in the middle of its last row, looking up.
+        visible: Mask of the visible cells [columns, rows].
 
     Returns:
         Phrases such as ``"a red ball 2 steps forward and 1 step left"``.
@@ -209,24 +213,25 @@ def import_minigrid() -> Any:
 
 
 def _make(level: str) -> Any:
-    known = [name for name in gym.registry if name.startswith(_FAMILIES)]
-    if level not in known:
+    levels = [name for name in gym.registry if name.startswith(_FAMILIES)]
+    if level not in levels:
         raise ConfigError(
-            f"level={level!r} is none of BabyAI's and MiniGrid's. "
-            + did_you_mean(str(level), known)
+            f"Unknown BabyAI or MiniGrid level={level!r}. "
+            + did_you_mean(str(level), levels)
         )
     return gym.make(level, disable_env_checker=True).unwrapped
 
 
 @contextlib.contextmanager
 def _without_rejections() -> Iterator[None]:
-    """Keep back what MiniGrid prints of instances that it draws again."""
+    """Suppress MiniGrid's messages on instances that it draws again."""
+    # stdout is global, so concurrent redirections would not be restored correctly.
     with _ONE_AT_A_TIME:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        captured = io.StringIO()
+        with contextlib.redirect_stdout(captured):
             yield
-    # Threads that print at this moment are heard as well.
-    others = [n for n in said.getvalue().splitlines(True) if _REJECTED not in n]
+    # Output of other threads in the meantime was captured, too: print it.
+    others = [n for n in captured.getvalue().splitlines(True) if _REJECTED not in n]
     sys.stdout.write("".join(others))
 
 

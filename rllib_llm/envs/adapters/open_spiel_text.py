@@ -1,4 +1,4 @@
-"""Adapter: the turn-based games of OpenSpiel as multi-agent text environments."""
+"""Adapter of the turn-based games of OpenSpiel to multi-agent text environments."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
 _STYLES = ("full", "short")
-# SPIRAL's rewards for invalid moves, in units of the largest loss and the largest win.
+# SPIRAL's rewards for invalid moves, as multiples of the largest loss and win.
 _FORFEIT, _WALKOVER = 1.5, 0.5
 _MCTS_SIMULATIONS = 1000
 _MCTS_MEMORY_MB = 100
 _UCT_C = 2.0
-# Iterations of CFR+ after which its average policy can hardly be exploited.
+# Number of CFR+ iterations that makes the average policy hardly exploitable.
 _CFR_ITERATIONS = {"kuhn_poker": 1000, "leduc_poker": 100}
 _SOLVING = threading.Lock()
 
 
 class GameText:
-    """Tells an OpenSpiel game: a pure function of state and player.
+    """Text of an OpenSpiel game: a pure function of state and player.
 
     Args:
         name: A game of OpenSpiel, e.g. ``"kuhn_poker"``.
-        parameters: Its parameters.
-        style: ``"full"`` opens with the rules and the seat, ``"short"`` is the bare
-            view and the legal words, for very small models.
+        parameters: Parameters of the game.
+        style: ``"full"`` starts with the rules and the player's number, ``"short"`` is
+            the bare view and the legal words, for very small models.
         rules: Replaces the rules line of the style ``"full"``; empty for none.
 
     Raises:
-        ConfigError: If there is no such game, or it cannot be told.
+        ConfigError: If the game does not exist, or has no text for its states.
         MissingExtraError: If OpenSpiel is not installed.
     """
 
@@ -54,11 +54,11 @@ class GameText:
         self._rules = self._view.rules if rules is None else rules
 
     def prompt(self, state: Any, player: int, *, first: bool) -> str:
-        """Return what ``player`` reads before a decision.
+        """Return the prompt of ``player`` for a decision.
 
         Args:
             state: A state in which ``player`` decides.
-            player: Its index.
+            player: Index of the player.
             first: Whether this is the player's first decision of the game.
         """
         shown = self._view.show(state, player)
@@ -79,31 +79,31 @@ class GameText:
     def read(self, state: Any, player: int, text: str) -> int | None:
         """Return the legal action that ``text`` names last, or None."""
         actions, words = self._view.words(state, player)
-        found = find_word(text, words)
-        if found is None or actions[found] not in state.legal_actions(player):
+        index = find_word(text, words)
+        if index is None or actions[index] not in state.legal_actions(player):
             return None
-        return actions[found]
+        return actions[index]
 
 
 @register_text_env("open_spiel-v0")
 class OpenSpielGame(TextGame):
-    """Any turn-based game of OpenSpiel; ``game`` names it.
+    """Any turn-based game of OpenSpiel, selected by ``game``.
 
     Chance is drawn from the environment's own seed. Every player reads only its own
-    information state or observation. Rewards are OpenSpiel's, granted when they arise.
+    information state or observation. Rewards are OpenSpiel's, at the time they arise.
 
     Experts: Monte-Carlo tree search for games of perfect information, the average
     policy of CFR+ for Kuhn and Leduc poker.
 
     Args:
         env_config: ``game``, ``game_options`` (OpenSpiel's parameters), ``style``,
-            ``rules``, ``random_opening`` (up to so many random legal moves, how many is
-            drawn anew each game, are made before agents play, so that they meet
-            positions that good play avoids), and the options of :class:`TextGame`.
-            ``max_turns=None`` leaves the length to the game. Rewards for invalid
-            answers that are None are SPIRAL's in units of the game: 1.5 times its
-            largest loss, and half its largest win where players compete for a constant
-            sum; else 0 for the others, and in a common cause what the offender gets.
+            ``rules``, ``random_opening`` (maximum number of random legal moves before
+            agents play, drawn anew for each game, so that agents meet positions that
+            good play avoids), and the options of :class:`TextGame`.
+            ``max_turns=None`` leaves the length to the game. If the rewards for invalid
+            answers are None, they are SPIRAL's in units of the game: 1.5 times its
+            largest loss, and half its largest win in constant-sum games; otherwise 0
+            for the others, and in common-reward games the same for all.
     """
 
     _OPTIONS: ClassVar[dict[str, Any]] = {
@@ -137,25 +137,25 @@ class OpenSpielGame(TextGame):
         return self.teller.game.max_game_length() * answers
 
     def _invalid_rewards(self) -> tuple[float, float]:
-        own, others = super()._invalid_rewards()
+        offender, others = super()._invalid_rewards()
         game = self.teller.game
-        if own is None:
-            own = min(_FORFEIT * game.min_utility(), game.min_utility())
+        if offender is None:
+            offender = min(_FORFEIT * game.min_utility(), game.min_utility())
         if others is None:
             utility = game.get_type().utility
             others = {
                 type(utility).ZERO_SUM: _WALKOVER * game.max_utility(),
                 type(utility).CONSTANT_SUM: _WALKOVER * game.max_utility(),
-                type(utility).IDENTICAL: own,
+                type(utility).IDENTICAL: offender,
             }.get(utility, 0.0)
-        return own, others
+        return offender, others
 
     def _begin(self, rng: np.random.Generator) -> None:
         self.state = _new_state(self.teller.game, rng)
         self._has_moved: set[str] = set()
         self._play_chance(rng)
         self._play_opening(rng)
-        self._paid = self.state.returns()
+        self._granted = self.state.returns()
 
     def _next_agent(self) -> str | None:
         if self.state.is_terminal():
@@ -177,20 +177,20 @@ class OpenSpielGame(TextGame):
             return None
         self.state.apply_action(action)
         self._play_chance(self._rng)
-        before, self._paid = self._paid, self.state.returns()
-        earned = [after - paid for after, paid in zip(self._paid, before, strict=True)]
-        return dict(zip(self.possible_agents, earned, strict=True))
+        before, self._granted = self._granted, self.state.returns()
+        rewards = [now - then for now, then in zip(self._granted, before, strict=True)]
+        return dict(zip(self.possible_agents, rewards, strict=True))
 
     def _admissible(self, agent: str) -> list[str]:
         return self.teller.legal_words(self.state, self._player(agent))
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say any legal word."""
+        """Return any legal word."""
         words = self._admissible(agent)
         return words[int(rng.integers(len(words)))]
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say a good move (see the class).
+        """Return a good move (see the class).
 
         Raises:
             NotImplementedError: For other games of imperfect information.
@@ -214,7 +214,7 @@ class OpenSpielGame(TextGame):
         return self.possible_agents.index(agent)
 
     def _play_opening(self, rng: np.random.Generator) -> None:
-        """Make random moves, none that ends the game."""
+        """Make random moves that do not end the game."""
         most = self._options["random_opening"]
         for _ in range(int(rng.integers(most + 1)) if most else 0):
             moves = self.state.legal_actions()
@@ -251,7 +251,7 @@ class LeducPoker(OpenSpielGame):
 
 @register_text_env("open_spiel/liars_dice-v0")
 class LiarsDice(OpenSpielGame):
-    """OpenSpiel's liar's dice: bid on dice that nobody sees all of."""
+    """OpenSpiel's liar's dice: bid on dice that are partly hidden from each player."""
 
     _OPTIONS = _NAMED_OPTIONS
     _game = "liars_dice"
@@ -287,7 +287,7 @@ def import_pyspiel() -> Any:
 
 
 def load_game(name: str, parameters: dict[str, Any]) -> Any:
-    """Load a turn-based game of OpenSpiel.
+    """Return a turn-based game of OpenSpiel.
 
     Raises:
         ConfigError: If the game or a parameter does not exist, or moves are
@@ -297,41 +297,42 @@ def load_game(name: str, parameters: dict[str, Any]) -> Any:
     pyspiel = import_pyspiel()
     if "(" not in name and name not in pyspiel.registered_names():
         raise ConfigError(
-            f"game={name!r} is none of OpenSpiel's. "
+            f"Unknown OpenSpiel game={name!r}. "
             + did_you_mean(name, pyspiel.registered_names())
         )
     try:
-        # With an empty dictionary, parameters inside of the name would be ignored.
+        # OpenSpiel ignores parameters inside of the name if it gets a dictionary.
         given = (parameters,) if parameters else ()
         game = pyspiel.load_game(name, *given)
     except pyspiel.SpielError as error:
         raise ConfigError(
             f"OpenSpiel cannot load game={name!r} with game_options={parameters!r}: "
-            f"{str(error).splitlines()[0]}"
+            f"{str(error).splitlines()[0]}. Correct game_options."
         ) from error
     dynamics = game.get_type().dynamics
     if dynamics != type(dynamics).SEQUENTIAL:
         call = name if "(" in name else f"{name}()"
         raise ConfigError(
-            f"game={name!r}: its players move at the same time, which this adapter "
-            f"cannot tell. Use game='turn_based_simultaneous_game(game={call})'."
+            f"game={name!r} has simultaneous moves, which this adapter does not "
+            f"support. Use game='turn_based_simultaneous_game(game={call})'."
         )
     return game
 
 
 def _view_of(game: Any) -> View:
-    """Return the short view of a game where there is one, else the generic one."""
+    """Return the short view of a game if there is one, else the generic one."""
     kind = game.get_type()
-    own = VIEWS.get(kind.short_name)
-    if own is not None and _parameters(game) == _parameters(
+    view = VIEWS.get(kind.short_name)
+    if view is not None and _parameters(game) == _parameters(
         import_pyspiel().load_game(kind.short_name)
     ):
-        return own(game)
+        return view(game)
     try:
         return GenericView(game)
     except ValueError as error:
         raise ConfigError(
-            f"game={kind.short_name!r} {error}, so a language model cannot play it."
+            f"game={kind.short_name!r} {error}, so a language model cannot play it. "
+            "Choose another game."
         ) from error
 
 
@@ -340,7 +341,7 @@ def _parameters(game: Any) -> dict[str, Any]:
 
 
 def _new_state(game: Any, rng: np.random.Generator) -> Any:
-    """Return the initial state; games that draw for themselves get a seed."""
+    """Return the initial state; games with their own random generator get a seed."""
     kind = game.get_type()
     if kind.chance_mode == type(kind.chance_mode).SAMPLED_STOCHASTIC:
         seed = {"rng_seed": int(rng.integers(2**31))}

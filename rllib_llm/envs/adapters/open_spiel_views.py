@@ -1,8 +1,8 @@
-"""What a player sees of an OpenSpiel state, in few words.
+"""Views of OpenSpiel states: short texts of what a player may know.
 
-A view shows only what OpenSpiel puts into the player's own information state or
-observation string, so that nothing hidden can leak. :data:`VIEWS` holds short ones for
-small games, :class:`GenericView` serves all others.
+A view shows only information from the player's own information state or observation
+string, so that hidden information cannot leak. :data:`VIEWS` holds short views of small
+games; :class:`GenericView` serves all other games.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class View(Protocol):
 
     Attributes:
         rules: The rules in one line.
-        question: What a short prompt ends with; None for the list of legal words.
+        question: End of a short prompt; None for the list of legal words.
     """
 
     rules: str
     question: str | None
 
     def show(self, state: Any, player: int) -> str:
-        """Return what ``player`` knows now, as one or few lines."""
+        """Return the information of ``player``, as one or a few lines."""
 
     def words(self, state: Any, player: int) -> tuple[list[int], list[str]]:
         """Return the actions that can be named, legal or not, and their words."""
@@ -39,7 +39,7 @@ class GenericView:
     """OpenSpiel's own strings.
 
     Games of perfect information show the observation string, others the information
-    state string, which remembers everything the player has seen.
+    state string, which contains everything that the player has seen.
 
     Args:
         game: The ``pyspiel.Game``.
@@ -198,7 +198,7 @@ class ConnectFourView(_FixedWords):
         return f"you are {'xo'[player]}\n{''.join(self._words)}\n{board}"
 
 
-# Written for each game's default parameters, whatever the number of players.
+# For each game's default parameters, with any number of players.
 VIEWS: dict[str, type] = {
     "kuhn_poker": KuhnView,
     "leduc_poker": LeducView,
@@ -209,5 +209,5 @@ VIEWS: dict[str, type] = {
 
 
 def _rank(index: int, players: int) -> str:
-    """Name a card: J, Q, K (A), or numbers in larger decks."""
+    """Return a card's name: J, Q, K (A), or a number in larger decks."""
     return _RANKS[index] if players < len(_RANKS) else str(index + 1)

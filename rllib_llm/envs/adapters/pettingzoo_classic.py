@@ -1,4 +1,4 @@
-"""Adapter: PettingZoo's classic board and card games as text environments."""
+"""Adapter of PettingZoo's classic board and card games to text environments."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rllib_llm.envs.adapters.words import find_word, list_words
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
-# A vector of more numbers than this tells a language model nothing.
+# Maximum size of a vector that a prompt shows as numbers.
 _MOST_NUMBERS = 1024
 
 
 @register_text_env("pettingzoo_classic-v0")
 class PettingZooGame(TextGame):
-    """A turn-based PettingZoo game with discrete actions; ``game`` names it.
+    """A turn-based PettingZoo game with discrete actions, selected by ``game``.
 
-    Tic-tac-toe, Connect Four, rock-paper-scissors and Leduc hold'em are told in words.
-    Of any other game the observation is shown as numbers and an action is named by its
-    index. Agents have the names that PettingZoo gives them.
+    Tic-tac-toe, Connect Four, rock-paper-scissors and Leduc hold'em are described in
+    words. For any other game, observations are shown as numbers and actions are named
+    by their index. Agents have PettingZoo's names.
 
     Args:
         env_config: ``game`` (a classic game, e.g. ``"tictactoe"``, or a full id such
@@ -52,20 +52,20 @@ class PettingZooGame(TextGame):
             ) from error
         except TypeError as error:
             raise ConfigError(
-                f"game={options['game']!r} refuses game_options="
-                f"{options['game_options']!r}: {error}"
+                f"game={options['game']!r} does not accept game_options="
+                f"{options['game_options']!r}: {error}. Correct game_options."
             ) from error
         agents = list(self.game.possible_agents)
         actions = self.game.action_space(agents[0])
         if not isinstance(actions, gym.spaces.Discrete):
             raise ConfigError(
-                f"game={options['game']!r} has the actions {actions}; only Discrete "
-                "ones can be named."
+                f"game={options['game']!r} has the action space {actions}; only "
+                "Discrete actions can be named. Choose another game."
             )
         short = name.split("/")[-1].split("-v")[0]
-        if short not in _TOLD:
+        if short not in _DESCRIPTIONS:
             _require_few_numbers(self.game.observation_space(agents[0]), short)
-        rules, words, self._view = _TOLD.get(short, (f"{short}.", (), _numbers))
+        rules, words, self._view = _DESCRIPTIONS.get(short, (f"{short}.", (), _numbers))
         self._rules = rules if options["rules"] is None else options["rules"]
         self._words = words or tuple(map(str, range(int(actions.n))))
         return agents
@@ -77,7 +77,7 @@ class PettingZooGame(TextGame):
     def _next_agent(self) -> str | None:
         game = self.game
         while game.agents and game.terminations[game.agent_selection]:
-            game.step(None)  # one that is out; others may play on
+            game.step(None)  # an agent that is out; the others may play on
         return game.agent_selection if game.agents else None
 
     def _is_cut(self) -> bool:
@@ -103,7 +103,7 @@ class PettingZooGame(TextGame):
         return {name: float(reward) for name, reward in self.game.rewards.items()}
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say any legal word."""
+        """Return any legal word."""
         return self._words[int(rng.choice(self._legal(agent)))]
 
     def close(self) -> None:
@@ -122,14 +122,14 @@ class PettingZooGame(TextGame):
 
 def _full_name(game: str) -> str:
     """Return the id of the newest version of a classic game, or a full id itself."""
-    known = list(pettingzoo.aec_registry)
-    versions = [name for name in known if name.startswith(f"classic/{game}-v")]
+    names = list(pettingzoo.aec_registry)
+    versions = [name for name in names if name.startswith(f"classic/{game}-v")]
     if versions:
         return max(versions, key=lambda name: int(name.rpartition("-v")[2]))
-    if game not in known:
-        short = [n.removeprefix("classic/").rpartition("-v")[0] for n in known]
+    if game not in names:
+        short = [n.removeprefix("classic/").rpartition("-v")[0] for n in names]
         raise ConfigError(
-            f"game={game!r} is none of PettingZoo's. {did_you_mean(game, short)}"
+            f"Unknown PettingZoo game={game!r}. {did_you_mean(game, short)}"
         )
     return game
 
@@ -141,7 +141,7 @@ def _array(observation: Any) -> np.ndarray:
 
 
 def _board(planes: np.ndarray, empty: Callable[[int, int], str]) -> str:
-    """Draw two planes [rows, columns, 2], own marks first; x is the reader."""
+    """Return two planes [rows, columns, 2] as text, own marks (x) first."""
     rows, columns, _ = planes.shape
     return "\n".join(
         " ".join(
@@ -167,12 +167,12 @@ def _rock_paper_scissors(move: np.ndarray) -> str:
 
 
 def _leduc(bits: np.ndarray) -> str:
-    # Hand, card for all, own chips, the other's chips: 3 + 3 + 15 + 15 bits.
-    hand, board, own, other = np.split(bits, [3, 6, 21])
+    # Hand, public card, own chips, the other's chips: 3 + 3 + 15 + 15 bits.
+    hand, board, chips, other = np.split(bits, [3, 6, 21])
     card = "JQK"[int(hand.argmax())]
     shared = "JQK"[int(board.argmax())] if board.any() else "none"
     return (
-        f"card {card}, board {shared}, chips {own.argmax()} against {other.argmax()}."
+        f"card {card}, board {shared}, chips {chips.argmax()} against {other.argmax()}."
     )
 
 
@@ -182,21 +182,21 @@ def _require_few_numbers(space: gym.Space, game: str) -> None:
     size = int(np.prod(space.shape))
     if size > _MOST_NUMBERS:
         raise ConfigError(
-            f"game={game!r} has observations of {size} numbers, more than "
-            f"{_MOST_NUMBERS}: too many to be told. The adapter of OpenSpiel knows "
+            f"game={game!r} has observations of {size} numbers; this adapter shows at "
+            f"most {_MOST_NUMBERS}. Use the adapter of OpenSpiel, which describes "
             "many such games in words."
         )
 
 
 def _numbers(array: np.ndarray) -> str:
-    """Show any observation: the indices of ones where all are 0 or 1, else numbers."""
+    """Return any observation: the indices of ones if all are 0 or 1, else numbers."""
     if array.ndim == 1 and np.isin(array, (0, 1)).all():
         return f"on: {' '.join(map(str, np.flatnonzero(array))) or 'none'}."
     return " ".join(f"{value:g}" for value in array.ravel().astype(float))
 
 
-# Rules, words of the actions (none: their indices), view of the observation.
-_TOLD: dict[str, tuple[str, tuple[str, ...], Callable[[np.ndarray], str]]] = {
+# Rules, words of the actions (empty: their indices), view of the observation.
+_DESCRIPTIONS: dict[str, tuple[str, tuple[str, ...], Callable[[np.ndarray], str]]] = {
     "tictactoe": (
         "Tic-tac-toe: three in a line win. Answer with a free cell.",
         tuple("123456789"),

@@ -1,10 +1,10 @@
-"""How answers to reasoning-gym's questions are graded without evaluating them.
+"""Grading of answers to reasoning-gym's questions without evaluating them.
 
-Some of the library's scorers hand the model's text to ``eval`` or to SymPy, which
-evaluates it, too; others can be made to compute forever. Tasks are graded here where
-that is possible, refused where it is not, and else by the library's scorers in a
-process that is killed after a time limit. All scorers were read in one version of the
-library; others are refused.
+Some of the library's scorers pass the model's text to ``eval`` or to SymPy, which
+evaluates it, too; others can run forever. Tasks are graded here if possible, refused if
+not, and otherwise graded by the library's scorers in a process that is killed after a
+time limit. All scorers were reviewed in one version of the library; other versions are
+refused.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ MAX_CHARS = 4_000
 _TIMEOUT_S = 5.0
 _FULL = 1.0 - 1e-9
 
-_EVALUATES = "its scorer evaluates what the model wrote, and no other grader knows it"
+_EVALUATES = "its scorer evaluates the model's text, and there is no other grader"
 REFUSED = {
     "codeio": "it runs programs whose outcome differs from run to run",
-    "composite": "give one task per episode, in reset(options=...) or a curriculum",
+    "composite": "use one task per episode, in reset(options=...) or a curriculum",
     "intermediate_integration": _EVALUATES,
     "polynomial_multiplication": _EVALUATES,
     "simple_integration": _EVALUATES,
 }
 
-# The library compares these by their texts, some only after an eval of the answer; one
-# takes every answer for right.
+# The library compares these answers as texts, some only after an eval of the answer; in
+# one task it accepts every answer.
 _COMPARED = """
     acre aiw arc_1d base_conversion basic_arithmetic bf binary_alternation binary_matrix
     caesar_cipher count_bits count_primes course_schedule game_of_life_halting gcd
@@ -52,7 +52,7 @@ _COMPARED = """
     string_insertion string_manipulation string_splitting string_synthesis syllogism
     word_sequence_reversal
 """
-# Scorers that evaluate nothing of the answer; read line by line, as all others.
+# Scorers that evaluate nothing of the answer, according to a line-by-line review.
 _SCORED = """
     ab advanced_geometry arc_agi bitwise_arithmetic boxnet calendar_arithmetic chain_sum
     circuit_logic color_cube_rotation complex_arithmetic cryptarithm decimal_arithmetic
@@ -67,15 +67,15 @@ _SCORED = """
     tower_of_hanoi tsumego word_ladder word_sorting zebra_puzzles
 """
 SCORED = frozenset(_SCORED.split())
-# Their scorers take what is no number for right.
-_NAN_PAYS = ("complex_arithmetic", "number_sorting")
+# Scorers that accept NaN as a right answer.
+_ACCEPTS_NAN = ("complex_arithmetic", "number_sorting")
 
 
 class ScorerError(RLlibLLMError):
-    """The worker failed twice; nothing is said of the answer."""
+    """The worker failed twice; the answer is neither right nor wrong."""
 
 
-# One for all environments of a process, started when it is first asked.
+# One for all environments of a process, started at the first question.
 _WORKER = LineWorker("rllib_llm.envs.adapters.reasoning_worker", ScorerError)
 
 
@@ -87,8 +87,8 @@ def grade(
     Args:
         task: A name of :func:`gradable`.
         settings: The library's settings of the task.
-        instance: The question, as the library made it.
-        answer: The model's text. Beyond ``MAX_CHARS`` characters it is wrong.
+        instance: The library's question.
+        answer: The model's text. Answers beyond ``MAX_CHARS`` characters are wrong.
 
     Raises:
         ScorerError: If the worker failed twice.
@@ -97,12 +97,13 @@ def grade(
         return 0.0
     if task in _GRADERS:
         return float(_GRADERS[task](answer, instance))
-    if task in _NAN_PAYS and "nan" in answer.lower():
+    if task in _ACCEPTS_NAN and "nan" in answer.lower():
         return 0.0
     question = json.dumps([task, _packed(settings), _packed(instance), answer])
-    said = _WORKER.ask(question, _TIMEOUT_S)
-    found = None if said is None else json.loads(said)  # None: it took too long
-    score = 0.0 if found is None or math.isnan(found) else min(max(found, 0.0), 1.0)
+    reply = _WORKER.ask(question, _TIMEOUT_S)
+    score = None if reply is None else json.loads(reply)  # None: time limit
+    # The library's scores may be NaN or leave [0, 1].
+    score = 0.0 if score is None or math.isnan(score) else min(max(score, 0.0), 1.0)
     return 1.0 if score >= _FULL else score
 
 
@@ -112,13 +113,13 @@ def gradable() -> frozenset[str]:
 
 
 def check_gradable(task: str) -> None:
-    """Refuse a task whose answers cannot be graded without evaluating them.
+    """Check that answers to a task can be graded without evaluating them.
 
     Raises:
-        ConfigError: With the reason.
+        ConfigError: If not, with the reason.
     """
     if task in REFUSED:
-        raise ConfigError(f"task={task!r} is refused: {REFUSED[task]}.")
+        raise ConfigError(f"task={task!r} is not supported: {REFUSED[task]}.")
 
 
 def _same_text(answer: str, instance: dict[str, Any]) -> bool:
@@ -139,7 +140,7 @@ def _makes_24(answer: str, instance: dict[str, Any]) -> bool:
 
 
 def _same_probability(answer: str, instance: dict[str, Any]) -> bool:
-    # Fractions such as 21/32; all others must be decimal numbers.
+    # Fractions such as 21/32; all other answers must be decimal numbers.
     with contextlib.suppress(ExpressionError, ZeroDivisionError, OverflowError):
         answer = str(float(evaluate(parse_expression(answer))))
     return number_match(answer, instance["answer"], 1e-4)

@@ -1,4 +1,4 @@
-"""Adapter: the tasks of reasoning-gym, one question per episode."""
+"""Adapter of the tasks of reasoning-gym, one question per episode."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _OURS = ("seed", "size")
 
 @register_text_env("reasoning_gym-v0")
 class ReasoningGym(TextEnv):
-    """Answer a question of reasoning-gym; ``task`` names one of its generators.
+    """Answer a question of reasoning-gym; ``task`` selects its generator.
 
     Reasoning Gym (Stojanovski et al. 2025, arXiv:2505.24760). The reward is the score
-    in [0, 1]; 1 is success. Answers are never evaluated:
-    :mod:`rllib_llm.envs.adapters.reasoning_grading` says how they are graded.
+    in [0, 1]; 1 is success. Answers are never evaluated as code; see
+    :mod:`rllib_llm.envs.adapters.reasoning_grading` for their grading.
 
     Raises:
         MissingExtraError: If reasoning-gym is not installed.
-        ConfigError: If another version is installed than the one that was read.
+        ConfigError: If another version than the reviewed one is installed.
     """
 
     max_turns = 1
@@ -57,12 +57,12 @@ class ReasoningGym(TextEnv):
         """Draw a question.
 
         Args:
-            rng: Decides it.
-            task: A name of reasoning-gym.
-            level: Of the task's curriculum, from 0; attributes that have fewer levels
-                stay at their last. None: the library's defaults.
-            task_options: The task's own settings; they win over the level's.
-            answer_format: "tags": the last <answer> counts; "text": all of the text.
+            rng: Generator of the question.
+            task: A task of reasoning-gym.
+            level: Level of the task's curriculum, from 0; attributes with fewer levels
+                stay at their last one. None: the library's defaults.
+            task_options: Settings of the task; they override those of the level.
+            answer_format: "tags": the last <answer> counts; "text": the whole text.
         """
         self._tagged = require_choice("answer_format", answer_format, _FORMATS)
         self.task = _check_task(task)
@@ -72,17 +72,17 @@ class ReasoningGym(TextEnv):
         return f"{question}\n{self.format_hint}" if self._in_tags() else question
 
     def parse(self, completion: str) -> str | None:
-        """Read the answer."""
+        """Return the answer."""
         if self._in_tags():
             match = last_match(_TAGGED, completion)
             completion = match[1] if match else ""
         return completion.strip() or None
 
     def reply(self, action: str) -> TurnResult:
-        """Grade it, which ends the episode."""
+        """Grade the answer, which ends the episode."""
         score = grade(self.task, self._settings, self.instance, action)
-        said = "That is right." if score == 1.0 else "That is not right."
-        return TurnResult(said, score, terminated=True, success=score == 1.0)
+        text = "That is right." if score == 1.0 else "That is not right."
+        return TurnResult(text, score, terminated=True, success=score == 1.0)
 
     def more_info(self) -> dict[str, Any]:
         """Return the reference answer, if there is one."""
@@ -90,15 +90,15 @@ class ReasoningGym(TextEnv):
         return {} if answer is None else {"gold_answers": [answer]}
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Say the reference answer.
+        """Return the reference answer.
 
         Raises:
-            NotImplementedError: For tasks that have none.
+            NotImplementedError: For tasks without one.
         """
         return self._say(self.instance["answer"])
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Say the reference answer of another question."""
+        """Return the reference answer of another question."""
         return self._say(self._make(rng)["answer"])
 
     # Helpers --------------------------------------------------------------------
@@ -118,22 +118,22 @@ class ReasoningGym(TextEnv):
             if in_split(str(instance["question"]), self.split):
                 return instance
         raise ConfigError(
-            f"task={self.task!r} gave no question of the split {self.split!r} in "
-            f"{_MOST_DRAWS} draws: with these task_options it has too few."
+            f"task={self.task!r} returned no question of the split {self.split!r} in "
+            f"{_MOST_DRAWS} draws. Change task_options to allow more questions."
         )
 
     def _make(self, rng: np.random.Generator) -> dict[str, Any]:
-        # A data set of its own for each: in some, items depend on each other.
+        # A data set per question, because in some data sets items depend on each other.
         seed = int(rng.integers(2**31))
         return _data_set(self.task, {**self._settings, "seed": seed, "size": 1})[0]
 
 
 def import_reasoning_gym() -> Any:
-    """Import reasoning-gym in the version whose scorers were read.
+    """Import reasoning-gym in the reviewed version.
 
     Raises:
         MissingExtraError: If it is not installed.
-        ConfigError: If it is another version.
+        ConfigError: If another version is installed.
     """
     try:
         import reasoning_gym
@@ -144,18 +144,18 @@ def import_reasoning_gym() -> Any:
     version = importlib.metadata.version("reasoning-gym")
     if version != READ_VERSION:
         raise ConfigError(
-            f"reasoning-gym {version} is installed. What its scorers do with a model's "
-            f"text was read in version {READ_VERSION} only: pip install "
+            f"reasoning-gym {version} is installed, but the safety of its scorers was "
+            f"reviewed in version {READ_VERSION} only. Run: pip install "
             f"reasoning-gym=={READ_VERSION}."
         )
     return reasoning_gym
 
 
 def _check_task(task: str) -> str:
-    known = set(import_reasoning_gym().factory.DATASETS)
-    if task not in known:
+    tasks = set(import_reasoning_gym().factory.DATASETS)
+    if task not in tasks:
         hint = did_you_mean(str(task), gradable())
-        raise ConfigError(f"task={task!r} is none of reasoning-gym's. {hint}")
+        raise ConfigError(f"Unknown reasoning-gym task={task!r}. {hint}")
     check_gradable(task)
     return task
 
@@ -168,22 +168,25 @@ def _settings(
     for name in _OURS:
         if name in given:
             raise ConfigError(
-                f"task_options has {name!r}, which the environment sets itself: the "
-                "seed of an episode decides its question."
+                f"task_options has {name!r}, which the environment sets from the seed "
+                "of the episode. Remove it."
             )
     if level is None:
         return given
     require_int("level", level, 0, 1_000)
     factory = import_reasoning_gym().factory
     if not factory.has_curriculum(task):
-        raise ConfigError(f"level={level}: {task!r} has no curriculum. Leave it out.")
+        raise ConfigError(
+            f"level={level}: the task {task!r} has no curriculum. Leave level out."
+        )
     curriculum = factory.create_curriculum(task)
     curriculum.set_global_level(level)
     try:
         config = curriculum.generate_configuration()
     except (AssertionError, ValueError) as error:
         raise ConfigError(
-            f"level={level}: the curriculum of {task!r} has no such level: {error}."
+            f"level={level}: the curriculum of {task!r} rejects this level: {error}. "
+            "Choose another one."
         ) from error
     of_level = {k: v for k, v in vars(config).items() if k not in _OURS}
     return {**of_level, **given}
@@ -194,5 +197,6 @@ def _data_set(task: str, settings: dict[str, Any]) -> Any:
         return import_reasoning_gym().create_dataset(task, **settings)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"task_options={settings!r} do not fit the task {task!r}: {error}."
+            f"task_options={settings!r} do not match the task {task!r}: {error}. "
+            "Correct them."
         ) from error

@@ -1,8 +1,8 @@
-"""Scores answers with reasoning-gym's own scorers, in a process of its own.
+"""Worker process that scores answers with reasoning-gym's own scorers.
 
 ``python -m rllib_llm.envs.adapters.reasoning_worker MEMORY_BYTES`` reads JSON lines
 ``[task, settings, instance, answer]``, settings and instance as pickles in base64, and
-writes the score, or ``null`` where the scorer fails on the answer.
+writes the score, or ``null`` if the scorer fails on the answer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def main() -> None:
         given = _unpacked(instance)
         try:
             return json.dumps(float(judge(answer, given)))
-        except Exception:  # some fail on answers that they cannot read
+        except Exception:  # scorers raise many kinds of errors on invalid answers
             return "null"
 
     serve(score)
 
 
 def _unpacked(text: str) -> dict[str, Any]:
-    return pickle.loads(base64.b64decode(text))  # the caller's own
+    # Safe: the parent process made these pickles, not the model.
+    return pickle.loads(base64.b64decode(text))
 
 
 if __name__ == "__main__":

@@ -10,24 +10,24 @@ from typing import Any
 
 from rllib_llm.errors import ConfigError, MissingExtraError
 
-# By default Java takes a fourth of the machine's memory, and the order in which
-# things are listed, hence which of two alike is meant, differs from run to run:
-# identity hashes are random. With equal ones it is the order of insertion.
+# By default Java takes a fourth of the machine's memory, and identity hashes are
+# random: the order of things in lists, and so the meaning of ambiguous names, would
+# differ from run to run. With constant hashes it is the order of insertion.
 _JAVA_OPTIONS = (
     *("-Xmx400m", "-XX:+UseSerialGC"),
     *("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"),
 )
 _PATIENCE_S = 10.0
-# Reentrant: environments may be forgotten while it is held.
+# Reentrant, because the garbage collector may finalise environments while it is held.
 _LOCK = threading.RLock()
 _RUNNING: list[Simulator] = []
 
 
 class Simulator:
-    """A Java process with ScienceWorld in it.
+    """A Java process that runs ScienceWorld.
 
-    It ends when the last environment is closed or forgotten, and at the latest with
-    this process, whose end of its standard input it waits for.
+    It ends when the last environment is closed or collected, and at the latest with
+    this process, because it waits for the end of its standard input.
     """
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class Simulator:
             )
         except FileNotFoundError as error:
             raise ConfigError(
-                "ScienceWorld runs in Java, but there is no program 'java' on PATH. "
-                "Install a Java runtime, 8 or newer, e.g. default-jre-headless."
+                "ScienceWorld runs in Java, but PATH has no program 'java'. Install a "
+                "Java runtime, 8 or newer, e.g. default-jre-headless."
             ) from error
         parameters = GatewayParameters(port=port, auto_field=True)
         self._gateway = JavaGateway(gateway_parameters=parameters)
         self.users = 0
 
     def world(self) -> Any:
-        """Return a simulator of its own; they do not disturb each other."""
+        """Return a new simulator, independent of all others."""
         return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def stop(self) -> None:
-        """End the process and wait until it is gone."""
+        """Stop the process and wait for its end."""
         self._gateway.shutdown()
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -68,7 +68,7 @@ class Simulator:
 
 
 class Lease:
-    """An environment's claim to the Java process, which is started at the first one."""
+    """An environment's share of the Java process, which starts with the first one."""
 
     def __init__(self) -> None:
         with _LOCK:

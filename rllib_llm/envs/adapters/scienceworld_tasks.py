@@ -1,4 +1,4 @@
-"""Adapter: the tasks of ScienceWorld, played in its own simulator."""
+"""Adapter of the tasks of ScienceWorld, in its own simulator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIMPLIFICATIONS = (
     *("easy", "teleportAction", "selfWateringFlowerPots", "openContainers"),
     *("openDoors", "noElectricalAction"),
 )
-# What the simulator says of texts that are no commands.
+# The simulator's reply to texts that are not commands.
 _UNKNOWN = "No known action matches that input."
 _MAX_CHARS = 200
 _LINE = re.compile(r"[^\n]*[a-z0-9][^\n]*", re.IGNORECASE)
@@ -27,16 +27,16 @@ _LINE = re.compile(r"[^\n]*[a-z0-9][^\n]*", re.IGNORECASE)
 
 @register_text_env("scienceworld-v0")
 class ScienceWorld(TextEnv):
-    """Carry out an elementary experiment; ``task`` names it. Return 1 at full score.
+    """Carry out an elementary experiment, selected by ``task``. Return 1 at full score.
 
-    ScienceWorld (Wang et al. 2022, arXiv:2203.07540). Rewards are what the score rises
-    by, as shares of 1; the library's own split decides which variations are held out.
+    ScienceWorld (Wang et al. 2022, arXiv:2203.07540). Rewards are increases of the
+    score, as shares of 1; the library itself splits the variations.
 
-    A snapshot is the variation and the commands so far; restoring it plays them again.
+    A snapshot holds the variation and the commands so far; restoring it replays them.
 
     Raises:
         MissingExtraError: If ScienceWorld is not installed.
-        ConfigError: If Java is not, at the first reset.
+        ConfigError: At the first reset, if Java is not installed.
     """
 
     max_turns = 50
@@ -57,9 +57,9 @@ class ScienceWorld(TextEnv):
         """Choose a variation.
 
         Args:
-            rng: Decides which.
-            task: A name of ScienceWorld.
-            simplifications: Of ``SIMPLIFICATIONS``; "easy" is all of them.
+            rng: Generator of the choice.
+            task: A task of ScienceWorld.
+            simplifications: Names from ``SIMPLIFICATIONS``; "easy" is all of them.
         """
         names = _check_simplifications(simplifications)
         _check_task(task)
@@ -71,7 +71,10 @@ class ScienceWorld(TextEnv):
             world.getVariationsTest() if held_out else world.getVariationsTrain()
         )
         if not variations:
-            raise ConfigError(f"task={task!r} has no variations for {self.split!r}.")
+            raise ConfigError(
+                f"task={task!r} has no variations for {self.split!r}. Choose another "
+                "task."
+            )
         self._game = (task, int(variations[int(rng.integers(len(variations)))]), names)
         self.commands: list[str] = []
         self._gold: list[str] | None = None
@@ -80,13 +83,13 @@ class ScienceWorld(TextEnv):
         return f"{world.getTaskDescription().strip()}\n{seen}"
 
     def parse(self, completion: str) -> str | None:
-        """Read the last line with a letter or digit."""
+        """Return the last line with a letter or digit."""
         lines = _LINE.findall(completion)
         command = lines[-1].strip(" \t\r>.`*") if lines else ""
         return command if 0 < len(command) <= _MAX_CHARS else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one turn; what the simulator does not know is an invalid action."""
+        """Play one turn; a command unknown to the simulator is an invalid action."""
         self._unknown = False
         text, reward, terminated, truncated, info = super().step(action)
         if self._unknown:
@@ -96,18 +99,18 @@ class ScienceWorld(TextEnv):
         return text, reward, terminated, truncated, info
 
     def reply(self, action: str) -> TurnResult:
-        """Tell what the simulator answers."""
-        told = self._play(action)
-        if told.startswith(_UNKNOWN):
+        """Return the simulator's reply."""
+        text = self._play(action)
+        if text.startswith(_UNKNOWN):
             self._unknown = True
             return self._invalid()
         before, self._score = self._score, float(self._world.getScore())
         success = self._score >= 1.0
-        # A wrong focus, say; the simulator would go on.
+        # E.g. after a wrong focus; the simulator itself would continue.
         failed = self._score < 0.0
         over = success or failed or bool(self._world.getCompleted())
         return TurnResult(
-            told,
+            text,
             self._score - before,
             terminated=over,
             success=success if over else None,
@@ -115,14 +118,14 @@ class ScienceWorld(TextEnv):
         )
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Do anything that is possible; listing it takes the simulator a while."""
-        commands = self._known_commands()
+        """Return any possible command; listing them takes the simulator a while."""
+        commands = self._possible_commands()
         return commands[int(rng.integers(len(commands)))]
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Say the next command of the simulator's solution that was not yet given.
+        """Return the next command of the simulator's solution.
 
-        It does not recover from mistakes.
+        The solution does not recover from mistakes.
         """
         if self._gold is None:
             self._replay(gold=True)
@@ -134,13 +137,13 @@ class ScienceWorld(TextEnv):
         return self._gold[done]
 
     def restore(self, state: bytes) -> None:
-        """Go back to a :meth:`snapshot` by playing its commands again."""
+        """Return to a :meth:`snapshot` by replaying its commands."""
         super().restore(state)
         self._open()
         self._replay()
 
     def close(self) -> None:
-        """Give the simulator back; the last environment ends it."""
+        """Release the simulator, which ends with its last environment."""
         if self._lease is not None:
             self._lease.close()
         self._lease = None
@@ -155,18 +158,18 @@ class ScienceWorld(TextEnv):
         if self._lease is None:
             self._lease = Lease()
 
-    def _known_commands(self) -> list[str]:
-        """List commands about what is seen or held, and teleports.
+    def _possible_commands(self) -> list[str]:
+        """Return commands about visible or held things, and teleports.
 
-        The simulator also lists commands about what closed things hide, which it does
-        not know when they are given.
+        The simulator also lists commands about the contents of closed things, but then
+        rejects them.
         """
-        told = self._world.getValidActionObjectCombinationsJSON()
-        listed = json.loads(told)["validActions"]
+        reply = self._world.getValidActionObjectCombinationsJSON()
+        listed = json.loads(reply)["validActions"]
         near = {
             int(i) for i in json.loads(self._world.getPossibleObjectReferentLUTJSON())
         }
-        for entry in listed:  # what can be put down is held
+        for entry in listed:  # things that can be put down are held
             if entry["action"].startswith(("put down ", "look in inventory")):
                 near.update(entry["obj_ids"])
         return sorted(
@@ -177,13 +180,13 @@ class ScienceWorld(TextEnv):
         )
 
     def _load(self, *, gold: bool = False) -> str:
-        """Begin the variation; return what is seen."""
+        """Start the variation; return the first view."""
         self._world.load(*self._game, gold)
         self._world.reset()
         return self._world.step("look around").strip()
 
     def _replay(self, *, gold: bool = False) -> None:
-        """Begin the variation and give the commands so far."""
+        """Start the variation and repeat the commands so far."""
         played, self.commands = self.commands, []
         self._load(gold=gold)
         for command in played:
@@ -195,14 +198,14 @@ class ScienceWorld(TextEnv):
 
 
 def _check_task(task: str) -> None:
-    known = set(import_scienceworld().scienceworld.ID2TASK.values())
-    if task not in known:
-        hint = did_you_mean(str(task), known)
-        raise ConfigError(f"task={task!r} is none of ScienceWorld's. {hint}")
+    tasks = set(import_scienceworld().scienceworld.ID2TASK.values())
+    if task not in tasks:
+        hint = did_you_mean(str(task), tasks)
+        raise ConfigError(f"Unknown ScienceWorld task={task!r}. {hint}")
 
 
 def _check_simplifications(given: Sequence[str]) -> str:
-    """Return them as the simulator wants them."""
+    """Return the names in the simulator's format."""
     is_list = isinstance(given, (list, tuple))
     if not is_list or any(name not in SIMPLIFICATIONS for name in given):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Adapter: the games of TextArena as multi-agent text environments."""
+"""Adapter of the games of TextArena to multi-agent text environments."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from rllib_llm.errors import (
     did_you_mean,
 )
 
-# The library never ends a game for invalid moves: TextGame counts them.
+# Disables the library's own limit of invalid moves: TextGame applies its limit.
 _NO_LIMIT = 10**9
 
 
 @register_text_env("text_arena-v0")
 class TextArenaGame(TextGame):
-    """Any game of TextArena that works offline; ``game`` names it.
+    """Any offline game of TextArena, selected by ``game``.
 
-    Of the library's habits, these are mended: its observation wrappers keep the whole
-    history, also of earlier games (a fresh game per episode, without them, tells only
-    what is new); it draws from Python's global random state (every environment has its
-    own, swapped in for each call, one call at a time); some rewards are strings; some
-    games never end (``max_turns``); invalid moves follow :class:`TextGame`.
+    The adapter corrects some behaviour of the library. Its observation wrappers keep
+    the whole history, even of earlier games: here each episode has a fresh game without
+    wrappers, and observations hold new messages only. It draws from Python's global
+    random state: here every environment has its own, swapped in for one call at a time.
+    Some rewards are strings, and some games never end (``max_turns``). Invalid moves
+    are handled by :class:`TextGame`.
 
-    Players keep their numbers; who begins may be random. Rewards come at the end of a
-    game, none if it is truncated. There are neither experts nor random policies, for
-    the library does not list legal moves; a subclass may read :attr:`textarena_game`
-    and write them.
+    Players keep their numbers; the first one to move may be random. Rewards come at the
+    end of a game, none if it is truncated. The adapter has neither experts nor random
+    policies, because the library does not list legal moves; a subclass may write them
+    with :attr:`textarena_game`.
 
     Args:
         env_config: ``game`` (an id of TextArena), ``num_players``, ``game_options``
@@ -54,7 +55,7 @@ class TextArenaGame(TextGame):
 
     @property
     def textarena_game(self) -> Any:
-        """TextArena's own game, without wrappers: what scripted policies look at."""
+        """TextArena's own game without wrappers, for scripted policies."""
         return self._game
 
     def _load(self, options: dict[str, Any]) -> list[str]:
@@ -63,10 +64,10 @@ class TextArenaGame(TextGame):
         registry = library.envs.registration.ENV_REGISTRY
         if game not in registry:
             raise ConfigError(
-                f"game={game!r} is none of TextArena's. {did_you_mean(game, registry)}"
+                f"Unknown TextArena game={game!r}. {did_you_mean(game, registry)}"
             )
         self.has_winner = players > 1
-        self._begin(np.random.default_rng(0))  # what cannot be played fails here
+        self._begin(np.random.default_rng(0))  # fails early if it cannot be played
         return [f"player_{i}" for i in range(players)]
 
     def _begin(self, rng: np.random.Generator) -> None:
@@ -96,9 +97,9 @@ class TextArenaGame(TextGame):
         player = self._game.state.current_player_id
         if player not in range(self._options["num_players"]):
             raise EnvContractError(
-                f"TextArena asks player {player!r}, but num_players="
-                f"{self._options['num_players']}. Give {self._options['game']!r} the "
-                "number of players it is made for."
+                f"TextArena expects player {player!r} to move, but num_players="
+                f"{self._options['num_players']}. Set num_players to a number that "
+                f"{self._options['game']!r} supports."
             )
         return f"player_{player}"
 
@@ -109,18 +110,20 @@ class TextArenaGame(TextGame):
         return self._news() or "Not a valid move."
 
     def _news(self) -> str:
-        """Return what the game has told the player to move since its last turn."""
+        """Return the messages to the player to move since its last turn."""
         with self._random_state.swapped_in():
             player, messages = self._game.get_observation()
         kinds = _import_text_arena().ObservationType
         names = self._game.state.role_mapping
-        said = [_fields(message, kinds) for message in messages]
-        boards = [i for i, (_, kind, _) in enumerate(said) if kind == kinds.GAME_BOARD]
+        fields = [_fields(message, kinds) for message in messages]
+        boards = [
+            i for i, (_, kind, _) in enumerate(fields) if kind == kinds.GAME_BOARD
+        ]
         lines = []
-        for i, (sender, kind, text) in enumerate(said):
-            own_words = sender == player and kind == kinds.PLAYER_ACTION
+        for i, (sender, kind, text) in enumerate(fields):
+            is_echo = sender == player and kind == kinds.PLAYER_ACTION
             old_board = kind == kinds.GAME_BOARD and i != boards[-1]
-            if own_words or old_board:
+            if is_echo or old_board:
                 continue
             if kind == kinds.PROMPT and self._options["rules"] is not None:
                 text = self._options["rules"]
@@ -136,7 +139,7 @@ class TextArenaGame(TextGame):
             try:
                 self._done, _ = self._game.step(action=text)
             except ValueError:
-                return None  # the game failed to read a number in the text
+                return None  # games convert parts of the text to numbers
             if not self._done:
                 invalid = getattr(state, "error_count", 0) > errors
                 return None if invalid else {}
@@ -158,7 +161,7 @@ def _import_text_arena() -> Any:
 
 
 def _without_wrappers(env: Any) -> tuple[Any, bool]:
-    """Return the bare game, and whether its answers get brackets if they have none."""
+    """Return the bare game, and whether its answers need brackets."""
     library = _import_text_arena()
     brackets = False
     while isinstance(env, library.Wrapper):
@@ -184,5 +187,6 @@ def _number(reward: Any, details: dict[str, Any]) -> float:
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
     raise EnvContractError(
-        f"TextArena gave the reward {reward!r} with {details!r}; a number is needed."
+        f"TextArena returned the reward {reward!r} with {details!r}; it must be a "
+        "number. Choose another game."
     )

@@ -1,4 +1,4 @@
-"""What the game adapters share: options, invalid answers, limits, bookkeeping."""
+"""Base class of the game adapters: options, invalid answers, limits, bookkeeping."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 
-# PettingZoo's api_test resets with this option, which no game has.
+# PettingZoo's api_test passes this option to reset.
 _OPTION_OF_API_TEST = "options"
 _LARGEST_REWARD = 1e6
 
 
 class TextGame(AECEnv):
-    """A turn-based game of another library, told as text (a PettingZoo AECEnv).
+    """A turn-based game of another library as text (a PettingZoo AECEnv).
 
-    Observations are ``{"text": str}``: what is new for the agent since it last moved.
-    An agent's text is made once, when its turn comes; ``observe`` repeats it.
+    Observations are ``{"text": str}``: everything new for the agent since its last
+    move. An agent's text is made once, at its turn; ``observe`` repeats it.
 
     Invalid answers: an agent may give ``error_allowance`` of them in a row, each
-    answered with a hint. One more ends the game with the stop reason ``parse_error``:
-    the agent gets ``invalid_action_reward``, every other one
-    ``invalid_opponent_reward``, whatever the game had granted stays. The defaults are
-    SPIRAL's (arXiv:2506.24119). Every answer counts for ``max_turns``.
+    followed by a hint. One more ends the game with the stop reason ``parse_error``: the
+    agent gets ``invalid_action_reward``, every other agent ``invalid_opponent_reward``,
+    in addition to earlier rewards. The defaults are SPIRAL's (arXiv:2506.24119). Every
+    answer counts towards ``max_turns``.
 
-    Competitive games have no ``success``; ``metrics`` say who won instead.
+    Competitive games have no ``success``; ``metrics`` hold the winner instead.
 
-    Subclasses write ``_load`` and the hooks below it.
+    Subclasses implement ``_load`` and the hooks below it.
 
     Args:
         env_config: Options; ``options()`` lists them.
 
     Raises:
-        ConfigError: For an unknown option or a value out of range.
+        ConfigError: If an option does not exist or has a value out of range.
         MissingExtraError: If the game's library is not installed.
     """
 
@@ -59,8 +59,10 @@ class TextGame(AECEnv):
         given = dict(env_config or {})
         for name in given:
             if name not in self._OPTIONS:
-                known = did_you_mean(name, self._OPTIONS)
-                raise ConfigError(f"{type(self).__name__} has no {name!r}. {known}")
+                hint = did_you_mean(name, self._OPTIONS)
+                raise ConfigError(
+                    f"{type(self).__name__} has no option {name!r}. {hint}"
+                )
         self._options = {**self._OPTIONS, **given}
         self._check_options(self._options)
         self.possible_agents = self._load(self._options)
@@ -72,61 +74,61 @@ class TextGame(AECEnv):
         self.action_spaces = {agent: UnicodeText() for agent in self.possible_agents}
         self._rng = np.random.default_rng()
 
-    # What an adapter writes ------------------------------------------------------
+    # Hooks for adapters -----------------------------------------------------------
 
     def _load(self, options: dict[str, Any]) -> list[str]:
         """Load the library, check the other options, return the agents' names."""
         raise NotImplementedError
 
     def _longest_game(self) -> int:
-        """Return the most answers a game can take (for ``max_turns=None``)."""
+        """Return the maximum length of a game in answers (for ``max_turns=None``)."""
         raise ConfigError(
-            "max_turns=None: this game has no limit of its own; give one."
+            "max_turns=None requires a game with a limit of its own. Set max_turns."
         )
 
     def _invalid_rewards(self) -> tuple[float, float]:
-        """Return what an invalid answer brings that ends the game: to whom, to others.
+        """Return the rewards of a forfeit by an invalid answer: offender, others.
 
-        It must never pay to lose in this way: forfeits cost more than honest losses.
+        Forfeits must cost more than honest losses, otherwise agents learn to forfeit.
         """
         options = self._options
         return options["invalid_action_reward"], options["invalid_opponent_reward"]
 
     def _begin(self, rng: np.random.Generator) -> None:
-        """Start a game; everything random about it comes from ``rng``."""
+        """Start a game; everything random about it must come from ``rng``."""
         raise NotImplementedError
 
     def _next_agent(self) -> str | None:
-        """Return who moves now; None when the game is over."""
+        """Return the next agent to move; None when the game is over."""
         raise NotImplementedError
 
     def _prompt(self, agent: str) -> str:
-        """Return what is new for ``agent``, whose turn it is (called once per turn)."""
+        """Return everything new for ``agent`` at its turn (called once per turn)."""
         raise NotImplementedError
 
     def _move(self, agent: str, text: str) -> dict[str, float] | None:
         """Play the move named in ``text``.
 
         Returns:
-            What each agent is granted; None if the text names no legal move, in which
-            case nothing has changed.
+            Rewards by agent; None if the text does not name a legal move, in which case
+            the state must not change.
         """
         raise NotImplementedError
 
     def _is_cut(self) -> bool:
-        """Say whether the game is truncated now."""
+        """Return whether the game is truncated now."""
         return self.turn >= self.max_turns
 
     def _hint(self, agent: str) -> str:
-        """Return what ``agent`` reads after an invalid answer."""
+        """Return the text for ``agent`` after an invalid answer."""
         return f"No legal move. {self._prompt(agent)}"
 
     def _admissible(self, agent: str) -> list[str] | None:
-        """Return all legal answers of ``agent``, whose turn it is; None if unknown."""
+        """Return all legal answers of ``agent`` at its turn; None if unknown."""
         return None
 
     def _opening(self, agent: str) -> str:
-        """Return what ``observe`` gives before the agent's first turn."""
+        """Return the observation before the agent's first turn."""
         return "Wait for your turn."
 
     # PettingZoo --------------------------------------------------------------------
@@ -134,13 +136,13 @@ class TextGame(AECEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin a game.
+        """Start a game.
 
         Args:
-            seed: Decides everything random about the game; without one, the stream
-                of the last seed goes on.
-            options: Only ``split``. Games of chance and skill have no held-out
-                instances: both splits play the same games.
+            seed: Seed of everything random about the game; without one, the generator
+                of the last seed continues.
+            options: ``split`` only. The games have no held-out instances: both splits
+                play the same games.
         """
         self._check_reset_options(options or {})
         if seed is not None:
@@ -173,11 +175,11 @@ class TextGame(AECEnv):
         return self.action_spaces[agent]
 
     def step(self, action: str | None) -> None:
-        """Play one answer of the agent whose turn it is.
+        """Apply one answer of the agent to act.
 
-        ``infos`` of that agent then hold ``invalid_action``, those of the next one
-        ``admissible_actions``, where the adapter knows them; at the end of the game
-        those of all agents hold ``success``, ``metrics`` and ``stop_reason``.
+        The ``infos`` of that agent then hold ``invalid_action``, those of the next one
+        ``admissible_actions`` if the adapter can list them. At the end of the game the
+        infos of all agents hold ``success``, ``metrics`` and ``stop_reason``.
         """
         if not self.agents:
             raise EnvContractError("step() without an episode. Call reset() first.")
@@ -187,7 +189,7 @@ class TextGame(AECEnv):
             return
         if not isinstance(action, str):
             raise EnvContractError(
-                f"step() got {action!r} as the text of {agent!r}; a str is needed."
+                f"step() got {action!r} as the text of {agent!r}; it must be a str."
             )
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
@@ -211,23 +213,23 @@ class TextGame(AECEnv):
                 self._end(StopReason.MAX_TURNS)
 
     def render(self) -> None:
-        """Do nothing: what there is to see are the texts."""
+        """Do nothing: the texts show everything."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: this class holds no resources."""
 
-    # For warm starts and checks ------------------------------------------------------
+    # For demonstrations and checks ----------------------------------------------------
 
     def options(self) -> dict[str, Any]:
-        """Return the options in force, defaults included."""
+        """Return the current options, defaults included."""
         return dict(self._options)
 
     def system_prompt_for(self, agent: str) -> str | None:
-        """Return None: the rules stand in the first observation."""
+        """Return None: the rules are part of the first observation."""
         return None
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Return a good text for the agent's turn (warm starts, checks)."""
+        """Return a good text for the agent's turn (demonstrations, checks)."""
         raise NotImplementedError(f"{type(self).__name__} has no scripted expert.")
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
@@ -247,8 +249,8 @@ class TextGame(AECEnv):
             self._returns[agent] += reward
 
     def _forfeit(self, offender: str) -> dict[str, float]:
-        own, others = self._invalid_rewards()
-        return {**dict.fromkeys(self.agents, others), offender: own}
+        offender_reward, others = self._invalid_rewards()
+        return {**dict.fromkeys(self.agents, others), offender: offender_reward}
 
     def _end(self, reason: StopReason) -> None:
         cut = reason is StopReason.MAX_TURNS
@@ -259,13 +261,13 @@ class TextGame(AECEnv):
             if not cut:
                 self._texts[agent] = f"Game over: {self._returns[agent]:+g}."
             elif agent != self.agent_selection:
-                self._texts[agent] = ""  # nothing new to read
+                self._texts[agent] = ""  # only the next agent to act has a new text
             end = {"success": None, "metrics": metrics, "stop_reason": reason}
             self.infos[agent] = {**self.infos[agent], **end}
         self.agent_selection = self.agents[0]
 
     def _winners(self) -> dict[str, float]:
-        """Say who earned most; a game in which all earn alike is a draw."""
+        """Return the winner by return; equal returns of all agents are a draw."""
         if not self.has_winner:
             return {}
         best = max(self._returns.values())
@@ -291,5 +293,5 @@ class TextGame(AECEnv):
                     raise ConfigError(f"split={value!r} must be one of {SPLITS}.")
             elif name != _OPTION_OF_API_TEST:
                 raise ConfigError(
-                    f"{name!r} cannot change between episodes; set it in env_config."
+                    f"{name!r} cannot change between episodes. Set it in env_config."
                 )

@@ -1,4 +1,4 @@
-"""Games of TextWorld as files: generated once, compiled, kept in the cache."""
+"""Game files of TextWorld: generated once, compiled, stored in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllib_llm.cache import cache_dir
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 
-# What each challenge is made with, besides its seed.
+# Settings of each challenge, besides its seed.
 CHALLENGES: dict[str, dict[str, Any]] = {
     "coin_collector": {"level": 5},
     "treasure_hunter": {"level": 5},
@@ -32,42 +32,42 @@ _MOST_DRAWS = 200
 def settings_of(
     challenge: str, level: int | None, options: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what a challenge is made with.
+    """Return the settings of a challenge.
 
     Raises:
-        ConfigError: If there is no such challenge or option.
+        ConfigError: If the challenge or an option does not exist.
     """
     if challenge not in CHALLENGES:
         hint = did_you_mean(str(challenge), CHALLENGES)
-        raise ConfigError(f"challenge={challenge!r} is none of TextWorld's. {hint}")
-    known = CHALLENGES[challenge]
+        raise ConfigError(f"Unknown TextWorld challenge={challenge!r}. {hint}")
+    defaults = CHALLENGES[challenge]
     given = dict(options or {})
     if level is not None:
         given["level"] = level
     for name in given:
-        if name not in known:
+        if name not in defaults:
             raise ConfigError(
-                f"The challenge {challenge!r} has no {name!r}. "
-                + did_you_mean(name, known)
+                f"The challenge {challenge!r} has no option {name!r}. "
+                + did_you_mean(name, defaults)
             )
-    return {**known, **given}
+    return {**defaults, **given}
 
 
 def game_file(challenge: str, settings: dict[str, Any], split: str, index: int) -> Path:
-    """Return the file of a game, which is made if it is not in the cache.
+    """Return the file of a game, generating it if the cache lacks it.
 
     Args:
         challenge: A key of ``CHALLENGES``.
-        settings: Of :func:`settings_of`.
-        split: "train" or "test". The game's own hash belongs to it.
-        index: Which of its games.
+        settings: Result of :func:`settings_of`.
+        split: "train" or "test"; the hash of the game belongs to it.
+        index: Index of the game in its split.
 
     Raises:
-        ConfigError: If TextWorld cannot make it.
+        ConfigError: If TextWorld cannot generate it.
     """
     words = [f"{k}={v}" for k, v in sorted(settings.items())]
     key = re.sub(r"[^\w=.,-]", "", ",".join([challenge, *words]))
-    # Other versions may make other games of the same seed.
+    # Other versions may generate other games from the same seed.
     folder = cache_dir() / "textworld" / version() / key
     path = folder / f"{split}-{index}.z8"
     if path.exists():
@@ -114,14 +114,14 @@ def _write(
                 continue
             options.path = os.path.join(folder, path.name)
             compile_game(game, options)
-            # The game counts as made once its .z8 is there, so that comes last.
+            # Readers take the existence of the .z8 file for completeness: move it last.
             for suffix in (".json", ".z8"):
                 made = Path(options.path).with_suffix(suffix)
                 made.replace(path.with_suffix(suffix))
             return
     raise ConfigError(
-        f"challenge={challenge!r} with {settings!r} gave no game of the split "
-        f"{split!r} in {_MOST_DRAWS} draws: it has too few. Raise its level."
+        f"challenge={challenge!r} with {settings!r} returned no game of the split "
+        f"{split!r} in {_MOST_DRAWS} draws, because it has too few. Raise its level."
     )
 
 
@@ -134,7 +134,7 @@ def _make(
     options = GameOptions()
     options.seeds = seed
     given = dict(settings)
-    if challenge == "cooking":  # whose held-out games have other ingredients
+    if challenge == "cooking":  # its held-out games have other ingredients
         given |= {"split": split, "recipe_seed": 1 + seed}
     if challenge == "simple":
         given["test"] = split == "test"
@@ -143,7 +143,8 @@ def _make(
         return make(given, options), options
     except (AssertionError, ValueError) as error:
         raise ConfigError(
-            f"TextWorld cannot make challenge={challenge!r} with {settings!r}: {error}."
+            f"TextWorld cannot make challenge={challenge!r} with {settings!r}: "
+            f"{error}. Correct the options."
         ) from error
 
 

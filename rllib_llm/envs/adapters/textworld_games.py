@@ -1,4 +1,4 @@
-"""Adapter: games that TextWorld generates, played in its own engine."""
+"""Adapter of the games that TextWorld generates, in its own engine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GAPS = re.compile(r"\n{3,}")
 
 @register_text_env("textworld-v0")
 class TextWorld(TextEnv):
-    """Win a generated text adventure; ``challenge`` says of which kind.
+    """Win a generated text adventure; ``challenge`` selects its kind.
 
-    TextWorld (Côté et al. 2018, arXiv:1806.11532). Seeds choose one of a pool of
-    games, which are made at first use and kept in the cache. Only commands that are
-    possible reach the engine.
+    TextWorld (Côté et al. 2018, arXiv:1806.11532). Seeds select one of a pool of games,
+    which are generated at first use and stored in the cache. Only possible commands
+    reach the engine.
 
-    A snapshot is the game and the commands so far; restoring it plays them again.
+    A snapshot holds the game and the commands so far; restoring it replays them.
 
     Raises:
         MissingExtraError: If TextWorld is not installed.
@@ -62,15 +62,15 @@ class TextWorld(TextEnv):
         """Choose a game.
 
         Args:
-            rng: Decides which.
+            rng: Generator of the choice.
             challenge: "coin_collector", "treasure_hunter", "cooking" or "simple".
-            level: Of the first two: how hard. None: 5.
-            challenge_options: The challenge's other settings.
-            games: Size of the pool; a fourth as many are held out.
-            reward: "win": 1 when the game is won; "score": points as they come, as
-                shares of the most there are.
+            level: Difficulty of the first two challenges. None: 5.
+            challenge_options: Other settings of the challenge.
+            games: Number of training games; the test split has a fourth as many.
+            reward: "win": 1 for winning the game; "score": increases of the score, as
+                shares of its maximum.
         """
-        self._pays_points = require_choice("reward", reward, _REWARDS) == "score"
+        self._rewards_score = require_choice("reward", reward, _REWARDS) == "score"
         settings = settings_of(challenge, level, challenge_options)
         pool = require_int("games", games, 1, 100_000)
         pool = max(1, pool // 4) if self.split == "test" else pool
@@ -80,39 +80,39 @@ class TextWorld(TextEnv):
         return tell(self._now.feedback)
 
     def parse(self, completion: str) -> str | None:
-        """Read the possible command that is named last."""
+        """Return the possible command that is named last."""
         commands = self.admissible_actions()
-        found = find_word(completion, commands)
-        return None if found is None else commands[found]
+        index = find_word(completion, commands)
+        return None if index is None else commands[index]
 
     def reply(self, action: str) -> TurnResult:
-        """Play it in the engine."""
+        """Play a command in the engine."""
         before = self._now.score
         self._play(action)
         now = self._now
         over, won = bool(now.won or now.lost), bool(now.won)
-        reward = (now.score - before) / now.max_score if self._pays_points else won
+        reward = (now.score - before) / now.max_score if self._rewards_score else won
         metrics = {"score": now.score / now.max_score}
-        told = tell(now.feedback)
+        text = tell(now.feedback)
         success = won if over else None
-        return TurnResult(told, float(reward), over, success=success, metrics=metrics)
+        return TurnResult(text, float(reward), over, success=success, metrics=metrics)
 
     def admissible_actions(self) -> list[str]:
-        """List all commands that are possible now, in alphabetical order."""
+        """Return all possible commands, in alphabetical order."""
         return list(self._now.admissible_commands)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Do anything that is possible."""
+        """Return any possible command."""
         commands = self.admissible_actions()
         return commands[int(rng.integers(len(commands)))]
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Follow TextWorld's plan, which it makes anew after every mistake.
+        """Return the next command of TextWorld's plan, made anew after mistakes.
 
         Raises:
-            NotImplementedError: Where it finds none, as in cooking with ``drop``.
+            NotImplementedError: If there is no plan, as in cooking with ``drop``.
         """
-        if not self._plans:  # they cost time, so games begin without
+        if not self._plans:  # plans take time, so games start without them
             self._open(plans=True)
         plan = self._now.policy_commands
         if not plan:
@@ -120,12 +120,12 @@ class TextWorld(TextEnv):
         return plan[0]
 
     def restore(self, state: bytes) -> None:
-        """Go back to a :meth:`snapshot` by playing its commands again."""
+        """Return to a :meth:`snapshot` by replaying its commands."""
         super().restore(state)
         self._open(plans=False)
 
     def close(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         if self._engine is not None:
             self._engine.close()
         self._engine = None
@@ -133,10 +133,11 @@ class TextWorld(TextEnv):
     # Helpers --------------------------------------------------------------------
 
     def _open(self, *, plans: bool) -> None:
-        """Start the game's engine and play the commands so far."""
+        """Start the game's engine and replay the commands so far."""
         textworld = import_textworld()
-        told = ("feedback", "admissible_commands", "score", "max_score", "won", "lost")
-        infos = textworld.EnvInfos(**dict.fromkeys(told, True), policy_commands=plans)
+        fields = ("feedback", "admissible_commands", "score", "max_score")
+        fields = (*fields, "won", "lost")
+        infos = textworld.EnvInfos(**dict.fromkeys(fields, True), policy_commands=plans)
         self.close()
         self._engine = textworld.start(str(game_file(*self._game)), infos)
         self._plans = plans
@@ -151,7 +152,7 @@ class TextWorld(TextEnv):
 
 
 def tell(feedback: str) -> str:
-    """Return what a game says, without banner, prompt and status line."""
+    """Return a game's feedback without banner, prompt and status line."""
     text = _BANNER.sub("", feedback)
     text = _END.sub(r"\n\1", text)
     text = _STATUS.sub("", text)

@@ -1,4 +1,4 @@
-"""Reading one of several words in a completion."""
+"""Search of one of several words in a completion."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rllib_llm.envs.parsing import last_match
 def find_word(text: str, words: Sequence[str]) -> int | None:
     """Return the index of the word that ``text`` mentions last, or None.
 
-    Words count only as a whole, longer ones first (``"1-12"`` is not ``"1-1"``).
-    Letter case is ignored unless it is all that tells two words apart.
+    Words match as a whole only, longer ones first (``"1-12"`` does not match
+    ``"1-1"``). Case is ignored unless two words differ in nothing else.
 
     Args:
         text: The completion.
-        words: Different non-empty strings.
+        words: Distinct non-empty strings.
     """
     pattern, order = _pattern(tuple(words))
     match = last_match(pattern, text)
@@ -34,7 +34,7 @@ def _pattern(words: tuple[str, ...]) -> tuple[re.Pattern[str], list[int]]:
 
 
 def list_words(words: Sequence[str], most: int = 16) -> str:
-    """Return ``"pass or bet"``, ``"1, 2 or 3"``; long lists are cut."""
+    """Return e.g. ``"pass or bet"`` or ``"1, 2 or 3"``; long lists are cut."""
     if len(words) > most:
         return f"{', '.join(words[:most])} ... ({len(words)} in all)"
     if len(words) == 1:

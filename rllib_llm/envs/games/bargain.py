@@ -1,4 +1,4 @@
-"""What there is to bargain for: splits of a pool, their worth, and the best of them."""
+"""Pools of items to divide: splits, their values, and the best splits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import operator
 import numpy as np
 
 POINTS = 10
-"""What a whole pool is worth to each side; worths are shares of it, in [0, 1]."""
+"""Value of a whole pool to each side; worths are shares of it, in [0, 1]."""
 
 Share = tuple[int, ...]
-"""How many items of each kind somebody gets."""
+"""Number of items of each kind."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Items for two sides, and what they are worth to each.
+    """Items to divide between two sides, and their values to each side.
 
-    A split is what the first side gets; the second side gets the rest.
+    A split is the share of the first side; the second side gets the rest.
 
     Attributes:
-        counts: How many items of each kind there are.
+        counts: Number of items of each kind.
         values: Points for one item of each kind, by side.
     """
 
@@ -32,7 +32,7 @@ class Pool:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kinds: int, most: int) -> Pool | None:
-        """Draw counts, then values that fit them; None if none do."""
+        """Draw counts, then values that sum to the total; None if none do."""
         counts = tuple(int(c) for c in rng.integers(1, most + 1, size=kinds))
         fitting = _fitting_values(counts)
         if not fitting:
@@ -45,19 +45,19 @@ class Pool:
         return list(itertools.product(*(range(c + 1) for c in self.counts)))
 
     def rest(self, share: Share) -> Share:
-        """Return what is left besides ``share``."""
+        """Return the remaining items besides ``share``."""
         return tuple(c - s for c, s in zip(self.counts, share, strict=True))
 
     def worth(self, side: int, share: Share) -> float:
-        """Return what ``share`` is worth to a side, in [0, 1]."""
+        """Return the worth of ``share`` to a side, in [0, 1]."""
         return sum(map(operator.mul, self.values[side], share)) / POINTS
 
     def both(self, split: Share) -> tuple[float, float]:
-        """Return what a split is worth to the first and to the second side."""
+        """Return the worth of a split to the first and to the second side."""
         return self.worth(0, split), self.worth(1, self.rest(split))
 
     def is_pareto_optimal(self, split: Share) -> bool:
-        """Say whether no other split is better for one and no worse for the other."""
+        """Return whether no other split is better for one side and as good for both."""
         mine = self.both(split)
         others = map(self.both, self.splits())
         return not any(
@@ -73,7 +73,7 @@ class Pool:
 
         def merit(split: Share) -> tuple[float, float]:
             first, second = self.both(split)
-            return first * second, first + second  # the sum decides between equals
+            return first * second, first + second  # the sum breaks ties
 
         return max(self.splits(), key=merit)
 

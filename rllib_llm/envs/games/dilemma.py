@@ -1,4 +1,4 @@
-"""Iterated prisoner's dilemma with talk: both move at the same time."""
+"""Iterated prisoner's dilemma with talk and simultaneous moves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_TALK = 200
 
 @register_text_env("dilemma-v0")
 class Dilemma(MultiAgentTextEnv):
-    """Cooperate or defect, round after round. Return 1 for each if both cooperate.
+    """Cooperate or defect in several rounds. Return 1 for each if both cooperate.
 
     The payoffs are Axelrod's (1984): 3 for both if both cooperate, 1 if both defect,
     ``temptation`` and 0 if only one defects; divided by 3 times the number of rounds.
-    That number is random and hidden, so that nobody knows which round is the last.
-    Success means that nobody ever defected. There is no held-out split: the hidden
-    number of rounds is all that differs between episodes.
+    That number is random and hidden, so that no agent knows the last round. Success
+    means that both always cooperated. Episodes of both splits are drawn alike, because
+    they differ in the hidden number of rounds only.
     """
 
     possible_agents = ["row_0", "column_0"]
@@ -38,14 +38,14 @@ class Dilemma(MultiAgentTextEnv):
         temptation: float = 5.0,
         talk: bool = False,
     ) -> None:
-        """Draw how many rounds there are.
+        """Draw the number of rounds.
 
         Args:
-            rng: Decides the number of rounds.
-            min_rounds: The fewest rounds, in [1, 20].
-            max_rounds: The most rounds, in [min_rounds, 20].
-            temptation: Payoff of a lone defector, above 3 and below 6, so that taking
-                turns at defecting is worth less than cooperation.
+            rng: Generator of the number of rounds.
+            min_rounds: Minimum number of rounds, in [1, 20].
+            max_rounds: Maximum number of rounds, in [min_rounds, 20].
+            temptation: Payoff of a lone defector, above 3 and below 6, so that
+                alternating defection is worth less than cooperation.
             talk: Whether an agent reads the other's whole text, 200 characters at most,
                 or only its move.
         """
@@ -66,15 +66,15 @@ class Dilemma(MultiAgentTextEnv):
         self.texts: dict[str, str] = {}
 
     def prompt_for(self, agent: str) -> str:
-        """Tell the rules first, then what the other did."""
+        """Return the rules first, later the other agent's last move."""
         if not self.played:
             return f"{self.rules} for defecting alone, 0 for the other. Your move?"
         other = self._other(agent)
-        said = self.texts[other] if self.talk else self.played[-1][other]
-        return f"{other}: {said}. Your move?"
+        last_action = self.texts[other] if self.talk else self.played[-1][other]
+        return f"{other}: {last_action}. Your move?"
 
     def parse(self, agent: str, text: str) -> str | None:
-        """Read the last ``cooperate`` or ``defect``, and keep the text as talk."""
+        """Return the last ``cooperate`` or ``defect``, and store the text as talk."""
         match = last_match(self._pattern, text)
         if match is None:
             return None
@@ -82,11 +82,11 @@ class Dilemma(MultiAgentTextEnv):
         return match.group(1).lower()
 
     def apply(self, agent: str, action: str) -> None:
-        """Remember the move until both are known."""
+        """Store the move until both are known."""
         self.moves[agent] = action
 
     def end_round(self) -> Outcome:
-        """Pay both for the round."""
+        """Return both agents' rewards of the round."""
         moves, self.moves = self.moves, {}
         self.played.append(moves)
         rewards = {
@@ -105,11 +105,11 @@ class Dilemma(MultiAgentTextEnv):
         )
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Play tit for tat: cooperate first, then do as the other did."""
+        """Return the move of tit for tat: cooperate first, then copy the other."""
         return self.played[-1][self._other(agent)] if self.played else "cooperate"
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Do either."""
+        """Return either move."""
         return ("cooperate", "defect")[int(rng.integers(2))]
 
     def _other(self, agent: str) -> str:

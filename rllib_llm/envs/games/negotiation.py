@@ -1,4 +1,4 @@
-"""Negotiation: divide a pool of items whose worth to the other is unknown."""
+"""Negotiation: divide a pool of items with private values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MAX_DRAWS = 1_000
 
 @register_text_env("negotiation-v0")
 class Negotiation(MultiAgentTextEnv):
-    """Agree who gets which items. Return the worth of one's share, in [0, 1].
+    """Agree on a division of items. Return the worth of the own share, in [0, 1].
 
     After Lewis et al. 2017 (arXiv:1706.05125): the same pool is worth 10 points to
-    each, divided over the kinds in different and private ways. Agents offer in turn
-    what they want to keep, or accept; without agreement both get nothing. Success is a
+    each agent, divided over the kinds in different and private ways. Agents take turns
+    to offer a division, or accept; without agreement both get nothing. Success is a
     deal on the Pareto frontier. Instances are split by the hash of counts and values.
     """
 
@@ -41,14 +41,14 @@ class Negotiation(MultiAgentTextEnv):
         offers: int = 4,
         talk: bool = False,
     ) -> None:
-        """Draw the pool and what it is worth to each.
+        """Draw the pool and its values to both agents.
 
         Args:
-            rng: Decides the instance.
-            kinds: How many kinds of items there are, 2 or 3.
-            max_count: The most items of a kind, in [1, 5].
-            offers: Offers that can be accepted; one more ends it without a deal, in
-                [1, 18].
+            rng: Generator of the instance.
+            kinds: Number of kinds of items, 2 or 3.
+            max_count: Maximum number of items of a kind, in [1, 5].
+            offers: Number of offers that can be accepted, in [1, 18]; a further offer
+                ends the game without a deal.
             talk: Whether an agent reads the other's whole text, 200 characters at most,
                 or only its offer.
         """
@@ -62,21 +62,21 @@ class Negotiation(MultiAgentTextEnv):
                 break
         else:
             raise ConfigError(
-                f"No {self.split} instance in {_MAX_DRAWS} draws with kinds={kinds}, "
-                f"max_count={max_count}. Raise either."
+                f"No {self.split} instance found in {_MAX_DRAWS} draws with kinds="
+                f"{kinds}, max_count={max_count}. Raise either of them."
             )
         self.pool = pool
         self.format_hint = f"Please answer as 'keep{' 1' * kinds}' or 'accept'."
         self.made = 0
         self.offer: Share | None = None
         self.text = ""
-        self.told: set[str] = set()
+        self.has_read_pool: set[str] = set()
 
     def prompt_for(self, agent: str) -> str:
-        """Tell what there is, what one of each is worth, and what was offered."""
+        """Return the pool and the agent's values at first, and the last offer."""
         parts = []
-        if agent not in self.told:
-            self.told.add(agent)
+        if agent not in self.has_read_pool:
+            self.has_read_pool.add(agent)
             values = self.pool.values[self._side(agent)]
             items = zip(self.pool.counts, KINDS, values, strict=False)
             listed = [f"{c} {kind}{'s' * (c > 1)} at {v}" for c, kind, v in items]
@@ -91,7 +91,7 @@ class Negotiation(MultiAgentTextEnv):
         return " ".join(parts)
 
     def parse(self, agent: str, text: str) -> Share | str | None:
-        """Read the last ``accept`` or ``keep <counts>`` that is possible."""
+        """Return the last valid ``accept`` or ``keep <counts>``."""
         match = last_match(self._pattern, text)
         if match is None:
             return None
@@ -104,7 +104,7 @@ class Negotiation(MultiAgentTextEnv):
         return share
 
     def apply(self, agent: str, action: Share | str) -> Outcome | None:
-        """Strike the deal, or pass the offer on."""
+        """Close the deal, or pass the offer on."""
         if action == "accept":
             taken = self.pool.rest(self.offer)
             return self._deal(taken if self._side(agent) == 0 else self.offer)
@@ -115,9 +115,10 @@ class Negotiation(MultiAgentTextEnv):
         return Outcome(terminated=True, success=False, metrics=metrics)
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Knowing both sides, offer Nash's solution, and accept what is as good.
+        """Return Nash's solution as an offer, or accept an offer that is as good.
 
-        To the last offer it says yes in any case.
+        The expert knows the values of both sides. It accepts the last offer in any
+        case, because the alternative is no deal.
         """
         side, split = self._side(agent), self.pool.nash_split()
         mine = split if side == 0 else self.pool.rest(split)
@@ -128,7 +129,7 @@ class Negotiation(MultiAgentTextEnv):
         return f"keep {' '.join(map(str, mine))}"
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Accept every other time, else offer anything."""
+        """Accept with probability 1/2, else return a random offer."""
         if self.offer is not None and rng.random() < 0.5:
             return "accept"
         return f"keep {' '.join(str(rng.integers(c + 1)) for c in self.pool.counts)}"

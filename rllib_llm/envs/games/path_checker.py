@@ -1,4 +1,4 @@
-"""Path checker: a planner who sees no walls, and a checker who sees nothing else."""
+"""Path checker: a planner without sight of the walls, and a checker who sees them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MAX_DRAWS = 2_000
 
 @register_text_env("path_checker-v0")
 class PathChecker(MultiAgentTextEnv):
-    """Agree on a way to the far corner. Return 1 for each if it is free of walls.
+    """Agree on a path to the far corner. Return 1 for each if it is free of walls.
 
-    The planner proposes a whole path without knowing the walls; the checker sees them
-    and says ok, which ends the game, or names one wall. What it names may be false.
-    Instances are split into train and test by the hash of the walls.
+    The planner proposes a whole path without knowing the walls. The checker sees them
+    and says ok, which ends the game, or names one wall, truthfully or not. Instances
+    are split into train and test by the hash of the walls.
     """
 
     possible_agents = ["planner_0", "checker_0"]
@@ -35,7 +35,7 @@ class PathChecker(MultiAgentTextEnv):
     _path = re.compile(
         r"\bpath((?:[ \t]+(?:left|down|right|up)){1,40})\b", re.IGNORECASE
     )
-    _verdict = re.compile(r"\b(?:(ok)|wall[ \t]+([0-9])[ \t]+([0-9]))\b", re.IGNORECASE)
+    _check = re.compile(r"\b(?:(ok)|wall[ \t]+([0-9])[ \t]+([0-9]))\b", re.IGNORECASE)
 
     def start(
         self,
@@ -47,10 +47,10 @@ class PathChecker(MultiAgentTextEnv):
         """Place the walls so that the experts need at most ``attempts`` paths.
 
         Args:
-            rng: Decides the walls.
-            size: Rows and columns, in [3, 9].
-            walls: How many cells are walls, in [1, 20].
-            attempts: How many paths may be proposed, in [1, 8].
+            rng: Generator of the walls.
+            size: Number of rows and columns, in [3, 9].
+            walls: Number of walls, in [1, 20].
+            attempts: Maximum number of proposed paths, in [1, 8].
         """
         self.size = require_int("size", size, 3, 9)
         require_int("walls", walls, 1, 20)
@@ -66,15 +66,16 @@ class PathChecker(MultiAgentTextEnv):
                 break
         else:
             raise ConfigError(
-                f"No {self.split} instance in {_MAX_DRAWS} draws with size={size}, "
-                f"walls={walls}, attempts={attempts}. Lower walls, or raise attempts."
+                f"No {self.split} instance found in {_MAX_DRAWS} draws with size="
+                f"{size}, walls={walls}, attempts={attempts}. Lower walls, or raise "
+                "attempts."
             )
         self.named: list[Cell] = []
         self.path: list[str] = []
         self.proposed = 0
 
     def prompt_for(self, agent: str) -> str:
-        """Show the planner the size and the last verdict, the checker the walls."""
+        """Return size and last reply to the planner, the walls to the checker."""
         if agent == "planner_0":
             if self.named:
                 return f"checker_0: wall {place(self.named[-1])}. Another path?"
@@ -89,21 +90,21 @@ class PathChecker(MultiAgentTextEnv):
         return f"Walls (row column): {walls}. {proposal}"
 
     def parse(self, agent: str, text: str) -> list[str] | Cell | str | None:
-        """Read a path inside the grid to the goal, or a verdict."""
+        """Return a path inside the grid to the goal, or the checker's reply."""
         if agent == "planner_0":
             match = last_match(self._path, text)
             moves = match.group(1).lower().split() if match else []
             cells = cells_of(moves)
             inside = self.cells.issuperset(cells) and cells[-1] == self.goal
             return moves if inside else None
-        match = last_match(self._verdict, text)
+        match = last_match(self._check, text)
         if match is None or match.group(1):
             return match and "ok"
         cell = int(match.group(2)) - 1, int(match.group(3)) - 1
         return cell if cell in self.cells else None
 
     def apply(self, agent: str, action: list[str] | Cell | str) -> Outcome | None:
-        """Take the proposal or the verdict."""
+        """Store the proposal, or apply the checker's reply."""
         if agent == "planner_0":
             self.path, self.proposed = action, self.proposed + 1
             return None
@@ -118,14 +119,14 @@ class PathChecker(MultiAgentTextEnv):
         return Outcome(terminated=True, success=False, metrics=metrics)
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Plan around the walls named so far; name the first wall on the path."""
+        """Return a path around the named walls, or the first wall on the path."""
         if agent == "planner_0":
             return f"path {' '.join(self._plan(set(self.named)))}"
         hit = first_hit(self.path, self.walls)
         return "ok" if hit is None else f"wall {place(hit)}"
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Walk right and down in any order; say ok every other time, or any wall."""
+        """Return a random path right and down; ok with probability 1/2, or any wall."""
         if agent == "planner_0":
             moves = ["right", "down"] * (self.size - 1)
             return f"path {' '.join(rng.permutation(moves))}"
@@ -135,7 +136,7 @@ class PathChecker(MultiAgentTextEnv):
 
     @property
     def _solvable(self) -> bool:
-        """Whether the two experts find a way within the attempts."""
+        """True if the two experts find a free path within the attempts."""
         named: set[Cell] = set()
         for _ in range(self.attempts):
             hit = first_hit(self._plan(named), self.walls)
@@ -145,6 +146,6 @@ class PathChecker(MultiAgentTextEnv):
         return False
 
     def _plan(self, named: set[Cell]) -> list[str]:
-        """Return a shortest path around ``named``; through it where there is none."""
+        """Return a shortest path around ``named``, or through it if there is none."""
         around = shortest_path(self.goal, self.cells - named)
         return around or shortest_path(self.goal, self.cells)

@@ -1,4 +1,4 @@
-"""Whole paths through a grid: where they lead, what they hit, and the shortest."""
+"""Whole paths through a grid: their cells, collisions, and shortest paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from rllib_llm.envs.grid import MOVES, Cell, distances, neighbour
 
 START: Cell = (0, 0)
-"""Where all paths begin."""
+"""First cell of all paths."""
 
 
 def cells_of(moves: Sequence[str]) -> list[Cell]:
@@ -37,5 +37,5 @@ def shortest_path(goal: Cell, free: Collection[Cell]) -> list[str] | None:
 
 
 def place(cell: Cell) -> str:
-    """Name a cell by row and column, counted from 1."""
+    """Return a cell as row and column, counted from 1."""
     return f"{cell[0] + 1} {cell[1] + 1}"

@@ -20,11 +20,11 @@ _MAX_DRAWS = 1_000
 
 @register_text_env("referential-v0")
 class Referential(MultiAgentTextEnv):
-    """Name the target in a made-up code, pick it out. Return 1 for each if right.
+    """Name the target in an artificial code, pick it out. Return 1 for each if right.
 
-    Lewis' signalling game with two attributes: the words mean nothing before the
-    agents agree on something. Instances are split into train and test by the hash of
-    the target and its distractors.
+    Lewis' signalling game with two attributes: the words have no meaning before the
+    agents agree on one. Instances are split into train and test by the hash of the
+    target and its distractors.
     """
 
     possible_agents = ["speaker_0", "listener_0"]
@@ -43,11 +43,11 @@ class Referential(MultiAgentTextEnv):
         """Draw the target and its distractors.
 
         Args:
-            rng: Decides the instance.
-            candidates: How many objects the listener chooses from, in [2, 6].
-            values: How many colours and shapes there are, in [3, 6].
+            rng: Generator of the instance.
+            candidates: Number of objects that the listener chooses from, in [2, 6].
+            values: Number of colours, and of shapes, in [3, 6].
             words: Size of the code, in [2, 12].
-            length: The longest message, in words, in [1, 4].
+            length: Maximum length of the message, in words, in [1, 4].
         """
         require_int("candidates", candidates, 2, 6)
         require_int("values", values, 3, len(SHAPES))
@@ -60,17 +60,17 @@ class Referential(MultiAgentTextEnv):
                 break
         else:
             raise ConfigError(
-                f"No {self.split} instance in {_MAX_DRAWS} draws with "
-                f"candidates={candidates}, values={values}. Raise either."
+                f"No {self.split} instance referents in {_MAX_DRAWS} draws with "
+                f"candidates={candidates}, values={values}. Raise either of them."
             )
-        # Shapes have words of their own where there are enough of them.
+        # With enough words, the expert uses separate ones for shapes and colours.
         self.shape_words = values if words >= 2 * values else 0
         self.target, self.objects = objects[0], objects
         self.shown = [objects[i] for i in rng.permutation(candidates)]
         self.message: tuple[str, ...] = ()
 
     def prompt_for(self, agent: str) -> str:
-        """Show the speaker its target, and the listener the words and candidates."""
+        """Return the target to the speaker, words and candidates to the listener."""
         if agent == "speaker_0":
             others = ", ".join(map(_name, self.objects[1:]))
             return (
@@ -81,10 +81,10 @@ class Referential(MultiAgentTextEnv):
         return f"speaker_0 says {' '.join(self.message) or '-'}. {listed}. Pick one."
 
     def parse(self, agent: str, text: str) -> tuple[str, ...] | int | None:
-        """Read the speaker's last words of the code, or the listener's ``pick <n>``."""
+        """Return the speaker's last words of the code, or the listener's pick."""
         if agent == "speaker_0":
-            found = [w.lower() for w in self._word.findall(text)]
-            code = tuple(w for w in found if w in self.words)
+            mentioned = [w.lower() for w in self._word.findall(text)]
+            code = tuple(w for w in mentioned if w in self.words)
             return code[-self.length :] or None
         match = last_match(self._pick, text)
         number = int(match.group(1)) if match else 0
@@ -110,13 +110,13 @@ class Referential(MultiAgentTextEnv):
         return f"pick {int(np.argmax(scores)) + 1}"
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say random words, or pick anything."""
+        """Return random words, or a random pick."""
         if agent == "speaker_0":
             return " ".join(rng.choice(self.words, size=self.length))
         return f"pick {rng.integers(1, len(self.shown) + 1)}"
 
     def _code(self, item: tuple[int, int]) -> list[str]:
-        """Words of an object; meanings share words where there are too few."""
+        """Return the words of an object; meanings share words if there are too few."""
         colour, shape = item
         pair = colour, self.shape_words + shape
         return [self.words[i % len(self.words)] for i in pair][: self.length]

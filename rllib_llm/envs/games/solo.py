@@ -1,4 +1,4 @@
-"""One agent in all seats of a game of several: what a team must beat."""
+"""A multi-agent game played by a single agent, as a baseline for teams."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rllib_llm.errors import ConfigError
 
 @register_text_env("solo-v0")
 class Solo(TextEnv):
-    """A game of several agents, one agent speaking for all; it earns what they earn.
+    """A multi-agent game in which one agent acts for all. Return the sum over agents.
 
-    It reads what each of them would read, in one conversation, so that nothing is
-    private. Its reward is the sum over agents.
+    It reads the observations of all agents in one conversation, so that nothing is
+    private.
     """
 
     max_turns = 256  # the game has its own limit
@@ -32,12 +32,12 @@ class Solo(TextEnv):
         game: str = "secret_sum-v0",
         game_config: Mapping[str, Any] | None = None,
     ) -> str:
-        """Begin the game.
+        """Start the game.
 
         Args:
-            rng: Decides the instance.
-            game: Name of a registered environment with several agents.
-            game_config: Its options.
+            rng: Generator of the instance.
+            game: Name of a registered multi-agent environment.
+            game_config: Options of the game.
         """
         self.player = OnePlayer(MultiAgentAdapter(_make_game(game, game_config)))
         seed = int(rng.integers(2**31))
@@ -45,11 +45,11 @@ class Solo(TextEnv):
         return self._tell(text)
 
     def parse(self, completion: str) -> str:
-        """Leave it to the game."""
+        """Return the text; the game parses it."""
         return completion
 
     def reply(self, action: str) -> TurnResult:
-        """Let the agent whose turn it is say it."""
+        """Apply the text as that of the agent to act."""
         text, reward, terminated, truncated, info = self.player.step(action)
         is_over = terminated or truncated
         return TurnResult(
@@ -62,11 +62,11 @@ class Solo(TextEnv):
         )
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Ask the game's expert for the agent whose turn it is."""
+        """Return the game's expert action for the agent to act."""
         return self.player.expert_action(rng)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Ask for a random valid text of that agent."""
+        """Return a random valid text for the agent to act."""
         return self.player.random_action(rng)
 
     def _tell(self, text: str) -> str:
@@ -74,10 +74,10 @@ class Solo(TextEnv):
 
 
 def _make_game(name: str, config: Mapping[str, Any] | None) -> MultiAgentTextEnv:
-    found = TEXT_ENVS.get(name)
-    if not (isinstance(found, type) and issubclass(found, MultiAgentTextEnv)):
+    cls = TEXT_ENVS.get(name)
+    if not (isinstance(cls, type) and issubclass(cls, MultiAgentTextEnv)):
         raise ConfigError(
-            f"game={name!r} has one agent already. Name a game of several agents, e.g. "
-            "'secret_sum-v0'."
+            f"game={name!r} is a single-agent environment already. Pass a multi-agent "
+            "game, e.g. 'secret_sum-v0'."
         )
-    return found(dict(config or {}))
+    return cls(dict(config or {}))

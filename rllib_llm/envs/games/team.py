@@ -1,4 +1,4 @@
-"""A team in place of one agent: any shipped task, any graph of who reads whom."""
+"""A team of agents on a single-agent task, with any communication graph."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ DECISIONS = ("last", "vote")
 
 @register_text_env("team-v0")
 class Team(MultiAgentTextEnv):
-    """Agents talk, the last one answers or all vote; all earn what the task pays.
+    """Agents exchange messages; the last one or a vote decides. All get the reward.
 
-    A round is one turn of the task: every agent speaks once, in an order that the graph
-    allows, and the text of the last one, or what most of them say, is the task's
-    action. Everyone sees the task's observations. Within a round an agent reads those
-    that ``topology`` lets it read; under ``"debate"`` all read what the others said in
-    the round before.
+    A round is one turn of the task: every agent acts once, in an order that the graph
+    allows, and the text of the last one, or the majority's action, is the task's
+    action. All agents read the task's observations. Within a round an agent reads the
+    agents that ``topology`` connects to it; under ``"debate"`` all also read the
+    others' messages of the round before.
     """
 
     max_turns = 256  # the task has its own limit
 
     def agent_names(self, agents: Sequence[str] = AGENTS, **_: Any) -> list[str]:
-        """The agents as they are named."""
+        """Return the names in the option."""
         return list(agents)
 
     def start(
@@ -45,65 +45,67 @@ class Team(MultiAgentTextEnv):
         topology: str | Mapping[str, Sequence[str]] = "chain",
         decide: str = "last",
     ) -> None:
-        """Begin the task.
+        """Start the task.
 
         Args:
-            rng: Decides the instance.
-            task: Name of a registered environment with one agent.
-            task_config: Its options.
-            agents: Who is in the team; the last one to speak answers.
+            rng: Generator of the instance.
+            task: Name of a registered single-agent environment.
+            task_config: Options of the task.
+            agents: Names of the agents; the last one in the graph's order answers.
             topology: "chain", "star", "debate", or edges ``{reader: [read, ...]}``.
-            decide: "last": the last one to speak answers; "vote": the action that most
-                agents name (of equally many the one named first).
+            decide: "last": the last agent answers; "vote": the action of most agents
+                counts, with ties for the one named first.
         """
         if decide not in DECISIONS:
-            raise ConfigError(f"decide={decide!r}. {did_you_mean(decide, DECISIONS)}")
+            raise ConfigError(
+                f"Unknown decide={decide!r}. {did_you_mean(decide, DECISIONS)}"
+            )
         self.decide = decide
         self.graph: DependencyGraph = dependency_graph(topology, agents)
         self.order = [agent for level in self.graph.levels for agent in level]
-        self.recalls = topology == "debate"
+        self.is_debate = topology == "debate"
         self.task = _make_task(task, task_config)
         seed = int(rng.integers(2**31))
         opening, _ = self.task.reset(seed=seed, options={"split": self.split})
-        self.said: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
         self.news = {agent: [opening] for agent in agents}
 
     def prompt_for(self, agent: str) -> str:
-        """Show what the agent has not read yet."""
+        """Return everything that the agent has not read yet."""
         text = "\n".join(self.news[agent])
         self.news[agent] = []
         return text
 
     def next_agent(self) -> str:
-        """Return who speaks next in the order of the graph."""
-        return self.order[len(self.said) % len(self.order)]
+        """Return the next agent in the order of the graph."""
+        return self.order[len(self.messages) % len(self.order)]
 
     def apply(self, agent: str, action: str) -> Outcome | None:
         """Pass the message on; the last one of a round answers the task."""
-        self.said[agent] = action
+        self.messages[agent] = action
         for reader in self.graph.read_by(agent):
             self.news[reader].append(f"{agent} says: {action}")
-        if len(self.said) < len(self.order):
+        if len(self.messages) < len(self.order):
             return None
         return self._answer(self._most_named() if self.decide == "vote" else action)
 
     def _most_named(self) -> str:
-        """Return the first text of those whose action most agents named."""
-        meant = {a: self.task.parse(text) for a, text in self.said.items()}
+        """Return the first text among those that name the majority's action."""
+        meant = {a: self.task.parse(text) for a, text in self.messages.items()}
         keys = {a: _key(action) for a, action in meant.items() if action is not None}
         counts = Counter(keys.values())
         if not counts:
-            return self.said[self.order[-1]]
+            return self.messages[self.order[-1]]
         winner = counts.most_common(1)[0][0]
-        return self.said[next(a for a, key in keys.items() if key == winner)]
+        return self.messages[next(a for a, key in keys.items() if key == winner)]
 
     def _answer(self, action: str) -> Outcome:
-        said, self.said = self.said, {}
-        told, reward, terminated, truncated, info = self.task.step(action)
+        messages, self.messages = self.messages, {}
+        observation, reward, terminated, truncated, info = self.task.step(action)
         for agent, news in self.news.items():
-            if self.recalls:
-                news += [f"{a} says: {t}" for a, t in said.items() if a != agent]
-            news.append(told)
+            if self.is_debate:
+                news += [f"{a} says: {t}" for a, t in messages.items() if a != agent]
+            news.append(observation)
         return Outcome(
             dict.fromkeys(self.order, reward),
             terminated=terminated,
@@ -113,26 +115,26 @@ class Team(MultiAgentTextEnv):
         )
 
     def system_prompt_for(self, agent: str) -> str | None:
-        """The task's own; roles are the policies' system prompts."""
+        """Return the task's system prompt; roles are the policies' system prompts."""
         return _task_class(self.options()["task"]).system_prompt
 
     def expert_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say what the task's expert would do, as advice or as the answer."""
+        """Return the task's expert action, as advice or as the answer."""
         return self.task.expert_action(rng)
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
-        """Say any valid action of the task."""
+        """Return any valid action of the task."""
         return self.task.random_action(rng)
 
 
 def _task_class(name: str) -> type[TextEnv]:
-    found = TEXT_ENVS.get(name)
-    if not issubclass(found, TextEnv):
+    cls = TEXT_ENVS.get(name)
+    if not issubclass(cls, TextEnv):
         raise ConfigError(
-            f"task={name!r} is a game of several agents already. Name an environment "
-            "with one agent, e.g. 'guess_number-v0'."
+            f"task={name!r} is a multi-agent game already. Pass a single-agent "
+            "environment, e.g. 'guess_number-v0'."
         )
-    return found
+    return cls
 
 
 def _make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:

@@ -59,7 +59,7 @@ def test_every_task_is_graded_or_refused_by_name():
     assert grading.gradable() | set(grading.REFUSED) == set(DATASETS)
     assert not grading.gradable() & set(grading.REFUSED)
     for task in grading.REFUSED:
-        with pytest.raises(ConfigError, match=f"task='{task}' is refused"):
+        with pytest.raises(ConfigError, match=f"task='{task}' is not supported"):
             env_of(task).reset(seed=0)
 
 

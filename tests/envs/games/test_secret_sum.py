@@ -159,7 +159,7 @@ def test_sampled_returns_agree_with_the_exact_value():
         step = env.reset(seed=5)
         for k, agent in enumerate(NAMES[:agents]):
             game = env.unwrapped
-            heard = game.said[-1] if game.said else 0
+            heard = game.messages[-1] if game.messages else 0
             message = rng.choice(n, p=policies[k][heard, game.secrets[k]])
             step = env.step({agent: f"say {message}"})
         earned.append(dict(step.rewards).get("bob_0", 0.0))

@@ -30,5 +30,5 @@ def test_it_earns_what_all_earn_and_sees_what_all_see():
 
 
 def test_games_of_one_agent_are_refused():
-    with pytest.raises(ConfigError, match="one agent already"):
+    with pytest.raises(ConfigError, match="single-agent environment already"):
         make_env("solo-v0", {"game": "guess_number-v0"}).reset(seed=0)

@@ -90,7 +90,7 @@ def test_equal_expressions_are_equal_votes():
     ("config", "message"),
     [
         ({"decide": "vot"}, "Did you mean 'vote'"),
-        ({"task": "secret_sum-v0"}, "several agents already"),
+        ({"task": "secret_sum-v0"}, "multi-agent game already"),
         ({"task": "gess_number-v0"}, "Did you mean 'guess_number-v0'"),
         ({"topology": {"adviser_0": ["solver_0"], "solver_0": ["adviser_0"]}}, "cycle"),
         ({"topology": {"adviser_0": ["solver_1"]}}, "Did you mean 'solver_0'"),
