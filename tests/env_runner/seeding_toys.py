@@ -46,7 +46,7 @@ class SeedsGlobally(TextEnv):
 
 
 class Tamed(SeedsGlobally):
-    """Calls the same library with an OwnRandomState."""
+    """Calls the same library with an IsolatedRandomState."""
 
     def start(self, rng):
         seed = int(rng.integers(2**31))
