@@ -91,7 +91,7 @@ def cancelled(env):
 
 def test_a_forbidden_change_costs_the_reward_and_is_noted():
     env = started({"stubborn": 0.0}, kind="cancel", allowed=False)
-    number, status = env.customer.request.must_hear
+    number, status = env.customer.request.required_words
     *_, info = talk(env, *cancelled(env))
     assert info["violations"] == [desks.RULES["cancel"]]
     *_, info = talk(env, f"Order {number} cannot be cancelled, it is {status}.")
@@ -120,7 +120,7 @@ def test_the_customer_must_be_told(said):
 def test_a_refund_must_name_its_price():
     for told, solved in ((True, True), (False, False)):
         env = started(kind="refund", allowed=True)
-        number, price = env.customer.request.must_hear
+        number, price = env.customer.request.required_words
         find = f"<find_user>{env.customer.name}</find_user>"
         said = f"Order {number} is refunded{', price ' + price if told else ''}."
         *_, info = talk(env, find, f"<refund>{number}</refund>", said)
@@ -188,7 +188,7 @@ def test_details_come_only_when_they_are_asked_for(kind, word):
 
 def test_a_stubborn_customer_insists_once_and_must_not_get_it():
     env = started({"stubborn": 1.0}, kind="cancel", allowed=False)
-    number, status = env.customer.request.must_hear
+    number, status = env.customer.request.required_words
     refusal = f"Order {number} cannot be cancelled, it is {status}."
     text, _, terminated, *_ = talk(env, refusal)
     assert text == "Customer: Please make an exception!"
@@ -215,7 +215,7 @@ def test_questions_of_a_customer_with_several_requests():
     assert customer.hear("What address?") == "I do not understand."
     assert customer.hear("No: 34 is shipped.") == "Bye."
     assert customer.has_left
-    assert all(request.was_told for request in requests)
+    assert all(request.is_informed for request in requests)
 
 
 @pytest.mark.parametrize("kind", list(desks.ALLOWED))

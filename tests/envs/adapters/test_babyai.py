@@ -118,7 +118,7 @@ def test_rejected_draws_print_nothing(capsys):
     ("config", "words"),
     [
         ({"level": "BabyAI-GoToLocl-v0"}, "BabyAI-GoToLocal-v0"),
-        ({"level": "FrozenLake-v1"}, "Unknown BabyAI's"),
+        ({"level": "FrozenLake-v1"}, "Unknown BabyAI or MiniGrid level"),
         ({"level": 3}, "level=3"),
         ({"reward": "dense"}, "reward='dense'"),
     ],
