@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 import types
 
 import pytest
@@ -10,8 +13,10 @@ from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.driver import sampling
 from rllib_llm.algorithms.driver.runner_calls import Sampled
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
+from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvRunnerError
 
 
@@ -194,26 +199,89 @@ def test_an_answer_tells_how_many_environments_hang():
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-def test_a_killed_runner_comes_back_and_counts_return_to_0():
-    import ray
-
-    config = (
+def one_remote_runner(env):
+    return (
         LLMPPOConfig()
-        .environment("copy_probe-v0")
+        .environment(env)
         .language_model(tiny=TINY)
         .generation(max_new_tokens=3)
         .rollouts(episodes_per_iteration=8)
         .training(minibatch_size=4)
         .env_runners(num_env_runners=1, create_local_env_runner=False)
     )
-    algo = config.build_algo()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_runner_comes_back_and_counts_return_to_0():
+    import ray
+
+    algo = one_remote_runner("copy_probe-v0").build_algo()
     assert algo.train()["num_episodes_lost"] == 0
     (actor,) = algo.env_runner_group._worker_manager.actors().values()
     ray.kill(actor, no_restart=False)
     found = [algo.train() for _ in range(3)]
     assert [r["num_episodes_lost"] for r in found] in ([8, 0, 0], [0, 0, 0])
     assert found[-1]["env_runners"]["num_episodes"] == 8
+    algo.stop()
+
+
+class Hanging(TextEnv):
+    """Hangs in its only turn where a file is in its folder, until the file is gone."""
+
+    max_turns = 1
+
+    def start(self, rng, folder: str = ""):
+        self.mark = os.path.join(folder, "hang")
+        return "Go."
+
+    def parse(self, completion):
+        return completion
+
+    def reply(self, action):
+        while os.path.exists(self.mark):
+            time.sleep(0.2)
+        return TurnResult("Done.", reward=1.0, terminated=True)
+
+    def random_action(self, rng):
+        return "a"
+
+
+def pid_and_hung(runner):
+    return os.getpid(), runner.num_hung_envs
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_runner_with_hung_environments_exits_and_another_process_goes_on(tmp_path):
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    config = one_remote_runner(Hanging)
+    config.environment(env_config={"folder": str(tmp_path)})
+    config.rollouts(step_timeout_s=1.0, max_retries=0, max_failed_fraction=1.0)
+    config.fault_tolerance(max_hung_envs_per_env_runner=3)
+    algo = config.build_algo()
+
+    def look():
+        return algo.env_runner_group.foreach_env_runner(
+            pid_and_hung, local_env_runner=False
+        )
+
+    assert algo.train()["num_hung_envs"] == 0
+    ((before, hung),) = look()
+    assert hung == 0
+    (tmp_path / "hang").touch()
+    assert len(algo.play_groups(2)) == 0  # two episodes: as many as are tolerated
+    assert look() == [(before, 2)]
+    assert len(algo.play_groups(2)) == 0
+    assert not os.path.exists(f"/proc/{before}") or look() == []  # 4 > 3: it exits
+    os.remove(tmp_path / "hang")
+    found = [algo.train() for _ in range(3)]
+    assert found[-1]["env_runners"]["num_episodes"] == 8
+    assert found[-1]["num_hung_envs"] == 0 == found[-1]["num_episodes_lost"]
+    ((after, hung),) = look()
+    assert after != before and hung == 0
     algo.stop()

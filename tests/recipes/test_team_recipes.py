@@ -6,8 +6,11 @@ import pytest
 
 from rllib_llm.recipes import load_recipe, shipped_recipes
 
+FAST = {"duo_action", "scout_porter"}  # the others take up to 10 s each
 TEAMS = [
-    name for name, path in shipped_recipes().items() if path.parent.name == "marft"
+    pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
+    for name, path in shipped_recipes().items()
+    if path.parent.name == "marft"
 ]
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
