@@ -1,6 +1,6 @@
-"""Advantages as pure functions: GAE, group-relative, multi-agent, whitening.
+"""Advantage estimation as pure numpy functions: GAE, group-relative, whitening.
 
-numpy in float64, computed once per batch; nothing here knows Ray or environments.
+They compute in float64, once per batch, and use neither Ray nor environments.
 """
 
 from rllib_llm.advantages.fidelity import (

@@ -1,4 +1,4 @@
-"""How good an estimate of credit is: against exact advantages, and in its gradients."""
+"""Quality of advantage estimates: rank correlation with exact ones, gradient norms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rllib_llm.losses._checks import check_finite, check_same_shape, check_vecto
 def rank_correlation(estimates: np.ndarray, exact: np.ndarray) -> float:
     """Return Spearman's rank correlation of estimated and exact advantages.
 
-    The credit fidelity of C3 (arXiv:2603.06859): it asks whether an estimator orders
-    messages rightly, whatever its scale. Ties share their mean rank. Numbers that
-    differ by less than 1e-9 of the largest magnitude are ties: estimators sum in
-    different orders, and rounding must not decide ranks.
+    The credit assignment fidelity of C3 (arXiv:2603.06859): whether an estimator orders
+    messages correctly, at any scale. Ties share their mean rank. Numbers that differ by
+    less than 1e-9 of the largest magnitude are ties: estimators sum in different
+    orders, and rounding must not decide ranks.
 
     Args:
         estimates: Advantages of an estimator. [M]
-        exact: The true ones of the same messages. [M]
+        exact: The exact advantages of the same messages. [M]
 
     Returns:
         In [-1, 1]; NaN if either is constant (nothing to rank) or M < 2.
@@ -34,7 +34,7 @@ def rank_correlation(estimates: np.ndarray, exact: np.ndarray) -> float:
     check_same_shape(**columns)
     for name, column in columns.items():
         check_vector(name, column)
-        check_finite(name, column, "Leave out messages without an advantage.")
+        check_finite(name, column, "Omit messages without an advantage.")
         scale = np.abs(column).max(initial=0.0) or 1.0
         columns[name] = np.round(column / scale, 9)
         if len(column) < 2 or np.ptp(columns[name]) == 0:
@@ -44,12 +44,12 @@ def rank_correlation(estimates: np.ndarray, exact: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorms:
-    """What :func:`summarise_gradient_norms` returns.
+    """Summary of a run's gradient norms.
 
     Attributes:
         median: Median of the norms.
         largest: Largest of the norms.
-        spike: ``largest / median``; NaN if all norms are 0, infinite if most are.
+        spike: ``largest / median``; NaN if all norms are 0, infinite if most are 0.
     """
 
     median: float
@@ -60,18 +60,18 @@ class GradientNorms:
 def summarise_gradient_norms(norms: np.ndarray) -> GradientNorms:
     """Return median and largest gradient norm of a run, and their ratio.
 
-    The stability measure of Dr. MAS (arXiv:2602.08847): one normalisation for agents of
-    different rewards makes single updates many times larger than usual.
+    The stability measure of Dr. MAS (arXiv:2602.08847): if agents with different
+    rewards share one normalisation, some updates are many times larger than usual.
 
     Args:
         norms: Norm of each update's gradient before clipping, >= 0. [U]
 
     Raises:
-        ValueError: If there is none, or one is negative or not finite.
+        ValueError: If there are none, or one is negative or not finite.
     """
     norms = np.asarray(norms, dtype=np.float64)
     check_vector("norms", norms)
-    check_finite("norms", norms, "Leave out skipped updates.")
+    check_finite("norms", norms, "Omit skipped updates.")
     if not norms.size or norms.min() < 0:
         raise ValueError(
             f"norms has {norms.size} entries, the least {norms.min(initial=math.inf)}. "

@@ -29,7 +29,7 @@ def token_gae(
     ``lambda_critic`` is VC-PPO's decoupled GAE (arXiv:2503.01491).
 
     The arrays hold the *trained* tokens only, in time order: tokens of the prompt
-    and of the environment are left out, so the value after the last token of a turn
+    and of the environment are omitted, so the value after the last token of a turn
     is the one of the first token of the next turn.
 
     Args:
@@ -81,7 +81,7 @@ def _per_token(name: str, value: float | np.ndarray, count: int) -> np.ndarray:
     if array.shape not in ((), (count,)):
         raise ValueError(
             f"{name} has shape {list(array.shape)}. It must be a scalar or [{count}], "
-            "one entry per trained token. Leave out the tokens that are not trained."
+            "one entry per trained token. Omit the tokens that are not trained."
         )
     if array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ValueError(
@@ -92,6 +92,7 @@ def _per_token(name: str, value: float | np.ndarray, count: int) -> np.ndarray:
 
 def _discounted_sums(terms: np.ndarray, decay: np.ndarray) -> np.ndarray:
     """Solve ``s[i] = terms[i] + decay[i] * s[i+1]`` with ``s[N] = 0``."""
+    # One decay for all tokens is usual, and a recursive filter is much faster then.
     if np.all(decay == decay[0]):
         return lfilter([1.0], [1.0, -decay[0]], terms[::-1])[::-1]
     sums = np.empty_like(terms)

@@ -2,8 +2,8 @@
 
 They run once per batch, on the driver or while a learner builds its batch, so they
 take and return host arrays. Every standard deviation here is the *sample* one
-(``ddof=1``), as in the two trainers most results are compared with (TRL and verl
-both call ``torch.std``); it is 0 where fewer than two entries exist.
+(``ddof=1``), as in TRL and verl, which both call ``torch.std``; it is 0 for fewer than
+two entries.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ def group_advantages(
     ``none``              ``none``     REINFORCE without a baseline
     ====================  ===========  ====================================
 
-    Edges: a group of one has nothing to be compared with, so its advantage is 0
-    (unless ``baseline="none"``, where it is the return); a group of equal returns
-    gives exactly 0 whatever the scale.
+    A group of one has no comparison, so its advantage is 0 (with ``baseline="none"``
+    it is the return). A group of equal returns gives exactly 0 at every scale.
 
     Args:
         returns: Return of each rollout; an episode counts once, however many rows
-            it yields. [N]
+            it has. [N]
         group_ids: The group of each rollout, integers or strings. [N]
         baseline: ``"mean"`` subtracts the group's mean; ``"leave_one_out"`` the mean
-            of the others, which is G / (G - 1) times as large; ``"none"`` nothing.
+            of the others, whose result is G / (G - 1) times as large; ``"none"`` none.
         scale: ``"group"`` divides by the standard deviation of the group's returns
             plus ``eps``; ``"batch"`` by the one of all returns plus ``eps``.
         eps: Added to the standard deviation, > 0.
@@ -63,14 +62,14 @@ def group_advantages(
 
     Raises:
         ValueError: If shapes differ, a return is not finite, a choice is unknown,
-            or a scale is asked for without a baseline.
+            or a scale is set without a baseline.
     """
     check_choice("baseline", baseline, BASELINES)
     check_choice("scale", scale, SCALES)
     if baseline == "none" and scale != "none":
         raise ValueError(
             f"scale is {scale!r} with baseline 'none'. A scale needs a baseline: equal "
-            "returns have no spread and would be divided by eps alone. Use "
+            "returns have no deviation, so eps alone would divide them. Use "
             "scale='none', or whiten() to standardise over the batch."
         )
     if not eps > 0:
@@ -116,15 +115,15 @@ def zero_variance_groups(
     *,
     tolerance: float = 1e-6,
 ) -> set[Hashable]:
-    """Return the groups whose returns are all alike, hence teach nothing.
+    """Return the groups whose returns are all equal, so that nothing is learnt.
 
-    These are what DAPO's dynamic sampling replaces (arXiv:2503.14476, sec. 3.2). A
-    group of one is among them: its advantage is 0 as well.
+    DAPO's dynamic sampling replaces them (arXiv:2503.14476, sec. 3.2). A group of one
+    is among them: its advantage is 0 as well.
 
     Args:
         returns: Return of each rollout. [N]
         group_ids: The group of each rollout, integers or strings. [N]
-        tolerance: Largest standard deviation that still counts as none, >= 0.
+        tolerance: Largest standard deviation that counts as 0, >= 0.
 
     Returns:
         Ids of the groups to drop or to sample anew.
@@ -142,7 +141,7 @@ def zero_variance_groups(
 def _grouped(
     returns: np.ndarray, group_ids: Sequence[Hashable] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return returns, distinct ids, group index of each return, group sizes."""
+    """Return the returns, the distinct ids, each return's group, the group sizes."""
     returns = np.asarray(returns, dtype=np.float64)
     group_ids = np.asarray(group_ids)
     check_vector("returns", returns)
@@ -153,8 +152,8 @@ def _grouped(
 
 
 def _centre(returns: np.ndarray, group: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Subtract each group's mean; exactly 0 where all of a group are equal."""
-    # Measured from one member, equal returns differ by 0 and the mean has no rounding.
+    """Return the returns minus their group's mean; exactly 0 where all are equal."""
+    # Measured from one member, equal returns differ by 0 and their mean is exact.
     anchors = np.empty(len(counts))
     anchors[group] = returns
     shifted = returns - anchors[group]

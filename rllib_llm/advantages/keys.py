@@ -1,4 +1,4 @@
-"""Integer keys made of several columns: one per chain, step or group of messages."""
+"""Integer keys of combined columns, e.g. of an agent's messages in an episode."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rllib_llm.losses._checks import check_same_shape, check_vector
 def combined_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     """Return one integer per distinct combination of the columns' entries.
 
-    ``combined_keys(episodes, agents)`` numbers each agent's chain of messages, for
-    instance; ``combined_keys(tasks, turns, agents)`` is AT-GRPO's group.
+    ``combined_keys(episodes, agents)`` numbers each agent's part of each episode;
+    ``combined_keys(tasks, turns, agents)`` is AT-GRPO's group.
 
     Args:
         columns: Integers or strings, one entry per message each. [M]
 
     Returns:
-        Keys from 0 without gaps, ordered as the combinations are when sorted by the
-        first column, then by the second, and so on. [M]
+        Keys from 0 without gaps, in the order of the combinations sorted by the first
+        column, then by the second, and so on. [M]
 
     Raises:
         ValueError: If there is no column, or the columns differ in length.
@@ -31,7 +31,7 @@ def combined_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     """
     if not columns:
         raise ValueError(
-            "combined_keys got no column. It needs at least one. Pass one."
+            "combined_keys() got no columns. It needs at least one. Pass a column."
         )
     arrays = {f"column {i}": np.asarray(column) for i, column in enumerate(columns)}
     for name, array in arrays.items():
@@ -40,7 +40,7 @@ def combined_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     keys = np.zeros(len(arrays["column 0"]), dtype=np.int64)
     for array in arrays.values():
         distinct, index = np.unique(array, return_inverse=True)
-        # Renumbered at each column, so that the product cannot overflow.
+        # Renumbered after each column, so that the product cannot overflow.
         _, keys = np.unique(keys * len(distinct) + index, return_inverse=True)
     return keys
 

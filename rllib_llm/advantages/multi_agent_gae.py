@@ -1,19 +1,18 @@
 """Generalised advantage estimation over the messages of several agents, in numpy.
 
 A *message* is one turn of one agent. Messages are numbered k = 0..M-1; those of an
-episode form a chain of *steps* in execution order, whoever speaks: the value after a
-step is that of the **next speaker**, so the trace crosses from agent to agent. An
-episode that was cut short bootstraps from the next speaker too.
+episode form a sequence of *steps* in execution order, over all agents: the value after
+a step is that of the **next agent**, so the trace crosses from agent to agent. A
+truncated episode bootstraps from the next agent too.
 
-**Simultaneous messages.** Messages of one episode with the same ``order`` do not read
+**Simultaneous messages.** Messages of one episode with the same ``order`` do not see
 each other; together they are one step, the joint action. The step's reward is the sum
 of its members' rewards, the value before it the mean of its members' values (with a
 central critic they are equal), the value after it that of the next step. All members
-get the same one-step error and the same advantage: the joint one. A step of one message
-is the chain.
+get the same one-step error and the same joint advantage. A step may have one message.
 
-Every message here has a value. Agents without a critic (scripted, remote) are left out;
-what their message was rewarded with belongs to the message before it.
+Every message here has a value. Agents without a critic (scripted, remote) are omitted;
+the rewards after their messages belong to the message before.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ def message_gae(
     ``d[s] = r[s] + gamma * V[s+1] - V[s]``, ``A[s] = d[s] + gamma * lambda_ * A[s+1]``,
     target ``V[s] + A[s]``.
 
-    By what is passed it is also: *MAPPO* per step (arXiv:2103.01955) with the values
-    of a central critic; *IPPO* with ``episodes=combined_keys(episodes,
-    agents)``, one chain per agent; *IAC* and *MAAC* (arXiv:2601.21972) with
+    Depending on the arguments it is also *MAPPO* per step (arXiv:2103.01955), with the
+    values of a central critic; *IPPO*, with ``episodes=combined_keys(episodes,
+    agents)``, one sequence per agent; *IAC* and *MAAC* (arXiv:2601.21972), with
     ``lambda_=0`` and decentral or central values.
 
-    AReaL-MARFT reads the successor's value at its first prompt token and does not
-    carry the trace over; siiRL's version is right for two agents only.
+    AReaL-MARFT reads the next message's value at its first prompt token and does not
+    carry the trace over; siiRL's version is correct for two agents only.
 
     Args:
         rewards: Reward received after each message. [M]
@@ -64,9 +63,9 @@ def message_gae(
         gamma: Discount per step, in [0, 1].
         lambda_: GAE parameter per step, in [0, 1].
         order: Place of each message in its episode; equal places are simultaneous.
-            None: messages follow each other as they stand in the arrays. [M]
-        bootstrap_values: Value of the next speaker (the mean, if several would speak
-            at once) after the last step of each episode, 0 where it terminated; one
+            None: messages are in execution order. [M]
+        bootstrap_values: Value of the next agent (the mean, if several would act at
+            once) after the last step of each episode, 0 where it terminated; one
             number, or an array in the order of the sorted distinct episodes. [E]
 
     Returns:
@@ -116,9 +115,9 @@ def two_level_gae(
     ``gamma_token * lambda_token``; for its last token ``d = r[k] + gamma * V[next,1] -
     V[k,L]`` with trace factor ``gamma * lambda_``. With both token parameters 1 (the
     default) the first token's advantage is the one of :func:`message_gae`, ``A[k]``,
-    and token j's is ``A[k] + V[k,1] - V[k,j]``: no message is too long to get its
-    credit. MARFT's code uses gamma and lambda for both, which leaves the first of 512
-    tokens 2e-14 of the final reward at 0.99 and 0.95.
+    and token j's is ``A[k] + V[k,1] - V[k,j]``, whatever the message's length. MARFT's
+    code uses gamma and lambda for both, which leaves the first of 512 tokens 2e-14 of
+    the final reward at 0.99 and 0.95.
 
     The tokens of simultaneous messages start from one shared value, the mean over the
     first tokens of the step; each message ends with the step's whole reward, and what
@@ -128,8 +127,8 @@ def two_level_gae(
         rewards: Reward received after each message. [M]
         values: Critic before each token; the first of a message is read at the last
             token of its prompt. [T]
-        messages: Message of each token, 0..M-1; the tokens of a message stand in time
-            order, each message has at least one. [T]
+        messages: Message of each token, 0..M-1; a message's tokens are in time order,
+            and each message has at least one. [T]
         episodes: See :func:`message_gae`. [M]
         gamma: Discount between steps, in [0, 1].
         lambda_: GAE parameter between steps, in [0, 1].
@@ -137,8 +136,8 @@ def two_level_gae(
         lambda_token: GAE parameter inside messages, in [0, 1].
         order: See :func:`message_gae`. [M]
         bootstrap_values: See :func:`message_gae`. [E]
-        token_rewards: Further rewards that belong to one token and are not shared in
-            a step, e.g. minus a KL penalty; None for none. [T]
+        token_rewards: Further rewards of single tokens, not shared in a step, e.g.
+            minus a KL penalty; None for none. [T]
 
     Returns:
         Advantages [T] and value targets [T].
@@ -151,23 +150,23 @@ def two_level_gae(
         gamma=gamma, lambda_=lambda_, gamma_token=gamma_token, lambda_token=lambda_token
     )
     rewards, values = _finite("rewards", rewards), _finite("values", values)
-    own = 0.0 * values if token_rewards is None else token_rewards
-    own = _finite("token_rewards", own)
-    check_same_shape(values=values, messages=np.asarray(messages), token_rewards=own)
+    extra = 0.0 * values if token_rewards is None else token_rewards
+    extra = _finite("token_rewards", extra)
+    check_same_shape(values=values, messages=np.asarray(messages), token_rewards=extra)
     steps = _find_steps(rewards, episodes, order, bootstrap_values)
     tokens = _find_tokens(messages, len(rewards))
     if not len(rewards):
         return values.copy(), values.copy()
 
-    # From here on tokens stand message by message.
-    values, own = values[tokens.sorted], own[tokens.sorted]
+    # From here on, tokens are sorted by message.
+    values, extra = values[tokens.sorted], extra[tokens.sorted]
     before = key_means(values[tokens.first], steps.of_message)
     values[tokens.first] = before[steps.of_message]
     following = np.append(values[1:], 0.0)
     following[tokens.last] = 0.0
     decay = gamma_token * lambda_token
-    inside = tokens.discounted_sums(own + gamma_token * following - values, decay)
-    weight = decay**tokens.after  # of what follows the message
+    inside = tokens.discounted_sums(extra + gamma_token * following - values, decay)
+    weight = decay**tokens.after  # of the rewards after the message, at each token
     gains = steps.gains(
         before, inside[tokens.first], weight[tokens.first], gamma=gamma, lambda_=lambda_
     )
@@ -197,13 +196,13 @@ class _Steps:
         """Return ``r[s] + gamma * (V[s+1] + lambda_ * A[s+1])`` of each message's step.
 
         ``A[s]``, the advantage a step passes back, is the mean over its messages of
-        ``inside + weight * gain[s]``: what a message adds on its own before its first
-        token, and what of the step's end reaches that token.
+        ``inside + weight * gain[s]``: the message's part before its first token, and
+        the part of the step's gain that reaches that token.
 
         Args:
             before: Value before each step. [S]
-            inside: Of each message's first token. [M]
-            weight: Likewise. [M]
+            inside: Discounted errors inside each message, at its first token. [M]
+            weight: Weight of the gain at that token. [M]
             gamma: Discount between steps.
             lambda_: GAE parameter between steps.
 
@@ -221,23 +220,23 @@ class _Steps:
 
 @dataclasses.dataclass(frozen=True)
 class _Tokens:
-    """Where the tokens of each message stand once sorted by message."""
+    """Positions of each message's tokens after sorting by message."""
 
     sorted: np.ndarray  # indices that sort the tokens by message [T]
     message: np.ndarray  # of each sorted token [T]
     lengths: np.ndarray  # tokens of each message [M]
     first: np.ndarray  # sorted place of each message's first token [M]
-    last: np.ndarray  # and of its last [M]
+    last: np.ndarray  # sorted place of each message's last token [M]
 
     @property
     def after(self) -> np.ndarray:
-        """How many tokens of its message follow each token. [T]"""
+        """Number of tokens that follow each token in its message. [T]"""
         return self.last[self.message] - np.arange(len(self.message))
 
     def discounted_sums(self, terms: np.ndarray, decay: float) -> np.ndarray:
         """Solve ``s[j] = terms[j] + decay * s[j+1]`` inside each message. [T]"""
         last = self.last[np.argsort(-self.lengths, kind="stable")]
-        # at_least[n]: messages of n tokens or more, the first so many of ``last``.
+        # at_least[n]: number of messages with n tokens or more, the first in ``last``.
         at_least = np.bincount(self.lengths)[::-1].cumsum()[::-1]
         sums = terms.copy()
         for after in range(1, self.lengths.max()):
@@ -249,7 +248,7 @@ class _Tokens:
 def _finite(name: str, array: np.ndarray) -> np.ndarray:
     array = np.asarray(array, dtype=np.float64)
     check_vector(name, array)
-    check_finite(name, array, "Mend what computed it; a critic may have diverged.")
+    check_finite(name, array, "Mend its computation; a critic may have diverged.")
     return array
 
 
@@ -270,10 +269,10 @@ def _find_steps(
     if bootstraps.shape not in ((), (count,)):
         raise ValueError(
             f"bootstrap_values has shape {list(bootstraps.shape)}. It must be one "
-            f"number or [{count}], one entry per episode in sorted order. Give 0 to "
-            "those that terminated."
+            f"number or [{count}], one entry per episode in sorted order. Pass 0 for "
+            "episodes that terminated."
         )
-    check_finite("bootstrap_values", bootstraps, "Give 0 to those that terminated.")
+    check_finite("bootstrap_values", bootstraps, "Pass 0 for terminated episodes.")
     return _Steps(
         of_message=of_message,
         rewards=np.bincount(of_message, rewards),
@@ -289,15 +288,15 @@ def _find_tokens(messages: np.ndarray, count: int) -> _Tokens:
     if messages.dtype.kind not in "iu" or messages.min(initial=0) < 0:
         raise ValueError(
             f"messages has dtype {messages.dtype} and least entry "
-            f"{messages.min(initial=0)}. They must be integers from 0: the place of "
-            "each token's message in rewards. Leave out the tokens of prompts."
+            f"{messages.min(initial=0)}. They must be integers from 0: the index of "
+            "each token's message in rewards. Omit the tokens of prompts."
         )
     lengths = np.bincount(messages, minlength=count)
     if len(lengths) > count or not lengths.all():
         which = count if len(lengths) > count else int(np.argmin(lengths))
         raise ValueError(
             f"Message {which} has {lengths[which]} tokens and rewards has {count} "
-            "entries. Each message needs one reward and at least one token. Leave out "
+            "entries. Each message needs one reward and at least one token. Omit "
             "messages that were not sampled, or add their end-of-turn token."
         )
     in_order = np.argsort(messages, kind="stable")

@@ -1,8 +1,8 @@
 """Group-relative advantages of several agents, in numpy.
 
 Every estimator is
-:func:`~rllib_llm.advantages.group_relative.group_advantages` under different keys. A
-group of one has nothing to be compared with and gets 0.
+:func:`~rllib_llm.advantages.group_relative.group_advantages` with its own keys. A group
+of one has no comparison and gets 0.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def message_group_keys(
     Args:
         group_by: One of the names.
         tasks: Task of each message, integers or strings. [M]
-        agents: Who sent it. [M]
-        turns: Its round. [M]
+        agents: Agent of each message. [M]
+        turns: Round of each message. [M]
 
     Returns:
         Integers from 0. [M]
@@ -70,24 +70,24 @@ def message_group_advantages(
     """Return each message's return relative to its group.
 
     Under ``"task"`` a rollout counts once, however many messages it has, so all
-    messages of a rollout must carry the same return. Under ``"agent"`` and ``"turn"``
+    messages of a rollout must have the same return. Under ``"agent"`` and ``"turn"``
     every message counts: an agent that was called twice in a rollout gives two
     samples to its mean and deviation, as in Dr. MAS.
 
     Dr. MAS's code gives the only message of a group its raw return; here it gets 0.
-    Under ``"turn"`` a group is a fair comparison only if its messages were sampled in
-    the same context, as AT-GRPO's branching does.
+    Under ``"turn"`` a comparison is fair only if a group's messages were sampled in
+    the same context, as AT-GRPO's branching ensures.
 
     Args:
-        returns: What each message is judged by, e.g. the team's return. [M]
+        returns: Number by which each message is compared, e.g. the team's return. [M]
         tasks: Task of each message. [M]
-        agents: Who sent it. [M]
-        turns: Its round. [M]
-        rollouts: The episode it belongs to, unique over all tasks. [M]
+        agents: Agent of each message. [M]
+        turns: Round of each message. [M]
+        rollouts: Episode of each message, unique over all tasks. [M]
         group_by: See :func:`message_group_keys`.
         baseline: See :func:`~rllib_llm.advantages.group_relative.group_advantages`.
-        scale: Likewise.
-        eps: Likewise.
+        scale: See :func:`~rllib_llm.advantages.group_relative.group_advantages`.
+        eps: See :func:`~rllib_llm.advantages.group_relative.group_advantages`.
 
     Returns:
         Advantages. [M]
@@ -111,7 +111,7 @@ def message_group_advantages(
             raise ValueError(
                 f"Rollout {rollouts[k]} has more than one {name} (message {k}). With "
                 "group_by='task' all its messages must share one. Use "
-                "group_by='agent', or number rollouts apart."
+                "group_by='agent', or give every episode its own rollout id."
             )
     advantages = group_advantages(
         returns[first], keys[first], baseline=baseline, scale=scale, eps=eps
@@ -124,16 +124,16 @@ def broadcast_advantages(
     rollouts: Sequence[Hashable] | np.ndarray,
     message_rollouts: Sequence[Hashable] | np.ndarray,
 ) -> np.ndarray:
-    """Give every message of a rollout the advantage of its main rollout.
+    """Return every message's advantage, that of its main rollout.
 
     MATPO (arXiv:2510.04678): advantages are computed over the planner's rollouts only
-    and passed on to each worker's messages. Flow-GRPO (AgentFlow, arXiv:2510.05592):
+    and assigned to each worker's messages. Flow-GRPO (AgentFlow, arXiv:2510.05592):
     the same for each of the planner's turns.
 
     Args:
         advantages: One per main rollout. [R]
         rollouts: Distinct ids of the main rollouts, integers or strings. [R]
-        message_rollouts: The main rollout each message belongs to. [M]
+        message_rollouts: Main rollout of each message. [M]
 
     Returns:
         Advantages. [M]
@@ -146,19 +146,19 @@ def broadcast_advantages(
     check_vector("advantages", advantages)
     check_same_shape(advantages=advantages, rollouts=rollouts)
     place = {rollout: i for i, rollout in enumerate(rollouts.tolist())}
-    wanted = np.asarray(message_rollouts).tolist()
+    rollout_of_message = np.asarray(message_rollouts).tolist()
     if len(place) < len(rollouts):
         raise ValueError(
             f"rollouts has {len(rollouts)} entries but {len(place)} distinct ones. "
-            "Each main rollout must be named once. Number rollouts over all tasks."
+            "Each main rollout must be listed once. Number rollouts over all tasks."
         )
-    missing = sorted({str(r) for r in wanted if r not in place})
+    missing = sorted({str(r) for r in rollout_of_message if r not in place})
     if missing:
         raise ValueError(
             f"Messages belong to rollouts without an advantage: {missing[:5]}. Every "
-            "message needs its main rollout's. Pass those too, or drop the messages."
+            "message needs that of its main rollout. Pass it, or drop the messages."
         )
-    return advantages[[place[rollout] for rollout in wanted]]
+    return advantages[[place[rollout] for rollout in rollout_of_message]]
 
 
 def align_invocations(
@@ -167,14 +167,14 @@ def align_invocations(
     """Return indices that give each rollout ``count`` calls of a sub-agent.
 
     M-GRPO (arXiv:2511.13288): rollout k calls the sub-agent d_k times; drawing among
-    its calls (dropping some, or repeating some after taking each once) makes K * count
-    samples, so that rollouts weigh the same in the sub-agent's group. A rollout
-    without a call gives none.
+    its calls (dropping some, or repeating some after each was taken once) makes
+    K * count samples, so that rollouts have equal weight in the sub-agent's group. A
+    rollout without a call contributes none.
 
     Args:
         rollouts: Rollout of each call. [M]
         count: Samples per rollout, >= 1.
-        rng: What draws; the same state gives the same indices.
+        rng: Random generator; the same state gives the same indices.
 
     Returns:
         Indices into the calls, ascending. [count * rollouts that have calls]
@@ -184,13 +184,13 @@ def align_invocations(
     """
     if count < 1:
         raise ValueError(f"count is {count}. It must be at least 1. Use e.g. 4.")
-    bound = [np.zeros(0, dtype=np.int64)]
+    drawn = [np.zeros(0, dtype=np.int64)]
     keys = combined_keys(rollouts)
     for key in range(keys.max(initial=-1) + 1):
         calls = rng.permutation(np.flatnonzero(keys == key))
         extra = rng.choice(calls, size=max(count - len(calls), 0))
-        bound.append(np.concatenate([calls[:count], extra]))
-    return np.sort(np.concatenate(bound))
+        drawn.append(np.concatenate([calls[:count], extra]))
+    return np.sort(np.concatenate(drawn))
 
 
 def hierarchical_keys(
@@ -198,13 +198,13 @@ def hierarchical_keys(
 ) -> np.ndarray:
     """Return the groups of proposers and solvers (hierarchical GRPO, prime-rl).
 
-    A solver is compared with those that solved the same proposal, a proposer with
-    the other proposals made for its task. Pass them to
+    A solver is compared with those that solved the same proposal, a proposer with the
+    other proposals for its task. Pass the keys to
     :func:`~rllib_llm.advantages.group_relative.group_advantages`.
 
     Args:
-        tasks: What the proposal was asked for. [M]
-        proposals: The proposal made or solved, unique over all tasks. [M]
+        tasks: Task of each message's proposal. [M]
+        proposals: Proposal made or solved by each message, unique over all tasks. [M]
         is_proposer: True for the proposer's message, False for a solver's. bool [M]
 
     Returns:

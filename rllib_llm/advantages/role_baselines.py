@@ -1,7 +1,8 @@
-"""Baselines of roles for self-play, in numpy.
+"""Baselines per role for self-play, in numpy.
 
-Seats of a game are not alike (who moves first wins more often), so one baseline for
-all seats pushes every message of the weaker seat down and of the stronger one up.
+Roles of a game differ (the first player may win more often), so one baseline for all
+roles would make every message of the weaker role less likely, and every message of the
+stronger one more likely.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ class RoleBaselines:
     """Role-conditioned advantage estimation (RAE): a moving average per (game, role).
 
     SPIRAL (arXiv:2506.24119): ``A = R - b``, then ``b <- decay * b + (1 -
-    decay) * R``, b from 0. The baseline is read *before* it takes the return in, else
-    it would depend on the action and bias the gradient.
+    decay) * R``, b from 0. The baseline is read *before* the update with the return;
+    otherwise it would depend on the action and bias the gradient.
 
     The released code keeps one average per actor process, shared by all games; here
     there is one per game and role, over all EnvRunners, and it belongs in the
     checkpoint (:meth:`state_dict`): without it the baselines of a resumed run start
     from 0 again. SPIRAL also drops messages of advantage 0; that would change the
-    loss's normaliser and is left to filters.
+    loss's denominator and is a task for filters.
 
     Args:
-        decay: How much of the old average stays, in [0, 1).
+        decay: Share of the old average that remains, in [0, 1).
 
     Example:
         >>> baselines = RoleBaselines(decay=0.5)
@@ -46,7 +47,7 @@ class RoleBaselines:
         self._baselines: dict[tuple[Hashable, Hashable], float] = {}
 
     def get(self, game: Hashable, role: Hashable) -> float:
-        """Return the present baseline, 0.0 for a role never seen."""
+        """Return the current baseline, 0.0 for an unseen role."""
         return self._baselines.get((game, role), 0.0)
 
     def advantages(
@@ -55,17 +56,17 @@ class RoleBaselines:
         games: Sequence[Hashable] | np.ndarray,
         roles: Sequence[Hashable] | np.ndarray,
     ) -> np.ndarray:
-        """Return each player's advantage, and take the returns into the baselines.
+        """Return each player's advantage, and update the baselines with the returns.
 
-        Entries are taken in the order given: the second one of a (game, role) already
-        sees the first. All messages of the player get the advantage undiscounted (the
+        Entries are processed in order: the second one of a (game, role) already sees
+        the first. Every message of the player gets the advantage undiscounted (the
         released default): pass it on with
         :func:`~rllib_llm.advantages.multi_agent_groups.broadcast_advantages`.
 
         Args:
             returns: Return of each player of each episode. [P]
-            games: Its game, strings or integers. [P]
-            roles: Its role or seat. [P]
+            games: Game of each, strings or integers. [P]
+            roles: Role of each. [P]
 
         Returns:
             Advantages. [P]
@@ -88,12 +89,12 @@ class RoleBaselines:
         return advantages
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a checkpoint needs, made of plain lists and numbers."""
+        """Return the state as plain lists and numbers."""
         baselines = [[*key, value] for key, value in self._baselines.items()]
         return {"decay": self.decay, "baselines": baselines}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the baselines of :meth:`state_dict`.
+        """Restore the baselines of :meth:`state_dict`.
 
         Raises:
             ValueError: If the decay differs from this object's.
@@ -101,7 +102,7 @@ class RoleBaselines:
         if state["decay"] != self.decay:
             raise ValueError(
                 f"The state has decay {state['decay']}, this object {self.decay}. They "
-                "must agree. Build it with the state's decay, or start anew."
+                "must be equal. Build it with the state's decay, or start anew."
             )
         self._baselines = {(g, r): value for g, r, value in state["baselines"]}
 
@@ -129,8 +130,8 @@ def per_player_advantages(
     Args:
         rewards: Reward of each message, in execution order. [M]
         episodes: Episode of each message. [M]
-        players: Its player or seat. [M]
-        games: Its game. [M]
+        players: Player of each message. [M]
+        games: Game of each message. [M]
         normalise: Do step (4).
 
     Returns:
@@ -140,16 +141,19 @@ def per_player_advantages(
         ValueError: If shapes differ or a reward is not finite.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    roles, chains = combined_keys(games, players), combined_keys(episodes, players)
+    roles, agent_episodes = (
+        combined_keys(games, players),
+        combined_keys(episodes, players),
+    )
     check_vector("rewards", rewards)
-    check_same_shape(rewards=rewards, roles=roles, episodes=chains)
+    check_same_shape(rewards=rewards, roles=roles, episodes=agent_episodes)
     check_finite("rewards", rewards, "Drop the failed episodes before this step.")
     if not len(rewards):
         return rewards.copy()
     centred = rewards - key_means(rewards, roles)[roles]
-    in_order = np.argsort(chains, kind="stable")
-    inside = np.append(np.diff(chains[in_order]) == 0, False)
+    in_order = np.argsort(agent_episodes, kind="stable")
+    continues = np.append(np.diff(agent_episodes[in_order]) == 0, False)
     sums = np.empty_like(rewards)
-    sums[in_order] = _discounted_sums(centred[in_order], inside.astype(np.float64))
+    sums[in_order] = _discounted_sums(centred[in_order], continues.astype(np.float64))
     sums -= key_means(sums, roles)[roles]
     return whiten(sums, np.ones(len(sums), dtype=bool)) if normalise else sums

@@ -1,9 +1,9 @@
-"""Credit in trees of messages and over joint actions, in numpy.
+"""Advantages in trees of messages and over joint actions, in numpy.
 
-A *node* is what was sampled at one place of a tree: a message (C3), or the joint action
-of all agents in one round (MAGRPO). Siblings are nodes with one parent: they were
-sampled from one and the same transcript, so their difference is their own.
-Nodes are numbered 0..N-1, parents before their children; a root has parent -1.
+A *node* is a sample at one place of a tree: a message (C3), or the joint action of all
+agents in one round (MAGRPO). Siblings are nodes with one parent: they were sampled from
+the same transcript, so only the samples themselves differ. Nodes are numbered 0..N-1,
+parents before their children; a root has parent -1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rllib_llm.losses._checks import (
 def tree_returns(
     rewards: np.ndarray, parents: np.ndarray, *, gamma: float
 ) -> np.ndarray:
-    """Return each node's return, the mean over its children standing for the future.
+    """Return each node's return, with the mean over its children as the future.
 
     MAGRPO (Liu et al. 2025, arXiv:2508.04652): ``R[n] = r[n] + gamma * mean of R over
     the children of n``. Rollouts that never branch are chains, one root each, and R is
@@ -41,7 +41,7 @@ def tree_returns(
 
     Raises:
         ValueError: If shapes differ, a reward is not finite, gamma is outside [0, 1],
-            or a parent does not stand before its child.
+            or a parent has a larger number than its child.
     """
     check_unit_interval(gamma=gamma)
     returns, parents = _checked_tree(rewards, parents)
@@ -53,7 +53,7 @@ def tree_returns(
 
 
 def leaf_means(rewards: np.ndarray, parents: np.ndarray) -> np.ndarray:
-    """Return the mean terminal reward below each node, every leaf counting once.
+    """Return the mean terminal reward below each node, each leaf counted once.
 
     The node value of C3 (arXiv:2603.06859). With equal fan-out on each level, as in
     its budgets, this is :func:`tree_returns` at gamma 1.
@@ -73,8 +73,8 @@ def leaf_means(rewards: np.ndarray, parents: np.ndarray) -> np.ndarray:
     if sums[inner].any():
         node = inner[np.flatnonzero(sums[inner])[0]]
         raise ValueError(
-            f"Node {node} has children and the reward {sums[node]}. Only leaves are "
-            "rewarded here. Use tree_returns for rewards on the way."
+            f"Node {node} has children and the reward {sums[node]}. Only leaves may "
+            "have a reward here. Use tree_returns for rewards of inner nodes."
         )
     leaves = np.ones(len(sums))
     leaves[inner] = 0.0
@@ -84,7 +84,7 @@ def leaf_means(rewards: np.ndarray, parents: np.ndarray) -> np.ndarray:
     return sums / leaves
 
 
-def sibling_advantages(
+def sibling_advantages(  # language: nodes with one parent are siblings
     values: np.ndarray,
     parents: np.ndarray,
     tasks: Sequence[Hashable] | np.ndarray,
@@ -95,8 +95,8 @@ def sibling_advantages(
 
     C3 (arXiv:2603.06859): :func:`leaf_means` under ``"leave_one_out"``, the
     counterfactual of replacing this message only. MAGRPO: :func:`tree_returns` under
-    ``"mean"``, ``"leave_one_out"`` or ``"none"``, without a deviation; all agents of
-    the joint action get the same. An only child gets 0.
+    ``"mean"``, ``"leave_one_out"`` or ``"none"``, without division by a deviation; all
+    agents of the joint action get the same. An only child gets 0.
 
     Args:
         values: Value or return of each node. [N]
@@ -109,21 +109,21 @@ def sibling_advantages(
 
     Raises:
         ValueError: If shapes differ, a value is not finite, the baseline is unknown,
-            or a parent does not stand before its child.
+            or a parent has a larger number than its child.
     """
     values, parents = _checked_tree(values, parents)
     return group_advantages(values, combined_keys(tasks, parents), baseline=baseline)
 
 
 def marginal_rewards(table: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return what each agent's sample is worth, averaged over what the others did.
+    """Return the mean reward of each agent's samples over the others' samples.
 
     MAGRPO's ``cross`` joint mode (CoMLRL, arXiv:2508.04652): every combination of the
-    agents' samples is rewarded, and sample k of agent i gets ``mean over a_-i of
-    R(a_i = k, a_-i)``, COMA's counterfactual (arXiv:1705.08926) for the price of
-    rewards. CoMLRL sums where this averages, so its scale grows with the team.
-    The ``aligned`` mode rewards combination (k, k, ..) only: its rewards are the
-    diagonal, and every agent's sample k gets the same one.
+    agents' samples is rewarded, and sample k of agent i gets ``mean over a_-i of R(a_i
+    = k, a_-i)``, COMA's counterfactual (arXiv:1705.08926) at the cost of rewards only.
+    CoMLRL sums instead, so that its scale grows with the team. The ``aligned`` mode
+    rewards combinations (k, k, ..) only: its rewards are the diagonal, and every
+    agent's sample k gets the same one.
 
     Args:
         table: Reward of each combination, one axis per agent. [K_1, .., K_N]
@@ -138,7 +138,7 @@ def marginal_rewards(table: np.ndarray) -> tuple[np.ndarray, ...]:
     if not table.ndim or not table.size:
         raise ValueError(
             f"table has shape {list(table.shape)}. It must have one axis per agent, "
-            "each as long as that agent has samples. Reward every combination."
+            "as long as the agent's number of samples. Reward every combination."
         )
     check_finite("table", table, "Mend the reward function.")
     agents = range(table.ndim)
@@ -157,13 +157,13 @@ def _checked_tree(
     if wrong.size:
         raise ValueError(
             f"The parent of node {wrong[0]} is {parents[wrong[0]]}. It must be -1 or "
-            "stand before its child. Number nodes in the order they were sampled."
+            "a smaller number. Number nodes in the order in which they were sampled."
         )
     return numbers, parents.astype(np.int64)
 
 
 def _levels_from_leaves(parents: np.ndarray) -> list[np.ndarray]:
-    """Return the nodes of each depth, deepest first, roots left out."""
+    """Return the nodes of each depth, deepest first, without the roots."""
     depths = np.zeros(len(parents), dtype=np.int64)
     ancestors = parents.copy()
     while (below := ancestors >= 0).any():

@@ -1,7 +1,7 @@
-"""GAE over turns, over turns and tokens, and its length-adaptive lambda, in numpy.
+"""GAE over turns, GAE over turns and tokens, and the length-adaptive lambda, in numpy.
 
-All take one episode's trained tokens in time order and which of them end a turn, known
-from the turns themselves: a turn without a reward ends, too.
+All take one episode's trained tokens in time order and the ends of turns, which come
+from the turns themselves: a turn without a reward ends too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def length_adaptive_lambda(length: int, alpha: float) -> float:
     """Return ``1 - 1 / (alpha * length)``, at least 0.
 
     VAPO (arXiv:2504.05118) and UI-TARS-2 (arXiv:2509.02544): the coefficients
-    ``lambda**k`` sum to ``alpha * length``, so the credit of long answers reaches back
-    as far, in proportion, as that of short ones.
+    ``lambda**k`` sum to ``alpha * length``, so credit assignment reaches back over the
+    same share of long and of short answers.
 
     Args:
         length: Trained tokens of the episode.
-        alpha: Share of the length over which credit is spread, > 0, e.g. 0.05.
+        alpha: Share of the length that the coefficients cover, > 0, e.g. 0.05.
 
     Raises:
         ValueError: If ``alpha`` is not positive.
@@ -54,11 +54,11 @@ def turn_gae(
         ends: Whether a token is the last one of its turn. bool [N]
         gamma: Discount per turn.
         lambda_: GAE parameter per turn.
-        lambda_critic: The one of targets; ``lambda_`` if None.
+        lambda_critic: GAE parameter of the targets; ``lambda_`` if None.
         bootstrap_value: Value after the last turn, 0 if the episode terminated.
 
     Returns:
-        Advantages and targets; targets are meant for the first token of a turn. [N]
+        Advantages and targets; use the targets at the first token of a turn. [N]
 
     Raises:
         ValueError: As :func:`~rllib_llm.advantages.gae.token_gae`.
@@ -87,24 +87,24 @@ def bilevel_gae(
     lambda_critic: float | None = None,
     bootstrap_value: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return advantages and value targets, first over turns, then inside them.
+    """Return advantages and value targets of GAE over turns, then inside them.
 
-    RAGEN (arXiv:2504.20073) and VAGEN: the last tokens of turns form a chain,
+    RAGEN (arXiv:2504.20073) and VAGEN: over the last tokens of turns,
     ``A = r + gamma * V(next turn's last token) - V + gamma * lambda_ * A(next turn)``;
     inside a turn GAE with ``gamma_token`` and ``lambda_token`` starts from its last
-    token's advantage. Their code takes tokens with a reward for ends of turns; here
-    turns without a reward count.
+    token's advantage. Their code assumes that a turn ends where a token has a reward;
+    here turns without a reward count.
 
     Args:
         rewards: See :func:`turn_gae`. [N]
-        values: See there. [N]
-        ends: See there. bool [N]
+        values: See :func:`turn_gae`. [N]
+        ends: See :func:`turn_gae`. bool [N]
         gamma: Discount between turns.
         lambda_: GAE parameter between turns.
         gamma_token: Discount inside a turn.
         lambda_token: GAE parameter inside a turn.
-        lambda_critic: Takes the place of both for the targets; None: it does not.
-        bootstrap_value: See there.
+        lambda_critic: Replaces both GAE parameters for the targets; None: the same.
+        bootstrap_value: See :func:`turn_gae`.
 
     Returns:
         Advantages [N] and value targets [N].
@@ -115,7 +115,7 @@ def bilevel_gae(
     _turns(rewards, values, ends)
     rewards, values = np.asarray(rewards, float), np.asarray(values, float)
 
-    def chain(between: float, inside: float) -> np.ndarray:
+    def two_levels(between: float, inside: float) -> np.ndarray:
         outer, _ = token_gae(
             rewards[ends],
             values[ends],
@@ -128,20 +128,20 @@ def bilevel_gae(
         decay = np.where(ends, 0.0, gamma_token * inside)
         return _discounted_sums(terms, decay) if len(terms) else terms
 
-    advantages = chain(lambda_, lambda_token)
+    advantages = two_levels(lambda_, lambda_token)
     if lambda_critic is None:
         return advantages, values + advantages
-    return advantages, values + chain(lambda_critic, lambda_critic)
+    return advantages, values + two_levels(lambda_critic, lambda_critic)
 
 
 def _turns(
     rewards: np.ndarray, values: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's turn and which tokens begin one."""
+    """Return each token's turn, and the tokens that begin one."""
     check_same_shape(
         rewards=np.asarray(rewards), values=np.asarray(values), ends=np.asarray(ends)
     )
     if len(ends) and not ends[-1]:
-        raise ValueError("The last token must end a turn. Leave out prompt tokens.")
+        raise ValueError("The last token must end a turn. Omit prompt tokens.")
     starts = np.append(True, ends[:-1])[: len(ends)]
     return starts.cumsum() - 1, starts

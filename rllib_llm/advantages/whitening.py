@@ -1,7 +1,7 @@
 """Whitening of advantages, in numpy and float64.
 
 Every standard deviation is the *sample* one (``ddof=1``), as in TRL and verl, which
-both call ``torch.std``; it is 0 where fewer than two entries exist.
+both call ``torch.std``; it is 0 for fewer than two entries.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rllib_llm.losses._checks import (
 def masked_moments(values: np.ndarray, mask: np.ndarray) -> tuple[int, float, float]:
     """Return count, sum and sum of squares of the unmasked entries.
 
-    The three add up over learners; :func:`whiten_with_moments` takes the totals.
+    All three add up over learners; :func:`whiten_with_moments` takes the totals.
 
     Args:
-        values: Anything to be standardised, e.g. advantages. [...]
-        mask: True where an entry counts; others may hold anything. [...]
+        values: Numbers to standardise, e.g. advantages. [...]
+        mask: True where an entry counts; other entries are ignored. [...]
 
     Returns:
-        Count, sum, sum of squares; zeros if nothing counts.
+        Count, sum, sum of squares; zeros if no entry counts.
 
     Raises:
         ValueError: If shapes differ or a counted entry is not finite.
@@ -41,7 +41,7 @@ def whiten_with_moments(
     shift_mean: bool = True,
     eps: float = 1e-8,
 ) -> np.ndarray:
-    """Standardise by moments that were summed over all learners.
+    """Return the entries standardised by moments summed over all learners.
 
     Args:
         values: Entries to standardise. [...]
@@ -58,9 +58,9 @@ def whiten_with_moments(
     """
     count, total, total_sq = moments
     mean = total / count if count else 0.0
-    # Rounding may leave a tiny negative number where all entries are equal.
-    spread = max(total_sq - count * mean**2, 0.0)
-    std = float(np.sqrt(spread / (count - 1))) if count > 1 else 0.0
+    # Rounding may give a tiny negative number where all entries are equal.
+    squares = max(total_sq - count * mean**2, 0.0)
+    std = float(np.sqrt(squares / (count - 1))) if count > 1 else 0.0
     return whiten(values, mask, mean=mean, std=std, shift_mean=shift_mean, eps=eps)
 
 
@@ -75,17 +75,17 @@ def whiten(
 ) -> np.ndarray:
     """Return ``(values - mean) / (std + eps)`` over the unmasked entries.
 
-    The statistics are those of the arrays given. Where the batch is split over
+    The statistics are those of the given arrays. Where the batch is split over
     learners, sum :func:`masked_moments` and use :func:`whiten_with_moments`. RLlib's
     connector for GAE divides by ``max(1e-4, std)`` with the population deviation of
     each learner's time steps instead.
 
     Args:
-        values: Entries to standardise; masked ones may hold anything. [...]
+        values: Entries to standardise; masked ones are ignored. [...]
         mask: True where an entry counts. [...]
-        mean: The mean to use; that of the unmasked entries if None.
-        std: The standard deviation to use, >= 0; the sample one if None.
-        shift_mean: If False, the mean is added back, so only the spread changes.
+        mean: Mean to use; that of the unmasked entries if None.
+        std: Standard deviation to use, >= 0; the sample one if None.
+        shift_mean: If False, the mean is added back, so only the deviation changes.
         eps: Added to the standard deviation, > 0.
 
     Returns:
@@ -123,12 +123,12 @@ def _masked_values(
             "counts. Pass mask.astype(bool)."
         )
     values = np.where(mask, values, 0.0)
-    check_finite("values (where the mask is True)", values, "Mend what computed it.")
+    check_finite("values (where the mask is True)", values, "Mend their computation.")
     return values, mask
 
 
 def _mean(values: np.ndarray) -> float:
-    """Return the mean, without rounding where all entries are equal; 0 of none."""
+    """Return the mean, exact where all entries are equal; 0 of none."""
     return float(values[0] + (values - values[0]).mean()) if values.size else 0.0
 
 

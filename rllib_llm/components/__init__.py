@@ -1,4 +1,4 @@
-"""The literature as small pieces, composed in YAML; see docs/components.md."""
+"""Registry of components: rewards, filters, advantages, losses; docs/components.md."""
 
 from rllib_llm.components.registry import (
     COMPONENTS,

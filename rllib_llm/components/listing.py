@@ -1,4 +1,4 @@
-"""What pieces there are, for people: names, settings, papers."""
+"""Tables of all components for the docs: names, settings, papers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rllib_llm.components.registry import COMPONENTS, KINDS, Component
 
 
 def all_components() -> Iterator[Component]:
-    """Yield the registered pieces, kind by kind, by name."""
+    """Yield the registered components, kind by kind, by name."""
     for kind in KINDS:
         for name in COMPONENTS[kind]:
             yield COMPONENTS[kind].get(name)
@@ -21,7 +21,7 @@ def settings_of(component: Component) -> str:
 
 
 def markdown_row(component: Component) -> str:
-    """Return the row that docs/components.md has for a piece."""
+    """Return the row of docs/components.md for a component."""
     settings = ", ".join(f"`{_setting(p)}`" for p in component.parameters.values())
     summary = component.summary.replace("``", "`")
     return f"| `{component.name}` | {settings} | {summary} | {component.paper} |"
@@ -33,7 +33,7 @@ def markdown_tables() -> str:
 
 
 def markdown_table(kind: str) -> str:
-    """Return the table of a kind's pieces."""
+    """Return the table of all components of a kind."""
     head = f"| {kind} | settings | what it does | source |\n|---|---|---|---|"
     rows = (markdown_row(COMPONENTS[kind].get(name)) for name in COMPONENTS[kind])
     return "\n".join([head, *rows])

@@ -1,9 +1,9 @@
-"""Named pieces of methods: found by name, checked, and called.
+"""Registry of named components: looked up, checked and bound to their settings.
 
-A piece is a small function (or a class with ``__call__``, where it must remember
-something) whose keyword-only parameters are its settings. In YAML it is its name, or a
-mapping of ``name`` and settings; a piece of your own is ``"package.module:function"``,
-or the function itself in Python. Nothing is registered for that.
+A component is a function (or a class with ``__call__``, if it keeps state) whose
+keyword-only parameters are its settings. YAML gives its name, or a mapping of ``name``
+and settings. Name a component of your own as ``"package.module:function"``, or pass the
+function itself in Python; neither needs registration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rllib_llm.imports import import_object
 from rllib_llm.registry import Registry
 from rllib_llm.schema import hints_of, is_number, require, show
 
-# What calls a piece of each kind, and where it is built in.
-_HOMES = {
+# Module that registers the built-in components of each kind, imported on first use.
+_MODULES = {
     "advantage_estimator": "rllib_llm.advantages.estimators",
     "advantage_transform": "rllib_llm.advantages.estimators.transforms",
     "reward": "rllib_llm.rewards",
@@ -34,8 +34,8 @@ _HOMES = {
     "loss_term": "rllib_llm.losses.loss_terms",
     "token_advantage_transform": "rllib_llm.losses.token_advantage_transforms",
 }
-KINDS = tuple(_HOMES)
-# Kinds whose pieces are never summed.
+KINDS = tuple(_MODULES)
+# Kinds of which only one applies, or which run in sequence: a weight would be ignored.
 _UNWEIGHTED = (
     "advantage_transform",
     "reward_transform",
@@ -48,25 +48,25 @@ _UNWEIGHTED = (
 EFFECTS = ("drop", "mask")
 
 Spec = str | Mapping[str, Any] | Callable[..., Any]
-"""How a piece is named in a configuration."""
+"""A component as given in a configuration."""
 
 Specs = Spec | Sequence[Spec]
-"""Several pieces; a single one may stand without its list."""
+"""Several components; a single one needs no list."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """One entry of the literature.
+    """An entry of the registry.
 
     Attributes:
-        kind: What it can be used as; one of ``KINDS``.
-        name: How it is called in YAML.
+        kind: One of ``KINDS``.
+        name: Name in YAML.
         make: The function, or the class whose instances are called.
-        paper: Where the formula stands.
-        effect: What a filter does to trajectories that it does not keep, unless the
-            configuration says otherwise: "drop", or "mask" (they still count in the
-            statistics of their group); "turns": it returns what it keeps per turn, and
-            the others are masked.
+        paper: Source of the formula.
+        effect: Default treatment of trajectories that a filter does not keep: "drop",
+            or "mask" (they still count in the statistics of their group), which the
+            configuration can change; "turns": the filter returns a mask per turn, and
+            the other turns are masked.
     """
 
     kind: str
@@ -77,27 +77,27 @@ class Component:
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Its settings: the keyword-only parameters."""
-        found = inspect.signature(self.make).parameters.values()
-        return {p.name: p for p in found if p.kind is p.KEYWORD_ONLY}
+        """The settings: the keyword-only parameters."""
+        parameters = inspect.signature(self.make).parameters.values()
+        return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
+        """The first line of the component's docstring."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
 
 @dataclasses.dataclass
 class BoundComponent:
-    """A piece with its settings, ready to be called.
+    """A component bound to its settings.
 
     Attributes:
-        piece: What was chosen.
-        settings: Given for its keyword-only parameters.
-        weight: Of what it returns, where pieces of its kind are summed; a number, or
-            pairs ``[[iteration, value], ...]`` between which it changes linearly.
-        effect: Of a filter; see :class:`Component`.
-        call: The piece with its settings bound.
+        component: The registered component.
+        settings: Values of its keyword-only parameters.
+        weight: Factor of its result, where components of its kind are summed; a number,
+            or pairs ``[[iteration, value], ...]``, interpolated linearly.
+        effect: A filter's treatment of what it does not keep; see :class:`Component`.
+        call: The component as a callable without open settings.
     """
 
     component: Component
@@ -107,7 +107,7 @@ class BoundComponent:
     call: Callable[..., Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        """Bind the settings; a class becomes an instance with a memory of its own."""
+        """Bind the settings; a class becomes an instance with state of its own."""
         if inspect.isclass(self.component.make):
             self.call = self.component.make(**self.settings)
         else:
@@ -121,17 +121,17 @@ class BoundComponent:
         return float(np.interp(iteration, at, values))
 
     def get_state(self) -> Any:
-        """Return what the piece remembers, None if nothing."""
+        """Return the component's state, None if it keeps none."""
         return self.call.get_state() if hasattr(self.call, "get_state") else None
 
     def set_state(self, state: Any) -> None:
-        """Bring back what :meth:`get_state` returned."""
+        """Restore a state returned by :meth:`get_state`."""
         if state is not None:
             self.call.set_state(state)
 
 
 def _loader(kind: str) -> Callable[[], None]:
-    return lambda: (import_module(_HOMES[kind]), None)[1]
+    return lambda: (import_module(_MODULES[kind]), None)[1]
 
 
 COMPONENTS: dict[str, Registry[Component]] = {
@@ -142,12 +142,12 @@ COMPONENTS: dict[str, Registry[Component]] = {
 def component(
     kind: str, name: str, *, paper: str = "", effect: str = "drop"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function or class as a piece (decorator).
+    """Register a function or class as a component (decorator).
 
     Example:
         >>> @component("advantage_estimator", "first-turn", paper="none: an example")
         ... def first_turn(table, *, bonus: float = 1.0):
-        ...     "All credit to the first turn."
+        ...     "Assign the whole return to the first turn."
         ...     return np.where(table.turn == 0, bonus * table.returns[table.owner], 0)
     """
 
@@ -159,66 +159,67 @@ def component(
 
 
 def bind(kind: str, spec: Spec) -> BoundComponent:
-    """Return the piece that a configuration names, with its settings.
+    """Return the component that a configuration names, bound to its settings.
 
     Args:
         kind: One of ``KINDS``.
-        spec: Its name, a mapping with ``name`` and settings, or a function.
+        spec: A name, a mapping with ``name`` and settings, or a function.
 
     Raises:
-        ConfigError: If there is no such piece, or a setting is unknown or missing.
+        ConfigError: If the component does not exist, or a setting is unknown or
+            missing.
     """
     settings = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if "name" not in settings:
         raise ConfigError(
-            f"A piece of kind {kind} is given as {show(spec)}, without a name. "
-            f"Known: {', '.join(COMPONENTS[kind].names())}."
+            f"The {kind} {show(spec)} has no name. Add name, one of: "
+            f"{', '.join(COMPONENTS[kind].names())}."
         )
-    found = _find(kind, settings.pop("name"))
-    general = _general_settings(found, settings)
+    component = _find(kind, settings.pop("name"))
+    general = _general_settings(component, settings)
     for key in settings:
-        if key not in found.parameters:
+        if key not in component.parameters:
             raise ConfigError(
-                f"{kind} {found.name!r} has no setting {key!r}. "
-                f"{did_you_mean(key, [*found.parameters, *general])}"
+                f"{kind} {component.name!r} has no setting {key!r}. "
+                f"{did_you_mean(key, [*component.parameters, *general])}"
             )
-        _check_setting(found, key, settings[key])
-    for key, parameter in found.parameters.items():
+        _check_setting(component, key, settings[key])
+    for key, parameter in component.parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise ConfigError(
-                f"{kind} {found.name!r} needs {key!r}, e.g. "
-                f"{{name: {found.name}, {key}: ...}}."
+                f"{kind} {component.name!r} needs {key!r}, e.g. "
+                f"{{name: {component.name}, {key}: ...}}."
             )
     try:
-        return BoundComponent(found, settings, **general)
+        return BoundComponent(component, settings, **general)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{kind} {found.name!r}: {error}") from error
+        raise ConfigError(f"{kind} {component.name!r}: {error}") from error
 
 
-def _check_setting(found: Component, key: str, value: Any) -> None:
-    """Hold a setting against its annotation, if the piece has one."""
-    default = found.parameters[key].default
-    kind = hints_of(found.make).get(key, Any)
+def _check_setting(component: Component, key: str, value: Any) -> None:
+    """Check a setting against its type annotation, if it has one."""
+    default = component.parameters[key].default
+    kind = hints_of(component.make).get(key, Any)
     if value is not default:
-        require(f"{found.kind} {found.name}.{key}", value, kind)
+        require(f"{component.kind} {component.name}.{key}", value, kind)
 
 
-def _general_settings(found: Component, settings: dict[str, Any]) -> dict[str, Any]:
-    """Take out what pieces of a kind have in common, unless it is their own."""
+def _general_settings(component: Component, settings: dict[str, Any]) -> dict[str, Any]:
+    """Pop the settings of the kind (effect, weight) that the component lacks itself."""
     general: dict[str, Any] = {}
-    if found.kind == "filter" and found.effect in EFFECTS:
-        general["effect"] = effect = settings.pop("effect", found.effect)
+    if component.kind == "filter" and component.effect in EFFECTS:
+        general["effect"] = effect = settings.pop("effect", component.effect)
         if effect not in EFFECTS:
             raise ConfigError(
-                f"filter {found.name!r}: effect={effect!r}. "
+                f"filter {component.name!r}: effect={effect!r}. "
                 f"{did_you_mean(str(effect), EFFECTS)}"
             )
-    if found.kind not in _UNWEIGHTED and "weight" not in found.parameters:
+    if component.kind not in _UNWEIGHTED and "weight" not in component.parameters:
         general["weight"] = weight = settings.pop("weight", 1.0)
-        if not is_number(weight) and not _is_schedule(found.kind, weight):
-            also = " or pairs [[iteration, value], ...]" * _may_change(found.kind)
+        if not is_number(weight) and not _is_schedule(component.kind, weight):
+            also = " or pairs [[iteration, value], ...]" * _may_change(component.kind)
             raise ConfigError(
-                f"{found.kind} {found.name!r}: weight={show(weight)} must be a "
+                f"{component.kind} {component.name!r}: weight={show(weight)} must be a "
                 f"number{also}."
             )
     return general
@@ -234,12 +235,12 @@ def _is_schedule(kind: str, weight: Any) -> bool:
     pairs = all(isinstance(p, list | tuple) and len(p) == 2 for p in weight)
     if not pairs or not all(is_number(x) for p in weight for x in p):
         return False
-    at = [p[0] for p in weight]
-    return at == sorted(set(at))
+    iterations = [p[0] for p in weight]
+    return iterations == sorted(set(iterations))
 
 
 def bind_all(kind: str, specs: Specs | None) -> list[BoundComponent]:
-    """Return the pieces of a list; a single one may stand without its list."""
+    """Return the bound components of a list; a single one needs no list."""
     if specs is None:
         return []
     if isinstance(specs, str | Mapping) or callable(specs):
@@ -251,7 +252,7 @@ def _find(kind: str, name: Any) -> Component:
     if callable(name):
         return Component(kind, getattr(name, "__name__", repr(name)), name)
     if not isinstance(name, str):
-        raise ConfigError(f"A piece of kind {kind} is named {name!r}; use its name.")
+        raise ConfigError(f"The {kind} {name!r} is no name. Give the name as a string.")
     if ":" not in name:
         return COMPONENTS[kind].get(name)
     return Component(kind, name, import_object(name, kind))

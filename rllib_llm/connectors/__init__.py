@@ -1,4 +1,4 @@
-"""Connectors: where text becomes tokens, tokens become text, and episodes become rows.
+"""Connectors between text and tokens, and from episodes to training rows.
 
 - :mod:`.env_to_module`: conversations to token deltas;
 - :mod:`.module_to_env`: sampled ids to text;

@@ -1,8 +1,7 @@
-"""Render conversations as token *deltas* with a model's own chat template.
+"""Rendering of conversations as token *deltas* with a model's chat template.
 
-A turn's tokens are appended to what the engine has already seen; nothing sampled is
-ever decoded and encoded again (token-in-token-out). This module knows neither RLlib
-nor environments.
+A turn's tokens are appended to those the engine has; sampled ids are never decoded and
+encoded again (token-in-token-out). This module uses neither RLlib nor environments.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from rllib_llm.connectors.tool_prompts import template_tool_format
 from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
 
+# Texts that no template contains, to locate the parts of what it renders.
 _USER = "Observation-7f3a"
 _USER_2 = "Answer-b6d9"
 _ASSISTANT = "Reply-91c4"
@@ -33,7 +33,7 @@ class Prompt:
     """Tokens to append before the next turn is sampled.
 
     Attributes:
-        ids: What is new if ``extends``, else the whole prompt.
+        ids: The new tokens if ``extends``, else the whole prompt.
         extends: Whether the conversation's ids so far are kept.
     """
 
@@ -42,20 +42,20 @@ class Prompt:
 
 
 class ChatRenderer:
-    """Turns messages into token ids for one tokenizer.
+    """Renderer of messages as token ids, for one tokenizer.
 
-    An observation that spells out a control token (``<|im_end|>``) is encoded as plain
-    text: no environment can end a turn or speak in another role. Control tokens are
-    those the tokenizer declares special and those the template writes.
+    An observation that contains a control token's name (``<|im_end|>``) is encoded as
+    plain text, so that no environment can end a turn or write in another role. Control
+    tokens are those the tokenizer declares special and those the template writes.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
-        history: ``"append"`` (each turn adds a delta; what was sampled stays as it
-            was) or ``"rerender"`` (the template renders the whole conversation every
-            turn; where it rewrites earlier turns, e.g. strips thinking, a new row
-            starts and the engine prefills again) or ``"latest"`` (each turn shows the
-            system message and the newest observation only, in a row of its own).
-        template_kwargs: Given to the template, e.g. ``{"enable_thinking": False}``.
+        history: ``"append"`` (each turn adds a delta; sampled tokens stay as they are),
+            ``"rerender"`` (the template renders the whole conversation every turn;
+            where it rewrites earlier turns, e.g. strips thinking, a new row starts and
+            the engine prefills again) or ``"latest"`` (each turn shows the system
+            message and the newest observation only, in a row of its own).
+        template_kwargs: Passed to the template, e.g. ``{"enable_thinking": False}``.
 
     Attributes:
         end_of_turn_id: The special token that the template writes after a reply.
@@ -105,24 +105,24 @@ class ChatRenderer:
 
     @functools.cached_property
     def tool_format(self) -> str | None:
-        """How the template writes calls of tools: "hermes", "llama3".
+        """The template's format of tool calls: "hermes" or "llama3".
 
-        None if it writes them otherwise, or cannot list tools, or cannot show results
-        in the role ``tool`` without changing what stands before them.
+        None if it writes another format, cannot list tools, or cannot show results in
+        the role ``tool`` without changing the text before them.
         """
         return template_tool_format(self._render)
 
     @functools.cached_property
     def vocabulary(self) -> int:
-        """How many ids the tokenizer knows, were they numbered without gaps."""
+        """Size of the vocabulary: one more than the highest id of the tokenizer."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the caches out: they cannot be pickled."""
+        """Return the state without the caches, which cannot be pickled."""
         return {k: v for k, v in vars(self).items() if k not in _CACHES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start with empty caches."""
+        """Restore the state with empty caches."""
         vars(self).update(state)
         self._add_caches()
 
@@ -133,7 +133,7 @@ class ChatRenderer:
 
         Args:
             messages: The opening.
-            tools: JSON schemas of the tools that the template shall present.
+            tools: JSON schemas of the tools that the template presents.
         """
         text = self._render(self._fold_system(messages), tools=tools)
         return list(self._first_ids(text))
@@ -141,19 +141,19 @@ class ChatRenderer:
     def delta(
         self, observation: str | list[Message], *, last_sampled_id: int | None
     ) -> list[int]:
-        """Return what to append after a sampled turn to show the next observation.
+        """Return the tokens that show the next observation after a sampled turn.
 
         Args:
             observation: Text of the next user message, or messages (results of tools).
             last_sampled_id: Last id of the sampled turn. If it is not the end of turn
-                (the turn was cut at ``max_new_tokens``), the end of turn is supplied
-                here, as a prompt token that is not trained.
+                (the turn was cut at ``max_new_tokens``), the delta begins with the end
+                of turn, as a prompt token that is not trained.
         """
         if isinstance(observation, str):
             observation = [{"role": "user", "content": observation}]
         ids = self._delta_ids(*(tuple(m.items()) for m in observation))
-        # Cut ids, not text: what follows a special token may be encoded differently
-        # without it (some tokens swallow the white space after them).
+        # Cut ids, not text: the text after a special token may be encoded differently
+        # without it (some tokens absorb the white space after them).
         if last_sampled_id == self.end_of_turn_id:
             return ids[ids.index(self.end_of_turn_id) + 1 :]
         return list(ids)
@@ -170,7 +170,7 @@ class ChatRenderer:
 
         Args:
             messages: The conversation, ending in the observation to show.
-            ids_so_far: Everything the engine has seen and sampled.
+            ids_so_far: All ids that the engine has seen and sampled.
             last_sampled_id: Last id of the previous sampled turn.
             tools: As in the first prompt.
         """
@@ -184,7 +184,7 @@ class ChatRenderer:
         ids = self._encode(text)
         if ids[: len(ids_so_far)] == ids_so_far:
             return Prompt(ids[len(ids_so_far) :], extends=True)
-        # Equal text in other tokens is no rewriting: what was sampled stays.
+        # Equal text in other tokens is not a rewrite: keep the sampled tokens.
         seen = self._decode(ids_so_far)
         if self._controls.spell_out(text).startswith(seen):
             rest = text[self._controls.marked_length(text, len(seen)) :]
@@ -195,8 +195,8 @@ class ChatRenderer:
     def decode(self, ids: list[int]) -> str:
         """Return the text of a sampled turn.
 
-        Its end-of-turn token and the space that the template writes before every reply
-        are no part of it.
+        The end-of-turn token and the space that the template writes before every reply
+        are removed.
         """
         ids = list(ids)
         while ids and ids[-1] in self.stop_token_ids:
@@ -206,8 +206,8 @@ class ChatRenderer:
     def encode_reply(self, text: str) -> list[int]:
         """Return the ids of a demonstrated turn, end of turn included.
 
-        They are those of the reply within a conversation: by itself a text may be
-        tokenised otherwise, with a space before its first word for instance.
+        They are those of the reply within a conversation: a text by itself may be
+        tokenised differently, e.g. with a space before its first word.
         """
         return [*self._reply_ids(text), self.end_of_turn_id]
 
@@ -216,7 +216,7 @@ class ChatRenderer:
         before, ids = self._encode(opening), self._encode(opening + reply)
         if ids[: len(before)] == before:
             return ids[len(before) :]
-        return self._encode(reply)  # a token would reach back into the prompt
+        return self._encode(reply)  # a token would span the end of the prompt
 
     # Template ----------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class ChatRenderer:
         prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
-        """Return the template's text, with marks where users wrote control tokens."""
+        """Return the template's text, with marks for control tokens in user texts."""
         extra = dict(self.template_kwargs)
         if tools:
             extra["tools"] = self._mark_tools(tools)
@@ -238,7 +238,7 @@ class ChatRenderer:
                 add_generation_prompt=prompt,
                 **extra,
             )
-        except Exception as error:  # jinja raises whatever the template raises
+        except Exception as error:  # jinja passes any exception of the template on
             raise TemplateError(
                 f"The chat template of {type(self.tokenizer).__name__} failed on the "
                 f"roles {[m['role'] for m in messages]}: {error}"
@@ -248,14 +248,14 @@ class ChatRenderer:
         return self._controls.encode(text)
 
     def _encode_after(self, last_id: int, text: str) -> list[int]:
-        """Encode ``text`` as it stands after the token ``last_id``."""
+        """Return the ids of ``text`` when it follows the token ``last_id``."""
         if last_id not in self.stop_token_ids:
             return self._encode(text)
         ids = self._encode(self._decode([last_id]) + text)
         return ids[ids.index(last_id) + 1 :]
 
     def _decode(self, ids: list[int]) -> str:
-        # Cleaning up would drop spaces that were sampled.
+        # Cleaning up would remove sampled spaces.
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -263,14 +263,14 @@ class ChatRenderer:
     # Control tokens in observations --------------------------------------------------
 
     def _mark(self, message: Message) -> Message:
-        """Put marks for the control tokens that an observation spells out."""
+        """Return the message with marks for control tokens that it contains."""
         content = self._controls.clean(message["content"])
         if message["role"] in ("user", "tool"):
             content = self._controls.mark(content)
         return {**message, "content": content}
 
     def _mark_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Do the same in descriptions of tools, which may come from elsewhere."""
+        """Return the tools marked likewise: their descriptions may be untrusted."""
         text = self._controls.clean(json.dumps(list(tools), ensure_ascii=False))
         return json.loads(self._controls.mark(text))
 
@@ -295,7 +295,7 @@ class ChatRenderer:
         )
 
     def _check_template(self) -> str:
-        """Return what follows a reply, or name what is wrong with the template.
+        """Return the text after a reply, or raise what is wrong with the template.
 
         Sets the white space that the template writes between opening and reply.
         """
@@ -303,11 +303,12 @@ class ChatRenderer:
         bare = self._render([{"role": "user", "content": _USER}], prompt=False)
         full = self._dialogue(_ASSISTANT)
         before = full.partition(_ASSISTANT)[0]
-        # Some templates need no prompt: what ends an observation opens a reply.
+        # Some templates need no generation prompt: the end of a user message opens a
+        # reply.
         if opening == bare and before.rstrip() != opening.rstrip():
             raise TemplateError(
-                "The chat template ignores add_generation_prompt, so the model would "
-                "not know that it is its turn. Add a generation prompt to it."
+                "The chat template ignores add_generation_prompt, so the model cannot "
+                "tell that its turn has come. Add a generation prompt to the template."
             )
         if before.startswith(opening) and before.rstrip() == opening.rstrip():
             self._gap = before[len(opening) :]
@@ -323,7 +324,7 @@ class ChatRenderer:
         return self._render([{"role": "user", "content": _USER}])
 
     def _find_rewriting(self) -> str | None:
-        """Say how the template changes a turn once another one follows it."""
+        """Return how the template changes earlier turns, None if it keeps them."""
         tail = self._after_reply([{"role": "user", "content": _USER_2}])
         for reply in (_ASSISTANT, _THOUGHT + _ASSISTANT):
             appended = self._opening() + self._gap + reply + tail
@@ -336,7 +337,7 @@ class ChatRenderer:
         return None
 
     def _find_end_of_turn(self, tail: str) -> int:
-        """Return the first special token after a reply; only space may precede it."""
+        """Return the first special token after a reply; only spaces may precede it."""
         added = self.tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special}
         special |= set(self.tokenizer.all_special_ids)
@@ -344,9 +345,10 @@ class ChatRenderer:
         count = next((n for n, i in enumerate(ids) if i in special), None)
         if count is None or self._decode(ids[:count]).strip():
             raise TemplateError(
-                "The chat template does not end a reply with a special token but with "
-                f"{tail[:20]!r}, so the end of a turn cannot be sampled. Let it write "
-                "the eos token after each assistant message."
+                "The chat template ends a reply with "
+                f"{tail[:20]!r} instead of a special token, so the model cannot sample "
+                "the end of a turn. Let the template write the eos token after each "
+                "assistant message."
             )
         return ids[count]
 
@@ -372,6 +374,6 @@ class ChatRenderer:
 
 
 def _newest(messages: list[Message]) -> list[Message]:
-    """Return what came after the last reply."""
+    """Return the messages after the last reply."""
     replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     return messages[replies[-1] + 1 :] if replies else messages

@@ -1,4 +1,4 @@
-"""Control tokens that a text spells out, encoded as plain text."""
+"""Encoding of control tokens' names in observations as plain text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rllib_llm.errors import TemplateError
 
-# Stands in a rendered text for the n-th control token that an observation spelled out.
-# The two characters are reserved by Unicode and stand in no text.
+# Mark in a rendered text for the n-th control token that an observation contains.
+# Unicode reserves both characters as noncharacters, so texts do not contain them.
 _MARK = re.compile("\ufdd0(\\d+)\ufdd1")
 
 
@@ -17,7 +17,7 @@ _UNREADABLE = re.compile("[\ufdd0\ud800-\udfff]")
 
 
 class ControlTokens:
-    """Encodes texts in which the names of control tokens were marked as plain text.
+    """Encoder of texts in which control tokens' names are marked as plain text.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -36,9 +36,9 @@ class ControlTokens:
         self._pattern = re.compile(pattern)
 
     def clean(self, text: str) -> str:
-        """Return ``text`` without forged marks, and without what has no UTF-8.
+        """Return ``text`` without forged marks and lone surrogates.
 
-        Tokenizers refuse lone surrogates, which decoded bytes and JSON may hold.
+        Decoded bytes and JSON may hold surrogates, and tokenizers refuse them.
         """
         return _UNREADABLE.sub("\ufffd", text)
 
@@ -49,11 +49,11 @@ class ControlTokens:
         )
 
     def spell_out(self, text: str) -> str:
-        """Invert :meth:`mark`."""
+        """Return the text with names in place of marks, the inverse of :meth:`mark`."""
         return _MARK.sub(lambda mark: self._names[int(mark[1])], text)
 
     def marked_length(self, text: str, length: int) -> int:
-        """Return how much of ``text`` makes ``length`` characters once spelt out."""
+        """Return how much of ``text`` spells out to ``length`` characters."""
         for mark in _MARK.finditer(text):
             if mark.start() >= length:
                 break
@@ -67,14 +67,14 @@ class ControlTokens:
             if n % 2:
                 ids += self._ids[int(part)]
             elif part:
-                # The template writes bos and the like itself.
+                # The template writes bos and eos; the tokenizer must not add them.
                 ids += self._tokenizer.encode(part, add_special_tokens=False)
         return ids
 
     def _plain_ids(self, name: str) -> list[int]:
         """Return the ids of a control token's name as text."""
         control_id = self._tokenizer.convert_tokens_to_ids(name)
-        # Unigram models know the name as a piece of text, but not its halves.
+        # Unigram vocabularies may hold the name itself; two parts of it avoid that.
         for cut in range(len(name)):
             ids = [
                 i
@@ -88,6 +88,6 @@ class ControlTokens:
         raise TemplateError(
             f"{type(self._tokenizer).__name__} cannot encode {name!r} as plain text, "
             "so an observation with this text would end the turn. Remove it from the "
-            "pieces of the tokenizer's model (it stays an added token), or use a "
+            "vocabulary of the tokenizer's model (it stays an added token), or use a "
             "checkpoint with another tokenizer."
         )

@@ -1,4 +1,4 @@
-"""env-to-module: observations become token deltas."""
+"""env-to-module connector: observations to token deltas."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ WAITING = "waiting_for_policies"  # shared_data: agents' episodes by policy
 
 
 class RenderChat(ConnectorV2):
-    """Append the newest observation to the conversation and render what is new.
+    """Append the newest observation to the conversation and render the new part.
 
     Writes a :class:`Prompt` into the episode's :class:`EpisodeData` and, for stock env
-    runners, that data into the batch column ``prompts``. An episode that is over gets
-    an empty prompt unless it was truncated: then its last observation is rendered too,
-    so that the critic can bootstrap from it.
+    runners, that data into the batch column ``prompts``. A terminated episode gets an
+    empty prompt. A truncated one gets its last observation, so that the critic can
+    bootstrap from it.
 
     Args:
-        renderers: The chat template's renderer of each policy, by ModuleID; None where
-            a policy reads text (a scripted one).
+        renderers: The chat template's renderer of each policy, by ModuleID; None for a
+            policy that reads text (a scripted one).
         system_prompts: First message of a policy's conversations, by ModuleID.
-        role_prompts: The same of agents whose policy has none, by AgentID.
+        role_prompts: First message for agents whose policy has none, by AgentID.
         max_context_tokens: Longest conversation of each policy, by ModuleID. An
-            observation with more characters than so many tokens can hold is cut
-            before it is encoded: it ends the episode either way, at once.
+            observation with more characters than so many tokens can hold is truncated
+            before it is encoded; it overflows the context in any case, at once.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RenderChat(ConnectorV2):
         self.system_prompts = dict(system_prompts or {})
         self.role_prompts = dict(role_prompts or {})
         self.max_context_tokens = dict(max_context_tokens or {})
-        self._most_chars: dict[str, int] = {}  # of an observation, by ModuleID
+        self._max_chars: dict[str, int] = {}  # of an observation, by ModuleID
 
     @override(ConnectorV2)
     def __call__(
@@ -85,9 +85,9 @@ class RenderChat(ConnectorV2):
     def _by_policy(
         self, episodes: list[Any], shared_data: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return what each policy reads, for RLlib's stock multi-agent runner.
+        """Return each policy's prompts, for RLlib's stock multi-agent runner.
 
-        Who it is stands in ``shared_data``, for the way back to the agents.
+        ``shared_data`` keeps their agents, so that module-to-env finds the way back.
         """
         waiting: dict[str, list[tuple[int, Any]]] = {}
         for index, episode in enumerate(episodes):
@@ -140,22 +140,23 @@ class RenderChat(ConnectorV2):
         return {**info, "tool_results": cut}
 
     def _cut(self, text: str, module_id: str) -> str:
-        """Return no more characters than the policy's context can hold."""
+        """Return the text, at most as long as the policy's context can hold."""
         limit = self.max_context_tokens.get(module_id)
         if limit is None or len(text) <= limit:
             return text
-        if module_id not in self._most_chars:
+        if module_id not in self._max_chars:
             vocabulary = self.renderers[module_id].tokenizer.get_vocab()
-            # One more than fits, so that what was cut still overflows.
-            self._most_chars[module_id] = (limit + 1) * max(map(len, vocabulary))
-        most = self._most_chars[module_id]
-        if len(text) > most:
+            # One token more than fits, so that a truncated text still overflows.
+            self._max_chars[module_id] = (limit + 1) * max(map(len, vocabulary))
+        max_chars = self._max_chars[module_id]
+        if len(text) > max_chars:
             logger.warning(
-                "An observation of %s characters for policy %s is cut to %s: "
-                "max_context_tokens=%s holds no more.",
+                "Truncated an observation of %s characters for policy %s to %s: "
+                "max_context_tokens=%s cannot hold more. Return shorter observations, "
+                "or raise max_context_tokens.",
                 len(text),
                 module_id,
-                most,
+                max_chars,
                 limit,
             )
-        return text[:most]
+        return text[:max_chars]

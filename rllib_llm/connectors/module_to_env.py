@@ -1,4 +1,4 @@
-"""module-to-env: sampled ids become the text that the environment reads."""
+"""module-to-env connector: sampled ids to the action text of the environment."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
 
 def strip_thinking(text: str) -> str:
-    """Remove ``<think>...</think>`` spans (an unclosed one runs to the end)."""
+    """Return the text without ``<think>...</think>`` (to the end if unclosed)."""
     return _THINKING.sub("", text)
 
 
 class DecodeAction(ConnectorV2):
-    """Decode each sampled turn once, record it as a message, hand it to the env.
+    """Decode each sampled turn once, record it as a message, pass it to the env.
 
-    Invalid-action policy: this connector never judges. The environment's own
-    ``parse`` decides whether there is an action in the text; a turn without one costs
-    what the environment says (see :class:`rllib_llm.envs.TextEnv`).
+    This connector does not check actions. The environment's ``parse`` decides whether a
+    text holds an action, and its reward for an invalid turn applies (see
+    :class:`rllib_llm.envs.TextEnv`).
 
     Args:
         renderers: The chat template's renderer of each policy, by ModuleID.
@@ -66,7 +66,7 @@ class DecodeAction(ConnectorV2):
                 episodes, agents_that_stepped_only=False
             )
         ]
-        # An object array: RLlib's unbatching would take strings apart.
+        # An object array: RLlib's unbatching would split a list of strings.
         batch[Columns.ACTIONS] = np.empty(len(texts), dtype=object)
         batch[Columns.ACTIONS][:] = texts
         return batch
@@ -81,15 +81,15 @@ class DecodeAction(ConnectorV2):
         actions: list[dict[str, str]] = [{} for _ in range(num_episodes)]
         turns: list[dict[str, Any]] = [{} for _ in range(num_episodes)]
         for module_id, parts in waiting.items():
-            made = batch[module_id][columns.TURN]
-            for (index, part), turn in zip(parts, made, strict=True):
+            new_turns = batch[module_id][columns.TURN]
+            for (index, part), turn in zip(parts, new_turns, strict=True):
                 text = self._text(episode_data(part), module_id)
                 actions[index][part.agent_id] = text
                 turns[index][part.agent_id] = turn
         return {Columns.ACTIONS: actions, columns.TURN: turns}
 
     def _text(self, data: EpisodeData, module_id: str) -> str:
-        if data.sampled is None:  # stock runners also ask for episodes that are over
+        if data.sampled is None:  # RLlib's stock runner passes finished episodes too
             return ""
         text = self.renderers[module_id].decode(data.sampled)
         data.sampled = None

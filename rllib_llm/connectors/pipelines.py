@@ -1,4 +1,4 @@
-"""Assemble the connector pipelines of a configuration.
+"""Assembly of the connector pipelines from the configuration.
 
 Connectors that a user adds through RLlib's own settings come first (env-to-module,
 learner) or last (module-to-env), as in RLlib.
@@ -25,7 +25,7 @@ from rllib_llm.modules.critic import CRITIC_MODULE
 
 
 def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> Any:
-    """Observations to token deltas."""
+    """Return the pipeline from observations to token deltas."""
     custom = _custom(config._env_to_module_connector, env, spaces, device)
     return EnvToModulePipeline(
         input_observation_space=_space(config),
@@ -46,7 +46,7 @@ def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> A
 
 
 def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
-    """Sampled ids to text."""
+    """Return the pipeline from sampled ids to text."""
     custom = _custom(config._module_to_env_connector, env, spaces)
     return ModuleToEnvPipeline(
         input_observation_space=_space(config),
@@ -58,28 +58,29 @@ def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
 def learner_pipeline(
     config: Any, input_observation_space: Any, input_action_space: Any, device: Any
 ) -> Any:
-    """Episodes to masked token rows with old scores and advantages."""
+    """Return the pipeline from episodes to masked rows with scores and advantages."""
     custom = _custom(
         config._learner_connector, input_observation_space, input_action_space
     )
-    own = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
+    configs = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     critic = CRITIC_MODULE if config.critic_view else None
+    # Order matters: scores need rows, and GAE needs the values among the scores.
     components: list[Any] = [
         TokenRows(
-            {m: _row_settings(c) for m, c in own.items()},
+            {m: _row_settings(c) for m, c in configs.items()},
             critic=critic,
             critic_view=config.critic_view,
         ),
         ScoreRows(
             device=device,
             old_logps=config.old_logps,
-            values=[] if critic or not config.use_critic else own,
+            values=[] if critic or not config.use_critic else configs,
             critic=critic,
-            references=[m for m, c in own.items() if c.uses_reference],
-            entropies=[m for m, c in own.items() if c.components_need("scores")],
+            references=[m for m, c in configs.items() if c.uses_reference],
+            entropies=[m for m, c in configs.items() if c.components_need("scores")],
             max_tokens=config.micro_batch_tokens,
         ),
-        *config.advantage_connectors(own),
+        *config.advantage_connectors(configs),
     ]
     if config.trained_non_llm_ids:
         settings = map(config.get_config_for_module, config.trained_non_llm_ids)
@@ -107,7 +108,7 @@ def _row_settings(config: Any) -> RowSettings:
 
 
 def token_gae(configs: Mapping[str, Any]) -> TokenGAE:
-    """Return the connector that estimates each policy's advantages on its own."""
+    """Return the connector that estimates each policy's advantages separately."""
     return TokenGAE({m: gae_settings(c) for m, c in configs.items()})
 
 
@@ -131,7 +132,7 @@ def gae_settings(config: Any) -> GAESettings:
 
 
 def _space(config: Any) -> gym.Space:
-    """Return the space of text; RLlib's multi-agent runner wants one per policy."""
+    """Return the text space; RLlib's multi-agent runner needs one per policy."""
     if not config.is_multi_agent:
         return UnicodeText()
     return gym.spaces.Dict({m: UnicodeText() for m in config.module_ids})
@@ -141,5 +142,5 @@ def _custom(factory: Any, *args: Any) -> list[Any]:
     """Call a user's connector factory as RLlib does."""
     if factory is None:
         return []
-    made = factory(*args)
-    return list(made) if isinstance(made, list | tuple) else [made]
+    connectors = factory(*args)
+    return list(connectors) if isinstance(connectors, list | tuple) else [connectors]

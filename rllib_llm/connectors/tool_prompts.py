@@ -1,4 +1,4 @@
-"""How a conversation with tools begins and goes on, for a chat template or without."""
+"""Messages that present tools and their results, by the chat template or as text."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def opening(
     """Return a conversation's first messages, and the tools that its template presents.
 
     Args:
-        observation: What the environment said first.
-        info: What it returned beside it; ``tools`` (JSON schemas), ``tool_format``.
+        observation: The environment's first observation.
+        info: The environment's info: ``tools`` (JSON schemas), ``tool_format``.
         system: The system message, if any.
-        renderer: The ChatRenderer of the policy; None where it reads text.
+        renderer: The ChatRenderer of the policy; None for a policy that reads text.
 
     Returns:
-        Messages, and the tools. Where the template cannot present them, or writes calls
-        otherwise than the environment reads them, the first message describes the tools
-        instead, and there are none.
+        Messages, and the tools. If the template cannot present the tools, or writes
+        calls in another format than the environment reads, the first message describes
+        the tools and the returned tools are None.
     """
     tools = info.get("tools") or None
     if tools is not None:
-        wanted = check_format(info.get("tool_format", "auto"))
-        known = None if renderer is None else renderer.tool_format
-        if known is None or wanted not in ("auto", known):
-            if known is not None:
+        env_format = check_format(info.get("tool_format", "auto"))
+        template_format = None if renderer is None else renderer.tool_format
+        if template_format is None or env_format not in ("auto", template_format):
+            if template_format is not None:
                 warnings.warn(
-                    f"The chat template writes calls of tools as {known!r}, the "
-                    f"environment reads tool_format={wanted!r}, so the first message "
-                    "describes the tools. Set tool_format to 'auto' in env_config to "
-                    "use the template.",
+                    f"The chat template writes tool calls as {template_format!r}, but "
+                    f"the environment reads tool_format={env_format!r}, so the first "
+                    "message describes the tools. Set tool_format to 'auto' in "
+                    "env_config to use the template.",
                     stacklevel=2,
                 )
-            described = text_format(tools, wanted).describe(tools)
+            described = text_format(tools, env_format).describe(tools)
             observation, tools = f"{described}\n\n{observation}", None
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": observation}], tools
@@ -75,8 +75,8 @@ def later(observation: str, info: Mapping[str, Any], tools: Any) -> list[Message
 
     Args:
         observation: Its text.
-        info: What the environment returned beside it; ``tool_results``.
-        tools: The tools that the template presents; without them results are text.
+        info: The environment's info: ``tool_results``.
+        tools: The tools that the template presents; if None, results are text.
     """
     results = info.get("tool_results")
     if not tools or not results:
@@ -85,24 +85,24 @@ def later(observation: str, info: Mapping[str, Any], tools: Any) -> list[Message
 
 
 def template_tool_format(render: Callable[..., str]) -> str | None:
-    """Return how a chat template writes calls; None if it cannot serve tools.
+    """Return the chat template's format of tool calls; None if it cannot serve tools.
 
     Args:
-        render: Renders messages, and ``tools``; raises TemplateError where the template
-            does.
+        render: Function that renders messages and ``tools``; raises TemplateError if
+            the template fails.
     """
     opened = [{"role": "user", "content": _USER}]
-    talk = [*opened, {"role": "assistant", "content": _REPLY}]
+    dialogue = [*opened, {"role": "assistant", "content": _REPLY}]
     results = [{"role": "tool", "name": _NAME, "content": r} for r in _RESULTS]
     try:
         first = render(opened, tools=[_SCHEMA])
-        shown = render([*talk, *results], tools=[_SCHEMA])
-        plain = render([*talk, *results])
+        shown = render([*dialogue, *results], tools=[_SCHEMA])
+        plain = render([*dialogue, *results])
     except TemplateError:
         return None
     if _NAME not in first or not shown.startswith(first + _REPLY):
         return None
-    # What is appended after a reply must not depend on the tools.
+    # The delta after a reply must not depend on the tools: it is rendered without them.
     tail = shown.split(_REPLY, 1)[1]
     if tail != plain.split(_REPLY, 1)[-1] or any(tail.count(r) != 1 for r in _RESULTS):
         return None
@@ -113,7 +113,7 @@ def template_tool_format(render: Callable[..., str]) -> str | None:
 
 
 def _written_call(render: Callable[..., str], opened: list[Message]) -> str:
-    """Return how the template itself would write a call."""
+    """Return a tool call as the template writes it."""
     function = {"name": _NAME, "arguments": {"value": _VALUE}}
     call = {"id": "call00001", "type": "function", "function": function}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -1,6 +1,6 @@
 """Batch columns beyond RLlib's :class:`ray.rllib.core.columns.Columns`.
 
-RLlib's own columns keep their meaning: ``loss_mask`` (True = trained),
+RLlib's columns keep their meaning: ``loss_mask`` (True = trained),
 ``action_logp`` (old log-probabilities), ``action_dist_inputs`` (their log-probability
 and entropy pair), ``advantages`` and ``value_targets``; all are ``[B, T]`` here.
 """
@@ -9,31 +9,31 @@ INPUT_IDS = "input_ids"  # token ids [B, T]
 ATTENTION_MASK = "attention_mask"  # True where a token is real [B, T]
 TURN_IDS = "turn_ids"  # index of the turn that sampled the token, else -1 [B, T]
 TOKEN_REWARDS = "token_rewards"  # the turn's reward on its last action token [B, T]
-EPISODE_INDEX = "episode_index"  # which agent's episode a row belongs to [B]
+EPISODE_INDEX = "episode_index"  # number of the agent's episode in its policy [B]
 MULTI_AGENT_EPISODE_INDEX = (
-    "multi_agent_episode_index"  # which multi-agent episode, over all policies [B]
+    "multi_agent_episode_index"  # number of the whole episode, over all policies [B]
 )
 AGENT_INDEX = "agent_index"  # number of the agent in its episode [B]
 TURN_STEPS = "turn_steps"  # environment step of the token's turn, else -1 [B, T]
 BOOTSTRAP_COLUMN = "bootstrap_column"  # column whose value bootstraps, else -1 [B]
 BOOTSTRAPS_AGENT_TURN = (
-    "bootstraps_agent_turn"  # whether that value is of a prompt still to answer [B]
+    "bootstraps_agent_turn"  # whether that column follows an unanswered prompt [B]
 )
 LOSS_WEIGHTS = "loss_weights"  # per-token weight of the aggregation mode [B, T]
 REF_LOGP = "ref_logp"  # log-probability under the frozen reference [B, T]
-BEHAVIOUR_LOGP = "behaviour_logp"  # what the sampler recorded [B, T]
+BEHAVIOUR_LOGP = "behaviour_logp"  # log-probability recorded when sampled [B, T]
 MESSAGE_STARTS = "message_starts"  # 1 at the first token of a message [B, T]
 SEQUENTIAL_FACTOR = "sequential_factor"  # ratios of policies updated before [B, T]
 VALUES = "old_values"  # the critic's values before the update [B, T]
-TOKEN_ENTROPY = "token_entropy"  # entropy before the update, where asked for [B, T]
-ENTROPY_RANK = "entropy_rank"  # share of trained tokens that have more of it [B, T]
-COVARIANCE_RANK = "covariance_rank"  # likewise of log-probability and credit [B, T]
-VALUE_WEIGHTS = "value_weights"  # of the value loss, where turns have values [B, T]
+TOKEN_ENTROPY = "token_entropy"  # entropy before the update, if needed [B, T]
+ENTROPY_RANK = "entropy_rank"  # share of trained tokens with higher entropy [B, T]
+COVARIANCE_RANK = "covariance_rank"  # share with higher logp-advantage product [B, T]
+VALUE_WEIGHTS = "value_weights"  # value loss weights; only with values per turn [B, T]
 CHOICE_STARTS = "choice_starts"  # column where its turn's action starts, or -1 [B, T]
-CANDIDATES = "candidates"  # token's admissible action; 0: the one taken, or -1 [B, T]
+CANDIDATES = "candidates"  # number of the token's action; 0: taken, -1: none [B, T]
 SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score [B, T]
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
-SUCCESS_SHARE = "success_share"  # trained tokens of those among all [B], all alike
+SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 TURN = "turn"  # extra_model_outputs key of the episode's Turn records
 EPISODE_DATA = "llm"  # custom_data key of the episode's EpisodeData

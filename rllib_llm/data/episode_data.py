@@ -1,4 +1,4 @@
-"""What the package keeps about an episode beside RLlib's own record."""
+"""The package's record of an episode, stored beside RLlib's."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from rllib_llm.data.types import (
 
 @dataclasses.dataclass(slots=True)
 class EpisodeData:
-    """Conversation state while an episode runs, and its verdict when it ends.
+    """Conversation state of a running episode, and its outcome once it has ended.
 
     Stored as one opaque object in ``episode.custom_data["llm"]``.
 
     Attributes:
-        task: Which instance and group this is.
-        first_texts: What agents of text read at first, by AgentID; on the episode
-            that holds the task.
+        task: The rollout: its instance and group.
+        first_texts: First observation of every text agent, by AgentID; set on the
+            episode that holds the task.
         agent_index: Number of the agent in its environment's declared order.
-        system: System message in place of the settings' and the environment's.
+        system: System message that replaces the configured one and the environment's.
         messages: The conversation as text, for people and environments.
         tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens, as the engine saw and sampled them.
         prompt: Tokens to append before the next turn (None while none is due).
         is_over: Whether the episode has ended.
-        sampled: Ids of the turn just sampled (until its text is made).
-        last_finish: Why the last turn ended.
+        sampled: Ids of the turn just sampled (None once they are decoded).
+        last_finish: Reason that the last turn ended.
         num_turns: Turns so far.
         num_sampled: Sampled tokens so far.
-        stop_reason: Why the episode ended.
-        stop_policy: What the learner makes of it.
+        stop_reason: Reason that the episode ended.
+        stop_policy: Treatment of the episode in training.
         success: Whether the task was solved, where that is defined.
-        metrics: The environment's own numbers.
-        masked_turns: Turns that are not learnt from, by their number.
-        greedy_return: Written by the driver: what its agent earned in the greedy
-            rollout of the task, where one was played.
-        reward_parts: Written by the driver: what each piece paid per turn, by name,
-            where rewards are not the environment's alone.
-        advantage: Written by the driver: credit per turn, or one for the episode.
-        is_annotated: Whether a transcript shows it, and wants to know its credit.
-        annotates_tokens: Whether it shows tokens, and what the Learner makes of each.
+        metrics: Numbers reported by the environment.
+        masked_turns: Indices of turns that are not trained.
+        greedy_return: Written by the driver: the agent's return in the greedy rollout
+            of the task, if there was one.
+        reward_parts: Written by the driver: reward of every component per turn, by
+            name; empty if the environment's rewards are used alone.
+        advantage: Written by the driver: one advantage per turn, or one for all turns.
+        is_annotated: Whether a transcript shows the episode with its advantages.
+        annotates_tokens: Whether the transcript shows the Learner's data per token.
     """
 
     task: Task | None = None
@@ -104,8 +104,8 @@ def episode_data(episode: Any) -> EpisodeData:
 def agent_episodes(episode: Any) -> list[Any]:
     """Return the parts of an episode that hold turns of language models.
 
-    A SingleAgentEpisode is its own only part; in a MultiAgentEpisode agents that never
-    acted, and those that a script played, are left out. In declared order of agents.
+    A SingleAgentEpisode is its only part. The parts of a MultiAgentEpisode come in the
+    declared order of agents, without those that never acted or were scripted.
     """
     if getattr(episode, "agent_episodes", None) is None:
         return [episode]
@@ -113,11 +113,11 @@ def agent_episodes(episode: Any) -> list[Any]:
 
 
 def policy_episodes(episode: Any) -> list[Any]:
-    """Return the like with the parts that classic RLModules played."""
+    """Return the parts that policies acted in, non-LLM RLModules included."""
     parts = getattr(episode, "agent_episodes", None)
     if parts is None:
         return [episode]
-    # RLlib keeps sets of agents; their order changes from process to process.
+    # RLlib keeps sets of agents; their order differs between processes.
     parts = sorted(parts.values(), key=lambda part: episode_data(part).agent_index)
     return [
         part

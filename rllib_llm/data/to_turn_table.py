@@ -1,4 +1,4 @@
-"""From RLlib's episodes to what pieces on the driver see."""
+"""Conversion of RLlib episodes to the trajectories that driver components read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllib_llm.data.types import StopPolicy
 
 
 def trajectories(episodes: Iterable[Any]) -> list[tuple[EpisodeData, Trajectory]]:
-    """Return what each agent did in each episode, beside what is kept about it."""
+    """Return every agent's trajectory, together with the episode's data."""
     return [
         (episode_data(part), _trajectory(part, number))
         for number, episode in enumerate(episodes)

@@ -1,4 +1,4 @@
-"""The small data types that everything else passes around.
+"""Data types of turns, tasks and messages, shared by all packages.
 
 Shape legend, used in every docstring of the package:
 
@@ -29,14 +29,14 @@ Message = dict[str, str]
 
 
 class FinishReason(enum.StrEnum):
-    """Why the engine ended one turn."""
+    """Reason that the engine ended a turn."""
 
     STOP = "stop"  # the model sampled its end-of-turn token or a stop string
     LENGTH = "length"  # max_new_tokens was reached
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended (a closed set; what follows from each: StopPolicy)."""
+    """Reason that an episode ended (a closed set; StopPolicy tells what follows)."""
 
     TERMINATED = "terminated"
     MAX_TURNS = "max_turns"
@@ -50,12 +50,12 @@ class StopReason(enum.StrEnum):
 
 
 class StopPolicy(enum.StrEnum):
-    """What the learner makes of an episode that ended for a given reason."""
+    """Treatment in training of an episode that ended for a given reason."""
 
-    TRAIN = "train"  # final: the return is what was earned
-    BOOTSTRAP = "bootstrap"  # cut short: the critic's value stands for the rest
+    TRAIN = "train"  # final: the return is the sum of the rewards received
+    BOOTSTRAP = "bootstrap"  # cut short: the critic's value replaces later rewards
     MASK = "mask"  # counted in statistics and group baselines, never trained on
-    DROP = "drop"  # as if it had not happened: discarded and sampled anew
+    DROP = "drop"  # discarded and sampled anew, as if it had not happened
 
 
 DEFAULT_STOP_POLICIES: dict[StopReason, StopPolicy] = {
@@ -73,12 +73,12 @@ DEFAULT_STOP_POLICIES: dict[StopReason, StopPolicy] = {
 
 @dataclasses.dataclass(slots=True)
 class Choice:
-    """What else a turn could have been, where it was chosen from a list of actions.
+    """Alternatives to a turn whose action was chosen from a list.
 
     Attributes:
         others: Token ids of the actions not taken. int32, one array per action
-        weights: What the log-probabilities of an action's tokens are multiplied by in
-            its score: first of the action taken, then of the others. float32 [K]
+        weights: Factor of the log-probabilities of an action's tokens in the action's
+            score: first of the action taken, then of the others. float32 [K]
     """
 
     others: list[np.ndarray]
@@ -87,25 +87,25 @@ class Choice:
 
 @dataclasses.dataclass(slots=True)
 class Turn:
-    """What one model turn looked like in tokens, recorded when it was sampled.
+    """Token-level record of one model turn, made when it was sampled.
 
     Stored in ``extra_model_outputs["turn"]`` of the episode, one per time step. The
     ids are exactly those the engine saw and returned; nothing is re-made from text.
 
     Attributes:
-        prompt_ids: Tokens appended to the conversation before sampling: only what
-            is new if ``extends``, else the whole prompt. int32
+        prompt_ids: Tokens appended to the conversation before sampling: only the new
+            ones if ``extends``, else the whole prompt. int32
         extends: Whether the stored ids of the episode so far are a prefix.
         action_ids: Sampled tokens, including the end-of-turn token if sampled. int32
         action_logps: Log-probabilities under the sampling distribution, in nats. Where
             a whole action was chosen, its log-probability on the first token, else 0.
-        finish: Why sampling ended.
+        finish: Reason that sampling ended.
         weights_seq_no: Version of the weights that sampled this turn.
         module_id: The policy (RLModule id) that sampled it.
         seconds: Wall time from submission to the last token.
         env_t: Environment step in which it was taken, from 0; agents that act at the
             same time share it.
-        invalid: Whether the environment found no action in it.
+        invalid: Whether the environment parsed no action from it.
         choice: The other admissible actions, if it was chosen from them as a whole.
     """
 
@@ -124,7 +124,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """One rollout to do: which instance, which group, which member of the group.
+    """One rollout to sample: its instance, its group and its number in the group.
 
     Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
     which seeds the sampling of tokens. ``assignment`` names each agent's policy where
@@ -142,7 +142,7 @@ class Task:
 
 @dataclasses.dataclass(slots=True)
 class TurnResult:
-    """What an environment answers to one model turn.
+    """The environment's response to one model turn.
 
     Attributes:
         observation: Text of the next user message (shown even when the episode ends,

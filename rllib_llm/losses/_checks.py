@@ -1,4 +1,4 @@
-"""Argument checks shared by the objectives; each names value, rule and remedy."""
+"""Argument checks of losses and advantages; each message has value, rule and remedy."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def check_mask(loss_mask: torch.Tensor, **arrays: torch.Tensor) -> None:
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Refuse a ``value`` that is not one of ``choices``."""
-    known = list(choices)
-    if value not in known:
+    options = list(choices)
+    if value not in options:
         raise ValueError(
-            f"{name} is {value!r}. It must be one of {known}. "
-            + did_you_mean(str(value), known)
+            f"{name} is {value!r}. It must be one of {options}. "
+            + did_you_mean(str(value), options)
         )
 
 

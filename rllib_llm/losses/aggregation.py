@@ -1,9 +1,9 @@
-"""The one normaliser of the loss: weights per token and a denominator per batch.
+"""Aggregation of token losses: weights per token and a denominator per batch.
 
 ``loss = sum(weights * per_token_loss) / denominator``. Both are computed once, when
 the batch is built, over *all* rows a learner holds; micro-batches then take slices of
-the weights, and denominators are summed over learners. So no split of the batch
-changes the gradient, which a mean per micro-batch would.
+the weights, and denominators are summed over learners. So the gradient does not depend
+on how the batch is split, as it would with a mean per micro-batch.
 
 A *sequence* is one episode. It may span several rows (equal ``sequence_ids``); its
 length n_s counts the trained tokens of all its rows, and a sequence without any does
@@ -58,7 +58,7 @@ def token_weights(
         sequence_ids: Episode of each row, integers or strings. [B]
         mode: One of the modes in the table of this module.
         constant: For ``seq-mean-token-sum-norm`` only: a length in tokens that never
-            changes during training, e.g. the most an episode may sample; > 0.
+            stays constant during training, e.g. the most an episode may sample; > 0.
 
     Returns:
         Weights in float64, 0 where masked. [B, T]
@@ -83,7 +83,7 @@ def denominator(
     *,
     constant: float | None = None,
 ) -> float:
-    """Return what the weighted sum is divided by: trained tokens, or sequences.
+    """Return the divisor of the weighted sum: number of trained tokens or sequences.
 
     Sum it over learners before dividing. It is 0.0 if nothing is trained;
     :func:`~rllib_llm.losses.functional.weighted_loss` then gives a loss of 0.0.
@@ -130,13 +130,13 @@ def _to_numpy(array: Any) -> np.ndarray:
 
 
 def _checked_constant(mode: str, constant: float | None) -> float:
-    """Return ``constant`` where the mode uses one, else 1."""
+    """Return ``constant`` if the mode uses one, else 1."""
     check_choice("mode", mode, LOSS_AGGREGATIONS)
     if mode != "seq-mean-token-sum-norm":
         if constant is not None:
             raise ValueError(
                 f"constant is {constant} with mode {mode!r}. Only "
-                "'seq-mean-token-sum-norm' uses it. Leave it out."
+                "'seq-mean-token-sum-norm' uses it. Omit it."
             )
         return 1.0
     if constant is None:

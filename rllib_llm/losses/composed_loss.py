@@ -1,4 +1,4 @@
-"""What a policy's loss is made of: a policy loss, terms, and transforms before it."""
+"""A policy's loss as configured: policy loss, loss terms, advantage transforms."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rllib_llm.losses.token_batch import TokenBatch, example_batch
 
 
 class ComposedLoss:
-    """The chosen pieces of one policy, ready to be called.
+    """The bound loss components of one policy.
 
     Args:
-        policy_loss: Piece of kind ``policy_loss``; None: the algorithm's own loss.
-        loss_terms: Pieces of kind ``loss_term``, added times their weights.
-        transforms: Pieces of kind ``token_advantage_transform``, applied in order.
+        policy_loss: Component of kind ``policy_loss``; None: the algorithm's loss.
+        loss_terms: Components of kind ``loss_term``, added times their weights.
+        transforms: Components of kind ``token_advantage_transform``, applied in order.
     """
 
     def __init__(
@@ -35,39 +35,39 @@ class ComposedLoss:
 
     @property
     def bound(self) -> list[BoundComponent]:
-        """All of them, in a fixed order."""
+        """All components, in a fixed order."""
         first = [] if self.loss is None else [self.loss]
         return [*first, *self.terms, *self.transforms]
 
     def __bool__(self) -> bool:
-        """Whether anything is chosen."""
+        """Return whether any component is configured."""
         return bool(self.bound)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What they ask for; see :func:`~rllib_llm.losses.token_batch.requires`."""
-        found: set[str] = set().union(*map(_needs, self.bound))
-        # They see what there was before the update, whatever they make of it.
-        return frozenset(found | ({"scores"} if self.transforms else set()))
+        """Inputs that they need; see :func:`~rllib_llm.losses.token_batch.requires`."""
+        needs: set[str] = set().union(*map(_needs, self.bound))
+        # Transforms get entropies of before the update, whether they read them or not.
+        return frozenset(needs | ({"scores"} if self.transforms else set()))
 
     def policy_loss(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy loss per token and where a bound acted. [B, T] each"""
         assert self.loss is not None
-        found = self.loss.call(batch)
-        if not isinstance(found, tuple) or len(found) != 2:
+        result = self.loss.call(batch)
+        if not isinstance(result, tuple) or len(result) != 2:
             raise ConfigError(
                 f"policy_loss {self.loss.component.name!r} must return two "
-                "tensors: the "
-                "loss of each token, and where a bound acted."
+                "tensors: the loss of each token, and the tokens on which a bound "
+                "acted."
             )
-        loss = _checked(self.loss, found[0], batch)
-        return loss, _checked(self.loss, found[1], batch).bool()
+        loss = _checked(self.loss, result[0], batch)
+        return loss, _checked(self.loss, result[1], batch).bool()
 
     def term_losses(self, batch: TokenBatch) -> Iterator[tuple[str, Tensor]]:
         """Yield each term's name and its weighted loss per token. [B, T]"""
         for bound in self.terms:
-            found = _checked(bound, bound.call(batch), batch)
-            yield short_name(bound), bound.weight_at(batch.update) * found
+            loss = _checked(bound, bound.call(batch), batch)
+            yield short_name(bound), bound.weight_at(batch.update) * loss
 
     def transform(self, batch: TokenBatch) -> Tensor:
         """Return the advantages after all transforms. [B, T]"""
@@ -76,7 +76,7 @@ class ComposedLoss:
         return batch.advantages
 
     def end_update(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Let terms adapt to what an update measured; return their coefficients."""
+        """Let terms adapt to an update's statistics; return their coefficients."""
         for bound in self.terms:
             if hasattr(bound.call, "end_update"):
                 bound.call.end_update(means)
@@ -87,10 +87,10 @@ class ComposedLoss:
         }
 
     def try_out(self) -> None:
-        """Compute them on a few made-up tokens, so that bad settings show up early.
+        """Compute all components on an example batch, to detect bad settings early.
 
         Raises:
-            ConfigError: With what a piece says about its settings.
+            ConfigError: With the message of the component that failed.
         """
         trial = copy.deepcopy(self)
         try:
@@ -114,22 +114,25 @@ class ComposedLoss:
             total = total + loss.sum()
         if not torch.isfinite(total):
             names = ", ".join(c.component.name for c in self.bound)
-            raise ConfigError(f"{names}: the loss of a few made-up tokens is {total}.")
+            raise ConfigError(
+                f"{names}: the loss of an example batch is {total}, but it must be "
+                "finite. Change the settings, or mend the component."
+            )
         self.end_update({"entropy": 0.5})
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the pieces remember between updates, by kind and name."""
-        found = {_key(bound): bound.get_state() for bound in self.bound}
-        return {key: state for key, state in found.items() if state is not None}
+        """Return the components' state between updates, by kind and name."""
+        states = {_key(bound): bound.get_state() for bound in self.bound}
+        return {key: state for key, state in states.items() if state is not None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Bring :meth:`get_state`'s answer back; pieces new to it start afresh."""
+        """Restore :meth:`get_state`'s result; components not in it start anew."""
         for bound in self.bound:
             bound.set_state(state.get(_key(bound)))
 
 
 def short_name(bound: BoundComponent) -> str:
-    """Return a piece's name for keys of metrics."""
+    """Return a component's name for keys of metrics."""
     return bound.component.name.rpartition(":")[2]
 
 
@@ -138,17 +141,19 @@ def _key(bound: BoundComponent) -> str:
 
 
 def _needs(bound: BoundComponent) -> frozenset[str]:
-    asks = getattr(bound.component.make, "asks", ())
-    met = (needs for needs, when in asks if when is None or when(bound.settings))
+    requirements = getattr(bound.component.make, "needs", ())
+    met = (n for n, when in requirements if when is None or when(bound.settings))
     return frozenset().union(*met)
 
 
-def _checked(bound: BoundComponent, found: Any, batch: TokenBatch) -> Tensor:
-    if not isinstance(found, Tensor) or found.shape != batch.mask.shape:
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+def _checked(bound: BoundComponent, result: Any, batch: TokenBatch) -> Tensor:
+    if not isinstance(result, Tensor) or result.shape != batch.mask.shape:
+        shape = (
+            list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        )
         raise ConfigError(
             f"{bound.component.kind} {bound.component.name!r} returned {shape} "
-            "for tokens of "
-            f"{list(batch.mask.shape)}. It must return one entry per token."
+            f"for tokens of {list(batch.mask.shape)}. It must return one entry per "
+            "token."
         )
-    return found.masked_fill(~batch.mask, 0)
+    return result.masked_fill(~batch.mask, 0)

@@ -1,10 +1,9 @@
-"""Per-token losses, in torch.
+"""Per-token losses as pure torch functions.
 
-Each function returns a loss of the shape of its inputs that is exactly 0 where
-masked, in value and in gradient, whatever the masked entries hold (NaN and infinity
-included): they are replaced before anything is computed from them. The sum over
-tokens and its normaliser are :func:`weighted_loss` with the weights of
-:mod:`rllib_llm.losses.aggregation`.
+Each function returns a loss of the shape of its inputs that is exactly 0 where masked,
+in value and in gradient, even if the masked entries are NaN or infinite: they are
+replaced before anything is computed from them. :func:`weighted_loss` sums over tokens
+and divides by the denominator of :mod:`rllib_llm.losses.aggregation`.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def clipped_policy_loss(
             None for plain PPO.
 
     Returns:
-        Loss, zero where masked, and where a clip removed the gradient of a trained
-        token (bool). 2 x [B, T]
+        Loss, zero where masked, and the trained tokens whose gradient a clip removed
+        (bool). 2 x [B, T]
 
     Raises:
         ValueError: If shapes differ or a clip range is out of range.
@@ -80,23 +79,24 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     form: str = "hard",
 ) -> tuple[Tensor, Tensor]:
-    """Return the clipped surrogate of ratios, whatever they are ratios of.
+    """Return the clipped surrogate of ratios of tokens, turns or sequences.
 
-    The only place where a ratio is clipped: of tokens (:func:`clipped_policy_loss`), of
+    All policy losses clip their ratios here: tokens (:func:`clipped_policy_loss`),
     turns and sequences (the policy loss ``gspo``).
 
     Args:
         ratio: New over old probability, finite and above 0. [B, T]
         advantages: Constant; 0 where nothing is trained. [B, T]
         clip_low: See :func:`clipped_policy_loss`.
-        clip_high: See there.
-        dual_clip: See there.
+        clip_high: See :func:`clipped_policy_loss`.
+        dual_clip: See :func:`clipped_policy_loss`.
         form: "hard", or "soft": above the upper bound the value is the same, but the
             gradient ``(1 + clip_high) * A * grad log ratio`` stays (AEPO,
             arXiv:2510.14545).
 
     Returns:
-        Loss [B, T], and where a bound replaced the ratio, ``dual_clip`` included
+        Loss [B, T], and the places where a bound replaced the ratio, ``dual_clip``
+        included
         (bool [B, T]).
 
     Raises:
@@ -107,6 +107,7 @@ def clipped_surrogate(
     check_choice("form", form, CLIP_FORMS)
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     if form == "soft":
+        # The quotient is 1 in value, but keeps the gradient of the ratio.
         kept = (1.0 + clip_high) * ratio / ratio.detach()
         bounded = torch.where(ratio > 1.0 + clip_high, kept, bounded)
     objective = torch.minimum(ratio * advantages, bounded * advantages)
@@ -122,13 +123,13 @@ def clipped_surrogate(
 def is_clipped(
     ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """Return where the ratio left its range in the direction of the update.
+    """Return the places where the ratio left its range in the update's direction.
 
     Args:
         ratio: New over old probability. [B, T]
         advantages: Their sign is the direction. [B, T]
         clip_low: The range begins at ``1 - clip_low``.
-        clip_high: And ends at ``1 + clip_high``.
+        clip_high: The range ends at ``1 + clip_high``.
 
     Returns:
         bool [B, T]
@@ -177,11 +178,11 @@ def value_loss(
     ``vf_clip_param`` does: tokens above the cap get no gradient, so keep it above
     the squared scale of the returns. With ``old_values`` too, it is the value clip
     of the PPO2 implementation: the larger of the plain squared error and that of
-    the prediction held within ``clip`` of its old value.
+    the prediction limited to within ``clip`` of its old value.
 
     Args:
         values: Predictions of the critic. [B, T]
-        targets: What they should be; constant. [B, T]
+        targets: Regression targets of the predictions; constant. [B, T]
         loss_mask: True where the token is trained. [B, T]
         clip: Cap on the squared error, or (with ``old_values``) on the change of
             the prediction; > 0, None for neither.
@@ -202,7 +203,7 @@ def value_loss(
         if old_values is not None:
             raise ValueError(
                 "old_values is given but clip is None. Value clipping needs both. "
-                "Set clip, e.g. 0.2, or leave out old_values."
+                "Set clip, e.g. 0.2, or omit old_values."
             )
         return squared_error
     check_positive("clip", clip, "Pass None to switch value clipping off.")
@@ -210,8 +211,8 @@ def value_loss(
         return squared_error.clamp(max=clip)
     check_mask(loss_mask, old_values=old_values)
     old_values = _keep(old_values, loss_mask).detach()
-    held = old_values + (values - old_values).clamp(-clip, clip)
-    return torch.maximum(squared_error, (held - targets).square())
+    limited = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(squared_error, (limited - targets).square())
 
 
 def entropy_bonus(entropy: Tensor, loss_mask: Tensor) -> Tensor:
@@ -261,14 +262,14 @@ def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
     if not 0 <= denominator < math.inf:
         raise ValueError(
             f"denominator is {denominator}. It must be finite and >= 0. "
-            "Sum normalisers.denominator() over all learners."
+            "Sum aggregation.denominator() over all learners."
         )
     total = (loss * weights.to(loss.dtype)).sum()
     return total / denominator if denominator else total
 
 
 def _keep(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Replace masked entries by 0, which also blocks their gradient."""
+    """Return the tensor with masked entries 0, which also blocks their gradient."""
     return tensor.masked_fill(~mask, 0.0)
 
 

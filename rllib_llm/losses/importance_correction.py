@@ -1,11 +1,11 @@
-"""Weights that correct for an engine that samples from other probabilities, in torch.
+"""Importance weights that correct the train-inference mismatch, in torch.
 
 An engine with other kernels, another dtype or older weights samples from
 ``pi_behaviour``, while the learner computes ``pi_old`` for the same tokens. The ratio
-``w = pi_old / pi_behaviour``, constant, turns an expectation over the first into one
+``w = pi_old / pi_behaviour``, a constant, turns an expectation over the first into one
 over the second; it is truncated or masked, since its variance is large. Multiplied into
 the advantages (the clipped loss is linear in their scale), it corrects the policy loss
-and nothing else: tokens of weight 0 still count in the loss's denominator.
+only: tokens of weight 0 still count in the loss's denominator.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TIS_LEVELS = ("token", "sequence")
 
 @dataclasses.dataclass(frozen=True)
 class MismatchWeights:
-    """What :func:`mismatch_weights` returns.
+    """Weights and diagnostics computed by :func:`mismatch_weights`.
 
     Attributes:
         weights: Weight of each token, >= 0, 0 where masked, without gradient. [B, T]
         ratio: ``pi_old / pi_behaviour`` per token, 0 where masked. [B, T]
-        clipped: Where truncation lowered the weight. bool [B, T]
+        clipped: Tokens whose weight truncation lowered. bool [B, T]
         dropped: Trained tokens that a band set to 0. bool [B, T]
     """
 
@@ -57,7 +57,7 @@ def mismatch_weights(
     - ``tis="token"``: ``min(w_t, clip)``, truncated importance sampling (Ionides 2008;
       V-trace's rho, eq. (1) of arXiv:1802.01561);
     - ``tis="sequence"``: ``min(prod_t w_t, clip)`` for all its tokens, the same with
-      the trajectory's ratio: unbiased below the clip, and of higher variance;
+      the trajectory's ratio: unbiased below the clip, with a higher variance;
     - ``token_band``: tokens with ``w_t`` outside get weight 0. Together with
       ``tis="token"`` and a clip at the upper bound this is IcePop (Ling Team 2025,
       arXiv:2510.18855: ``w`` inside the band, 0 outside);
@@ -65,10 +65,10 @@ def mismatch_weights(
       ``exp(mean_t log w_t)`` lies outside.
 
     Args:
-        old_logp: Log-probabilities the learner computes before the update. [B, T]
-        behaviour_logp: Those recorded by the engine while sampling. [B, T]
+        old_logp: Log-probabilities of the learner before the update. [B, T]
+        behaviour_logp: Log-probabilities that the engine recorded. [B, T]
         loss_mask: True where the token is trained. [B, T]
-        sequences: Which sequence a row belongs to, >= 0; rows may share one. [B]
+        sequences: Sequence of each row, >= 0; rows may share one. [B]
         tis: "token", "sequence", or None for weights of 1.
         tis_clip: Largest weight, > 0; 2 is usual.
         token_band: Least and largest ratio of a token that is kept; None: no bound.
@@ -81,6 +81,7 @@ def mismatch_weights(
     check_positive("tis_clip", tis_clip, "Use e.g. 2.0.")
     if tis is not None:
         check_choice("tis", tis, TIS_LEVELS)
+    # The difference is taken before the mask: masked entries may be NaN or infinite.
     log_ratio = torch.where(loss_mask, old_logp - behaviour_logp, 0.0).detach()
     sums = _per_sequence(log_ratio.sum(1), sequences)
     counts = _per_sequence(loss_mask.sum(1).to(sums.dtype), sequences).clamp(min=1)
@@ -98,7 +99,7 @@ def mismatch_weights(
 
 
 def _per_sequence(per_row: Tensor, sequences: Tensor) -> Tensor:
-    """Sum over the rows of each sequence; every row gets its sequence's sum. [B, 1]"""
+    """Return the sum over the rows of each sequence, at every row. [B, 1]"""
     size = int(sequences.max()) + 1 if len(sequences) else 0
     total = per_row.new_zeros(size).index_add_(0, sequences, per_row)
     return total[sequences][:, None]

@@ -6,7 +6,7 @@ Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). W
 ======  ===============  ====================  =====================================
 name    value            mean under pi         mean gradient under pi
 ======  ===============  ====================  =====================================
-``k1``  -d               KL                    0: of no use as a loss, only in rewards
+``k1``  -d               KL                    0: only for rewards, not as a loss
 ``k2``  d**2 / 2         KL to second order    gradient of KL(pi || pi_ref)
 ``k3``  exp(d) - d - 1   KL, never negative    gradient of KL(pi_ref || pi)
 ======  ===============  ====================  =====================================
@@ -35,7 +35,7 @@ def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """Return ``logp - ref_logp`` per token: unbiased, of either sign, high variance.
 
     Args:
-        logp: Log-probabilities under the policy that sampled, in nats. [...]
+        logp: Log-probabilities under the sampling policy, in nats. [...]
         ref_logp: The same tokens under the reference policy. [...]
 
     Returns:
@@ -52,11 +52,11 @@ def kl_k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """Return ``(logp - ref_logp)**2 / 2`` per token: never negative, biased.
 
     Args:
-        logp: Log-probabilities under the policy that sampled, in nats. [...]
+        logp: Log-probabilities under the sampling policy, in nats. [...]
         ref_logp: The same tokens under the reference policy. [...]
 
     Returns:
-        Estimate in nats per token; its mean is off by third order in the log-ratio.
+        Estimate in nats per token; its bias is of third order in the log-ratio.
 
     Raises:
         ValueError: If shapes differ.
@@ -73,11 +73,11 @@ def kl_k3(
 ) -> Tensor:
     """Return ``exp(d) - d - 1``, d = ref_logp - logp: unbiased, never negative.
 
-    It grows with ``exp(d)``: a token that the reference finds 20 nats likelier counts
-    4.9e8 unless ``largest`` bounds it.
+    It grows with ``exp(d)``: a token that is 20 nats likelier under the reference
+    counts 4.9e8 unless ``largest`` bounds it.
 
     Args:
-        logp: Log-probabilities under the policy that sampled, in nats. [...]
+        logp: Log-probabilities under the sampling policy, in nats. [...]
         ref_logp: The same tokens under the reference policy. [...]
         clamp: Bound on the magnitude of d, so that one token that became nearly
             impossible does not overflow; beyond it the gradient is 0. None for none.
@@ -94,6 +94,7 @@ def kl_k3(
     if clamp is not None:
         check_positive("clamp", clamp, "Use e.g. 20.0, or None for no clamp.")
         d = d.clamp(-clamp, clamp)
+    # expm1: exp(d) - 1 would lose all digits of the small d that are usual.
     estimate = torch.expm1(d) - d
     if largest is None:
         return estimate
@@ -115,10 +116,10 @@ def kl_penalty(
     Args:
         logp: Log-probabilities under the current policy, in nats. [B, T]
         ref_logp: The same tokens under the reference policy. [B, T]
-        loss_mask: True where the token is trained; elsewhere anything may stand. [B, T]
+        loss_mask: True where the token is trained; other entries are ignored. [B, T]
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
         clamp: See :func:`kl_k3`; the others ignore it.
-        largest: See there, likewise.
+        largest: See :func:`kl_k3`; the others ignore it.
 
     Returns:
         Estimate in nats per token, zero in value and gradient where masked. [B, T]
@@ -140,7 +141,7 @@ def kl_penalty(
 def approx_kl(logp: Tensor, old_logp: Tensor, loss_mask: Tensor) -> Tensor:
     """Return the mean ``k3`` estimate of KL(pi_old || pi) over trained tokens.
 
-    A metric of how far an update went. Since the tokens came from pi_old, the roles
+    It measures the size of an update. Since the tokens came from pi_old, the roles
     are swapped against :func:`kl_penalty`: ``exp(d) - d - 1``, d = logp - old_logp.
 
     Args:

@@ -34,7 +34,7 @@ def token_logps_and_entropy(
         token_ids: The token taken at each position, in [0, V). [..., T]
         temperature: Logits are divided by it, > 0: the one used for sampling.
         loss_mask: True where a token is trained; None for everywhere. Elsewhere both
-            results and the gradient are 0, whatever logits and ids hold. [..., T]
+            results and the gradient are 0, and logits and ids are ignored. [..., T]
         chunk: Positions computed at a time, >= 1 (but one column of all rows at
             least). Use e.g. 1024 where V is small.
 
@@ -45,7 +45,7 @@ def token_logps_and_entropy(
         ValueError: If shapes do not fit, an id is not in the vocabulary, or the
             temperature or the chunk is out of range.
     """
-    check_positive("temperature", temperature, "Use 1.0 for the model's own.")
+    check_positive("temperature", temperature, "Use 1.0 for unscaled logits.")
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}. It must be >= 1. Use e.g. 1024.")
     if token_ids.ndim < 1 or logits.shape[:-1] != token_ids.shape:
@@ -64,7 +64,7 @@ def token_logps_and_entropy(
 
 
 class _ChunkedLogps(torch.autograd.Function):
-    """The loop over chunks; keeps only its inputs and the entropy for the backward."""
+    """Loop over chunks that saves only its inputs and the entropy for the backward."""
 
     @staticmethod
     def forward(
@@ -77,14 +77,14 @@ class _ChunkedLogps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp, entropy = (torch.zeros_like(ids, dtype=dtype) for _ in range(2))
-        for scores, own, keep, out, spread in _chunks(
+        for scores, ids_here, keep, out, spread in _chunks(
             columns, logits, ids, mask, logp, entropy
         ):
             logps, finite_logps = _log_softmax(scores, keep, temperature)
-            taken = logps.gather(-1, own[..., None]).squeeze(-1)
+            taken = logps.gather(-1, ids_here[..., None]).squeeze(-1)
             minus_entropy = logps.exp().mul_(finite_logps).sum(-1)
-            for target, found in ((out, taken), (spread, minus_entropy.neg_())):
-                target.copy_(found.masked_fill_(~keep, 0.0))
+            for target, result in ((out, taken), (spread, minus_entropy.neg_())):
+                target.copy_(result.masked_fill_(~keep, 0.0))
         ctx.save_for_backward(logits, ids, mask, entropy)
         ctx.temperature, ctx.columns = temperature, columns
         return logp, entropy
@@ -96,7 +96,7 @@ class _ChunkedLogps(torch.autograd.Function):
         grad = torch.empty_like(logits)
         # With p = softmax(z) and entropy H: d log p_k / dz_i = [i = k] - p_i and
         # dH / dz_i = -p_i (log p_i + H).
-        for scores, own, keep, spread, g_logp, g_entropy, out in _chunks(
+        for scores, ids_here, keep, spread, g_logp, g_entropy, out in _chunks(
             ctx.columns, logits, ids, mask, entropy, grad_logp, grad_entropy, grad
         ):
             logps, finite_logps = _log_softmax(scores, keep, ctx.temperature)
@@ -107,7 +107,8 @@ class _ChunkedLogps(torch.autograd.Function):
                 part = part.mul_(logps.exp_()).neg_()
             else:
                 part = logps.exp_().mul_(g_logp.neg())
-            part.scatter_add_(-1, own[..., None], g_logp)
+            part.scatter_add_(-1, ids_here[..., None], g_logp)
+            # Skipped where no token is masked: a pass over [..., V] costs time.
             if not keep.all():
                 part.masked_fill_(~keep[..., None], 0.0)
             out.copy_(part)
@@ -115,7 +116,7 @@ class _ChunkedLogps(torch.autograd.Function):
 
 
 def _chunks(columns: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of ``columns`` positions; [..., T, V] and [..., T] go together."""
+    """Yield views of ``columns`` positions, from [..., T, V] and [..., T] alike."""
     # Columns rather than flattened positions: shifted logits are not contiguous, and
     # flattening would copy them.
     rows_dim = tensors[1].ndim - 1
@@ -147,5 +148,5 @@ def _check_ids(ids: Tensor, vocabulary: int) -> None:
         raise ValueError(
             f"token_ids spans [{low}, {high}]. Ids must lie in [0, {vocabulary}), the "
             "size of the logits. Mask padding ids with loss_mask, or check that "
-            "tokenizer and model belong together."
+            "the tokenizer belongs to the model."
         )

@@ -1,10 +1,10 @@
-"""What is added to the policy loss, each term times its ``weight``.
+"""Terms added to the policy loss, each times its ``weight``.
 
 A term takes a :class:`~rllib_llm.losses.token_batch.TokenBatch` and returns the loss of
 each token, to be minimised [B, T]. It is averaged as the policy loss is. A class may
-adapt to what an update measured in ``end_update(means)`` and keep that in its state.
+adapt to an update's statistics in ``end_update(means)`` and keep the result as state.
 
-The KL to the reference is no term: ``ref_kl_coeff`` and its like are.
+The KL to the reference is not a term; see the settings ``ref_kl_*``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rllib_llm.losses.token_batch import TokenBatch, requires
 @component("loss_term", "entropy", paper="Wang et al. 2025, arXiv:2506.01939 (top)")
 @requires("scores", when=lambda settings: settings.get("top", 1.0) < 1.0)
 def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
-    """Minus the entropy, of all tokens or of those where most was open.
+    """Return minus the entropy of all tokens, or of the highest-entropy ones.
 
     Args:
         batch: Tokens.
-        top: Share of the iteration's tokens, those of highest entropy before the
+        top: Share of the iteration's tokens, those with the highest entropy before the
             update ("forking" tokens), in (0, 1].
     """
     check_share("top", top)
@@ -40,16 +40,16 @@ def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
 
 @component("loss_term", "entropy_target", paper="Skywork-OR1 2025, arXiv:2505.22312")
 class EntropyTarget:
-    """An entropy bonus that is steered: more where entropy is below the target.
+    """Adapt the entropy bonus so that entropy stays near a target.
 
-    After each update the coefficient grows by ``step`` if the mean entropy was below
-    the target, and shrinks by it if not, in [0, largest]. It acts only while entropy is
-    at or below the target.
+    After each update the coefficient grows by ``step`` if the mean entropy was at most
+    the target, and shrinks by it otherwise, in [0, largest]. It acts only while entropy
+    is at or below the target.
 
     Args:
-        target: Wanted mean entropy, in nats per token, > 0.
+        target: Mean entropy to keep, in nats per token, > 0.
         step: Change of the coefficient per update, > 0.
-        start: Coefficient at first, >= 0.
+        start: Initial coefficient, >= 0.
         largest: Bound of the coefficient.
     """
 
@@ -66,37 +66,37 @@ class EntropyTarget:
         if not 0 <= start <= largest:
             raise ValueError(f"start={start} must be in [0, largest={largest}].")
         self.target, self.step, self.largest = target, step, largest
-        self._steered = start
+        self._coeff = start
         self._is_low = True
 
     @property
     def coeff(self) -> float:
-        """The coefficient in force."""
-        return self._steered if self._is_low else 0.0
+        """The coefficient now in force."""
+        return self._coeff if self._is_low else 0.0
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return minus the entropy times the coefficient. [B, T]"""
         return -self.coeff * batch.entropy
 
     def end_update(self, means: Mapping[str, float]) -> None:
-        """Steer by the mean entropy of the update."""
+        """Adapt the coefficient to the mean entropy of the update."""
         self._is_low = means["entropy"] <= self.target
-        moved = self._steered + (self.step if self._is_low else -self.step)
-        self._steered = min(self.largest, max(0.0, moved))
+        new_coeff = self._coeff + (self.step if self._is_low else -self.step)
+        self._coeff = min(self.largest, max(0.0, new_coeff))
 
     def get_state(self) -> dict[str, Any]:
-        """Return what was steered so far."""
-        return {"steered": self._steered, "is_low": self._is_low}
+        """Return the adapted coefficient."""
+        return {"steered": self._coeff, "is_low": self._is_low}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Bring it back."""
-        self._steered, self._is_low = state["steered"], state["is_low"]
+        """Restore the adapted coefficient."""
+        self._coeff, self._is_low = state["steered"], state["is_low"]
 
 
 @component("loss_term", "kl_cov", paper="Cui et al. 2025, arXiv:2505.22617")
 @requires("scores")
 def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> Tensor:
-    """KL to the policy before the update, on the tokens that cost most entropy.
+    """Penalise the KL to the old policy on the tokens that reduce entropy most.
 
     Args:
         batch: Tokens.
@@ -105,7 +105,7 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> 
         largest: Bound on the KL of a token, > 0.
     """
     check_share("share", share)
-    # Of tokens from the policy before the update, so the roles are swapped.
+    # The tokens came from the policy before the update, so the roles are swapped.
     k3 = kl_k3(batch.old_logp, batch.logp, clamp=MAX_LOG_RATIO, largest=largest)
     assert batch.covariance_rank is not None  # required above
     return k3 * (batch.covariance_rank < share)
@@ -114,7 +114,7 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-3, largest: float = 10.0) -> 
 @component("loss_term", "nll_success", paper="VAPO 2025, arXiv:2504.05118")
 @requires("success")
 def nll_success(batch: TokenBatch) -> Tensor:
-    """Imitation of solved episodes; its mean is over their tokens only."""
+    """Imitate solved episodes; the mean is over their tokens only."""
     assert batch.success is not None  # required above
     solved = batch.success[:, None] == 1.0
     return -batch.logp * solved / max(batch.success_share, 1e-8)
@@ -125,10 +125,10 @@ def nll_success(batch: TokenBatch) -> Tensor:
 )
 @requires("reference")
 def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
-    """Cross-entropy to a teacher, which is the frozen starting policy.
+    """Minimise the cross-entropy to a teacher, the frozen initial policy.
 
-    Estimated from the policy's own tokens: ``-(p_teacher / p_old) log p`` has the mean
-    ``-sum_y p_teacher(y) log p(y)`` under ``p_old``. Let it fade by its ``weight``:
+    Estimated from the policy's samples: ``-(p_teacher / p_old) log p`` has the mean
+    ``-sum_y p_teacher(y) log p(y)`` under ``p_old``. Let its ``weight`` decrease:
     ``[[0, 10.0], [1980, 0.1]]`` is LLM4Teach's schedule.
 
     Args:
@@ -141,6 +141,6 @@ def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is not in (0, 1]."""
+    """Refuse a share outside (0, 1]."""
     if not 0 < value <= 1:
         raise ValueError(f"{name} is {value}. It must lie in (0, 1], e.g. 0.2.")

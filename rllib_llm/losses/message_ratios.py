@@ -1,4 +1,4 @@
-"""Updating agents one after another, and ratios of whole messages, in torch.
+"""Ratios of whole messages, and sequential updates of agents, in torch.
 
 The ratio of a message, ``prod_j pi(w_j) / pi_old(w_j)``, is a product of hundreds of
 factors; its length-normalised form, the geometric mean over its trained tokens, stays
@@ -41,8 +41,8 @@ def message_log_ratios(
         length_normalised: Divide by the message's number of trained tokens.
 
     Returns:
-        Log-ratios, in nats, 0 for a message without trained tokens [M], and True where
-        a message has any (bool [M]).
+        Log-ratios, in nats, 0 for a message without trained tokens [M], and whether a
+        message has any (bool [M]).
 
     Raises:
         ValueError: If shapes differ or a message is out of range.
@@ -71,29 +71,29 @@ def sequential_factors(
     ratio_clip: float = 0.2,
     factor_clip: float = 0.5,
 ) -> Tensor:
-    """Return what multiplies the advantages of the agents that are updated next.
+    """Return the factor of the advantages of the agents that are updated next.
 
     HAPPO (Kuba et al. 2022, arXiv:2109.11251): agents are updated one after another,
     and the next one maximises its surrogate of ``M * A``, with M the product of the
-    updated agents' new-to-old ratios for the same joint action. For text each
-    ratio is the length-normalised one of a message, clipped to [1 - ratio_clip, 1 +
+    updated agents' new-to-old ratios for the same joint action. For text each ratio is
+    the length-normalised one of a message, clipped to [1 - ratio_clip, 1 +
     ratio_clip], and M is clipped to [1 - factor_clip, 1 + factor_clip]; HARL's code
-    does neither, having one small action per agent. The clip comes after the whole
-    product, so that M does not depend on the order of those updated.
+    does neither, since its agents have one small action each. M is clipped after the
+    whole product, so that it does not depend on the order of the updated agents.
 
     Args:
-        log_ratios: From :func:`message_log_ratios`, with the policies as they are
-            after the updates so far, against those that sampled. [M]
-        steps: The joint action each message is part of, >= 0: its episode and round,
-            numbered by :func:`~rllib_llm.advantages.keys.combined_keys`. [M]
-        agents: Who sent it, integers. [M]
-        updated: The agents updated before.
-        ratio_clip: In (0, 1).
-        factor_clip: In (0, 1).
+        log_ratios: From :func:`message_log_ratios`: the policies after the updates so
+            far against those that sampled. [M]
+        steps: Joint action of each message, >= 0: its episode and round, numbered by
+            :func:`~rllib_llm.advantages.keys.combined_keys`. [M]
+        agents: Agent of each message, integers. [M]
+        updated: The agents already updated.
+        ratio_clip: Clip of each ratio, in (0, 1).
+        factor_clip: Clip of the product, in (0, 1).
 
     Returns:
-        M per message, without gradient; all 1 if nobody was updated. To be read for
-        agents not in ``updated``. [M]
+        M per message, without gradient; all 1 if no agent was updated. Use it for
+        agents that are not in ``updated``. [M]
 
     Raises:
         ValueError: If shapes differ or a clip is outside (0, 1).

@@ -1,8 +1,8 @@
-"""Policy losses: what replaces PPO's clipped surrogate.
+"""Policy losses that can replace PPO's clipped surrogate.
 
 A policy loss takes a :class:`~rllib_llm.losses.token_batch.TokenBatch` and returns the
-loss of each token, to be minimised [B, T], and which tokens a bound acted on [B, T].
-docs/losses.md has a section for each.
+loss of each token, to be minimised [B, T], and the tokens on which a bound acted
+[B, T]. docs/losses.md has a section for each.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def ppo_clip(
     dual: float | None = None,
     form: str = "hard",
 ) -> tuple[Tensor, Tensor]:
-    """The ratio is clipped on either side.
+    """Clip the probability ratio on both sides.
 
     Args:
         batch: Tokens.
         low: The ratio is clipped below at ``1 - low``, in (0, 1].
-        high: Above at ``1 + high``; DAPO's clip-higher (arXiv:2503.14476): 0.28.
+        high: The ratio is clipped above at ``1 + high``; DAPO's clip-higher
+            (arXiv:2503.14476): 0.28.
         dual: Bound on the ratio where the advantage is negative, > 1 (dual clip,
             arXiv:1912.09729); None for none.
         form: "hard", or "soft": above the upper bound the value is the same, but the
@@ -55,7 +56,7 @@ def ppo_clip(
 
 @component("policy_loss", "loop", paper="LOOP, Chen et al. 2025, arXiv:2502.01600")
 def loop(batch: TokenBatch, *, clip: float = 0.1) -> tuple[Tensor, Tensor]:
-    """The ratio is clipped multiplicatively, at ``1 / (1 + clip)`` and ``1 + clip``."""
+    """Clip the ratio multiplicatively, at ``1 / (1 + clip)`` and ``1 + clip``."""
     check_positive("clip", clip, "Use e.g. 0.1.")
     return ppo_clip(batch, low=1.0 - 1.0 / (1.0 + clip), high=clip)
 
@@ -69,18 +70,18 @@ def gspo(
     high: float = 4e-4,
     level: str = "sequence",
 ) -> tuple[Tensor, Tensor]:
-    """One ratio per sequence, the geometric mean over its tokens (GSPO-token).
+    """Clip one ratio per sequence, the geometric mean over its tokens (GSPO-token).
 
     Args:
         batch: Whole sequences.
         low: The ratio is clipped below at ``1 - low``.
-        high: And above at ``1 + high``.
+        high: The ratio is clipped above at ``1 + high``.
         level: "sequence", or "turn": one ratio per turn.
     """
     _check_range(low, high)
     check_choice("level", level, LEVELS[1:])
     log_ratio = batch.reduce(batch.log_ratio, level).detach()
-    # The value is that of the sequence, the gradient that of the token.
+    # The value is that of the whole sequence, the gradient that of each token alone.
     ratio = (log_ratio + batch.logp - batch.logp.detach()).exp()
     return clipped_surrogate(ratio, batch.advantages, clip_low=low, clip_high=high)
 
@@ -89,12 +90,12 @@ def gspo(
 def cispo(
     batch: TokenBatch, *, low: float = 1.0, high: float = 4.0
 ) -> tuple[Tensor, Tensor]:
-    """REINFORCE, weighed by the clipped ratio: every token keeps a gradient.
+    """Weight REINFORCE by the clipped ratio: every token keeps a gradient.
 
     Args:
         batch: Tokens.
         low: The weight is at least ``1 - low``; 1 for no lower bound.
-        high: And at most ``1 + high``.
+        high: The weight is at most ``1 + high``.
     """
     _check_range(low, high)
     ratio = batch.ratio.detach()
@@ -106,12 +107,12 @@ def cispo(
 def sapo(
     batch: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> tuple[Tensor, Tensor]:
-    """A sigmoid gate instead of a clip: the gradient fades as the ratio leaves 1.
+    """Gate the ratio by a sigmoid: the gradient fades as the ratio leaves 1.
 
     Args:
         batch: Tokens.
-        tau_pos: How fast where the advantage is positive, > 0.
-        tau_neg: How fast elsewhere, > 0.
+        tau_pos: Steepness of the gate where the advantage is positive, > 0.
+        tau_neg: Steepness elsewhere, > 0.
     """
     check_positive("tau_pos", tau_pos, "Use e.g. 1.0.")
     check_positive("tau_neg", tau_neg, "Use e.g. 1.05.")
@@ -128,31 +129,31 @@ def dppo(
     high: float = 0.2,
     divergence: str = "tv",
 ) -> tuple[Tensor, Tensor]:
-    """Tokens whose probability moved too far in the update's direction are left out.
+    """Drop tokens whose probability moved too far in the update's direction.
 
     Args:
         batch: Tokens.
         low: Largest divergence of a token that became less likely, > 0.
-        high: Of one that became more likely, > 0.
-        divergence: "tv": ``|p - p_old|``, or "kl" between the two-way choices of this
-            token or another.
+        high: Largest divergence of a token that became more likely, > 0.
+        divergence: "tv": ``|p - p_old|``, or "kl" between the binary distributions of
+            this token and any other.
     """
     check_positive("low", low, "Use e.g. 0.2 (tv) or 0.05 (kl).")
     check_positive("high", high, "Use e.g. 0.2 (tv) or 0.05 (kl).")
     check_choice("divergence", divergence, DIVERGENCES)
     new, old = batch.logp.detach().exp(), batch.old_logp.exp()
-    apart = (new - old).abs()
+    distance = (new - old).abs()
     if divergence == "kl":
-        apart = _binary_kl(old, new)
-    up, down = (new > old) & (apart > high), (new < old) & (apart > low)
+        distance = _binary_kl(old, new)
+    up, down = (new > old) & (distance > high), (new < old) & (distance > low)
     advantages = batch.advantages
-    left_out = ((advantages > 0) & up) | ((advantages < 0) & down)
-    return -(batch.ratio * advantages).masked_fill(left_out, 0.0), left_out
+    dropped = ((advantages > 0) & up) | ((advantages < 0) & down)
+    return -(batch.ratio * advantages).masked_fill(dropped, 0.0), dropped
 
 
 @component("policy_loss", "pg", paper="Williams 1992, REINFORCE")
 def pg(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The plain policy gradient, without a ratio: for one step per iteration."""
+    """Use the plain policy gradient, without a ratio: for one step per iteration."""
     return -batch.advantages * batch.logp, torch.zeros_like(batch.mask)
 
 
@@ -169,14 +170,14 @@ def log_ratio(
     delta: float = 1.0,
     level: str = "sequence",
 ) -> tuple[Tensor, Tensor]:
-    """The log-ratio is fitted to the advantage: ``(beta * log ratio - A)**2``.
+    """Fit the log-ratio to the advantage: ``(beta * log ratio - A)**2``.
 
     Args:
         batch: Whole sequences.
         beta: Weight of the log-ratio to the policy before the update, > 0.
         kind: "mse", or "huber": linear beyond ``delta``.
-        delta: Where it becomes linear.
-        level: Over what log-ratios are summed: "sequence", "turn" or "token".
+        delta: Error beyond which "huber" is linear, > 0.
+        level: Unit over which log-ratios are summed: "sequence", "turn" or "token".
     """
     return _fit(batch, batch.log_ratio, beta, kind, delta, level)
 
@@ -194,14 +195,14 @@ def ref_log_ratio(
     delta: float = 1.0,
     level: str = "turn",
 ) -> tuple[Tensor, Tensor]:
-    """As ``log_ratio``, but relative to the frozen reference policy.
+    """Fit the log-ratio to the frozen reference policy, otherwise as ``log_ratio``.
 
     Args:
         batch: Whole sequences.
         beta: Weight of the log-ratio to the reference, > 0.
         kind: "mse", or "huber": linear beyond ``delta``.
-        delta: Where it becomes linear.
-        level: Over what log-ratios are summed: "sequence", "turn" or "token".
+        delta: Error beyond which "huber" is linear, > 0.
+        level: Unit over which log-ratios are summed: "sequence", "turn" or "token".
     """
     return _fit(batch, batch.logp - batch.ref_logp, beta, kind, delta, level)
 
@@ -218,14 +219,14 @@ def nll(
     temperature: float = 1.0,
     largest: float = 20.0,
 ) -> tuple[Tensor, Tensor]:
-    """Imitation of what turned out well: filtered or weighted behaviour cloning.
+    """Imitate good samples: filtered or weighted behaviour cloning.
 
     Args:
         batch: Tokens.
-        above: Only tokens of a larger advantage are imitated; None: all.
+        above: Only tokens with a larger advantage are imitated; None: all.
         weights: "ones"; "advantage"; "exp": ``exp(A / temperature)`` (AWR, RWR).
-        temperature: See there, > 0.
-        largest: Bound of that weight, > 0.
+        temperature: Temperature of "exp", > 0.
+        largest: Bound of the weight "exp", > 0.
     """
     check_choice("weights", weights, ("ones", "advantage", "exp"))
     check_positive("temperature", temperature, "Use e.g. 1.0.")
@@ -262,7 +263,7 @@ def _fit(
 
 
 def _binary_kl(old: Tensor, new: Tensor) -> Tensor:
-    """KL(old || new) between "this token" and "another one", in nats. [B, T]"""
+    """Return KL(old || new) of "this token" against "any other", in nats. [B, T]"""
     tiny = torch.finfo(old.dtype).tiny
     other_old, other_new = (1.0 - old).clamp(min=tiny), (1.0 - new).clamp(min=tiny)
     old, new = old.clamp(min=tiny), new.clamp(min=tiny)

@@ -1,10 +1,10 @@
-"""What is done to the advantages of tokens, once per iteration, before any update.
+"""Transforms of token advantages, applied once per iteration before any update.
 
 A transform takes a :class:`~rllib_llm.losses.token_batch.TokenBatch` with all rows of
-the Learner, at times none, and returns new advantages [B, T]. Moments and ranks are
-over the tokens of all Learners. Here ``logp`` is ``old_logp`` and
-``entropy`` that of the policy before the update. Transforms act in order, after credit
-and its whitening and before importance weights.
+the Learner (possibly none) and returns new advantages [B, T]. Moments and ranks are
+over the tokens of all Learners. Here ``logp`` is ``old_logp`` and ``entropy`` that of
+the policy before the update. Transforms act in order, after advantages are estimated
+and whitened and before importance weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rllib_llm.losses.token_batch import TokenBatch
     "token_advantage_transform", "entropy_shaping", paper="AEPO 2025, arXiv:2510.14545"
 )
 def entropy_shaping(batch: TokenBatch, *, alpha: float = 0.2) -> Tensor:
-    """Tokens sampled where much was open count more: ``A * (1 + alpha * z(H))``.
+    """Weight tokens by their entropy: ``A * (1 + alpha * z(H))``.
 
     Args:
         batch: Tokens.
@@ -43,7 +43,7 @@ def entropy_shaping(batch: TokenBatch, *, alpha: float = 0.2) -> Tensor:
 def entropy_advantage(
     batch: TokenBatch, *, alpha: float = 0.4, kappa: float = 2.0
 ) -> Tensor:
-    """A bonus for open choices that never turns an advantage's sign.
+    """Add an entropy bonus that never changes an advantage's sign.
 
     ``A + min(alpha * H, |A| / kappa)``.
 
@@ -67,11 +67,11 @@ def entropy_advantage(
     paper="Wang et al. 2025, arXiv:2506.01939",
 )
 def top_entropy(batch: TokenBatch, *, share: float = 0.2) -> Tensor:
-    """Only the tokens of highest entropy ("forking" tokens) move the policy.
+    """Keep the advantages of the highest-entropy ("forking") tokens only.
 
     Args:
         batch: Tokens.
-        share: Which share of the iteration's trained tokens, in (0, 1].
+        share: Share of the iteration's trained tokens, in (0, 1].
     """
     check_share("share", share)
     assert batch.entropy_rank is not None  # required above
@@ -84,28 +84,33 @@ def top_entropy(batch: TokenBatch, *, share: float = 0.2) -> Tensor:
 def clip_cov(
     batch: TokenBatch, *, share: float = 2e-4, low: float = 1.0, high: float = 5.0
 ) -> Tensor:
-    """A few of the tokens that cost most entropy do not move the policy.
+    """Set some high-covariance tokens' advantages to 0: they reduce entropy most.
 
-    Drawn at random from those whose covariance ``(log p - mean) * (A - mean)`` lies in
-    a band.
+    They are drawn at random from those whose covariance ``(log p - mean) * (A - mean)``
+    lies in a band.
 
-    Args:
-        batch: Tokens.
-        share: How many, as a share of the trained tokens, in (0, 1]; at least one.
-        low: Lower end of the band.
-        high: Upper end.
+    Args: batch: Tokens. share: Number of drawn tokens as a share of the trained ones,
+        in (0, 1]; at least one token. low: Lower end of the band. high: Upper end of
+        the band.
     """
     check_share("share", share)
     if not low < high:
         raise ValueError(f"low={low} must be below high={high}.")
     covariance = covariances(batch)
-    found = (batch.mask & (covariance >= low) & (covariance <= high)).nonzero()
-    total = len(batch.everyone(batch.advantages[batch.mask])[0])
-    in_band, start = batch.everyone(batch.advantages[found[:, 0], found[:, 1]])
-    draw = torch.Generator().manual_seed(batch.seed)  # alike on all Learners
-    bound = torch.randperm(len(in_band), generator=draw)[: max(1, int(share * total))]
-    ours = bound[(bound >= start) & (bound < start + len(found))] - start
-    rows, cols = found[ours.to(found.device)].unbind(1)
+    in_band_places = (batch.mask & (covariance >= low) & (covariance <= high)).nonzero()
+    total = len(batch.from_all_learners(batch.advantages[batch.mask])[0])
+    pooled, start = batch.from_all_learners(
+        batch.advantages[in_band_places[:, 0], in_band_places[:, 1]]
+    )
+    # Equal seeds draw the same tokens on all Learners.
+    generator = torch.Generator().manual_seed(batch.seed)
+    drawn = torch.randperm(len(pooled), generator=generator)[
+        : max(1, int(share * total))
+    ]
+    local_places = (
+        drawn[(drawn >= start) & (drawn < start + len(in_band_places))] - start
+    )
+    rows, cols = in_band_places[local_places.to(in_band_places.device)].unbind(1)
     advantages = batch.advantages.clone()
     advantages[rows, cols] = 0.0
     return advantages
@@ -119,12 +124,12 @@ def clip_cov(
 def weigh_signs(
     batch: TokenBatch, *, positive: float = 0.1, negative: float = 1.0
 ) -> Tensor:
-    """Rewards and punishments weigh differently (W-REINFORCE).
+    """Weight positive and negative advantages differently (W-REINFORCE).
 
     Args:
         batch: Tokens.
         positive: Weight of positive advantages, >= 0.
-        negative: Of negative ones, >= 0.
+        negative: Weight of negative advantages, >= 0.
     """
     if positive < 0 or negative < 0:
         raise ValueError(f"positive={positive}, negative={negative} must be >= 0.")
@@ -136,24 +141,24 @@ def weigh_signs(
     "token_advantage_transform", "drop_small", paper="LOOP 2025, arXiv:2502.01600"
 )
 def drop_small(batch: TokenBatch, *, least: float = 0.01) -> Tensor:
-    """Tokens with next to no advantage do not move the policy.
+    """Set small advantages to 0.
 
     Args:
         batch: Tokens.
-        least: Smallest magnitude that counts, > 0.
+        least: Smallest magnitude that is kept, > 0.
     """
     check_positive("least", least, "Use e.g. 0.01.")
     return batch.advantages * (batch.advantages.abs() >= least)
 
 
 def covariances(batch: TokenBatch) -> Tensor:
-    """Centred log-probability times centred advantage, 0 where masked. [B, T]
+    """Return centred log-probability times centred advantage, 0 where masked. [B, T]
 
-    The summand of the covariance that tells how fast entropy falls (Cui et al. 2025,
-    arXiv:2505.22617), at the policy before the update.
+    Its mean over tokens is the covariance that predicts how fast entropy falls (Cui et
+    al. 2025, arXiv:2505.22617), at the policy before the update.
     """
     logp, advantages = batch.old_logp, batch.advantages
-    found = (logp - batch.moments(logp)[0]) * (
+    products = (logp - batch.moments(logp)[0]) * (
         advantages - batch.moments(advantages)[0]
     )
-    return found.masked_fill(~batch.mask, 0.0)
+    return products.masked_fill(~batch.mask, 0.0)

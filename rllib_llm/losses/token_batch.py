@@ -1,12 +1,12 @@
-"""What pieces in the Learner see of a batch: tokens and their probabilities, in torch.
+"""Token batches: the inputs of loss components in the Learner, in torch.
 
-A policy loss, a loss term or a token transform takes a :class:`TokenBatch`. Entries
-that are not trained are 0 in it and pass no gradient, so that pieces need not care.
+A policy loss, a loss term or a token transform takes a :class:`TokenBatch`. In it
+untrained entries are 0 and pass no gradient, so components need not mask them.
 
-A *sequence* is what one agent did in one episode: all rows of equal ``episode_index``,
-however many rows its edited context made of it. A *turn* is one message of it. Pieces
-that compare tokens of a sequence are marked with ``@requires("sequences")``: their
-micro-batches never cut one.
+A *sequence* is one agent's part of an episode: all rows of equal ``episode_index``,
+even if edited contexts split it into several. A *turn* is one message of it. Components
+that compare tokens of a sequence are marked with ``@requires("sequences")``; their
+micro-batches never split one.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ LEVELS = ("token", "turn", "sequence")
 NEEDS = ("reference", "scores", "sequences", "success", "unweighted")
 
 
-def alone(values: Tensor) -> tuple[Tensor, int]:
-    """Return the tokens of all Learners where there is but one. [N]"""
+def single_learner(values: Tensor) -> tuple[Tensor, int]:
+    """Return the tokens of all Learners if there is only one. [N]"""
     return values, 0
 
 
 def requires(
     *needs: str, when: Callable[[dict[str, Any]], bool] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark what a piece needs besides the columns that are always there (decorator).
+    """Mark the inputs that a component needs beside the usual columns (decorator).
 
     Args:
-        needs: "reference": ``ref_logp``, which costs a forward pass more; "scores":
+        needs: "reference": ``ref_logp``, which costs a further forward pass; "scores":
             ``entropy_rank`` and ``covariance_rank`` over the iteration's batch, which
-            costs one, too, in iterations of a single optimiser step; "sequences":
-            whole sequences; "success": ``success``; "unweighted": advantages without
+            cost one too, in iterations of a single optimiser step; "sequences": whole
+            sequences; "success": ``success``; "unweighted": advantages without
             importance weights (``tis``), since its loss is not linear in them.
-        when: Whether it needs them under these settings; None: always.
+        when: Returns whether it needs them under given settings; None: always.
     """
 
     def mark(make: Callable[..., Any]) -> Callable[..., Any]:
-        before = getattr(make, "asks", ())
-        make.asks = (*before, (frozenset(needs), when))  # type: ignore[attr-defined]
+        before = getattr(make, "needs", ())
+        make.needs = (*before, (frozenset(needs), when))  # type: ignore[attr-defined]
         return make
 
     return mark
@@ -54,29 +54,30 @@ def requires(
 
 @dataclasses.dataclass
 class TokenBatch:
-    """Rows of tokens, what they were worth, and who sampled them.
+    """Rows of tokens with their probabilities and advantages.
 
     Attributes:
         logp: Log-probabilities under the policy being trained, in nats. [B, T]
         old_logp: The same tokens under the policy before the update. [B, T]
         advantages: Advantage of each token. [B, T]
         mask: True where the token is trained. [B, T]
-        entropy: Of the distribution each token was taken from, in nats: the policy
-            being trained in losses, the one before the update in transforms. [B, T]
+        entropy: Entropy of each token's distribution, in nats: under the policy being
+            trained in losses, under the one before the update in transforms. [B, T]
         turn_ids: Turn of each trained token in its episode. int64 [B, T]
         episode_index: Agent's episode of each row. int64 [B]
-        ref_logp: Under the frozen reference policy. [B, T]
+        ref_logp: Log-probabilities under the frozen reference policy. [B, T]
         success: 1 where the row's episode solved its task, 0 where not, NaN where that
             is not defined. [B]
-        success_share: Trained tokens of solved episodes among all of the iteration's.
-        entropy_rank: Share of the iteration's trained tokens whose entropy was higher
+        success_share: Solved episodes' share of the iteration's trained tokens.
+        entropy_rank: Share of the iteration's trained tokens with a higher entropy
             before the update, in [0, 1). [B, T]
         covariance_rank: The same for the centred product of old log-probability and
             advantage. [B, T]
         update: Number of this update, from 0.
-        seed: For pieces that draw; another one in every iteration.
+        seed: Seed for components that draw; it differs between iterations.
         pool: Takes one number per trained token [N] and returns those of all Learners
-            [M] and where this one's begin. None in micro-batches, which hold a part.
+            [M] and the place of this one's first. None in micro-batches: they are
+            parts.
     """
 
     logp: Tensor
@@ -93,10 +94,10 @@ class TokenBatch:
     covariance_rank: Tensor | None = None
     update: int = 0
     seed: int = 0
-    pool: Callable[[Tensor], tuple[Tensor, int]] | None = alone
+    pool: Callable[[Tensor], tuple[Tensor, int]] | None = single_learner
 
     def __post_init__(self) -> None:
-        """Blot out what is not trained, whatever it holds."""
+        """Set untrained entries to 0, even NaN or infinite ones."""
         named = {
             name: getattr(self, name)
             for name in ("logp", "old_logp", "advantages", "entropy", "ref_logp")
@@ -139,34 +140,34 @@ class TokenBatch:
             torch.stack([episodes, turns]), dim=1, return_inverse=True
         )
         count = int(unit.max()) + 1
-        found = values.new_zeros(count).index_add(0, unit, values[self.mask])
+        reduced = values.new_zeros(count).index_add(0, unit, values[self.mask])
         if how == "mean":
-            found = found / torch.bincount(unit, minlength=count)
-        return torch.zeros_like(values).masked_scatter(self.mask, found[unit])
+            reduced = reduced / torch.bincount(unit, minlength=count)
+        return torch.zeros_like(values).masked_scatter(self.mask, reduced[unit])
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and sample standard deviation over trained tokens; 0 of none.
+        """Return mean and sample standard deviation over trained tokens; 0 without any.
 
-        They are those of the iteration's tokens, of all Learners.
+        They are over the iteration's tokens of all Learners.
 
         Raises:
             ValueError: In a micro-batch.
         """
-        bound, _ = self.everyone(values[self.mask])
-        if len(bound) < 2:
-            return bound.sum(), bound.sum() * 0.0
-        return bound.mean(), bound.std()
+        pooled, _ = self.from_all_learners(values[self.mask])
+        if len(pooled) < 2:
+            return pooled.sum(), pooled.sum() * 0.0
+        return pooled.mean(), pooled.std()
 
-    def everyone(self, values: Tensor) -> tuple[Tensor, int]:
+    def from_all_learners(self, values: Tensor) -> tuple[Tensor, int]:
         """Return the numbers of all Learners' tokens.
 
-        All Learners must call it equally often, also those whose batch has no rows.
+        All Learners must call it equally often, even those whose batch has no rows.
 
         Args:
-            values: One number per trained token, or per token that matters. [N]
+            values: One number per trained token, or per selected token. [N]
 
         Returns:
-            All numbers [M], and where this Learner's begin.
+            All numbers [M], and the place of this Learner's first.
 
         Raises:
             ValueError: In a micro-batch.
@@ -174,9 +175,8 @@ class TokenBatch:
         if self.pool is None:
             raise ValueError(
                 "Moments and ranks of a micro-batch would depend on how the batch is "
-                "cut. Take them in a token_advantage_transform, which sees the "
-                "iteration's "
-                "tokens of all Learners."
+                "split. Compute them in a token_advantage_transform, which gets the "
+                "iteration's tokens of all Learners."
             )
         return self.pool(values)
 
@@ -184,44 +184,47 @@ class TokenBatch:
 def rank_from_top(
     values: Tensor,
     mask: Tensor,
-    pool: Callable[[Tensor], tuple[Tensor, int]] = alone,
+    pool: Callable[[Tensor], tuple[Tensor, int]] = single_learner,
 ) -> Tensor:
-    """Return the share of masked-in entries that stand before each in falling order.
+    """Return each unmasked entry's rank in descending order, as a share. [B, T]
 
-    Those below ``share`` are the ``ceil(share * N)`` largest. Equal entries are ordered
-    by their place. 1 where masked. [B, T]
+    It is the share of unmasked entries before it, so those below ``share`` are the
+    ``ceil(share * N)`` largest. Equal entries are ordered by their place. Masked
+    entries get 1.
 
     Args:
-        values: What to rank. [B, T]
-        mask: Which of them. bool [B, T]
-        pool: See :class:`TokenBatch`; N counts what it returns.
+        values: Numbers to rank. [B, T]
+        mask: Entries to rank. bool [B, T]
+        pool: See :class:`TokenBatch`; N counts its result.
     """
-    bound, start = pool(values[mask])
-    order = torch.argsort(bound, descending=True, stable=True)
-    ranks = torch.empty_like(bound, dtype=torch.float64)
-    places = torch.arange(len(order), device=bound.device, dtype=torch.float64)
+    pooled, start = pool(values[mask])
+    order = torch.argsort(pooled, descending=True, stable=True)
+    ranks = torch.empty_like(pooled, dtype=torch.float64)
+    places = torch.arange(len(order), device=pooled.device, dtype=torch.float64)
     ranks[order] = places / max(1, len(order))
-    ours = ranks[start : start + int(mask.sum())]
-    return torch.ones_like(values, dtype=torch.float64).masked_scatter(mask, ours)
+    local_ranks = ranks[start : start + int(mask.sum())]
+    return torch.ones_like(values, dtype=torch.float64).masked_scatter(
+        mask, local_ranks
+    )
 
 
 def example_batch(
     needs: frozenset[str] = frozenset(NEEDS), *, is_part: bool = False
 ) -> TokenBatch:
-    """Return four short rows of three episodes, for trials.
+    """Return an example batch: four short rows of three episodes.
 
     Args:
-        needs: What is in it of what pieces may ask for.
-        is_part: Whether it stands for a micro-batch, as losses and terms see.
+        needs: Optional inputs that it contains; see :func:`requires`.
+        is_part: Whether it is a micro-batch, as losses and terms get.
     """
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shape = (4, 6)
-    old_logp = -torch.rand(shape, generator=draw)
-    advantages = torch.randn(shape, generator=draw)
-    entropy = torch.rand(shape, generator=draw)
+    old_logp = -torch.rand(shape, generator=generator)
+    advantages = torch.randn(shape, generator=generator)
+    entropy = torch.rand(shape, generator=generator)
     mask = torch.ones(shape, dtype=torch.bool)
     mask[:, 0] = False
-    move = 0.1 * torch.randn(shape, generator=draw)
+    move = 0.1 * torch.randn(shape, generator=generator)
     has_scores = "scores" in needs
     return TokenBatch(
         logp=(old_logp + move).requires_grad_(),
@@ -238,5 +241,5 @@ def example_batch(
         success_share=0.5,
         entropy_rank=rank_from_top(entropy.detach(), mask) if has_scores else None,
         covariance_rank=rank_from_top(advantages, mask) if has_scores else None,
-        pool=None if is_part else alone,
+        pool=None if is_part else single_learner,
     )

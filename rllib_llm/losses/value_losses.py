@@ -27,21 +27,21 @@ def critic_loss(
     - "bce": ``values`` are logits of a probability of success, the loss is the
       cross-entropy to targets in [0, 1] (DigiRL, arXiv:2406.11896).
 
-    With ``clip_range``, the larger of the loss and that of the prediction held within
-    ``clip_range`` of its old value: the value clip of the PPO2 implementation.
+    With ``clip_range``, it is the larger of that loss and the loss of the prediction
+    limited to ``clip_range`` from its old value: the value clip of PPO2.
 
     Args:
         values: Predictions of the critic; logits for "bce". [B, T]
-        targets: What they should be; constant. [B, T]
+        targets: Regression targets of the predictions; constant. [B, T]
         loss_mask: True where a value is trained. [B, T]
         kind: One of ``VALUE_LOSSES``.
-        huber_delta: Where "huber" becomes linear, > 0.
+        huber_delta: Error beyond which "huber" is linear, > 0.
         clip_range: See above, > 0; None for none. Not with "bce".
         old_values: Predictions before the update; needed with ``clip_range``. [B, T]
 
     Raises:
         ValueError: If shapes differ, a choice is unknown, a number is out of range, or
-            a target of "bce" is no probability.
+            a target of "bce" is not a probability.
     """
     check_mask(loss_mask, values=values, targets=targets)
     check_choice("kind", kind, VALUE_LOSSES)
@@ -62,8 +62,8 @@ def critic_loss(
         )
     check_mask(loss_mask, old_values=old_values)
     old_values = old_values.masked_fill(~loss_mask, 0.0).detach()
-    held = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return torch.maximum(loss, _distance(held - targets, kind, huber_delta))
+    limited = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    return torch.maximum(loss, _distance(limited - targets, kind, huber_delta))
 
 
 def _distance(error: Tensor, kind: str, delta: float) -> Tensor:
@@ -78,7 +78,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(
             f"Value targets span [{float(targets.min()):.3g}, "
             f"{float(targets.max()):.3g}], but value_loss 'bce' estimates the "
-            "probability of success. Let returns lie in [0, 1], or use another loss."
+            "probability of success. Keep returns in [0, 1], or use another loss."
         )
     return torch.nn.functional.binary_cross_entropy_with_logits(
         logits, targets.clamp(0.0, 1.0), reduction="none"

@@ -108,7 +108,7 @@ def outcome(trajectory: Trajectory, *, key: str) -> float:
         Reward of the last turn; truth values count 1 and 0.
     """
     value = trajectory.metrics.get(key)
-    value = trajectory.said(key) if value is None else value
+    value = trajectory.last_info(key) if value is None else value
     try:
         return float(value)
     except (OverflowError, TypeError, ValueError) as error:

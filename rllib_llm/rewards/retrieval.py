@@ -46,7 +46,9 @@ def evidence(trajectory: Trajectory, *, of: str = "documents") -> list[float]:
             for ds in found
         ]
     else:
-        wanted = set(as_texts(trajectory.said("gold_documents"))) if found else set()
+        wanted = (
+            set(as_texts(trajectory.last_info("gold_documents"))) if found else set()
+        )
     paid, left = [], set(wanted)
     for documents in found:
         paid.append(len(left & set(documents)) / max(len(wanted), 1))
@@ -77,7 +79,7 @@ def information_gain(
     if redundancy < 0:
         raise ValueError(f"redundancy={redundancy} must be >= 0.")
     found = _documents(trajectory)
-    needed = as_texts(trajectory.said("gold_documents")) if found else []
+    needed = as_texts(trajectory.last_info("gold_documents")) if found else []
     every = list(dict.fromkeys([*needed, *(d for ds in found for d in ds)]))
     vectors = dict(zip(every, tf_idf(every), strict=True))
     best = dict.fromkeys(needed, 0.0)
@@ -107,11 +109,11 @@ def search_keys(trajectory: Trajectory) -> float:
     Returns:
         Reward of the last turn, in [0, 1].
     """
-    made = [q for q in trajectory.each("query", None) if q]
-    needed = as_texts(trajectory.said("gold_queries")) if len(trajectory) else []
+    made = [q for q in trajectory.info_per_turn("query", None) if q]
+    needed = as_texts(trajectory.last_info("gold_queries")) if len(trajectory) else []
     best = [max((word_f1(q, gold) for q in made), default=0.0) for gold in needed]
     return sum(best) / len(best) if best else 0.0
 
 
 def _documents(trajectory: Trajectory) -> list[list[str]]:
-    return [as_texts(found) for found in trajectory.each("documents", ())]
+    return [as_texts(found) for found in trajectory.info_per_turn("documents", ())]

@@ -57,7 +57,7 @@ def gold_answers(trajectory: Trajectory) -> list[str]:
     """
     if not len(trajectory):
         return []
-    return as_texts(trajectory.said("gold_answers"))
+    return as_texts(trajectory.last_info("gold_answers"))
 
 
 def as_texts(value: object) -> list[str]:

@@ -64,14 +64,14 @@ def tool_cost(trajectory: Trajectory) -> list[float]:
     Returns:
         Reward of each turn, <= 0 where costs are >= 0. [H]
     """
-    return [-float(cost) for cost in trajectory.each("tool_cost", 0.0)]
+    return [-float(cost) for cost in trajectory.info_per_turn("tool_cost", 0.0)]
 
 
 def calls(
     trajectory: Trajectory, tools: Sequence[str] | None = None
 ) -> list[tuple[bool, bool]]:
     """Return for each turn whether it called a tool that counts, and in vain. [H]"""
-    named = trajectory.each("tool", None)
+    named = trajectory.info_per_turn("tool", None)
     failed = [bool(info.get("tool_error")) for info in trajectory.infos]
     return [
         (name is not None and (tools is None or name in tools), error)

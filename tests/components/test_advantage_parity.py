@@ -62,9 +62,11 @@ def check(table, expected, name, **settings):
 def test_a_turn_may_count_once_in_group_statistics(table, scale):
     expected = []
     for one, _ in turns_of(table):
-        sample = [o.earned for o in same_agent(table, one) for _ in range(len(o))]
+        sample = [
+            o.episode_return for o in same_agent(table, one) for _ in range(len(o))
+        ]
         divisor = np.std(sample, ddof=1) + 1e-6 if scale == "group" else 1.0
-        expected.append((one.earned - np.mean(sample)) / divisor)
+        expected.append((one.episode_return - np.mean(sample)) / divisor)
     check(table, expected, "group", unit="turn", scale=scale)
 
 
@@ -106,7 +108,7 @@ def test_turn_gives_early_turns_their_own_credit_too(table, scale):
         k = others.index(one)
         early = [sum(o.rewards[:boundary]) for o in others]
         late = [sum(o.rewards[boundary:]) for o in others]
-        whole = [o.earned for o in others]
+        whole = [o.episode_return for o in others]
         if len(one) <= boundary:
             expected.append(relative(whole, k, scale))
             continue
@@ -128,7 +130,7 @@ def test_return_is_what_follows(table, baseline):
 @pytest.mark.parametrize("of", ["return", "success"])
 def test_maxrl_divides_by_the_mean(table, of):
     def value(one):
-        return one.earned if of == "return" else float(one.success)
+        return one.episode_return if of == "return" else float(one.success)
 
     expected = []
     for one, _ in turns_of(table):
@@ -156,11 +158,11 @@ def test_history_compares_with_groups_before(of, statistic):
         before = {}
         for o in first.trajectories:
             if o.agent == one.agent:
-                before.setdefault(o.task.seed, []).append(o.earned)
+                before.setdefault(o.task.seed, []).append(o.episode_return)
         if of == "task":
             before = {one.task.seed: before[one.task.seed]}
         means = [np.mean(values) for values in before.values()]
-        expected.append(one.earned - getattr(np, statistic)(means))
+        expected.append(one.episode_return - getattr(np, statistic)(means))
     np.testing.assert_allclose(advantages(second), expected, atol=ATOL, rtol=0)
 
 
@@ -239,7 +241,7 @@ def test_broadcast_gives_everyone_the_leaders_credit(table, leader):
             if o.agent_id == leader and o.task.group_id == one.task.group_id
         ]
         k = [o.episode for o in leads].index(one.episode)
-        expected.append(relative([o.earned for o in leads], k, "group"))
+        expected.append(relative([o.episode_return for o in leads], k, "group"))
     check(table, expected, "broadcast", leader=leader)
 
 
@@ -279,5 +281,5 @@ def test_hierarchical_compares_solvers_within_an_episode():
             and (one.agent == 1 or o.episode == one.episode)
         ]
         k = others.index(one)
-        expected.append(relative([o.earned for o in others], k, "group"))
+        expected.append(relative([o.episode_return for o in others], k, "group"))
     check(table, expected, "hierarchical", proposer="agent_1")

@@ -33,7 +33,7 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
         ([], "advantage_estimator is empty"),
         ({"name": "group", "scal": "none"}, "Did you mean 'scale'"),
         ({"name": "group", "unit": "token"}, "unit is 'token'.*'trajectory'"),
-        ({"name": "group", "unit": "turn", "by": "turn"}, "Leave unit out"),
+        ({"name": "group", "unit": "turn", "by": "turn"}, "Omit unit"),
         (
             {"name": "group", "unit": "turn", "baseline": "leave_one_out"},
             "unit='turn' with by='agent', baseline='leave_one_out'",
@@ -69,7 +69,7 @@ def test_credit_is_checked(advantage_estimator, message):
     [
         ({"name": "whiten", "by": "role"}, "by is 'role'"),
         ({"name": "whiten", "unit": "row"}, "unit is 'row'"),
-        ({"name": "clip", "low": 1.0}, "low=1.0, high=5.0: 0 must lie between"),
+        ({"name": "clip", "low": 1.0}, "low=1.0, high=5.0: must enclose 0"),
         ({"name": "clip", "weight": 2.0}, "'clip' has no setting 'weight'"),
         ({"name": "weight", "strength": 2.0}, r"strength is 2.0.*\[0, 1\]"),
         ({"name": "weight", "power": 0}, "power is 0.*above 0"),
@@ -124,7 +124,7 @@ def test_shares_of_success_must_be_ones():
     unsaid = random_table(0)
     for one in unsaid.trajectories:
         one.success = None
-    with pytest.raises(ValueError, match="does not say what success is.*of='return'"):
+    with pytest.raises(ValueError, match="reports no success.*of='return'"):
         advantages_of(unsaid, "maxrl", of="success")
 
 

@@ -61,7 +61,7 @@ def test_what_is_paid_for_nothing_does_not_matter():
         t.greedy_return += 5.0
     assert np.allclose(advantages(every), before, atol=1e-9)
     for t in every:
-        t.greedy_return = t.earned
+        t.greedy_return = t.episode_return
     assert not advantages(every).any()
 
 

@@ -10,7 +10,7 @@ import pytest
 from component_helpers import advantages_of, trajectory
 
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
-from rllib_llm.advantages.estimators.magrpo_cross import MOST_GAMES
+from rllib_llm.advantages.estimators.magrpo_cross import MAX_GAMES
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.errors import ConfigError
 
@@ -159,12 +159,12 @@ def test_too_many_combinations_are_refused_before_any_is_played():
     table = games(np.random.default_rng(0), 1, rollouts=65, replay=replay)
     with pytest.raises(ConfigError, match=r"4225 games.*65 x 65.*smaller group_size"):
         advantages_of(table, **CROSS)
-    assert MOST_GAMES == 64**2
+    assert MAX_GAMES == 64**2
 
 
 def test_it_needs_games_that_can_be_played_again():
     table = games(np.random.default_rng(0), replay=None)
-    with pytest.raises(ConfigError, match="only GRPO offers. Use joint='aligned'"):
+    with pytest.raises(ConfigError, match="only GRPO can do that. Use joint='aligned'"):
         advantages_of(table, **CROSS)
     assert (
         AdvantageEstimators([CROSS]).replays_games()

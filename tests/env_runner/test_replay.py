@@ -48,7 +48,7 @@ def test_replay_of_a_rollout_gives_its_returns(env_class, config):
     replay = Replay(lambda: game(env_class, config))
     for agents in plays(env_class, config, rollouts=4).values():
         for rollout in zip(*agents.values(), strict=True):
-            assert replay(rollout) == {p.agent_id: p.earned for p in rollout}
+            assert replay(rollout) == {p.agent_id: p.episode_return for p in rollout}
 
 
 def test_replay_combines_completions_of_different_rollouts():

@@ -256,7 +256,7 @@ def test_rewards_of_hostile_text_are_zero(name):
     for text in [*FIXED.values(), *random_texts(30, seed=1)]:
         given = [trajectory(text)]
         graded(Rewards([spec]), given)
-        assert given[0].earned <= 0.0, text[:50]
+        assert given[0].episode_return <= 0.0, text[:50]
 
 
 def test_answers_between_tags_are_those_of_the_expression():
@@ -271,7 +271,7 @@ def test_patterns_that_backtrack_count_as_no_match(monkeypatch, caplog):
     rewards = Rewards([{"name": "exact_match", "answer": r"^((?:a|aa)+)$"}])
     given = [trajectory("a" * 60 + "b")]
     graded(rewards, given)
-    assert given[0].earned == 0.0
+    assert given[0].episode_return == 0.0
     assert "Rewrite the expression" in caplog.text
 
 

@@ -174,7 +174,7 @@ def returns(name, iteration, *, is_long=False):
     made = copy.deepcopy(played(name, is_long))
     DriverComponents(config_of(name)).rewards(made, iteration=iteration)
     solved = SOLVED.get(name, lambda t: t.success)
-    earned = np.array([t.earned for t in made])
+    earned = np.array([t.episode_return for t in made])
     return made, earned, np.array([bool(solved(t)) for t in made])
 
 

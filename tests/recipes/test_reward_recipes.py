@@ -31,7 +31,7 @@ LAKE = ("sft={demonstrations: 200, lr: 1e-2}", "env_config.size=3")
 
 def f1_of(t):
     given = final_answer(t, "<answer>(.*?)</answer>") or ""
-    return max(word_f1(given, gold) for gold in t.said("gold_answers"))
+    return max(word_f1(given, gold) for gold in t.last_info("gold_answers"))
 
 
 def right(t):
@@ -43,7 +43,7 @@ def is_form(t):
 
 
 def returns(found):
-    return np.array([t.earned for t in found])
+    return np.array([t.episode_return for t in found])
 
 
 # What each is about: of what was played, what is left to learn from, and the result --
@@ -57,18 +57,18 @@ def search_r1(played, left, result):
 def r1_searcher(played, left, result):
     for t in played:
         worked = any(i["tool"] and not i["tool_error"] for i in t.infos)
-        assert t.earned == pytest.approx(0.5 * worked + 0.5 * is_form(t))
+        assert t.episode_return == pytest.approx(0.5 * worked + 0.5 * is_form(t))
 
 
 def r1_searcher_answer(played, left, result):
     for t in played:
-        assert t.earned == pytest.approx(f1_of(t) - 2.0 * (not is_form(t)))
+        assert t.episode_return == pytest.approx(f1_of(t) - 2.0 * (not is_form(t)))
 
 
 def research(played, left, result):
     for t in played:
         form = 0.1 * is_form(t)
-        assert t.earned == pytest.approx(is_form(t) * f1_of(t) or form)
+        assert t.episode_return == pytest.approx(is_form(t) * f1_of(t) or form)
 
 
 def stepsearch(played, left, result):
@@ -87,12 +87,12 @@ def otc(played, left, result):
     for t in (t for t in played if t.is_solved):
         same = [u for u in played if u.task.group_id == t.task.group_id and u.is_solved]
         fewest = min(map(num_calls, same))
-        assert t.earned == pytest.approx(tool_efficiency(num_calls(t), fewest))
+        assert t.episode_return == pytest.approx(tool_efficiency(num_calls(t), fewest))
 
 
 def atom_searcher(played, left, result):
     """In the second iteration weights are 0.525 and 0.475."""
-    judged = sum(t.earned - 0.525 * f1_of(t) for t in played) / len(played)
+    judged = sum(t.episode_return - 0.525 * f1_of(t) for t in played) / len(played)
     assert result["reward_parts"]["rubric"] == pytest.approx(judged)
 
 
@@ -129,7 +129,7 @@ def scaling_inter_rl(played, left, result):
 
 def starpo(played, left, result):
     for t in played:
-        unpaid = t.earned + 0.1 * sum(t.invalid)
+        unpaid = t.episode_return + 0.1 * sum(t.invalid)
         assert unpaid == pytest.approx(float(bool(t.success)))
 
 
@@ -146,7 +146,7 @@ def starpo_s(played, left, result):
 def demystifying(played, left, result):
     for t in played:
         over = np.clip((sum(t.num_tokens) - 50) / 30, 0, 1)
-        assert t.earned == pytest.approx(
+        assert t.episode_return == pytest.approx(
             right(t) * ("</answer>" in t.completions[-1]) - over
         )
 

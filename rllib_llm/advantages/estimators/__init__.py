@@ -1,8 +1,8 @@
 """Advantage estimators on the driver: one number per turn, from whole groups.
 
 An estimator takes a :class:`~rllib_llm.components.TurnTable` and returns advantages
-[M]; several are summed with their weights. Importing this registers those of the
-package.
+[M]; the weighted results of several are summed. This import registers the package's
+estimators.
 """
 
 from rllib_llm.advantages.estimators import (

@@ -1,4 +1,4 @@
-"""Agents that a setting names."""
+"""Trajectories of the agents that a setting names."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rllib_llm.errors import did_you_mean
 
 
 def assigned(table: TurnTable, setting: str, name: str) -> np.ndarray:
-    """Return which trajectories are those of an agent, or of all of a role. bool [N]
+    """Return the mask of the trajectories of an agent, or of a role's agents. bool [N]
 
     Args:
         table: Trajectories.
-        setting: What the name is called, for the error message.
-        name: An agent's, e.g. "solver_0", or its role, "solver".
+        setting: Name of the setting, for the error message.
+        name: An agent, e.g. "solver_0", or a role, "solver".
 
     Raises:
-        ValueError: If nobody is called that.
+        ValueError: If no agent has that name.
     """
     agents = [t.agent_id for t in table.trajectories]
-    found = np.array([name in (a, a.rpartition("_")[0]) for a in agents], bool)
-    if agents and not found.any():
+    is_named = np.array([name in (a, a.rpartition("_")[0]) for a in agents], bool)
+    if agents and not is_named.any():
         raise ValueError(
-            f"{setting}={name!r} is no agent here. {did_you_mean(str(name), {*agents})}"
+            f"{setting}={name!r} names no agent. {did_you_mean(str(name), {*agents})}"
         )
-    return found
+    return is_named

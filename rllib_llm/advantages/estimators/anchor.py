@@ -1,4 +1,4 @@
-"""What followed a place relative to what else followed it: GiGPO's step credit."""
+"""Step advantages of GiGPO: returns compared among turns with equal observations."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def anchor(
     similarity: float = 1.0,
     scale: str = "none",
 ) -> np.ndarray:
-    """What a turn led to, relative to the turns of its task that were told the same.
+    """Compare the return from a turn on with that of turns with equal observations.
 
-    Turns of an agent with equal observations form a cluster, within a task and over
-    all its rollouts: ``A = G - mean of G over the cluster``, G the discounted return
-    from the turn on. A turn that is alone in its cluster gets 0. GiGPO is the sum of
-    ``group`` and this.
+    Turns of an agent with equal observations form a cluster, within a task and over all
+    its rollouts: ``A = G - mean of G over the cluster``, G the discounted return from
+    the turn on. The only turn of a cluster gets 0. GiGPO is the sum of ``group`` and
+    this.
 
     Args:
         table: Whole groups.
-        discount: Per turn, in [0, 1].
+        discount: Discount per turn, in [0, 1].
         similarity: Least ratio of difflib at which observations count as equal, in
-            (0, 1]; 1: only equal ones. Compares all pairs of a task: costs time.
+            (0, 1]; 1: only equal ones. Below 1 it compares all pairs, which is slow.
         scale: "none"; "group": divide by the cluster's standard deviation; "batch".
 
     Returns:
@@ -44,7 +44,7 @@ def anchor(
     check_choice("scale", scale, SCALES)
     check_unit_interval(discount=discount, similarity=similarity)
     if similarity == 0:
-        raise ValueError("similarity=0 makes one cluster of everything. Use e.g. 0.95.")
+        raise ValueError("similarity=0 puts all turns in one cluster. Use e.g. 0.95.")
     keys = anchors(table, similarity)
     return group_advantages(table.to_go(discount), keys, scale=scale)
 
@@ -52,33 +52,37 @@ def anchor(
 def anchors(table: TurnTable, similarity: float = 1.0) -> np.ndarray:
     """Return the cluster of each turn, integers. [M]"""
     agents = combined_keys(table.task[table.owner], table.agent[table.owner])
-    told = table.observations
-    if not told:
+    observations = table.observations
+    if not observations:
         return agents
     if similarity == 1.0:
-        return combined_keys(agents, told)
+        return combined_keys(agents, observations)
     leaders = {
-        agent: leader_of({told[i] for i in np.flatnonzero(agents == agent)}, similarity)
+        agent: leader_of(
+            {observations[i] for i in np.flatnonzero(agents == agent)}, similarity
+        )
         for agent in np.unique(agents)
     }
     return combined_keys(
-        agents, [leaders[s][t] for s, t in zip(agents, told, strict=True)]
+        agents, [leaders[s][t] for s, t in zip(agents, observations, strict=True)]
     )
 
 
 def leader_of(texts: Iterable[str], similarity: float) -> dict[str, str]:
-    """Return the text that stands for each; sorted first, so that order is nothing."""
+    """Return the first similar text of each, in sorted order: independent of rollouts'
+    order.
+    """
     leaders: list[str] = []
-    found = {}
+    leader_by_text = {}
     for text in sorted(texts):
-        # The second sequence is the one that SequenceMatcher prepares.
+        # SequenceMatcher caches its second sequence, so that one stays fixed here.
         match = SequenceMatcher(None, "", text, autojunk=False)
         for leader in leaders:
             match.set_seq1(leader)
             if match.quick_ratio() >= similarity and match.ratio() >= similarity:
-                found[text] = leader
+                leader_by_text[text] = leader
                 break
         else:
             leaders.append(text)
-            found[text] = text
-    return found
+            leader_by_text[text] = text
+    return leader_by_text

@@ -1,4 +1,4 @@
-"""The leader's credit for everybody: MATPO, Flow-GRPO, M-GRPO's main agent."""
+"""The leader's advantage for all agents: MATPO, Flow-GRPO, M-GRPO's main agent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllib_llm.data.turn_table import TurnTable
 def broadcast(
     table: TurnTable, *, leader: str, baseline: str = "mean", scale: str = "group"
 ) -> np.ndarray:
-    """The leader's return relative to its other rollouts, for every agent's turns.
+    """Assign all agents' turns the leader's return relative to its other rollouts.
 
-    Only the leader is compared, whatever the others earned. In an episode in which it
-    never spoke nobody gets anything.
+    Other agents' returns do not count. In an episode without a turn of the leader,
+    every advantage is 0.
 
     Args:
         table: Whole groups.
@@ -37,7 +37,7 @@ def broadcast(
             f"leader={leader!r} names {counts.max()} agents of one episode. Name one, "
             "with its number."
         )
-    found = group_advantages(
+    advantages = group_advantages(
         table.returns[leads],
         combined_keys(table.task[leads]),
         baseline=baseline,
@@ -45,5 +45,7 @@ def broadcast(
     )
     led = np.isin(table.episode, episodes)
     out = np.zeros(len(table))
-    out[led] = broadcast_advantages(found, table.episode[leads], table.episode[led])
+    out[led] = broadcast_advantages(
+        advantages, table.episode[leads], table.episode[led]
+    )
     return out[table.owner]

@@ -1,4 +1,4 @@
-"""The credit of a policy: a weighted sum of estimators, then transforms in order."""
+"""A policy's advantages: a weighted sum of estimators, then transforms in order."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rllib_llm.errors import ConfigError
 
 
 class AdvantageEstimators:
-    """Turns an iteration's trajectories into one advantage per turn.
+    """Estimators that give every turn of an iteration's trajectories an advantage.
 
-    Args:
-        estimators: Pieces of kind ``advantage_estimator``; their weighted sum is taken.
-        transforms: Pieces of kind ``advantage_transform``, applied to the sum in order.
+    Args: estimators: Components of kind ``advantage_estimator``, summed with their
+        weights. transforms: Components of kind ``advantage_transform``, applied to the
+        sum in order.
     """
 
     def __init__(self, estimators: Sequence[Spec], transforms: Sequence[Spec] = ()):
@@ -38,7 +38,7 @@ class AdvantageEstimators:
         """Return the advantage of each turn. [M]
 
         Raises:
-            ConfigError: If a piece returns another shape, or what is not finite.
+            ConfigError: If a component returns another shape, or non-finite numbers.
         """
         total = self._estimate(table)
         for bound in self.transforms:
@@ -46,29 +46,29 @@ class AdvantageEstimators:
         return total
 
     def tasks_with_advantages(self, table: TurnTable) -> np.ndarray:
-        """Return which tasks have a turn with credit; nothing is remembered of it."""
-        found = copy.deepcopy(self)._estimate(table)
-        return np.unique(table.task[table.owner[np.abs(found) > 1e-9]])
+        """Return the tasks with a non-zero advantage, without changing any state."""
+        advantages = copy.deepcopy(self)._estimate(table)
+        return np.unique(table.task[table.owner[np.abs(advantages) > 1e-9]])
 
     def compares_rollouts(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
-        """Whether a rollout without others of its task gets no credit at all."""
+        """Return whether a rollout without others of its task gets no advantage."""
         return not len(self.tasks_with_advantages(example_table(agents, rollouts=1)))
 
     def replays_games(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
-        """Whether a piece lets rollouts meet that did not (``TurnTable.replay``)."""
-        table, met = example_table(agents), False
+        """Return whether a component plays games again (``TurnTable.replay``)."""
+        table, has_replayed = example_table(agents), False
 
         def replay(players: Sequence[Trajectory]) -> dict[str, float]:
-            nonlocal met
-            met = True
-            return {player.agent_id: player.earned for player in players}
+            nonlocal has_replayed
+            has_replayed = True
+            return {player.agent_id: player.episode_return for player in players}
 
         table.replay = replay
         copy.deepcopy(self)._estimate(table)
-        return met
+        return has_replayed
 
     def needs_greedy(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
-        """Whether a piece compares with the greedy rollout of a task."""
+        """Return whether a component compares with the greedy rollout of a task."""
         table = example_table(agents)
         for trajectory in table.trajectories:
             trajectory.greedy_return = None
@@ -79,13 +79,13 @@ class AdvantageEstimators:
         return False
 
     def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
-        """Give credit to a few made-up turns, so that bad settings show up early.
+        """Compute advantages of an example table, to detect bad settings early.
 
         Args:
-            agents: Who plays the environment.
+            agents: Agents of the environment.
 
         Raises:
-            ConfigError: With what a piece says about its settings.
+            ConfigError: With the message of the component that failed.
         """
         table, trial = example_table(agents), copy.deepcopy(self)
         try:
@@ -106,23 +106,23 @@ class AdvantageEstimators:
         return total
 
     def get_state(self) -> list[Any]:
-        """Return what the pieces remember between iterations."""
+        """Return the components' state between iterations."""
         return [c.get_state() for c in (*self.estimators, *self.transforms)]
 
     def set_state(self, state: Sequence[Any]) -> None:
-        """Bring back :meth:`get_state`'s answer."""
+        """Restore the state returned by :meth:`get_state`."""
         components = (*self.estimators, *self.transforms)
         for bound, each in zip(components, state, strict=True):
             bound.set_state(each)
 
 
-def _checked(bound: BoundComponent, found: Any, table: TurnTable) -> np.ndarray:
-    found = np.asarray(found, np.float64)
-    if found.shape != table.owner.shape or not np.isfinite(found).all():
+def _checked(bound: BoundComponent, result: Any, table: TurnTable) -> np.ndarray:
+    result = np.asarray(result, np.float64)
+    if result.shape != table.owner.shape or not np.isfinite(result).all():
         raise ConfigError(
             f"{bound.component.kind} {bound.component.name!r} returned "
-            f"{list(found.shape)} "
-            f"entries for {len(table.owner)} turns, or some that are not finite. It "
-            "must return one finite number per turn, in the table's order."
+            f"{list(result.shape)} entries for {len(table.owner)} turns, or some that "
+            "are not finite. It must return one finite number per turn, in the table's "
+            "order."
         )
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Advantages weighed by how hard their task is."""
+"""Advantages weighted by the difficulty of their task."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def weigh_by_difficulty(
     """Multiply by ``1 - strength + strength * f(p)^power``, p a group's success rate.
 
     "hard" with a power is F-GRPO's focal weight; VITAL's DGRPO (arXiv:2508.04416)
-    weighs by the group's accuracy too. "easy" and "uncertain" are this package's.
+    uses the group's accuracy too. "easy" and "uncertain" are this package's.
 
     Args:
         table: Whole groups.
         advantages: Of each turn. [M]
         formula: f: "hard" ``1 - p``, "easy" ``p``, "uncertain" ``4 p (1 - p)``.
-        power: Of f, > 0.
-        strength: 0: nothing changes; 1: f alone.
-        of: What p is the mean of: "success", or "return" where that is in [0, 1].
+        power: Exponent of f, > 0.
+        strength: 0 changes nothing; 1 multiplies by f alone.
+        of: Quantity whose mean is p: "success", or "return" where it is in [0, 1].
 
     Returns:
         Advantages. [M]

@@ -1,4 +1,4 @@
-"""How well credit orders turns, where the exact advantages are known."""
+"""Rank correlation of estimated with exact advantages of turns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rllib_llm.data.turn_table import TurnTable
 def advantage_fidelity(
     table: TurnTable, advantages: AdvantageEstimators, exact: np.ndarray
 ) -> float:
-    """Return Spearman's rank correlation of credit with the exact advantages.
+    """Return Spearman's rank correlation of estimated and exact advantages.
 
-    The credit fidelity of C3 (arXiv:2603.06859), over the turns that may be learnt
-    from. A credit that remembers something takes the table in.
+    It is the credit assignment fidelity of C3 (arXiv:2603.06859), over the trained
+    turns. Estimators with state are updated with the table.
 
     Args:
         table: Whole groups.
-        advantage_estimator: What is judged.
-        exact: The true advantage of each turn under the policies that played. [M]
+        advantages: The estimators to rate.
+        exact: The exact advantage of each turn under the policies that played. [M]
 
     Returns:
-        In [-1, 1]; NaN if the credit is the same for all turns.
+        In [-1, 1]; NaN if all estimated advantages are equal.
 
     Raises:
         ValueError: If ``exact`` has another length, or an entry is not finite.
@@ -34,5 +34,5 @@ def advantage_fidelity(
             f"exact has shape {list(exact.shape)}. It must be [{len(table.owner)}], "
             "one entry per turn of the table."
         )
-    learnt = table.is_trained[table.owner]
-    return rank_correlation(advantages.advantages(table)[learnt], exact[learnt])
+    is_trained = table.is_trained[table.owner]
+    return rank_correlation(advantages.advantages(table)[is_trained], exact[is_trained])

@@ -28,22 +28,22 @@ def group(
     discount: float = 1.0,
     unit: str = "trajectory",
 ) -> np.ndarray:
-    """Each return relative to those of the other rollouts of its task.
+    """Compare each return with those of the other rollouts of its task.
 
     Args:
         table: Whole groups.
         baseline: "mean", "leave_one_out" (RLOO), "none", or "greedy": the return of one
             more rollout of the task that always takes the likeliest token and is not
-            learnt from (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1).
+            trained on (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1).
         scale: "group" (GRPO), "none" (Dr. GRPO; needed for "greedy") or "batch" (Lite
             PPO).
-        by: What is compared. "agent": each agent's return with its own in the other
+        by: Compared returns. "agent": each agent's return with its own in the other
             rollouts (Dr. MAS; with one agent GRPO); "task": those of all agents
-            together; "turn": what an agent earned from a turn on, with the same turn
-            of the other rollouts (AT-GRPO).
-        discount: Of what is earned in later turns, for "turn" (MAGRPO).
-        unit: What counts once in means and deviations. "turn": a trajectory counts as
-            often as it has turns (the code of Dr. MAS, Flow-GRPO and verl's GiGPO).
+            together; "turn": an agent's return from a turn on, with the same turn of
+            the other rollouts (AT-GRPO).
+        discount: Discount of later turns' rewards, for "turn" (MAGRPO).
+        unit: Sample of means and deviations. "turn": a trajectory counts as often as it
+            has turns (the code of Dr. MAS, Flow-GRPO and verl's GiGPO).
 
     Returns:
         Advantages. [M]
@@ -54,15 +54,15 @@ def group(
         raise ValueError(f"discount={discount} must be in [0, 1].")
     if by != "turn" and discount != 1.0:
         raise ValueError(
-            f"discount={discount} would have no effect: whole returns are compared. "
-            "Set by='turn', or leave it out."
+            f"discount={discount} has no effect here: whole returns are compared. "
+            "Set by='turn', or omit it."
         )
     if baseline == "greedy":
         if (by, scale, unit) != ("agent", "none", "trajectory"):
             raise ValueError(
                 f"baseline='greedy' with by={by!r}, scale={scale!r}, unit={unit!r}: "
                 "each return is compared with one other, which has neither deviation "
-                "nor turns. Set scale='none', and leave by and unit out."
+                "nor turns. Set scale='none', and omit by and unit."
             )
         return (table.returns - table.greedy_returns)[table.owner]
     values, keys, of_turn = compared(table, by, discount)
@@ -71,7 +71,7 @@ def group(
             raise ValueError(
                 f"unit='turn' with by={by!r}, baseline={baseline!r}: turns are "
                 "compared already, or the others would be turns of the same rollout. "
-                "Leave unit out."
+                "Omit unit."
             )
         values, keys = values[of_turn], keys[of_turn]
         of_turn = np.arange(len(of_turn))

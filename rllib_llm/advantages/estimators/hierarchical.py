@@ -1,4 +1,4 @@
-"""Solvers within an episode, proposers across episodes: hierarchical GRPO."""
+"""Solvers compared within an episode, proposers across episodes: hierarchical GRPO."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rllib_llm.data.turn_table import TurnTable
 def hierarchical(
     table: TurnTable, *, proposer: str, baseline: str = "mean", scale: str = "group"
 ) -> np.ndarray:
-    """A proposer relative to its other rollouts, solvers to each other in an episode.
+    """Compare a proposer with its other rollouts, and an episode's solvers with each
+    other.
 
-    An episode is one proposal and all who work on it. A solver that is alone in its
-    episode has nobody to be compared with and gets 0.
+    An episode is one proposal with all its solvers. The only solver of an episode has
+    no comparison and gets 0.
 
     Args:
         table: Whole groups.
@@ -31,5 +32,5 @@ def hierarchical(
     """
     proposes = assigned(table, "proposer", proposer)
     keys = hierarchical_keys(table.task, table.episode, proposes)
-    found = group_advantages(table.returns, keys, baseline=baseline, scale=scale)
-    return found[table.owner]
+    advantages = group_advantages(table.returns, keys, baseline=baseline, scale=scale)
+    return advantages[table.owner]

@@ -1,4 +1,4 @@
-"""Returns relative to what groups earned lately: SPEAR's baseline."""
+"""Returns relative to the recent groups' returns: SPEAR's baseline."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "median": np.median,
     "mean": np.mean,
 }
-_MOST_TASKS = 10_000
+_MAX_TASKS = 10_000
 
 
 @component(
     "advantage_estimator", "history", paper="SPEAR, arXiv:2509.22601 (its P50 baseline)"
 )
 class History:
-    """Each return minus the median, or mean, of recent groups' means.
+    """Subtract the median, or mean, of recent groups' means from each return.
 
-    The baseline is read before this batch's groups are taken in; what has no history
-    yet is compared with this batch. The history is part of the checkpoint.
+    The baseline is read before this batch's groups are added; an agent or task without
+    history is compared with this batch. The history is part of the checkpoint.
 
     Args:
-        window: How many groups' means are kept, >= 1.
+        window: Number of group means that are kept, >= 1.
         statistic: "median" (SPEAR's P50) or "mean" of them.
         of: "agent": of all tasks; "task": of the same instance (its seed) only, for
-            tasks that come again. The 10 000 tasks seen last are remembered.
+            recurring tasks. The 10 000 most recent tasks are kept.
     """
 
     def __init__(
@@ -48,23 +48,25 @@ class History:
         self.means: dict[tuple[Hashable, ...], deque[float]] = {}
 
     def __call__(self, table: TurnTable) -> np.ndarray:
-        """Return advantages, and take the groups in. [M]"""
+        """Return advantages, and add the groups' means to the history. [M]"""
         groups = combined_keys(table.task, table.agent)
         _, first = np.unique(groups, return_index=True)
         fresh: dict[tuple[Hashable, ...], list[float]] = {}
         for i, mean in zip(first, key_means(table.returns, groups), strict=True):
             fresh.setdefault(self._key(table, i), []).append(float(mean))
-        known = {key: self.means.get(key) or values for key, values in fresh.items()}
-        baselines = {key: float(self.statistic(v)) for key, v in known.items()}
+        histories = {
+            key: self.means.get(key) or values for key, values in fresh.items()
+        }
+        baselines = {key: float(self.statistic(v)) for key, v in histories.items()}
         keys = [self._key(table, i) for i in range(len(table))]
-        found = table.returns - np.array([baselines[key] for key in keys])
+        advantages = table.returns - np.array([baselines[key] for key in keys])
         for key, values in fresh.items():
             kept = self.means.pop(key, deque(maxlen=self.window))
             kept.extend(values)
-            self.means[key] = kept  # now the one seen last
-        while len(self.means) > _MOST_TASKS:
+            self.means[key] = kept  # inserted last, so the first key is the oldest
+        while len(self.means) > _MAX_TASKS:
             del self.means[next(iter(self.means))]
-        return found[table.owner]
+        return advantages[table.owner]
 
     def _key(self, table: TurnTable, i: int) -> tuple[Hashable, ...]:
         one = table.trajectories[i]
@@ -75,7 +77,7 @@ class History:
         return [[list(key), list(values)] for key, values in self.means.items()]
 
     def set_state(self, state: list[Any]) -> None:
-        """Bring the groups' means back."""
+        """Restore the groups' means."""
         self.means = {
             tuple(key): deque(values, maxlen=self.window) for key, values in state
         }

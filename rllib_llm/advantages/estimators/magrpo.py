@@ -1,4 +1,4 @@
-"""One return for the whole team, round by round: MAGRPO."""
+"""Advantages of the team's return, round by round: MAGRPO."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ def magrpo(
     team: str = "mean",
     joint: str = "aligned",
 ) -> np.ndarray:
-    """What the team earned from a round on, relative to the other rollouts' round.
+    """Compare the team's return from a round on with the other rollouts' same round.
 
-    An agent's n-th turn belongs to round n; all agents of a round get the same. The
-    rollouts of a task are compared from the first round on though they have gone
-    different ways since, as they are not sampled as a tree.
+    An agent's n-th turn belongs to round n; all agents of a round get the same
+    advantage. The rollouts of a task are compared in every round although they diverge
+    after the first, since they are not sampled as a tree.
 
-    ``joint="cross"`` gives each agent credit of its own for the last joint turn: its
-    text meets what the others said there in all rollouts that came the same way, and
-    the mean over these combinations, played again without sampling, stands in place
-    of what its own rollout earned. So it is not blamed for what others happened to say.
+    ``joint="cross"`` gives each agent its own advantage for the last joint turn: its
+    text is combined with the other agents' texts from all rollouts with the same
+    history, and the mean return over these combinations, played again without sampling,
+    replaces the return of its own rollout. So an agent's advantage does not depend on
+    the texts that the others happened to sample.
 
     Args:
         table: Whole groups.
-        discount: Per round, in [0, 1].
-        baseline: "mean", "leave_one_out" or "none". There is no deviation.
+        discount: Discount per round, in [0, 1].
+        baseline: "mean", "leave_one_out" or "none". No deviation divides the result.
         team: "mean" or "sum" over the agents of an episode.
-        joint: "aligned", or "cross" for games whose last turn nobody reads before
-            answering, paid by the environment.
+        joint: "aligned", or "cross" for games in which agents do not read each other's
+            last turns and only the environment gives rewards.
 
     Returns:
         Advantages. [M]
@@ -60,8 +61,10 @@ def magrpo(
     _, first = np.unique(rounds, return_index=True)
     rewards: np.ndarray = np.bincount(rounds, table.rewards)
     if team == "mean":
-        _, of, sizes = np.unique(table.episode, return_inverse=True, return_counts=True)
-        rewards /= sizes[of][table.owner][first]
+        _, episode_of, sizes = np.unique(
+            table.episode, return_inverse=True, return_counts=True
+        )
+        rewards /= sizes[episode_of][table.owner][first]
     continues = np.append(False, np.diff(episodes[first]) == 0)
     parents = np.where(continues, np.arange(len(first)) - 1, -1)
     returns = tree_returns(rewards, parents, gamma=discount)

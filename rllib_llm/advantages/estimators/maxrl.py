@@ -1,4 +1,4 @@
-"""Returns relative to the group, weighed by how rare success is: MaxRL."""
+"""Returns relative to the group, with rare successes weighted up: MaxRL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from rllib_llm.data.turn_table import TurnTable
     "advantage_estimator", "maxrl", paper="MaxRL, Tajwar et al. 2026, arXiv:2602.02710"
 )
 def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
-    """``(R - mean) / mean`` of an agent's rollouts of a task; 0 where nothing succeeds.
+    """Compute ``(R - mean) / mean`` of an agent's rollouts of a task.
+
+    It is 0 where no rollout succeeds.
 
     For rewards of 0 and 1 its expectation is the gradient of the log-probability of
-    success up to an order that grows with the group, instead of that of success.
+    success (instead of the probability), up to an order that grows with the group.
 
     Args:
         table: Whole groups.
@@ -32,6 +34,6 @@ def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
         return np.zeros(0)
     keys = combined_keys(table.task, table.agent)
     means = key_means(values, keys)[keys]
-    found = np.zeros_like(values)
-    np.divide(group_advantages(values, keys), means, out=found, where=means > 0)
-    return found[table.owner]
+    advantages = np.zeros_like(values)
+    np.divide(group_advantages(values, keys), means, out=advantages, where=means > 0)
+    return advantages[table.owner]

@@ -1,4 +1,4 @@
-"""Turns relative to what their seat usually earns in the batch: MARSHAL."""
+"""Turn advantages centred per player over the batch: MARSHAL."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rllib_llm.data.turn_table import TurnTable
 
 @component("advantage_estimator", "per_player", paper="MARSHAL, arXiv:2510.15414")
 def per_player(table: TurnTable, *, normalise: bool = True) -> np.ndarray:
-    """Rewards centred per player, summed to the end, centred again, standardised.
+    """Centre rewards per player, sum to the end, centre again, standardise.
 
     Compares whole batches, not the rollouts of a task: groups may be of one.
 
     Args:
         table: Trajectories of one game.
-        normalise: Whether the last step is done: standardise over the batch.
+        normalise: Whether the last step, standardising over the batch, is applied.
 
     Returns:
         Advantages. [M]

@@ -1,4 +1,4 @@
-"""Returns relative to what a seat usually earns: for self-play."""
+"""Returns relative to the moving average of an agent's returns, for self-play."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rllib_llm.losses._checks import check_choice
     "advantage_estimator", "role", paper="SPIRAL, Liu et al. 2025, arXiv:2506.24119"
 )
 class Role:
-    """Each return minus the moving average of its seat's returns.
+    """Subtract the moving average of the agent's returns from each return.
 
     The averages are part of the checkpoint.
 
     Args:
-        decay: How much of an average stays when a new return comes in, in [0, 1).
+        decay: Share of an average that remains when a new return is added, in [0, 1).
         scale: "none", or "batch": divide by the standard deviation of the batch.
-        game: What the averages belong to, where several games share them.
+        game: Name of the game in the averages, if several games share them.
     """
 
     def __init__(self, *, decay: float = 0.95, scale: str = "none", game: str = ""):
@@ -32,18 +32,18 @@ class Role:
         self.scale, self.game = scale, game
 
     def __call__(self, table: TurnTable) -> np.ndarray:
-        """Return advantages, in the order in which episodes were played. [M]"""
+        """Return advantages; episodes update the averages in the table's order. [M]"""
         agents = [t.agent_id for t in table.trajectories]
         games = [self.game] * len(agents)
-        found = self.baselines.advantages(table.returns, games, agents)
-        if self.scale == "batch" and len(found):
-            found = found / (found.std() + 1e-6)
-        return found[table.owner]
+        advantages = self.baselines.advantages(table.returns, games, agents)
+        if self.scale == "batch" and len(advantages):
+            advantages = advantages / (advantages.std() + 1e-6)
+        return advantages[table.owner]
 
     def get_state(self) -> dict[str, Any]:
         """Return the averages."""
         return self.baselines.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Bring the averages back."""
+        """Restore the averages."""
         self.baselines.load_state_dict(state)

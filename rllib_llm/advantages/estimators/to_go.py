@@ -1,4 +1,4 @@
-"""What is earned from a turn on, compared with nothing: REINFORCE."""
+"""Returns from each turn on, without a group baseline: REINFORCE."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rllib_llm.losses._checks import check_choice, check_unit_interval
 def reward_to_go(
     table: TurnTable, *, discount: float = 1.0, baseline: str = "none"
 ) -> np.ndarray:
-    """What is earned from a turn on; REINFORCE++ with the transform ``whiten``.
+    """Use the return from a turn on; REINFORCE++ with the transform ``whiten``.
 
     Args:
         table: Trajectories; groups may be of one.
-        discount: Per turn, in [0, 1].
+        discount: Discount per turn, in [0, 1].
         baseline: "none"; "batch": the mean over all turns.
 
     Returns:
@@ -25,5 +25,5 @@ def reward_to_go(
     """
     check_unit_interval(discount=discount)
     check_choice("baseline", baseline, ("none", "batch"))
-    found = table.to_go(discount)
-    return found - found.mean() if baseline == "batch" and len(found) else found
+    returns = table.to_go(discount)
+    return returns - returns.mean() if baseline == "batch" and len(returns) else returns

@@ -1,4 +1,4 @@
-"""What is done to advantages after they are summed.
+"""Transforms of turn advantages, applied to the sum of the estimators.
 
 A transform takes the table and the advantages [M] and returns new ones [M].
 """
@@ -32,9 +32,9 @@ def whiten_advantages(
     Args:
         table: Whole groups.
         advantages: Of each turn. [M]
-        by: "batch"; "group"; "agent" (role or seat); "policy".
-        shift_mean: Whether the mean becomes 0; else only the spread changes.
-        unit: What counts once in mean and deviation: "turn" or "token"
+        by: "batch"; "group"; "agent" (or role); "policy".
+        shift_mean: Whether the mean becomes 0; otherwise only the deviation changes.
+        unit: Sample of the mean and deviation: "turn" or "token"
             (REINFORCE++).
 
     Returns:
@@ -49,7 +49,7 @@ def whiten_advantages(
         "policy": [t.module_id for t in table.trajectories],
     }
     keys = combined_keys(of[by])[table.owner] if len(table) else table.owner
-    found = np.zeros_like(advantages)
+    whitened = np.zeros_like(advantages)
     for key in np.unique(keys):
         here = keys == key
         moments = {}
@@ -57,27 +57,27 @@ def whiten_advantages(
             counted = np.repeat(advantages[here], table.turn_tokens[here])
             std = counted.std(ddof=1) if len(counted) > 1 else 0.0
             moments = {"mean": float(counted.mean()), "std": float(std)}
-        found += whiten(advantages, here, shift_mean=shift_mean, **moments)
-    return found
+        whitened += whiten(advantages, here, shift_mean=shift_mean, **moments)
+    return whitened
 
 
 @component("advantage_transform", "clip", paper="common practice")
 def clip(
     table: TurnTable, advantages: np.ndarray, *, low: float = -5.0, high: float = 5.0
 ) -> np.ndarray:
-    """Bound advantages.
+    """Clip advantages to an interval.
 
     Args:
         table: Whole groups.
         advantages: Of each turn. [M]
-        low: Least one, <= 0: credit must not change its sign.
-        high: Largest one, >= 0.
+        low: Lower bound, <= 0: an advantage must not change its sign.
+        high: Upper bound, >= 0.
 
     Returns:
-        Bounded advantages. [M]
+        Clipped advantages. [M]
     """
     if not low <= 0 <= high or low == high:
-        raise ValueError(f"low={low}, high={high}: 0 must lie between. Use -5 and 5.")
+        raise ValueError(f"low={low}, high={high}: must enclose 0. Use e.g. -5 and 5.")
     return np.clip(advantages, low, high)
 
 
@@ -87,7 +87,7 @@ def clip(
     paper="SPEAR, arXiv:2509.22601; WebRL, arXiv:2411.02337",
 )
 def positive_only(table: TurnTable, advantages: np.ndarray) -> np.ndarray:
-    """Set negative advantages to 0: imitate what went well, punish nothing.
+    """Set negative advantages to 0, so that only good turns are imitated.
 
     Args:
         table: Whole groups.

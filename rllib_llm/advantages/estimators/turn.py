@@ -1,4 +1,4 @@
-"""Two scalars per rollout, for early turns and for the outcome: MT-GRPO."""
+"""Separate advantages of early turns and of the outcome: MT-GRPO."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rllib_llm.data.turn_table import TurnTable
 def turn(
     table: TurnTable, *, boundary: int, coef: float = 1.0, scale: str = "group"
 ) -> np.ndarray:
-    """Early turns by what they earned themselves, all turns by the outcome.
+    """Compare early turns by their own rewards, and all turns by the outcome.
 
-    What the first ``boundary`` turns earned and what came later are compared with the
-    other rollouts, each on its own: early turns get ``A_outcome + coef * A_early``,
-    later ones ``A_outcome``. A rollout that never got past the boundary has no
-    outcome; its turns get the credit of its whole return. The boundary is a number of
-    turns, so that a turn without a reward is one all the same.
+    The rewards of the first ``boundary`` turns and the later ones are compared with the
+    other rollouts separately: early turns get ``A_outcome + coef * A_early``, later
+    ones ``A_outcome``. A rollout that ended within the boundary has no outcome; its
+    turns get the advantage of its whole return. The boundary is a number of turns, so
+    turns without a reward count too.
 
     Args:
         table: Whole groups.
-        boundary: How many turns are early, >= 1.
-        coef: Of the early turns' own credit.
+        boundary: Number of early turns, >= 1.
+        coef: Factor of the early turns' advantage.
         scale: "group", "none" or "batch", as in ``group``.
 
     Returns:

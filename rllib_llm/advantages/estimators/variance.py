@@ -1,4 +1,4 @@
-"""Which tasks can teach anything by comparing their rollouts."""
+"""Tasks whose rollouts differ, so that comparing them gives advantages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rllib_llm.data.turn_table import TurnTable
 def compared(
     table: TurnTable, by: str, discount: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what rollouts are compared by, and with which.
+    """Return the values that are compared, and the groups within which they are.
 
     Args:
         table: Whole groups.
-        by: "agent", "task" or "turn"; see the credit piece ``group``.
-        discount: Of later turns, for "turn".
+        by: "agent", "task" or "turn"; see the advantage estimator ``group``.
+        discount: Discount of later turns, for "turn".
 
     Returns:
         Values [K], their groups as integers [K], and of each turn its index [M].
@@ -33,11 +33,11 @@ def compared(
 
 
 def has_variance(table: TurnTable, *, by: str = "agent") -> np.ndarray:
-    """Return which trajectories belong to a task whose rollouts differ. bool [N]"""
+    """Return the trajectories of tasks whose rollouts differ, as a mask. bool [N]"""
     if not len(table):
         return np.zeros(0, bool)
     values, keys, _ = compared(table, by)
     zero_variance = np.array(list(zero_variance_groups(values, keys)), keys.dtype)
-    flat = np.isin(keys, zero_variance)
+    has_no_variance = np.isin(keys, zero_variance)
     task = table.task[table.owner] if by == "turn" else table.task
-    return np.isin(table.task, task[~flat])
+    return np.isin(table.task, task[~has_no_variance])

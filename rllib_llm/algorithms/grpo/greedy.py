@@ -87,4 +87,4 @@ def _earned(algo: Any, episodes: Sequence[Any]) -> dict[Played, float]:
     rewards: Rewards = copy.deepcopy(algo._driver_components.rewards)
     if rewards.changes_anything and found:
         rewards(found, algo.iteration)
-    return {(t.task.group_id, t.agent_id): t.earned for t in found}
+    return {(t.task.group_id, t.agent_id): t.episode_return for t in found}

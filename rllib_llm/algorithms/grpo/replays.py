@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
-from rllib_llm.advantages.estimators.magrpo_cross import MOST_GAMES
+from rllib_llm.advantages.estimators.magrpo_cross import MAX_GAMES
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay, random_episodes
@@ -47,11 +47,11 @@ def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
             )
         plays = random_episodes(env)
         acting = len({t.agent for t in plays})
-        if config.group_size**acting > MOST_GAMES:
+        if config.group_size**acting > MAX_GAMES:
             raise ConfigError(
                 f"group_size={config.group_size} and {acting} agents make "
                 f"{config.group_size**acting} combinations of each task; at most "
-                f"{MOST_GAMES} games are played. Use a smaller group_size, or "
+                f"{MAX_GAMES} games are played. Use a smaller group_size, or "
                 "joint='aligned'."
             )
         if plays:

@@ -10,8 +10,8 @@ import torch
 
 from rllib_llm.data import columns
 
-# What a forward and backward pass costs besides its tokens, in tokens. Measured on a
-# CPU with models of one million parameters; larger models have less.
+# Fixed cost of a forward and backward pass, in tokens. Measured on a CPU with models
+# of one million parameters; it is lower for larger models.
 _PASS_TOKENS = 256
 
 
@@ -21,17 +21,17 @@ def micro_batches(
     *,
     together: torch.Tensor | None = None,
 ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
-    """Yield row indices and the sub-batch, sorted by length, padding cut off.
+    """Yield row indices and sub-batches, sorted by length, without excess padding.
 
     Args:
         batch: Columns, tensors of [B, ...] or [B, T]; T may be longer than any row.
-        max_tokens: Most token positions (rows x longest row) per micro-batch; a single
-            longer row forms one alone. None means no limit.
-        together: Rows of equal numbers stay in one micro-batch, which may then be
-            larger; None: any row may go anywhere. [B]
+        max_tokens: Most token positions (rows x longest row) per micro-batch; a longer
+            row forms one of its own. None means no limit.
+        together: Rows with equal numbers stay in one micro-batch, which may then be
+            larger; None: rows are independent. [B]
 
     Yields:
-        Indices into the batch [b], and columns cut to these rows and to their longest.
+        Indices into the batch [b], and columns cut to these rows and their longest.
     """
     attention = batch[columns.ATTENTION_MASK]
     length = attention.sum(dim=1)
@@ -42,6 +42,7 @@ def micro_batches(
         _, which = torch.unique(together, return_inverse=True)
         longest_of = torch.zeros_like(length).scatter_reduce(0, which, length, "amax")
         length = longest_of[which]
+        # Sorted by length, then by unit: the stable sort keeps a unit's rows adjacent.
         order = torch.argsort(which, stable=True)
         order = order[torch.argsort(length[order], stable=True)]
         unit = which[order].cpu().numpy()
@@ -59,16 +60,15 @@ def micro_batches(
 def cuts(
     lengths: np.ndarray, max_tokens: int | None, unit: np.ndarray | None = None
 ) -> list[int]:
-    """Return where to cut sorted rows so that padding and passes cost least.
+    """Return the cuts of sorted rows that minimise the cost of padding and passes.
 
-    A pass over rows ``i`` to ``j`` costs ``(j - i) * lengths[j - 1]`` positions and as
-    much as ``_PASS_TOKENS`` besides; the cheapest partition is found by dynamic
-    programming.
+    A pass over rows ``i`` to ``j`` costs ``(j - i) * lengths[j - 1]`` positions plus
+    ``_PASS_TOKENS``; dynamic programming finds the cheapest partition.
 
     Args:
         lengths: Row lengths, ascending. [B]
         max_tokens: Most positions of a pass of several units; None means no limit.
-        unit: Neighbours of equal numbers are not parted; None: every row is a unit. [B]
+        unit: Neighbours with equal numbers stay together; None: each row is a unit. [B]
 
     Returns:
         The end of every part, ascending; the last one is B.

@@ -1,4 +1,4 @@
-"""Third learner connector of teams: one credit chain through all agents' messages."""
+"""Third learner connector of teams: GAE through the turns of all trained agents."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TEAM_REWARDS = ("mean", "sum")
 
 @dataclasses.dataclass
 class _Tokens:
-    """Trained tokens of all policies in execution order: where each stands.
+    """Positions of all policies' trained tokens, in execution order.
 
     Attributes:
         module: Number of the policy. [N]
         row: Row in its batch. [N]
         column: Column of that row. [N]
-        joint: Episode. [N]
+        episode: Multi-agent episode. [N]
         message: Number of the message, from 0. [N]
         first: Index of each message's first token. [M]
         steps: Environment step of each message. [M]
@@ -42,7 +42,7 @@ class _Tokens:
     module: np.ndarray
     row: np.ndarray
     column: np.ndarray
-    joint: np.ndarray
+    episode: np.ndarray
     message: np.ndarray
     first: np.ndarray
     steps: np.ndarray
@@ -66,22 +66,23 @@ class _Tokens:
 
 
 class MultiAgentGAE(ConnectorV2):
-    """Advantages along the execution order of an episode, from agent to agent.
+    """GAE along the execution order of an episode, from agent to agent.
 
     MARFT (Liao et al. 2025, arXiv:2504.16129): messages of all trained agents form one
-    chain, ordered by the environment step in which they were said; those of one step
-    are simultaneous. The reward of a step is the team's: what the environment paid to
-    all agents between this step and the next (its mean or sum over agents).
+    sequence, ordered by environment step; those of one step are simultaneous. The
+    reward of a step is the team's: the mean or sum over agents of the rewards received
+    from this step up to the next.
 
     Values come from each policy's own critic, or from one that they share.
 
     Args:
-        settings: Of each policy, by ModuleID; ``gamma`` and its like must agree.
+        settings: Settings of each policy, by ModuleID; the discounts and lambdas must
+            be equal.
         level: "action": one advantage and one value per message; "token": one per
             token, with ``gamma_token`` and ``lambda_token`` inside a message.
         team_reward: "mean" or "sum" over the agents.
-        critic: ModuleID of a critic that policies share, None for their own.
-        whiten_by: "batch", or "agent": each agent's advantages on their own.
+        critic: ModuleID of a critic that policies share, None for one per policy.
+        whiten_by: "batch": over all tokens; "agent": over each agent's tokens alone.
     """
 
     def __init__(
@@ -115,32 +116,36 @@ class MultiAgentGAE(ConnectorV2):
         batches = [batch[m] for m in policies]
         parameters = rl_module[next(iter(self.settings))].unwrapped().parameters()
         device = next(parameters).device
-        if not batches:  # the other Learners sum moments all the same
+        if not batches:  # the other Learners wait for this one's moments
             self._whiten(batches, device)
             return batch
         tokens = _execution_order(batches)
-        readers = batches if self.critic is None else [batch[self.critic]]
-        seen_by = tokens if self.critic is None else _execution_order(readers)
-        values = seen_by.read(readers, columns.VALUES)
-        # A central critic values a step once: before anything of it is said.
-        values[tokens.first] = values[seen_by.first[seen_by.message[tokens.first]]]
+        value_batches = batches if self.critic is None else [batch[self.critic]]
+        value_tokens = (
+            tokens if self.critic is None else _execution_order(value_batches)
+        )
+        values = value_tokens.read(value_batches, columns.VALUES)
+        # A central critic values a step once, before its first turn.
+        values[tokens.first] = values[
+            value_tokens.first[value_tokens.message[tokens.first]]
+        ]
         advantages, targets = self._estimate(
             tokens,
             values,
             rewards=_team_rewards(tokens, episodes, self.team_reward),
             penalties=self._penalties(tokens, policies, batches),
-            bootstraps=_bootstraps(readers, np.unique(tokens.episodes), episodes),
+            bootstraps=_bootstraps(value_batches, np.unique(tokens.episodes), episodes),
         )
-        heads, valued = np.zeros((2, len(tokens.row)))
-        heads[tokens.first], valued[seen_by.first] = 1.0, 1.0
+        starts, valued = np.zeros((2, len(tokens.row)))
+        starts[tokens.first], valued[value_tokens.first] = 1.0, 1.0
         for index, data in enumerate(batches):
             self._store(data, Columns.ADVANTAGES, tokens.write(data, index, advantages))
-            self._store(data, columns.MESSAGE_STARTS, tokens.write(data, index, heads))
-        for index, data in enumerate(readers):
-            found = seen_by.write(data, index, targets)
-            self._store(data, Columns.VALUE_TARGETS, found)
-            starts = seen_by.write(data, index, valued)
-            self._store(data, columns.MESSAGE_STARTS, starts)
+            self._store(data, columns.MESSAGE_STARTS, tokens.write(data, index, starts))
+        for index, data in enumerate(value_batches):
+            array = value_tokens.write(data, index, targets)
+            self._store(data, Columns.VALUE_TARGETS, array)
+            starts_of_values = value_tokens.write(data, index, valued)
+            self._store(data, columns.MESSAGE_STARTS, starts_of_values)
         self._whiten(batches, device)
         return batch
 
@@ -154,10 +159,10 @@ class MultiAgentGAE(ConnectorV2):
         bootstraps: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return advantages and value targets of all tokens. 2 x [N]"""
-        chosen = next(iter(self.settings.values()))
+        settings = next(iter(self.settings.values()))
         common = {
-            "gamma": chosen.gamma,
-            "lambda_": chosen.lambda_,
+            "gamma": settings.gamma,
+            "lambda_": settings.lambda_,
             "order": tokens.steps,
             "bootstrap_values": bootstraps,
         }
@@ -167,20 +172,22 @@ class MultiAgentGAE(ConnectorV2):
                 values,
                 tokens.message,
                 tokens.episodes,
-                gamma_token=chosen.gamma_token,
-                lambda_token=chosen.lambda_token,
+                gamma_token=settings.gamma_token,
+                lambda_token=settings.lambda_token,
                 token_rewards=penalties,
                 **common,
             )
-        paid = rewards + np.bincount(tokens.message, penalties, len(rewards))
-        found = message_gae(paid, values[tokens.first], tokens.episodes, **common)
-        advantages, targets = (each[tokens.message] for each in found)
+        team_rewards = rewards + np.bincount(tokens.message, penalties, len(rewards))
+        estimates = message_gae(
+            team_rewards, values[tokens.first], tokens.episodes, **common
+        )
+        advantages, targets = (each[tokens.message] for each in estimates)
         return advantages, targets
 
     def _penalties(
         self, tokens: _Tokens, policies: list[str], batches: list[dict[str, Any]]
     ) -> np.ndarray:
-        """Return what departing from the reference costs each token. [N]"""
+        """Return the KL penalty of each token, at most 0. [N]"""
         out = np.zeros(len(tokens.row))
         for index, (module_id, data) in enumerate(zip(policies, batches, strict=True)):
             here = tokens.module == index
@@ -189,13 +196,13 @@ class MultiAgentGAE(ConnectorV2):
         return out
 
     def _whiten(self, batches: list[dict[str, Any]], device: torch.device) -> None:
-        """Standardise advantages over all Learners, by agent or over everything."""
+        """Standardise advantages over all Learners, per agent or over everything."""
         if not all(settings.whiten for settings in self.settings.values()):
             return
         masks = [d[Columns.LOSS_MASK].cpu().numpy() for d in batches]
         agents = [d[columns.AGENT_INDEX].cpu().numpy()[:, None] for d in batches]
         arrays = [d[Columns.ADVANTAGES].double().cpu().numpy() for d in batches]
-        if self.level == "action":  # a long message counts as one
+        if self.level == "action":  # a message counts once, whatever its length
             masks = [
                 m & (d[columns.MESSAGE_STARTS].cpu().numpy() > 0)
                 for m, d in zip(masks, batches, strict=True)
@@ -210,15 +217,19 @@ class MultiAgentGAE(ConnectorV2):
                 m & (a == agent) if by_agent else m
                 for m, a in zip(masks, agents, strict=True)
             ]
-            found = [masked_moments(x, p) for x, p in zip(arrays, parts, strict=True)]
-            sums = np.sum([(0.0, 0.0, 0.0), *found], axis=0)
+            moments_by_policy = [
+                masked_moments(x, p) for x, p in zip(arrays, parts, strict=True)
+            ]
+            sums = np.sum([(0.0, 0.0, 0.0), *moments_by_policy], axis=0)
             moments = tuple(all_reduce_sum(sums.tolist(), device))
             if not moments[0]:
                 continue
             for data, array, place in zip(batches, arrays, agents, strict=True):
-                mine = data[Columns.LOSS_MASK].cpu().numpy()
-                mine = mine & (place == agent) if by_agent else mine
-                array[mine] = whiten_with_moments(array, mine, moments)[mine]
+                of_agent = data[Columns.LOSS_MASK].cpu().numpy()
+                of_agent = of_agent & (place == agent) if by_agent else of_agent
+                array[of_agent] = whiten_with_moments(array, of_agent, moments)[
+                    of_agent
+                ]
         for data, array in zip(batches, arrays, strict=True):
             self._store(data, Columns.ADVANTAGES, array)
 
@@ -229,23 +240,25 @@ class MultiAgentGAE(ConnectorV2):
 
 
 def _execution_order(batches: list[dict[str, Any]]) -> _Tokens:
-    """Find all trained tokens, sorted by episode, environment step and agent."""
-    found = []
+    """Return all trained tokens, sorted by episode, environment step and agent."""
+    positions = []
     for index, data in enumerate(batches):
         row, column = np.nonzero(data[Columns.LOSS_MASK].cpu().numpy())
-        joint = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()[row]
+        episode_number = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()[row]
         agent = data[columns.AGENT_INDEX].cpu().numpy()[row]
         step = data[columns.TURN_STEPS].cpu().numpy()[row, column]
-        found.append((np.full(len(row), index), row, column, joint, step, agent))
-    module, row, column, joint, step, agent = (
-        np.concatenate(each) for each in zip(*found, strict=True)
+        positions.append(
+            (np.full(len(row), index), row, column, episode_number, step, agent)
+        )
+    module, row, column, episode_number, step, agent = (
+        np.concatenate(each) for each in zip(*positions, strict=True)
     )
-    # A message stands in one row; a central critic's rows hold all of an episode.
-    order = np.lexsort((column, row, agent, step, joint))
-    module, row, column, joint, step, agent = (
-        each[order] for each in (module, row, column, joint, step, agent)
+    # A message is in one row; a central critic's row holds a whole episode.
+    order = np.lexsort((column, row, agent, step, episode_number))
+    module, row, column, episode_number, step, agent = (
+        each[order] for each in (module, row, column, episode_number, step, agent)
     )
-    key = np.stack((joint, step, agent))
+    key = np.stack((episode_number, step, agent))
     is_first = np.ones(len(row), bool)
     is_first[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
     first = np.flatnonzero(is_first)
@@ -253,24 +266,24 @@ def _execution_order(batches: list[dict[str, Any]]) -> _Tokens:
         module,
         row,
         column,
-        joint,
+        episode_number,
         message=np.cumsum(is_first) - 1,
         first=first,
         steps=step[first],
-        episodes=joint[first],
+        episodes=episode_number[first],
     )
 
 
 def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
-    """Return what the team earned after each message. [M]
+    """Return the team's reward of each message. [M]
 
-    What was paid in a step without a trained message belongs to the one before it, or
-    to the first; messages of one step share what it earned.
+    Rewards of a step without a trained message count for the message before it, or for
+    the first; messages of one step share its rewards equally.
     """
     out = np.zeros(len(tokens.first))
-    for joint in np.unique(tokens.episodes):
-        episode = episodes[joint]
-        here = np.flatnonzero(tokens.episodes == joint)
+    for episode_number in np.unique(tokens.episodes):
+        episode = episodes[episode_number]
+        here = np.flatnonzero(tokens.episodes == episode_number)
         steps = tokens.steps[here]
         reward_log = episode.custom_data[columns.REWARD_LOG]
         team = {*episode.agent_episodes, *(agent for _, agent, _ in reward_log)}
@@ -286,23 +299,23 @@ def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
 def _bootstraps(
     batches: list[dict[str, Any]], valued: np.ndarray, episodes: list[Any]
 ) -> np.ndarray:
-    """Return the next speakers' mean value after each cut episode, else 0. [E]
+    """Return the mean value of the next agents after each truncated episode. [E]
 
-    Where no next speaker has a row (it never spoke, or cannot read on), it is the mean
-    over all who were cut.
+    It is 0 for other episodes. If no next agent has a row (it has not acted yet, or its
+    context is full), it is the mean over all agents that were truncated.
     """
     totals, counts = np.zeros((2, len(valued))), np.zeros((2, len(valued)))
     for data in batches:
         column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()
-        asked = data[columns.BOOTSTRAPS_AGENT_TURN].cpu().numpy()
+        is_agent_turn = data[columns.BOOTSTRAPS_AGENT_TURN].cpu().numpy()
         values = data[columns.VALUES].double().cpu().numpy()
-        joint = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
-        for row in np.flatnonzero((column >= 0) & np.isin(joint, valued)):
-            # An agent may have been cut early in an episode that others finished.
-            verdict = episode_data(episodes[joint[row]]).stop_policy
-            if verdict is StopPolicy.BOOTSTRAP:
-                place = np.searchsorted(valued, joint[row])
-                which = (0, 1) if asked[row] else (0,)
+        episode_number = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
+        for row in np.flatnonzero((column >= 0) & np.isin(episode_number, valued)):
+            # An agent may be truncated early in an episode that others finished.
+            stop_policy = episode_data(episodes[episode_number[row]]).stop_policy
+            if stop_policy is StopPolicy.BOOTSTRAP:
+                place = np.searchsorted(valued, episode_number[row])
+                which = (0, 1) if is_agent_turn[row] else (0,)
                 totals[which, place] += values[row, column[row]]
                 counts[which, place] += 1
     means = totals / np.maximum(counts, 1)

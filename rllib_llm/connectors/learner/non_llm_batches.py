@@ -1,4 +1,4 @@
-"""Last learner connector: what classic RLModules learn from, made by RLlib's own."""
+"""Last learner connector: training batches of non-LLM RLModules, built by RLlib's."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rllib_llm.data.types import StopPolicy
 
 
 class NonLLMBatches(ConnectorV2):
-    """Add the batches of RLModules that read numbers, one row per time step.
+    """Add the batches of RLModules with numeric observations, one row per time step.
 
-    RLlib's connectors of PPO make them, in RLlib's order: a time step more for the
-    bootstrap value, observations and columns, batches, tensors, GAE. They see copies of
-    these agents' parts alone. What a stop policy masks is left out; an episode that was
-    cut short but counts as final is handed over as terminated.
+    RLlib's PPO connectors build them, in RLlib's order: an extra time step for the
+    bootstrap value, observations and columns, batches, tensors, GAE. They receive
+    copies of these agents' parts alone. Masked episodes are left out; a truncated
+    episode that counts as final is passed on as terminated.
 
     Args:
-        discounts: ``gamma`` and ``lambda_`` of each policy that is trained.
-        device: Where the learner computes.
+        discounts: ``gamma`` and ``lambda_`` of each trained policy.
+        device: Device of the learner.
     """
 
     def __init__(self, discounts: Mapping[str, tuple[float, float]], device: Any):
@@ -49,7 +49,7 @@ class NonLLMBatches(ConnectorV2):
             AddColumnsFromEpisodesToTrainBatch(),
             AgentToModuleMapping(
                 rl_module_specs=set(discounts),
-                agent_to_module_mapping_fn=None,  # the episodes know
+                agent_to_module_mapping_fn=None,  # the episodes hold the ModuleIDs
                 as_learner_connector=True,
             ),
             BatchIndividualItems(multi_agent=True),
@@ -72,16 +72,20 @@ class NonLLMBatches(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         for module_id in self.module_ids:
-            found = [
-                (joint, part)
-                for joint, episode in enumerate(episodes)
+            numbered_parts = [
+                (number, part)
+                for number, episode in enumerate(episodes)
                 for part in _parts(episode, module_id)
             ]
-            if found:
-                parts = [stock_episode(part) for _, part in found]
+            if numbered_parts:
+                parts = [stock_episode(part) for _, part in numbered_parts]
                 data = self._batch(rl_module, module_id, parts)
-                # With the time step that was added to each.
-                owners = [joint for joint, part in found for _ in range(len(part) + 1)]
+                # One more per part: the time step that RLlib's connector appends.
+                owners = [
+                    number
+                    for number, part in numbered_parts
+                    for _ in range(len(part) + 1)
+                ]
                 device = data[Columns.LOSS_MASK].device
                 data[columns.MULTI_AGENT_EPISODE_INDEX] = torch.tensor(
                     owners, device=device
@@ -92,29 +96,29 @@ class NonLLMBatches(ConnectorV2):
     def _batch(
         self, rl_module: Any, module_id: str, parts: list[SingleAgentEpisode]
     ) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        out: dict[str, Any] = {}
         shared: dict[str, Any] = {}
         for component in (*self._components, self._gae[module_id]):
             with torch.no_grad():
-                made = component(
-                    rl_module=rl_module, batch=made, episodes=parts, shared_data=shared
+                out = component(
+                    rl_module=rl_module, batch=out, episodes=parts, shared_data=shared
                 )
-        return dict(made[module_id])
+        return dict(out[module_id])
 
 
 def _parts(episode: Any, module_id: str) -> list[Any]:
     parts = getattr(episode, "agent_episodes", {}).values()
-    mine = [
+    of_module = [
         part
         for part in parts
         if part.module_id == module_id and len(part)
         if episode_data(part).stop_policy is not StopPolicy.MASK
     ]
-    return sorted(mine, key=lambda part: episode_data(part).agent_index)
+    return sorted(of_module, key=lambda part: episode_data(part).agent_index)
 
 
 def stock_episode(part: Any) -> SingleAgentEpisode:
-    """Return an agent's part as RLlib's own runner would have recorded it."""
+    """Return an agent's part in the form that RLlib's runner records."""
     bootstraps = episode_data(part).stop_policy is StopPolicy.BOOTSTRAP
     truncated = part.is_truncated and bootstraps
     outputs = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)

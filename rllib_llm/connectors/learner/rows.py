@@ -1,8 +1,8 @@
 """Build masked token rows from turn records (pure numpy, no RLlib).
 
-A trajectory yields one row while each prompt extends the stored ids; where it does
-not (edited context, re-rendered history) a new row starts. Every sampled token stands
-in exactly one row and is trained exactly once.
+A trajectory yields one row while each prompt extends the stored ids; where a prompt
+does not (edited context, re-rendered history) a new row starts. Every sampled token is
+in exactly one row, so it is trained exactly once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ class Row:
 
     Attributes:
         ids: Token ids. int32 [T]
-        turn_ids: Which turn sampled the token, -1 for prompt tokens. int32 [T]
+        turn_ids: Turn that sampled the token, -1 for prompt tokens. int32 [T]
         steps: Environment step of that turn, -1 for prompt tokens. int32 [T]
         logps: Log-probability recorded when it was sampled, else 0. float32 [T]
         rewards: The turn's reward on its last token, else 0. float32 [T]
-        bootstrap: Whether the value after the last token stands for what a cut
-            episode would still have earned.
-        bootstraps_agent_turn: Whether it does so for a prompt that was still to be
-            answered.
-        choices: What stands behind the conversation: the actions not taken. None if
+        bootstrap: Whether the value after the last token replaces the rewards that a
+            truncated episode did not reach.
+        bootstraps_agent_turn: Whether that value follows an unanswered prompt.
+        choices: Rejected candidate actions, appended after the conversation. None if
             no turn was chosen from a list.
     """
 
@@ -49,20 +48,20 @@ class Row:
 
     @property
     def end(self) -> int:
-        """Where the conversation ends."""
+        """Column after the conversation's last token."""
         return len(self) if self.choices is None else self.choices.end
 
 
 @dataclasses.dataclass(slots=True)
 class Choices:
-    """Which tokens of a row belong to which action that could have been taken.
+    """Assignment of a row's tokens to candidate actions.
 
     Attributes:
         starts: Column where the action taken in the token's turn starts, else -1. [T]
-        candidates: Number of the token's action in its turn, 0 is the one taken; -1
-            for what is no action. [T]
+        candidates: Number of the token's action in its turn: 0 is the action taken, -1
+            a token outside all actions. [T]
         weights: Of the token's log-probability in the score of its action, else 0. [T]
-        end: Where the conversation ends; behind it stand the actions not taken.
+        end: Column after the conversation; the rejected actions start here.
     """
 
     starts: np.ndarray
@@ -72,16 +71,16 @@ class Choices:
 
 
 class RowBuilder:
-    """Puts a row together, piece by piece."""
+    """Builder of a row from prompts and turns, in order."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start an empty row."""
         self.parts: list[tuple[np.ndarray, ...]] = []
         self.length = 0
         self.choices: list[tuple[int, Turn]] = []
 
     def prompt(self, ids: Sequence[int]) -> None:
-        """Append tokens that were read."""
+        """Append tokens that were not sampled."""
         ids = np.asarray(ids, np.int32)
         zeros = np.zeros(len(ids), np.float32)
         no_turn = np.full(len(ids), -1, np.int32)
@@ -89,18 +88,20 @@ class RowBuilder:
         self.length += len(ids)
 
     def turn(self, index: int, turn: Turn, reward: float) -> None:
-        """Append the tokens of a turn, which earned ``reward``.
+        """Append the tokens of a turn with its reward.
 
-        A turn that was chosen as a whole is one step of the policy: its first token
-        stands for it.
+        A turn that was chosen as a whole is one step of the policy, represented by its
+        first token.
         """
         n = len(turn.action_ids)
         index_of, step = np.full(n, index, np.int32), np.full(n, turn.env_t, np.int32)
         rewards = np.zeros(n, np.float32)
         if turn.choice is None:
+            # On the last token: GAE carries it back over the turn's other tokens.
             rewards[-1] = reward
         else:
             rewards[0] = reward
+            # The other tokens are masked: the choice has one probability, not several.
             index_of[1:] = step[1:] = -1
             self.choices.append((self.length, turn))
         ids = np.asarray(turn.action_ids, np.int32)
@@ -115,7 +116,7 @@ class RowBuilder:
         return Row(*columns_of_row, choices=choices)
 
     def _finish_choices(self) -> Choices:
-        """Append what was not taken, and return which token is whose."""
+        """Append the rejected actions and return the assignment of all tokens."""
         end = self.length
         starts, candidates = (np.full(end, -1, np.int32) for _ in range(2))
         weights = np.zeros(end, np.float32)
@@ -128,8 +129,8 @@ class RowBuilder:
                 self.prompt(ids)
                 weight = turn.choice.weights[number]
                 behind.append([np.full(len(ids), x) for x in (start, number, weight)])
-        found = zip((starts, candidates, weights), *behind, strict=True)
-        return Choices(*(np.concatenate(parts) for parts in found), end=end)
+        columns_of_choices = zip((starts, candidates, weights), *behind, strict=True)
+        return Choices(*(np.concatenate(c) for c in columns_of_choices), end=end)
 
 
 def build_rows(
@@ -145,11 +146,11 @@ def build_rows(
     Args:
         turns: The recorded turns, in time order.
         rewards: One reward per turn.
-        final_prompt: What the episode would have shown next; read if ``bootstrap``.
-        bootstrap: Whether the episode was cut short, so that the critic's value at its
-            end counts. With ``final_prompt`` that value sees the last observation.
-        row_per_turn: Start a row at every turn even where the prefix holds (each row
-            then repeats its context); gradients are the same, the cost is not.
+        final_prompt: Prompt that the episode would have shown next; used if ``bootstrap``.
+        bootstrap: Whether the episode was truncated, so that the critic's value at its
+            end counts. With ``final_prompt`` that value includes the last observation.
+        row_per_turn: Start a row at every turn even where the prefix holds. Each row
+            then repeats its context: equal gradients at a higher cost.
 
     Returns:
         At least one row; ``bootstrap`` is set on the last one only.
@@ -170,6 +171,7 @@ def build_rows(
         builder.prompt(turn.prompt_ids)
         builder.turn(index, turn, reward)
         history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
+    # The last observation is only a prompt: nothing in it is trained.
     if bootstrap and final_prompt is not None:
         if not final_prompt.extends:
             rows.append(builder.build())
@@ -186,8 +188,8 @@ def pad_rows(
 ) -> dict[str, np.ndarray]:
     """Stack rows into right-padded ``[B, T]`` columns.
 
-    A bootstrapped row gets one extra column, so that the value *after* its last token
-    has a place (values stand before their token); it holds ``pad_id``, unattended.
+    A bootstrapped row gets one extra column for the value *after* its last token, since
+    values are stored at the token that follows them. It holds ``pad_id``, unattended.
 
     Args:
         rows: Rows of any lengths.
@@ -222,6 +224,7 @@ def pad_rows(
         out[columns.BEHAVIOUR_LOGP][i, :n] = row.logps
         out[columns.TOKEN_REWARDS][i, :n] = row.rewards
         if row.bootstrap:
+            # Not len(row): rejected actions after the conversation are not its future.
             out[columns.BOOTSTRAP_COLUMN][i] = row.end
     sampled = out[columns.TURN_IDS] >= 0
     out["loss_mask"] = sampled & np.asarray(trained, bool)[:, None]

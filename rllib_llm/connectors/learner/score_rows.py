@@ -1,4 +1,4 @@
-"""Second learner connector: what policy, critic and reference say before the update."""
+"""Second learner connector: log-probabilities and values before the update."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rllib_llm.data import columns
 
 
 class ScoreRows(ConnectorV2):
-    """Move columns to the device and add old log-probabilities, values, references.
+    """Move columns to the device; add old and reference log-probabilities, and values.
 
     All passes run without gradients and within the token budget.
 
     Args:
-        device: Where the learner computes.
+        device: Device of the learner.
         old_logps: ``"learner"`` recomputes them, ``"engine"`` takes the recorded ones.
-            With ``defer_old_logps``, which the learner sets, they are left out: its
-            only training pass will find them.
+            The learner sets ``defer_old_logps`` where its only training pass computes
+            them; they are then left out.
         values: Policies that have a critic of their own.
         critic: A module that only estimates values, None for none.
-        references: Policies whose reference log-probabilities are needed.
-        entropies: Policies whose entropies before the update are needed.
+        references: Policies that need reference log-probabilities.
+        entropies: Policies that need their entropies before the update.
         max_tokens: Token positions per pass.
     """
 
@@ -79,13 +79,13 @@ class ScoreRows(ConnectorV2):
 
     @torch.no_grad()
     def _value(self, module: Any, data: dict[str, Any]) -> None:
-        """Add the values of a module that does nothing else."""
+        """Add the values of a critic that is a module of its own."""
         values = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
         for index, part in micro_batches(data, self.max_tokens):
             width = part[columns.INPUT_IDS].shape[1]
             values[index, :width] = module.compute_values(part).float()
         data[columns.VALUES] = values
-        # What the learner looks for in every batch; nothing is sampled here.
+        # The learner expects this column in every batch; a critic samples nothing.
         add_old_logps(data, torch.zeros_like(values))
 
     @torch.no_grad()
@@ -97,6 +97,7 @@ class ScoreRows(ConnectorV2):
         values, reference, entropy = (torch.zeros_like(old) for _ in range(3))
         has_entropy = module_id in self.entropies
         recompute = self.old_logps == "learner" and not self.defer_old_logps
+        # Dropout would make old and new log-probabilities differ before any update.
         was_training = module.training
         module.eval()
         if recompute or has_values or has_reference or has_entropy:
@@ -111,8 +112,8 @@ class ScoreRows(ConnectorV2):
                     if recompute:
                         old[index, :width] = scores[..., 0]
                 if has_values:
-                    found = module.compute_values(part, embeddings=hidden)
-                    values[index, :width] = found.float()
+                    estimates = module.compute_values(part, embeddings=hidden)
+                    values[index, :width] = estimates.float()
                 if has_reference:
                     reference[index, :width] = module.reference_logps(part)
         module.train(was_training)
@@ -128,7 +129,7 @@ class ScoreRows(ConnectorV2):
 
 
 def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:
-    """Add what RLlib's PPO loss expects of the policy that sampled. [B, T]"""
+    """Add the columns that RLlib's PPO loss reads about the sampling policy. [B, T]"""
     data[Columns.ACTION_LOGP] = old
     data[Columns.ACTION_DIST_INPUTS] = torch.stack([old, torch.zeros_like(old)], dim=-1)
 

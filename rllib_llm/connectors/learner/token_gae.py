@@ -22,7 +22,7 @@ from rllib_llm.losses.kl import kl_penalty
 
 @dataclasses.dataclass
 class GAESettings:
-    """How one policy's advantages are estimated.
+    """Settings of one policy's advantage estimation.
 
     Attributes:
         gamma: Discount per turn.
@@ -32,13 +32,13 @@ class GAESettings:
         whiten: Standardise advantages over the trained tokens of the whole batch,
             over all Learners.
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
-            the rewards; the learner keeps it current. None: no such penalty.
+            the rewards; the learner updates it. None: no such penalty.
         ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.losses.kl).
         ref_kl_clip: Largest "k3" of a token; None: no bound.
         level: "token", "turn" or "bilevel" (rllib_llm.advantages.turn_gae).
         lambda_critic: Lambda of the value targets; None: that of the advantages.
-        length_alpha: Of :func:`length_adaptive_lambda`; None: the lambdas above.
-        values_are_logits: Whether the critic gives logits of returns in [0, 1].
+        length_alpha: Alpha of :func:`length_adaptive_lambda`; None: the lambdas above.
+        values_are_logits: Whether the critic outputs logits of returns in [0, 1].
     """
 
     gamma: float
@@ -61,11 +61,11 @@ class TokenGAE(ConnectorV2):
     Prompt tokens are skipped: they neither discount nor decay. Between the last token
     of a turn and the first of the next, ``gamma`` and ``lambda_`` apply (RLlib's time
     step is a turn); inside a turn ``gamma_token`` and ``lambda_token`` do. An episode
-    that spans several rows is one chain; so is each agent's part of a multi-agent
+    in several rows is one sequence, and so is each agent's part of a multi-agent
     episode.
 
     Args:
-        settings: Of each policy, by ModuleID.
+        settings: Settings of each policy, by ModuleID.
     """
 
     def __init__(self, settings: Mapping[str, GAESettings]):
@@ -87,7 +87,7 @@ class TokenGAE(ConnectorV2):
             if module_id in batch:
                 self._add_advantages(batch[module_id], settings)
             elif settings.whiten:
-                # The other Learners sum moments of a policy that has no rows here.
+                # A policy without rows here still joins the sum over all Learners.
                 parameters = rl_module[module_id].unwrapped().parameters()
                 all_reduce_sum((0.0, 0.0, 0.0), next(parameters).device)
         return batch
@@ -95,6 +95,7 @@ class TokenGAE(ConnectorV2):
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
         device = data[columns.VALUES].device
         mask = data[Columns.LOSS_MASK].cpu().numpy()
+        # float64: sums of discounted float32 terms would drift over long episodes.
         rewards = data[columns.TOKEN_REWARDS].double().cpu().numpy()
         rewards = rewards + token_penalties(data, settings)
         if settings.values_are_logits:
@@ -119,7 +120,8 @@ class TokenGAE(ConnectorV2):
             )
             _scatter(advantages, rows, trained, gae)
             _scatter(targets, rows, trained, target)
-            # The values before its turns share the weight of an episode's tokens.
+            # One value per turn: all of an episode's token weights go to its turns'
+            # first tokens, so that long turns count no more than short ones.
             share = np.append(True, ends[:-1]) * (len(ends) / ends.sum())
             _scatter(weights, rows, trained, share)
         if settings.level == "turn":
@@ -185,7 +187,7 @@ def episode_gae(
 
 
 def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
-    """Return the reward (at most 0) for departing from the reference. [B, T]"""
+    """Return the KL penalty of each token, at most 0. [B, T]"""
     if settings.ref_kl_coeff is None:
         return np.zeros(data[Columns.LOSS_MASK].shape)
     kl = kl_penalty(

@@ -22,17 +22,17 @@ from rllib_llm.losses.aggregation import token_weights
 
 @dataclasses.dataclass(frozen=True)
 class RowSettings:
-    """How a policy's rows are made.
+    """Settings of a policy's rows.
 
     Attributes:
         pad_id: Id for padding.
-        loss_agg_mode: How token losses are averaged; its weights become a column.
+        loss_agg_mode: Aggregation of token losses; its weights become a column.
         loss_agg_constant: The constant of ``seq-mean-token-sum-norm``.
         row_per_turn: One row per turn instead of merged rows.
-        has_critic: Whether a cut episode's value counts; if not, its rows end with
-            its last turn.
-        observation_weight: Of tokens that were read, relative to those that were said;
-            0 trains none of them, as everything but imitation must.
+        has_critic: Whether a truncated episode is bootstrapped with a value; if not,
+            its rows end with the last turn.
+        observation_weight: Loss weight of prompt tokens, relative to sampled ones; 0
+            trains none of them, as all algorithms except imitation require.
     """
 
     pad_id: int
@@ -47,14 +47,14 @@ class TokenRows(ConnectorV2):
     """Build the rows of every episode and stack them, policy by policy.
 
     Args:
-        settings: Of each policy, by ModuleID; rows of others are not built.
+        settings: Settings of each policy, by ModuleID; other policies get no rows.
         critic: ModuleID of a critic that policies share, None for none.
-        critic_view: Its rows are those of all policies ("shared"), or hold all that
-            was read and said in an episode, in execution order ("central").
+        critic_view: Rows of that critic: those of all policies ("shared"), or one per
+            episode with all agents' prompts and turns in execution order ("central").
 
     Attributes:
-        module_ids: Whose rows are built; the learner narrows it down to the policies
-            it is going to update.
+        module_ids: Policies whose rows are built; the learner reduces it to those that
+            it is about to update.
     """
 
     def __init__(
@@ -80,23 +80,25 @@ class TokenRows(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        found: dict[str, list[tuple[Any, int]]] = {}
-        for joint, episode in enumerate(episodes):
+        parts_by_policy: dict[str, list[tuple[Any, int]]] = {}
+        for multi_agent_index, episode in enumerate(episodes):
             for part in agent_episodes(episode):
                 module_id = part.module_id or DEFAULT_MODULE_ID
                 if module_id in self.module_ids:
-                    found.setdefault(module_id, []).append((part, joint))
-        for module_id, parts in found.items():
+                    parts_by_policy.setdefault(module_id, []).append(
+                        (part, multi_agent_index)
+                    )
+        for module_id, parts in parts_by_policy.items():
             batch[module_id] = self._columns(parts, self.settings[module_id])
-        if self.critic is not None and found:
+        if self.critic is not None and parts_by_policy:
             settings = self.settings[self.module_ids[0]]
             if self.critic_view == "central":
-                told = central_columns(episodes, self.module_ids, settings)
+                critic_batch = central_columns(episodes, self.module_ids, settings)
             else:
-                told = self._columns(
-                    [p for each in found.values() for p in each], settings
+                critic_batch = self._columns(
+                    [p for parts in parts_by_policy.values() for p in parts], settings
                 )
-            batch[self.critic] = told
+            batch[self.critic] = critic_batch
         return batch
 
     def _columns(
@@ -107,15 +109,15 @@ class TokenRows(ConnectorV2):
         trained: list[bool] = []
         advantages: list[Any] = []
         success: list[float] = []
-        for index, (episode, joint) in enumerate(parts):
+        for index, (episode, multi_agent_index) in enumerate(parts):
             data = episode_data(episode)
-            new = _rows(episode, settings)
-            rows += new
-            owners += [(index, joint, data.agent_index)] * len(new)
-            trained += [data.stop_policy is not StopPolicy.MASK] * len(new)
-            advantages += [data.advantage] * len(new)
+            new_rows = _rows(episode, settings)
+            rows += new_rows
+            owners += [(index, multi_agent_index, data.agent_index)] * len(new_rows)
+            trained += [data.stop_policy is not StopPolicy.MASK] * len(new_rows)
+            advantages += [data.advantage] * len(new_rows)
             solved = np.nan if data.success is None else float(data.success)
-            success += [solved] * len(new)
+            success += [solved] * len(new_rows)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
         names = (
             columns.EPISODE_INDEX,
@@ -127,10 +129,11 @@ class TokenRows(ConnectorV2):
         out[columns.SUCCESS] = np.asarray(success, np.float32)
         mask = out[Columns.LOSS_MASK]
         for row, (part, _, _) in enumerate(owners):
-            left_out = episode_data(parts[part][0]).masked_turns
-            if left_out:
-                mask[row] &= ~np.isin(out[columns.TURN_IDS][row], list(left_out))
+            masked_turns = episode_data(parts[part][0]).masked_turns
+            if masked_turns:
+                mask[row] &= ~np.isin(out[columns.TURN_IDS][row], list(masked_turns))
         out[Columns.ADVANTAGES] = _spread(advantages, out[columns.TURN_IDS], mask)
+        # After masked turns are left out, so that the weights cover trained tokens.
         out[columns.LOSS_WEIGHTS] = np.asarray(
             token_weights(
                 mask,
@@ -146,45 +149,46 @@ class TokenRows(ConnectorV2):
 
 
 def _weigh_observations(out: dict[str, np.ndarray], weight: float) -> None:
-    """Let a row's read tokens be learnt too, all but the first, which follows none."""
+    """Train prompt tokens too, all but a row's first, which nothing predicts."""
     read = out[columns.ATTENTION_MASK] & (out[columns.TURN_IDS] < 0)
     read[:, 0] = False
-    said = out[columns.LOSS_WEIGHTS].max(axis=1, keepdims=True)  # equal in a row
-    out[columns.LOSS_WEIGHTS] += read * np.float32(weight) * said
+    # A row's sampled tokens have equal weights, so the maximum is the weight of each.
+    sampled = out[columns.LOSS_WEIGHTS].max(axis=1, keepdims=True)
+    out[columns.LOSS_WEIGHTS] += read * np.float32(weight) * sampled
     out[Columns.LOSS_MASK] = out[Columns.LOSS_MASK] | read
 
 
 def central_columns(
     episodes: list[Any], module_ids: Collection[str], settings: RowSettings
 ) -> dict[str, np.ndarray]:
-    """Return one row per episode with everything that its agents read and said.
+    """Return one row per episode with the prompts and turns of all agents.
 
     Args:
         episodes: MultiAgentEpisodes.
-        module_ids: Policies whose messages are valued; others' are part of the text.
-        settings: Of the rows.
+        module_ids: Policies whose turns get values; others' turns are part of the text.
+        settings: Settings of the rows.
 
     Returns:
-        Columns as those of policies; ``agent_index`` is 0.
+        The columns of policies' rows; ``agent_index`` is 0.
     """
     rows: list[Row] = []
     owners: list[int] = []
     trained: list[bool] = []
-    for joint, episode in enumerate(episodes):
+    for multi_agent_index, episode in enumerate(episodes):
         parts = agent_episodes(episode)
-        said = [
+        turns = [
             (turn.env_t, episode_data(part).agent_index, part.module_id, turn)
             for part in parts
             for turn in part.get_extra_model_outputs(columns.TURN)
         ]
-        if not any(module_id in module_ids for _, _, module_id, _ in said):
+        if not any(module_id in module_ids for _, _, module_id, _ in turns):
             continue  # nothing to value
-        said.sort(key=lambda each: each[:2])
+        turns.sort(key=lambda each: each[:2])
         builder = RowBuilder()
-        for _, step in itertools.groupby(enumerate(said), key=lambda each: each[1][0]):
+        for _, step in itertools.groupby(enumerate(turns), key=lambda each: each[1][0]):
             together = list(step)
-            # All that is read in a step before any of it is answered: the value of
-            # the joint action must not know a part of it.
+            # All prompts of a step before its first turn: the value of the joint
+            # action must not depend on a part of it.
             for _, (*_, turn) in together:
                 builder.prompt(turn.prompt_ids)
             for index, (_, _, module_id, turn) in together:
@@ -193,15 +197,15 @@ def central_columns(
                 else:
                     builder.prompt(turn.action_ids)
         data = episode_data(episode)
-        asked = [episode_data(p).prompt for p in parts if p.is_truncated]
-        asked = [prompt for prompt in asked if prompt is not None]
-        for prompt in asked:
+        final_prompts = [episode_data(p).prompt for p in parts if p.is_truncated]
+        final_prompts = [prompt for prompt in final_prompts if prompt is not None]
+        for prompt in final_prompts:
             builder.prompt(prompt.ids)
         row = builder.build()
         cut = episode.is_truncated and data.stop_policy is StopPolicy.BOOTSTRAP
         row.bootstrap = row.bootstraps_agent_turn = settings.has_critic and cut
         rows.append(row)
-        owners.append(joint)
+        owners.append(multi_agent_index)
         trained.append(data.stop_policy is not StopPolicy.MASK)
     out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
     out[columns.EPISODE_INDEX] = out[columns.MULTI_AGENT_EPISODE_INDEX] = np.asarray(
@@ -216,7 +220,7 @@ def central_columns(
 def _spread(
     advantages: list[Any], turn_ids: np.ndarray, mask: np.ndarray
 ) -> np.ndarray:
-    """Give every trained token its episode's advantage, or its turn's. [B, T]"""
+    """Assign each trained token the advantage of its episode or turn. [B, T]"""
     out = np.zeros(mask.shape, np.float32)
     for row, advantage in enumerate(advantages):
         if advantage is None:
@@ -228,7 +232,7 @@ def _spread(
 
 def _rows(episode: Any, settings: RowSettings) -> list[Row]:
     data = episode_data(episode)
-    # Stock env runners state no reason; a truncated episode is then bootstrapped.
+    # RLlib's stock EnvRunner sets no stop reason: bootstrap any truncated episode.
     bootstrap = settings.has_critic and (
         data.stop_reason is None or data.stop_policy is StopPolicy.BOOTSTRAP
     )
