@@ -54,10 +54,8 @@ class History:
         fresh: dict[tuple[Hashable, ...], list[float]] = {}
         for i, mean in zip(first, key_means(table.returns, groups), strict=True):
             fresh.setdefault(self._key(table, i), []).append(float(mean))
-        histories = {
-            key: self.means.get(key) or values for key, values in fresh.items()
-        }
-        baselines = {key: float(self.statistic(v)) for key, v in histories.items()}
+        means = {key: self.means.get(key) or values for key, values in fresh.items()}
+        baselines = {key: float(self.statistic(v)) for key, v in means.items()}
         keys = [self._key(table, i) for i in range(len(table))]
         advantages = table.returns - np.array([baselines[key] for key in keys])
         for key, values in fresh.items():
