@@ -1,4 +1,4 @@
-"""Algorithms, importable as RLlib's are: a Config class and an Algorithm class each."""
+"""Algorithms, imported as RLlib's are: a Config class and an Algorithm class each."""
 
 from __future__ import annotations
 

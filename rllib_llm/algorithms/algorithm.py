@@ -1,4 +1,4 @@
-"""The training iteration of every on-policy algorithm of the package."""
+"""Algorithm base class: the training iteration of every on-policy algorithm."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
 )
-from rllib_llm.algorithms.driver.checkpoint_state import OWN_STATE, OwnState
+from rllib_llm.algorithms.driver.checkpoint_state import PACKAGE_STATE, PackageState
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import (
     initial_checkpoint_model,
-    take_over,
+    initialise_from,
 )
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
@@ -76,11 +76,10 @@ _MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 class LLMAlgorithm(
     EvaluatesFirst, SamplingAlgorithm, GuardedAlgorithm, LiveAlgorithm, PPO
 ):
-    """Sample exact episodes, give credit on the driver, update, sync.
+    """Base Algorithm: sample episodes, assign advantages, update, sync weights.
 
-    Subclasses say what happens to the sampled groups in :meth:`process_episodes`.
-    RLlib supplies everything else: EnvRunnerGroup, LearnerGroup, evaluation, metrics,
-    checkpoints, Tune.
+    Subclasses process the sampled groups in :meth:`process_episodes`. Everything else
+    is RLlib's: EnvRunnerGroup, LearnerGroup, evaluation, metrics, checkpoints, Tune.
     """
 
     def __init__(self, config: Any = None, env: Any = None, **kwargs: Any):
@@ -111,7 +110,7 @@ class LLMAlgorithm(
     @classmethod
     @override(PPO)
     def default_resource_request(cls, config: Any) -> Any:
-        """Ask for RLlib's resources and for those of an engine's actor."""
+        """Request RLlib's resources and those of an engine's actor."""
         request = super().default_resource_request(config)
         default = cls.get_default_config().update_from_dict(config)
         return with_engine_bundle(request, default)
@@ -122,17 +121,17 @@ class LLMAlgorithm(
         self._driver_components = DriverComponents(config)
         super().setup(config)
         self._share_weights()
-        json_state.dumps(
-            self.driver_state(), "driver_state"
-        )  # known before anything is learnt
-        # A checkpoint being restored has all that was handed over, and more.
+        # Serialised once up front: a state that cannot be saved must fail before
+        # training, not at the first checkpoint.
+        json_state.dumps(self.driver_state(), "driver_state")
+        # A checkpoint being restored has these weights, and more.
         if self.config.initial_checkpoint and offered_model_folder() is None:
-            take_over(self, Path(self.config.initial_checkpoint))
+            initialise_from(self, Path(self.config.initial_checkpoint))
 
     @staticmethod
     @override(PPO)
     def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
-        """Take functions of ``env_config``, too, which RLlib refuses."""
+        """Return the env's id and creator; accept functions, which RLlib refuses."""
         if callable(env_specifier) and not isinstance(env_specifier, type):
             return env_specifier, env_creator(env_specifier)
         return PPO._get_env_id_and_creator(env_specifier, config)
@@ -181,29 +180,31 @@ class LLMAlgorithm(
             self._sync_weights()
 
     def collect(self) -> list[Any]:
-        """Sample this iteration's episodes and give them credit."""
+        """Sample this iteration's episodes and assign their advantages."""
         groups = self.config.episodes_per_iteration // self.config.group_size
         return self.process_episodes(self.sample_groups(groups))
 
     def sample_groups(self, num_groups: int) -> list[Any]:
-        """Play the next ``num_groups`` groups and give their rewards.
+        """Sample the next ``num_groups`` groups and assign their rewards.
 
         Returns:
-            Finished episodes; ``custom_data["llm"].task`` tells group and rollout.
+            Finished episodes; ``custom_data["llm"].task`` has group and rollout.
         """
         episodes = self.play_groups(num_groups)
         check_first_texts(episodes, self.config.env)
         if self.config.shared_reward_fraction:
             share_rewards(episodes, self.config.shared_reward_fraction)
-        for name, paid in self._driver_components.pay(episodes, self.iteration).items():
-            self.metrics.log_value(("reward_parts", name), paid, window=1)
-        spread = returns_std(episodes, self.config.group_size)
-        self.metrics.log_value("return_std", spread, reduce=EPISODE_MEAN)
+        for name, mean in self._driver_components.assign_rewards(
+            episodes, self.iteration
+        ).items():
+            self.metrics.log_value(("reward_parts", name), mean, window=1)
+        std = returns_std(episodes, self.config.group_size)
+        self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
         annotate_rewards(self.metrics, episodes)
         return episodes
 
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
-        """Give credit to sampled episodes and return those to learn from.
+        """Assign advantages to sampled episodes and return those to train on.
 
         Runs on the driver, over whole groups, before episodes are split over Learners.
         """
@@ -217,7 +218,7 @@ class LLMAlgorithm(
 
     @contextlib.contextmanager
     def _engines_asleep(self) -> Iterator[None]:
-        """Let engines release memory that the Learner needs (``engine_sleep``)."""
+        """Let engines release memory while the Learner needs it (``engine_sleep``)."""
         if not self.config.engine_sleep:
             yield
             return
@@ -233,7 +234,7 @@ class LLMAlgorithm(
     # Weights -------------------------------------------------------------------------
 
     def _share_weights(self) -> None:
-        """Let a local runner sample with a local learner's own parameters."""
+        """Let a local EnvRunner sample with the parameters of a local Learner."""
         self._weights_are_shared = bool(
             self.learner_group.is_local
             and self.env_runner is not None
@@ -247,7 +248,7 @@ class LLMAlgorithm(
             )
 
     def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
-        """Bring EnvRunners to the weights of these policies; None: of the trained."""
+        """Send these policies' weights to the EnvRunners; None: trained policies."""
         if self._weights_are_shared:
             version = self.learner_group._learner._weights_seq_no
             self.env_runner.set_weights_version(version)
@@ -275,7 +276,10 @@ class LLMAlgorithm(
 
     @override(PPO)
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        return [*super().get_checkpointable_components(), (OWN_STATE, OwnState(self))]
+        return [
+            *super().get_checkpointable_components(),
+            (PACKAGE_STATE, PackageState(self)),
+        ]
 
     @override(PPO)
     def get_state(
@@ -286,18 +290,18 @@ class LLMAlgorithm(
         **kwargs: Any,
     ) -> dict[str, Any]:
         state = super().get_state(components, not_components=not_components, **kwargs)
-        if self._check_component(OWN_STATE, components, not_components):
-            state[OWN_STATE] = self.own_state()
+        if self._check_component(PACKAGE_STATE, components, not_components):
+            state[PACKAGE_STATE] = self.package_state()
         return state
 
     @override(PPO)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        if OWN_STATE in state:
-            self.set_own_state(state[OWN_STATE])
+        if PACKAGE_STATE in state:
+            self.set_package_state(state[PACKAGE_STATE])
 
-    def own_state(self) -> dict[str, Any]:
-        """Return what the package adds to RLlib's state (see plain_state.py)."""
+    def package_state(self) -> dict[str, Any]:
+        """Return the state that the package adds to RLlib's (see json_state.py)."""
         return {
             ITERATION: self.training_iteration,
             _TASKS_KEY: self._task_source.get_state(),
@@ -305,8 +309,8 @@ class LLMAlgorithm(
             **self.driver_state(),
         }
 
-    def set_own_state(self, state: dict[str, Any]) -> None:
-        """Bring back :meth:`own_state`'s answer."""
+    def set_package_state(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`package_state`'s result."""
         self._task_source.set_state(state[_TASKS_KEY])
         self.guard.set_state(state[GUARD_KEY])
         self.set_driver_state(state)
@@ -330,26 +334,26 @@ class LLMAlgorithm(
 
     @override(PPO)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restore, and bring EnvRunners back to weights older than those they have.
+        """Restore a checkpoint and send its weights to all EnvRunners.
 
         Raises:
-            CheckpointError: If the checkpoint is not what its manifest says.
+            CheckpointError: If the checkpoint differs from its manifest.
         """
         if kwargs.get("component") is None and Path(path).is_dir():
             require_whole(Path(path))
         super().restore_from_path(path, *args, **kwargs)
-        self.sync_everyone()
+        self.sync_all_weights()
 
     @override(GuardedAlgorithm)
-    def sync_everyone(self) -> None:
-        """Bring all EnvRunners to the Learner's weights, frozen policies included.
+    def sync_all_weights(self) -> None:
+        """Send the Learner's weights, frozen policies' included, to all EnvRunners.
 
-        After going back they take RLlib's own sync for a late message, and would go on
-        with what frozen policies have become meanwhile.
+        After a restore, RLlib's sync would be ignored: EnvRunners take its lower
+        version for a late message, and would keep the newer weights of frozen policies.
         """
-        everyone = self.config.sampled_module_ids
+        module_ids = self.config.sampled_module_ids
         if issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
-            self._sync_weights(everyone)
+            self._sync_weights(module_ids)
         evaluators = self.eval_env_runner_group
         if evaluators and issubclass(evaluators.env_runner_cls, LLMEnvRunner):
             send_weights(
@@ -357,19 +361,18 @@ class LLMAlgorithm(
                 evaluators,
                 dtype=self.config.weight_sync_dtype,
                 also_local=True,
-                module_ids=everyone,
+                module_ids=module_ids,
             )
 
     @classmethod
     @override(PPO)
     def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Rebuild the algorithm from a checkpoint, wherever that lies.
+        """Rebuild the algorithm from a checkpoint in any folder.
 
-        A checkpoint carries the model's config and tokenizer, so it loads where the
-        prepared model of the original machine is missing (not under LoRA, whose base
-        model is not part of it).
+        A checkpoint contains the model's config and tokenizer, so it loads on machines
+        without the prepared model (not under LoRA, which needs the base model).
         """
-        # A ray.tune.Checkpoint has a path, too.
+        # A ray.tune.Checkpoint has a path too.
         folder = Path(getattr(path, "path", path))
         if folder.is_dir():
             require_whole(folder)
@@ -380,14 +383,14 @@ class LLMAlgorithm(
 
 
 def with_models(config: Any, on_progress: Progress | None = None) -> Any:
-    """Return the config with every policy's model built or found."""
+    """Return the config with every policy's model built or located."""
     for module_id in config.llm_module_ids:
-        own = config.get_config_for_module(module_id)
-        if _is_ready(own.resolved_model):
+        module_config = config.get_config_for_module(module_id)
+        if _is_ready(module_config.resolved_model):
             continue
         config = config.copy(copy_frozen=False)
-        model = initial_checkpoint_model(own, module_id)
-        model = model or _locate_model(own, module_id, on_progress)
+        model = initial_checkpoint_model(module_config, module_id)
+        model = model or _locate_model(module_config, module_id, on_progress)
         if module_id in config.algorithm_config_overrides_per_module:
             config.algorithm_config_overrides_per_module[module_id] |= {
                 "resolved_model": model
@@ -401,8 +404,8 @@ def with_models(config: Any, on_progress: Progress | None = None) -> Any:
 def _locate_model(config: Any, module_id: str, on_progress: Progress | None) -> str:
     """Return the folder of the model to train, or its hub id.
 
-    A full checkpoint being restored stands in for the model it was trained from; under
-    LoRA the base model itself is needed.
+    A full checkpoint that is being restored replaces the model it was trained from;
+    LoRA needs the base model itself.
     """
     if config.lm_lora:
         return prepare_language_model(config, on_progress)
@@ -415,10 +418,10 @@ def _is_ready(model: str | None) -> bool:
 
 
 def _refuse_unknown_keys(default: Any, given: dict[str, Any]) -> None:
-    known = set(default.keys())
+    keys = set(default.keys())
     for key in given:
-        if key not in known and not key.startswith("__"):
+        if key not in keys and not key.startswith("__"):
             raise ConfigError(
                 f"{type(default).__name__} has no setting {key!r}. "
-                f"{did_you_mean(key, known)}"
+                f"{did_you_mean(key, keys)}"
             )

@@ -1,4 +1,4 @@
-"""Names to algorithms, for YAML and for Tune."""
+"""Registry of algorithms by name, for YAML and Tune."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rllib_llm.registry import Registry
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry:
-    """Where an algorithm lives, so that listing names imports nothing heavy.
+    """Import paths of an algorithm's classes, so that listing names stays cheap.
 
     Attributes:
         module: Import path.
-        config_name: Its AlgorithmConfig class.
-        algo_name: Its Algorithm class.
+        config_name: Name of the AlgorithmConfig class.
+        algo_name: Name of the Algorithm class.
+        paper: Paper to cite.
         paper: What to cite.
         summary: One line for ``rllib-llm list``.
     """
@@ -56,7 +57,7 @@ ALGORITHMS.register(
         config_name="GRPOConfig",
         algo_name="GRPO",
         paper="Shao et al. 2024, arXiv:2402.03300",
-        summary="Group-relative credit, clipped policy loss, no critic",
+        summary="Group-relative advantages, clipped policy loss, no critic",
     ),
 )
 ALGORITHMS.register(
@@ -66,7 +67,7 @@ ALGORITHMS.register(
         config_name="MARFTConfig",
         algo_name="MARFT",
         paper="Liao et al. 2025, arXiv:2504.16129",
-        summary="Teams of agents: PPO per message or token, credit along the chain",
+        summary="Teams of agents: PPO per message or token, GAE from agent to agent",
     ),
 )
 ALGORITHMS.register(
@@ -76,7 +77,7 @@ ALGORITHMS.register(
         config_name="SelfPlayConfig",
         algo_name="SelfPlay",
         paper="Liu et al. 2025, arXiv:2506.24119",
-        summary="Games against itself and frozen snapshots, credit by seat",
+        summary="Games against itself and frozen snapshots, advantages per role",
     ),
 )
 ALGORITHMS.register(
@@ -86,7 +87,7 @@ ALGORITHMS.register(
         config_name="SFTConfig",
         algo_name="SFT",
         paper="Ouyang et al. 2022, arXiv:2203.02155",
-        summary="Imitation of scripted experts, before RL or in its place",
+        summary="Imitation of scripted experts, before RL or instead of it",
     ),
 )
 
@@ -94,9 +95,9 @@ ALGORITHMS.register(
 def register_algorithm(
     name: str, *, paper: str, summary: str
 ) -> Callable[[type[Any]], type[Any]]:
-    """Register a config class of your own under ``name`` (decorator).
+    """Register a config class under ``name`` (decorator).
 
-    The class's ``algo_class`` default names the Algorithm.
+    The class's default ``algo_class`` is the Algorithm.
     """
 
     def decorate(config_class: type[Any]) -> type[Any]:
@@ -118,7 +119,7 @@ def register_algorithm(
 
 
 def register_trainables() -> None:
-    """Make every algorithm known to Tune by name: ``tune.Tuner("LLMPPO", ...)``."""
+    """Register all algorithms with Tune, by name: ``tune.Tuner("LLMPPO", ...)``."""
     for name in ALGORITHMS.names():
         _register_with_tune(name, ALGORITHMS.get(name).algo_class())
 

@@ -170,7 +170,7 @@ class _Steps:
         self._algo = config.build_algo()
         began = time.perf_counter()
         groups = config.episodes_per_iteration // config.group_size
-        self._episodes = self._algo.play_apart(
+        self._episodes = self._algo.play_extra_tasks(
             config.build_task_source().next_groups(groups), explore=True
         )
         seconds = time.perf_counter() - began

@@ -195,7 +195,7 @@ class StagedRecipe:
         Raises:
             ConfigError: Naming the stage, the value, the rule, and the remedy.
         """
-        from rllib_llm.algorithms.driver.init_from_checkpoint import check_handover
+        from rllib_llm.algorithms.driver.init_from_checkpoint import check_initialisable
 
         earlier = None
         for name, stage in zip(self.stage_names, self.stages, strict=True):
@@ -204,7 +204,7 @@ class StagedRecipe:
                 config = stage.build_config()
                 config.validate()
                 if earlier is not None:
-                    check_handover(earlier, config)
+                    check_initialisable(earlier, config)
             earlier = config
 
     def run(self, storage_path: str | Path | None = None, **kwargs: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from ray.tune.utils.serialization import TuneFunctionEncoder
 from ray.tune.utils.util import flatten_dict
 
 from rllib_llm import compat, json_state
-from rllib_llm.algorithms.driver.checkpoint_state import OWN_STATE, STATE_FILE
+from rllib_llm.algorithms.driver.checkpoint_state import PACKAGE_STATE, STATE_FILE
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.recipes.recipe import VERSIONS, Recipe, StagedRecipe, recipe_from_dict
@@ -35,7 +35,7 @@ from rllib_llm.runs.folders import (
 )
 from rllib_llm.runs.reading import read_history
 
-_OWN_STATE = f"{OWN_STATE}/{STATE_FILE}"
+_OWN_STATE = f"{PACKAGE_STATE}/{STATE_FILE}"
 _STATE_FILES = "experiment_state-*.json"
 # What Tune would bring back of the interrupted process: its stopping condition, which
 # the recipe decides, and its wish to stop.

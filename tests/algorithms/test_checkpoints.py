@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory, ray_session):
     algo.train()
     folder = tmp_path_factory.mktemp("checkpoints") / "one"
     algo.save_to_path(folder)
-    state = algo.own_state()
+    state = algo.package_state()
     algo.stop()
     return folder, state
 
@@ -45,7 +45,7 @@ def test_own_state_is_json_and_comes_back(checkpoint):
     pickled = (folder / "algorithm_state.pkl").read_bytes()
     assert b"llm_" not in pickled
     algo = GRPO.from_checkpoint(folder)
-    assert algo.own_state() == state
+    assert algo.package_state() == state
     assert algo.get_state()["llm"] == state
     algo.stop()
 

@@ -190,7 +190,7 @@ def test_success_comes_from_the_episodes():
     played = episodes()
     for episode in played:
         episode_data(episode).success = None
-    with pytest.raises(RLlibLLMError, match="whether episodes succeeded"):
+    with pytest.raises(RLlibLLMError, match="need the success of episodes"):
         update(learner, played)
 
 
@@ -370,7 +370,7 @@ def test_a_critic_of_logits_estimates_probabilities():
         (
             LLMPPOConfig,
             {"lambda_length_alpha": 0.1, "lambda_": 0.9},
-            "lambda_length_alpha takes its place",
+            "lambda_length_alpha replaces it",
         ),
         (LLMPPOConfig, {"value_loss": "mae"}, "squared, huber, bce"),
         (LLMPPOConfig, {"value_loss": "bce", "vf_clip_range": 0.1}, "has none"),

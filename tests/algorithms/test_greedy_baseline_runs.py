@@ -56,7 +56,7 @@ def test_one_greedy_rollout_of_each_task(played, group_size):
     assert not by_group
     again = {
         episode_data(e).task.group_id: e.get_return()
-        for e in algo.play_apart(greedy, explore=False)
+        for e in algo.play_extra_tasks(greedy, explore=False)
     }
     for episode in episodes:
         data = episode_data(episode)
@@ -107,8 +107,8 @@ def test_agents_are_compared_with_themselves():
 
 def test_a_task_without_its_greedy_rollout_is_left_out(monkeypatch):
     algo = remax().build_algo()
-    play = algo.play_apart
-    monkeypatch.setattr(algo, "play_apart", lambda t, **kw: play(t[1:], **kw))
+    play = algo.play_extra_tasks
+    monkeypatch.setattr(algo, "play_extra_tasks", lambda t, **kw: play(t[1:], **kw))
     episodes = algo.collect()
     assert {episode_data(e).task.group_id for e in episodes} == {1, 2, 3}
     algo.stop()

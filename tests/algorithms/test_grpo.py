@@ -108,7 +108,7 @@ def test_dr_grpo_and_rloo_by_setting(algo):
             {"dynamic_sampling_rounds": 2, "drop_zero_variance_groups": False},
             "drops none",
         ),
-        ({"ref_kl_coeff": 0.1, "ref_kl_in": "reward"}, "token-level credit"),
+        ({"ref_kl_coeff": 0.1, "ref_kl_in": "reward"}, "token-level advantages"),
         ({"ref_kl_coeff": 0.1, "ref_kl_estimator": "k1"}, "gradient of zero"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "needs loss_agg_constant"),
     ],

@@ -150,7 +150,7 @@ def test_a_restored_run_needs_nothing_of_the_stage_before(imitated, tmp_path):
     again = type(algo).from_checkpoint(path)
     assert equal(state(again), expected)
     again.stop()
-    with pytest.raises(CheckpointError, match="is no checkpoint any more"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint any more"):
         begun_with(of(GRPOConfig), before)
 
 

@@ -72,13 +72,13 @@ def test_games_that_cannot_be_combined_are_refused(env, options, message):
 
 
 def test_what_changes_the_pay_or_the_players_is_refused():
-    with pytest.raises(ConfigError, match="rewards or reward_transforms change it"):
+    with pytest.raises(ConfigError, match="rewards or reward_transforms change them"):
         make_config().rollouts(rewards=["environment", "format"]).validate()
     scripted = make_config().multi_agent(
         policies={"row": {}, "column": {"scripted_policy": lambda turn: "defect"}},
         policy_mapping_fn={"row": "row", "column": "column"},
     )
-    with pytest.raises(ConfigError, match="no language model plays column"):
+    with pytest.raises(ConfigError, match="no language model acts for column"):
         scripted.validate()
     large = make_config().rollouts(episodes_per_iteration=65, group_size=65)
     with pytest.raises(ConfigError, match="make 4225 combinations"):

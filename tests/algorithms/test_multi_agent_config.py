@@ -109,7 +109,7 @@ BAD = [
         lambda: ppo(
             policies={"a": None, "b": {"scripted_policy": random_script}}, train=["b"]
         ),
-        r"names 'b', which a script plays",
+        r"names 'b', which is scripted",
     ),
     (
         lambda: ppo(policies={m: {"scripted_policy": random_script} for m in "ab"}),
@@ -190,7 +190,7 @@ BAD = [
     ),
     (
         lambda: marft(policies={"a": {"training": {"gamma": 0.5}}, "b": None}),
-        r"gamma is .* has one. Set it in training, not per policy",
+        r"gamma is .* needs one value. Set it in training, not per policy",
     ),
 ]
 

@@ -151,7 +151,7 @@ REFUSED = {
     "numbers for a script": (
         Errand,
         {"policies": {"talk": {}, "run": {"scripted_policy": random_script}}},
-        r"'runner_0' reads and acts in numbers.*rl_module",
+        r"'runner_0' has numeric observations.*rl_module",
     ),
     "two things": (Errand, {"policies": BOTH}, r"'run' is an RLModule, and something"),
     "no agent": (
@@ -168,12 +168,12 @@ REFUSED = {
             },
             "mapping": {"speaker": "scripted_policy", "runner": "run"},
         },
-        r"no language model.*own PPO",
+        r"no language model.*RLlib's PPO",
     ),
     "keys": (
         Errand,
         {"runner": {"rl_module": {"modelconfig": {}}}},
-        r"rl_module.modelconfig is no setting. Did you mean 'model_config'",
+        r"rl_module.modelconfig is not a setting. Did you mean 'model_config'",
     ),
     "model config": (
         Errand,
@@ -232,7 +232,7 @@ def test_group_credit_trains_no_mlp_but_plays_beside_one():
 
 
 def test_a_chain_of_credit_needs_a_language_model():
-    with pytest.raises(ConfigError, match="MARFT's chain of credit.*use LLMPPO"):
+    with pytest.raises(ConfigError, match="MARFT's advantages pass.*use LLMPPO"):
         config_of(config_class=MARFTConfig, train=["run"]).validate()
 
 

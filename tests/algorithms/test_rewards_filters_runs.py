@@ -132,7 +132,7 @@ def test_teams_are_paid_in_the_ledger_too():
         learner=False,
     )
     episodes = run.sample(2)
-    DriverComponents(run.config).pay(episodes, 0)
+    DriverComponents(run.config).assign_rewards(episodes, 0)
     for episode in episodes:
         reward_log = episode.custom_data["rewards"]
         for part in agent_episodes(episode):
@@ -148,4 +148,4 @@ def test_rewards_that_remember_are_in_the_state():
     first.rewards(example_table().trajectories)
     second.set_state(first.get_state())
     assert second.rewards.parts[1].call.asked == 8
-    assert DriverComponents(config()).pay([], 0) == {}
+    assert DriverComponents(config()).assign_rewards([], 0) == {}

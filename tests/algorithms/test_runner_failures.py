@@ -144,7 +144,7 @@ def test_without_any_runner_the_run_ends_with_a_sentence():
     settings = {"restart_failed_env_runners": False}
     algo = Algorithm(Group([Runner()], healthy=[]), **settings)
     with pytest.raises(EnvRunnerError, match="within 0 s"):
-        algo.play_apart(TaskSource(seed=0).next_groups(1), explore=False)
+        algo.play_extra_tasks(TaskSource(seed=0).next_groups(1), explore=False)
 
 
 def test_the_local_runner_samples_alone_only_if_asked_to_and_is_counted(caplog):

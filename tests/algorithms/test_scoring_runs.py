@@ -219,7 +219,7 @@ def refusals():
     )
     yield (
         score(MARFTConfig, "open_spiel/kuhn_poker-v0").multi_agent(**team),
-        "MARFT's chain of credit is made of sampled messages",
+        "MARFT's advantages need sampled messages",
     )
 
 

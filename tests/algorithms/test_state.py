@@ -37,10 +37,10 @@ from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 from rllib_llm.selfplay.ratings import Ratings
 
 PACKAGE = Path(__file__).parents[2] / "rllib_llm"
-GIVES_STATE = {"get_state", "state_dict", "driver_state", "own_state"}
+GIVES_STATE = {"get_state", "state_dict", "driver_state", "package_state"}
 TAKES_STATE = {"set_state", "load_state", "load_state_dict", "set_driver_state"}
 # tests/algorithms/test_run_state.py saves and restores whole runs of these.
-OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "OwnState", "GRPO", "SelfPlay"}
+OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "PackageState", "GRPO", "SelfPlay"}
 
 
 @dataclasses.dataclass

@@ -48,5 +48,5 @@ def test_stock_runner_refuses_groups():
 
 def test_stock_runner_refuses_pieces_that_nobody_would_call():
     for components in ({"rewards": ["format"]}, {"filters": ["valid"]}):
-        with pytest.raises(ConfigError, match="plays no tasks. Use LLMEnvRunner"):
+        with pytest.raises(ConfigError, match="samples no tasks. Use LLMEnvRunner"):
             stock_config().rollouts(**components).validate()

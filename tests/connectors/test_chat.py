@@ -288,7 +288,7 @@ RAISES = "{{ raise_exception('no such thing') }}"
         (NO_GENERATION_PROMPT, "ignores add_generation_prompt"),
         (LAST_TURN_ONLY, "drops or repeats earlier turns"),
         (TWICE, "drops or repeats earlier turns"),
-        (PLAIN_END, "does not end a reply with a special token but with ' END"),
+        (PLAIN_END, "ends a reply with ' END"),
         (RAISES, "failed on the roles .'user'.: no such thing"),
     ],
 )

@@ -92,7 +92,7 @@ def test_other_weights_are_seen(tmp_path, monkeypatch):
     config.validate()
     algo = config.build_algo()
     tasks = config.build_task_source().next_groups(4)
-    episodes = algo.play_apart(tasks, explore=True)
+    episodes = algo.play_extra_tasks(tasks, explore=True)
     gaps = largest_gap(algo, episodes)
     assert set(gaps) == {"a", "b"} and max(g.largest for g in gaps.values()) < 1e-3
     assert sum(g.tokens for g in gaps.values()) == sum(

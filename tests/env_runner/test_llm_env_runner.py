@@ -143,7 +143,7 @@ def test_a_huge_observation_is_truncated_before_encoding(caplog):
     assert data.stop_reason is StopReason.CONTEXT_OVERFLOW
     vocabulary = runner.config.chat_renderer().tokenizer.get_vocab()
     assert len(data.messages[-1]["content"]) == 121 * max(map(len, vocabulary))
-    assert "An observation of 5000000 characters" in caplog.text
+    assert "an observation of 5000000 characters" in caplog.text
 
 
 def test_a_final_observation_longer_than_the_context_is_dropped():

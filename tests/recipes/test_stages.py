@@ -111,7 +111,7 @@ def test_faults_name_the_stage(changes, message):
         (with_stage(1, rollouts={"group_size": 3}), "stage 'rl': .*group_size"),
         (
             with_stage(1, language_model={"tiny": {"hidden_size": 64}}),
-            "stage 'rl': language_model.tiny=.*hands over",
+            "stage 'rl': language_model.tiny=.*stage before",
         ),
         (with_stage(1, language_model={"lora": {"rank": 2}}), "stage 'rl': .*lora=.*"),
         (

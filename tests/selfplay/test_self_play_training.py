@@ -239,11 +239,11 @@ def test_bad_credit_settings_are_refused(training, message):
 @pytest.mark.parametrize(
     ("multi_agent", "message"),
     [
-        ({"policy_mapping_fn": lambda agent, episode: "x"}, "seats its policies"),
+        ({"policy_mapping_fn": lambda agent, episode: "x"}, "assigns its policies"),
         ({"policy_mapping_fn": {"dealer": "x"}}, "names the agent 'dealer'"),
         ({"policies_to_train": ["opponent_0"]}, "freezes its opponents"),
         ({"policies": {"dice": {"scripted_policy": any_word}}}, "'dice' never plays"),
-        ({"policies": ["opponent_1"]}, "'opponent_1' has the name of one that"),
+        ({"policies": ["opponent_1"]}, "'opponent_1' has the name of an opponent"),
         (
             {
                 "policies": {"dice": {"scripted_policy": any_word}},
@@ -263,7 +263,7 @@ def test_environments_that_cannot_be_played_are_refused():
     with pytest.raises(ConfigError, match="'copy_probe-v0' leaves \\[\\]"):
         config.validate()
     config = SelfPlayConfig().league(exploitability_interval=1)
-    with pytest.raises(ConfigError, match="no game of it"):
+    with pytest.raises(ConfigError, match="not one of its games"):
         config.environment("dilemma-v0").validate()
 
 

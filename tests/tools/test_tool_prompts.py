@@ -137,7 +137,7 @@ def test_without_a_template_the_first_message_describes_the_tools(renderer):
 
 def test_a_template_of_another_format_is_skipped_with_a_warning():
     info = {**INFO, "tool_format": "hermes"}
-    with pytest.warns(UserWarning, match="writes calls of tools as 'llama3'"):
+    with pytest.warns(UserWarning, match="writes tool calls as 'llama3'"):
         messages, tools = opening(
             "Add.", info, system=None, renderer=make_renderer("llama3")
         )

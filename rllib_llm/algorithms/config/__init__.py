@@ -1,4 +1,4 @@
-"""The fluent settings of an algorithm, one file per method.
+"""Fluent settings of algorithms, one file per method.
 
-Importing this loads neither torch nor ray: recipes read the schema from here.
+This package imports neither torch nor ray: recipes read the schema from here.
 """

@@ -1,4 +1,4 @@
-"""What is watched while a run goes on, and what is done about it."""
+"""Settings of ``alarms``: monitored metrics, thresholds and actions."""
 
 from __future__ import annotations
 
@@ -59,30 +59,30 @@ class AlarmSettings:
         "lower_lr", "rollback" or "stop"), or False, which switches it off.
 
         Args:
-            kl: The policy moves too far in an update.
+            kl: The policy changes too much in an update.
             entropy_collapse: The policy becomes deterministic before it succeeds.
             entropy_explosion: The policy becomes noise.
-            reward_variance: Returns of a group are alike; nothing to learn from.
+            reward_variance: Returns of a group are equal, so nothing is learnt.
             repetition: Turns repeat themselves.
             echo: Turns repeat earlier turns.
-            copying: Turns repeat what was read.
+            copying: Turns repeat the prompt.
             length: Turns become long.
             truncation: Episodes run out of tokens.
             no_valid_action: No turn has been a valid action since the run began.
-            invalid_turns: More turns than before hold no valid action.
-            unended_turns: More turns than before run into ``max_new_tokens``.
+            invalid_turns: More turns than before are invalid actions.
+            unended_turns: More turns than before reach ``max_new_tokens``.
             grad_norm: Gradients are far larger than before.
             nan: A loss or gradient is not finite.
             return_drop: The return falls far below its best.
-            train_inference_mismatch: Sampling and learning disagree.
+            train_inference_mismatch: Log-probabilities of sampling and training differ.
             stalled: No turn finished for ``after_s`` seconds while sampling.
-            lr_factor: What "lower_lr" and "rollback" multiply learning rates by.
-            min_lr: No learning rate is lowered below it.
-            max_rollbacks: How often a run goes back and on; then it goes back and
-                stops. 0: at once.
-            snapshot_interval: Iterations without alarm between two states to go back
-                to; only kept where an alarm's action is "rollback".
-            snapshots: Where they are kept: "memory" or "disk" of the driver.
+            lr_factor: Factor of learning rates for "lower_lr" and "rollback".
+            min_lr: Lower bound of lowered learning rates.
+            max_rollbacks: Number of rollbacks after which the run continues; the next
+                one stops it. 0: the first one stops it.
+            snapshot_interval: Iterations without alarm between two snapshots; used only
+                if an alarm's action is "rollback".
+            snapshots: Storage of snapshots: "memory" or "disk" of the driver.
         """
         given = {k: v for k, v in locals().items() if k not in ("self", *_GENERAL)}
         self.alarm_settings = {
@@ -101,14 +101,14 @@ class AlarmSettings:
         return self
 
     def chosen_alarms(self) -> dict[str, BoundAlarm]:
-        """Return the alarms in force, by name."""
+        """Return the active alarms, by name."""
         return bind_alarms(self.alarm_settings)
 
     def validate_alarms(self) -> None:
-        """Check what all alarms share.
+        """Check the settings of all alarms.
 
         Raises:
-            ConfigError: Naming the value and the rule.
+            ConfigError: With the value and the rule.
         """
         self.chosen_alarms()
 

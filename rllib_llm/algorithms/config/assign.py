@@ -1,4 +1,4 @@
-"""How fluent methods store what they were given."""
+"""Storage of the settings given to fluent methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 
 
 def assign(config: Any, **settings: Any) -> None:
-    """Set attributes of ``config``; ``NotProvided`` leaves them as they are."""
+    """Set attributes of ``config``; ``NotProvided`` leaves them unchanged."""
     for name, value in settings.items():
         if value is not NotProvided:
             setattr(config, name, value)

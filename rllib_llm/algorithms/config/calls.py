@@ -1,4 +1,4 @@
-"""Check the keywords of fluent methods, RLlib's included, when they are called."""
+"""Checks of the keywords of fluent methods, RLlib's included, at each call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _MARK = "checks_settings"
 
 
 def check_calls(config_class: type[Any]) -> None:
-    """Let every fluent method of a class check what it is given.
+    """Wrap every fluent method of a class so that it checks its keywords.
 
-    Args:
-        config_class: The class; methods that it inherits are wrapped in it, and those
-            that are wrapped already stay as they are.
+    Args: config_class: The class; inherited methods are wrapped in it, and wrapped ones
+        are left as they are.
     """
     for section in SECTIONS:
         method = getattr(config_class, section, None)
@@ -48,10 +47,10 @@ def _checked(section: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_keywords(config: Any, section: str, given: Mapping[str, Any]) -> None:
-    """Check names and values of one section.
+    """Check names and values of one section's settings.
 
     Raises:
-        ConfigError: Naming the setting, the value, the rule, and a remedy.
+        ConfigError: With the setting, the value, the rule, and a remedy.
     """
     settings = settings_of(type(config))
     for key, value in given.items():
@@ -70,12 +69,12 @@ def check_value(setting: Setting, value: Any, where: str | None = None) -> None:
     """Check the value of a setting.
 
     Args:
-        setting: Which one.
+        setting: The setting.
         value: Its value, or a search space of Tune.
-        where: What the message calls it; None: its path.
+        where: Its name in the message; None: its path.
 
     Raises:
-        ConfigError: Naming the value, the rule, and a remedy.
+        ConfigError: With the value, the rule, and a remedy.
     """
     where = where or setting.path
     problem = find_problem(where, value, setting.kind)
@@ -89,7 +88,7 @@ def check_attributes(config: Any) -> None:
     Attributes may be set without a fluent method, as Tune does.
 
     Raises:
-        ConfigError: Naming the setting, the value, the rule, and a remedy.
+        ConfigError: With the setting, the value, the rule, and a remedy.
     """
     settings = settings_by_attribute(type(config))
     for attribute, setting in settings.items():
@@ -115,7 +114,7 @@ def _check_override(
 
 
 def _refuse_without_effect(config: Any, section: str, key: str, value: Any) -> None:
-    """Refuse a setting, unless RLlib passes what its config has already."""
+    """Refuse a setting, unless RLlib passes back the value its config has already."""
     present = getattr(config, key, None)
     is_same = value is present or value == present
     if not (is_same and key in PASSED_BACK):
@@ -130,9 +129,9 @@ def _refuse_key(config_class: type[Any], section: str, key: str) -> None:
     for setting in settings_of(config_class).values():
         if setting.key == name:
             raise ConfigError(f"Unknown setting {path}. Use {setting.path}.")
-    known = section_keys(config_class, section)
-    hint = did_you_mean(key[:60], known)
+    keys = section_keys(config_class, section)
+    hint = did_you_mean(key[:60], keys)
     near = f"{hint} " if hint.startswith("Did you mean") else ""
     raise ConfigError(
-        f"Unknown setting {path}. {near}Valid keys of {section}: {', '.join(known)}."
+        f"Unknown setting {path}. {near}Valid keys of {section}: {', '.join(keys)}."
     )

@@ -10,9 +10,9 @@ from rllib_llm.envs.admissible import admissible_actions
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.policy_mapping import mapped_policies
 
-_OF_SAMPLED_TURNS = ("max_new_tokens", "stop_strings")
-_OF_ENGINES = ("engine_forward", "kv_cache_gib")
-_OF_TOKEN_ADVANTAGES = (
+_SAMPLING_SETTINGS = ("max_new_tokens", "stop_strings")
+_ENGINE_SETTINGS = ("engine_forward", "kv_cache_gib")
+_TOKEN_GAE_SETTINGS = (
     "gamma_token",
     "lambda_token",
     "gae_level",
@@ -21,14 +21,14 @@ _OF_TOKEN_ADVANTAGES = (
 
 
 def validate_action_heads(config: Any) -> None:
-    """Check settings, algorithm and environment.
+    """Check settings, algorithm and environment of scoring policies.
 
     Raises:
-        ConfigError: Naming the value, the rule, and the remedy.
+        ConfigError: With the value, the rule, and the remedy.
     """
-    own = {m: config.get_config_for_module(m) for m in config.llm_module_ids}
-    heads = {m: c.action_head for m, c in own.items()}
-    for module_id, settings in own.items():
+    configs = {m: config.get_config_for_module(m) for m in config.llm_module_ids}
+    heads = {m: c.action_head for m, c in configs.items()}
+    for module_id, settings in configs.items():
         if heads[module_id] == "score":
             _validate(settings)
         else:
@@ -39,7 +39,7 @@ def validate_action_heads(config: Any) -> None:
         return
     if len(scoring) == len(heads):
         why = "head='score' uses no engine. Leave it out."
-        refuse_without_effect(config, _OF_ENGINES, why)
+        refuse_without_effect(config, _ENGINE_SETTINGS, why)
     _validate_env(config, scoring)
 
 
@@ -59,29 +59,29 @@ def _validate(config: Any) -> None:
             " samples text. Leave env_runner_cls out, or use head='generate'."
         )
     why = "head='score' chooses whole actions. Leave it out, or use head='generate'."
-    refuse_without_effect(config, _OF_SAMPLED_TURNS, why)
-    of_ppo = tuple(name for name in _OF_TOKEN_ADVANTAGES if hasattr(config, name))
+    refuse_without_effect(config, _SAMPLING_SETTINGS, why)
+    of_ppo = tuple(name for name in _TOKEN_GAE_SETTINGS if hasattr(config, name))
     why = "with head='score' a turn is one step of gamma and lambda_. Leave it out."
     refuse_without_effect(config, of_ppo, why)
 
 
 def _validate_env(config: Any, scoring: set[str]) -> None:
-    """Reset the environment once and look for the actions of these policies."""
+    """Reset the environment once and check that it lists the policies' actions."""
     env = config.make_text_env()
-    told = env.reset(seed=0, options={"split": "train"})
+    result = env.reset(seed=0, options={"split": "train"})
     agents = agents_of(env)
     if agents is None:
-        infos = {config.module_ids[0]: told[1]}
+        infos = {config.module_ids[0]: result[1]}
     else:
         mapped = mapped_policies(config, agents)
         infos = {
-            agent: told.infos.get(agent, {})
-            for agent in told.observations
+            agent: result.infos.get(agent, {})
+            for agent in result.observations
             if mapped[agent] in scoring
         }
     env.close()
-    for who, info in infos.items():
-        where = f"{config.env!r} after reset" + (f" ({who})" if agents else "")
+    for agent_id, info in infos.items():
+        where = f"{config.env!r} after reset" + (f" ({agent_id})" if agents else "")
         try:
             admissible_actions(info, where)
         except EnvContractError as error:

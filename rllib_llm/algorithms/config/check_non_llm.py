@@ -1,4 +1,4 @@
-"""Specification and validation of policies that are not language models."""
+"""Specification and validation of non-LLM policies."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rllib_llm.policy_mapping import mapped_policies
 
 
 def non_llm_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpec]:
-    """Return the complete specification of each classic policy, by ModuleID."""
+    """Return the complete specification of each non-LLM policy, by ModuleID."""
     from rllib_llm.env_runner.non_llm_policies import encoded_space
 
-    found = {}
+    specs = {}
     for module_id, (reads, acts) in non_llm_spaces(config).items():
-        spec = found[module_id] = copy.copy(config.rl_module_of(module_id))
+        spec = specs[module_id] = copy.copy(config.rl_module_of(module_id))
         spec.observation_space, spec.action_space = encoded_space(reads), acts
-        # RLlib's order: what .rl_module(model_config=) says, and the policy's own.
+        # RLlib's order: first .rl_module(model_config=), then the policy's own config.
         spec.model_config = config.model_config | model_config_of(spec)
         spec.inference_only = inference_only
-    return found
+    return specs
 
 
 def validate_non_llm(config: Any) -> None:
-    """Check that classic policies, agents and algorithm fit together.
+    """Check that non-LLM policies, agents and algorithm are compatible.
 
     Raises:
-        ConfigError: Naming the agent or policy, the rule, and the remedy.
+        ConfigError: With the agent or policy, the rule, and the remedy.
     """
     env = config.make_text_env()
     agents = agents_of(env)
@@ -43,25 +43,25 @@ def validate_non_llm(config: Any) -> None:
     for agent in numbers:
         if mapped[agent] not in non_llm_ids:
             raise ConfigError(
-                f"The agent {agent!r} reads and acts in numbers, but the policy "
-                f"{mapped[agent]!r} that policy_mapping_fn gives it speaks text. Map "
-                "it to a policy with rl_module: {}, or let the environment render text."
+                f"The agent {agent!r} has numeric observations and actions, but "
+                f"policy_mapping_fn gives it the text policy {mapped[agent]!r}. Map it "
+                "to a policy with rl_module: {}, or let the environment render text."
             )
     if not non_llm_ids:
         return
     non_llm_spaces(config)
     if not config.llm_module_ids:
         raise ConfigError(
-            f"The policies {', '.join(config.module_ids)} hold no language model. Use "
-            "RLlib's own PPO for RLModules alone."
+            f"The policies {', '.join(config.module_ids)} include no language model. "
+            "Use RLlib's PPO for RLModules alone."
         )
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
             f"The RLModule {non_llm_ids[0]!r} beside language models needs "
-            "LLMEnvRunner, "
-            f"not {config.env_runner_cls.__name__}. Leave env_runner_cls out."
+            f"LLMEnvRunner, not {config.env_runner_cls.__name__}. Leave env_runner_cls "
+            "out."
         )
     if config.trained_non_llm_ids and not config.use_critic:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Checks of who plays for whom."""
+"""Checks of the mapping from agents to policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, mapped_policies
 
 # RLlib's settings of multi_agent that belong to its old API stack.
-_NOT_READ = (
+_OLD_STACK_SETTINGS = (
     "count_steps_by",
     "policy_map_capacity",
     "observation_fn",
@@ -19,10 +19,10 @@ _NOT_READ = (
 
 
 def validate_policies(config: Any) -> None:
-    """Check that agents and policies fit together.
+    """Check that agents and policies are compatible.
 
     Raises:
-        ConfigError: Naming the agent or policy, the rule, and the remedy.
+        ConfigError: With the agent or policy, the rule, and the remedy.
     """
     env = config.make_text_env()
     agents = agents_of(env)
@@ -42,11 +42,13 @@ def validate_policies(config: Any) -> None:
             "engine='torch', or one policy for all agents."
         )
     refuse_without_effect(
-        config, _NOT_READ, "LLMEnvRunner and the Learners do not read it. Leave it out."
+        config,
+        _OLD_STACK_SETTINGS,
+        "LLMEnvRunner and the Learners do not read it. Leave it out.",
     )
     mapped = mapped_policies(config, agents)
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
-        return  # a function may map others in other episodes
+        return  # a function may map agents differently in other episodes
     for module_id in (*config.trained_module_ids, *config.trained_non_llm_ids):
         if module_id not in mapped.values():
             raise ConfigError(
@@ -57,23 +59,23 @@ def validate_policies(config: Any) -> None:
 
 
 def validate_trained(config: Any) -> None:
-    """Check ``policies_to_train`` (RLlib's own check knows no remedy).
+    """Check ``policies_to_train`` (RLlib's check gives no remedy).
 
     Raises:
-        ConfigError: Naming the policy, the rule, and the remedy.
+        ConfigError: With the policy, the rule, and the remedy.
     """
-    wanted = config.policies_to_train
-    if wanted is None or callable(wanted):
-        wanted = ()
-    for module_id in wanted:
+    names = config.policies_to_train
+    if names is None or callable(names):
+        names = ()
+    for module_id in names:
         if module_id not in config.module_ids:
             raise ConfigError(
-                f"policies_to_train names {module_id!r}, which is no policy. "
+                f"policies_to_train names {module_id!r}, which is not a policy. "
                 f"{did_you_mean(module_id, config.module_ids)}"
             )
         if config.script_of(module_id) is not None:
             raise ConfigError(
-                f"policies_to_train names {module_id!r}, which a script plays: there "
+                f"policies_to_train names {module_id!r}, which is scripted: there "
                 "is nothing to train. Leave it out."
             )
     if not (config.trained_module_ids or config.trained_non_llm_ids):

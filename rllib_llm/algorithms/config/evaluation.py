@@ -1,4 +1,4 @@
-"""Evaluation, RLlib's and before training."""
+"""Settings of ``evaluation``: RLlib's, and one for the initial policy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class EvaluationSettings:
     def evaluation(
         self, *, evaluation_before_training: bool = NotProvided, **kwargs: Any
     ) -> Self:
-        """Set when and how policies are evaluated; all of RLlib's settings, and one.
+        """Set when and how policies are evaluated: RLlib's settings, and one more.
 
         Args:
-            evaluation_before_training: Where ``evaluation_interval`` is set, evaluate
-                once before the first iteration as well: after SFT, if there is a warm
-                start. Not with ``evaluation_duration="auto"``.
-            kwargs: RLlib's.
+            evaluation_before_training: With ``evaluation_interval``, also evaluate once
+                before the first iteration (after SFT, if there is any). Not with
+                ``evaluation_duration="auto"``.
+            kwargs: RLlib's settings.
         """
         super().evaluation(**kwargs)
         assign(self, evaluation_before_training=evaluation_before_training)
@@ -32,7 +32,7 @@ class EvaluationSettings:
 
     @property
     def evaluates_first(self) -> bool:
-        """Return whether the policy is evaluated before the first iteration."""
+        """True if the policy is evaluated before the first iteration."""
         return bool(
             self.evaluation_before_training
             and self.evaluation_interval

@@ -1,4 +1,4 @@
-"""Settings for failing EnvRunners and environments, beside RLlib's own."""
+"""Settings of ``fault_tolerance``: failing EnvRunners and hanging environments."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class FaultToleranceSettings:
 
         Args:
             sample_locally_if_none: Whether the local EnvRunner samples an iteration
-                alone when no remote one is healthy. Otherwise RLlib's
+                alone when no remote one is healthy. Otherwise the run waits RLlib's
                 delay_between_env_runner_restarts_s plus
-                env_runner_health_probe_timeout_s are waited for one, and then the run
-                ends with an error.
+                env_runner_health_probe_timeout_s for one, and then ends with an error.
             max_hung_envs_per_env_runner: Environments that may hang in a call (each
                 keeps a thread and its memory) before their EnvRunner is restarted.
-            kwargs: RLlib's own settings.
+            kwargs: RLlib's settings.
         """
         super().fault_tolerance(**kwargs)  # type: ignore[misc]
         assign(
@@ -46,7 +45,7 @@ class FaultToleranceSettings:
         return self
 
     def validate_fault_tolerance(self) -> None:
-        """Check what the settings of this section need of others.
+        """Check the settings against those of other sections.
 
         Raises:
             ConfigError: If there is no local EnvRunner to sample with.

@@ -1,4 +1,4 @@
-"""How turns are sampled."""
+"""Settings of ``generation``: sampling of turns, and engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GenerationSettings:
         self.engine_kwargs: dict[str, Any] = {}
         self.engine_num_gpus = 0.0
         self.engine_sleep = False
-        # The actor that EnvRunners share; named when the algorithm is built.
+        # Name of the engine actor that EnvRunners share; set when building.
         self.engine_actor: str | None = None
         self.engine_forward = "auto"
         self.kv_cache_gib: float | None = None
@@ -68,8 +68,8 @@ class GenerationSettings:
                 "token" or of its words with "word" (TWOSOME).
             engine: "torch", the embedded engine; "vllm", vLLM in each EnvRunner;
                 "vllm_actor", one vLLM in an actor that all EnvRunners share.
-            engine_kwargs: Arguments of vLLM's ``EngineArgs`` beside those that follow
-                from other settings, e.g. ``{"gpu_memory_utilization": 0.4}``.
+            engine_kwargs: Further arguments of vLLM's ``EngineArgs``, e.g.
+                ``{"gpu_memory_utilization": 0.4}``.
             engine_num_gpus: GPUs of the "vllm_actor", a share of one if below 1.
             engine_sleep: Let vLLM release its GPU memory while the Learner updates, for
                 engines that share the Learner's GPU.

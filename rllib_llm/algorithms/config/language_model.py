@@ -1,4 +1,4 @@
-"""Which language model is trained."""
+"""Settings of ``language_model``: model, LoRA, critic head, chat template."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LanguageModelSettings:
 
         Args:
             model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
-                random model with its own tokenizer, built on the spot (default).
+                random model with its own tokenizer, built when needed (default).
             dtype: Parameters' dtype: "float32" or "bfloat16".
             autocast: "bfloat16" lets the learner compute in it with float32 parameters
                 (torch.autocast); None: in the parameters' dtype.
@@ -78,9 +78,9 @@ class LanguageModelSettings:
             tiny: Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.
             value_head: "mlp" or "linear" (algorithms with a critic).
             value_head_detach: Keep the critic's gradient out of the trunk (default: a
-                critic that moves the trunk moves the policy as well).
-            value_model: "shared": the critic's head reads the policy's trunk; "own":
-                it has its own, which starts as a copy of the policy's and is trained
+                critic that changes the trunk changes the policy as well).
+            value_model: "shared": the critic's head is on the policy's trunk; "own":
+                on its own trunk, which starts as a copy of the policy's and is trained
                 by the value loss only (not under LoRA).
             model_kwargs: Passed to ``from_pretrained``, e.g. attn_implementation.
             gradient_checkpointing: Trade compute for memory in the learner.
@@ -88,7 +88,7 @@ class LanguageModelSettings:
                 None (default) compiles nothing. Worth it for long runs on GPUs; on
                 CPUs compiling takes minutes.
             history: "append", "rerender" or "latest" (see docs/design.md).
-            chat_template_kwargs: Given to the chat template, e.g.
+            chat_template_kwargs: Passed to the chat template, e.g.
                 ``{"enable_thinking": False}`` for Qwen3.
             system_prompt: First message of every conversation.
         """

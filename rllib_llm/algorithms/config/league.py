@@ -1,4 +1,4 @@
-"""Whom a self-play learner meets, and when it is frozen."""
+"""Settings of ``league``: opponents of self-play, and snapshots."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ class LeagueSettings:
         """Choose the opponents of self-play.
 
         Args:
-            opponents: How a frozen opponent is drawn: "even" or "hard" (prioritised
+            opponents: Draw of a frozen opponent: "even" or "hard" (prioritised
                 fictitious self-play, by win rate), "uniform", "latest"; or "mirror"
                 for none: all games are against the live policy.
             mirror_fraction: Share of games against the live policy otherwise.
-            pool_size: Opponents at a time; each is a policy of its own in memory,
-                under LoRA with adapters of its own.
-            snapshot_win_rate: The learner is frozen when it beats every opponent at
-                this rate ...
-            snapshot_min_games: ... after so many games with opponents since the last
-                time,
-            snapshot_max_games: ... and in any case after so many; None: never.
-            decay: How much weight a pair's earlier games keep at each new one.
-            evaluation_opponent: The policy on the other seats in evaluation, e.g. a
+            pool_size: Number of opponents held at a time; each is a policy in memory,
+                under LoRA a set of adapters.
+            snapshot_win_rate: Win rate against every opponent at which the learner is
+                frozen ...
+            snapshot_min_games: ... after at least this number of games with opponents
+                since the last snapshot,
+            snapshot_max_games: ... and in any case after this number; None: never.
+            decay: Weight that a pair's earlier games keep at each new one.
+            evaluation_opponent: Policy of the other agents in evaluation, e.g. a
                 scripted one; None: the live policy.
-            exploitability_interval: Measure exploitability every so many iterations
+            exploitability_interval: Iterations between measurements of exploitability
                 (small games of OpenSpiel); 0: never.
             exploiter_fraction: Share of games against the exact best response to the
-                policy as it stands before the iteration (small games of perfect
-                information, ``history="latest"``); they count in no win rate.
+                policy before the iteration (small games of perfect information,
+                ``history="latest"``); they count in no win rate.
             exploiter_noise: Share of that opponent's turns that are random.
         """
         assign(
@@ -85,19 +85,19 @@ class LeagueSettings:
         )
         return self
 
-    # What follows from them ----------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @property
     def opponent_slots(self) -> tuple[str, ...]:
-        """The policies that hold frozen opponents."""
+        """ModuleIDs of the policies that hold frozen opponents."""
         size = 0 if self.league_opponents == MIRROR else self.league_pool_size
         return tuple(f"opponent_{i}" for i in range(size))
 
     def league_settings(self) -> dict[str, object]:
         """Return the keyword arguments of :class:`rllib_llm.selfplay.League`."""
-        drawn = self.league_opponents
+        opponents = self.league_opponents
         return {
-            "opponents": "uniform" if drawn == MIRROR else drawn,
+            "opponents": "uniform" if opponents == MIRROR else opponents,
             "mirror_fraction": self.league_mirror_fraction,
             "snapshot_win_rate": self.league_snapshot_win_rate,
             "snapshot_min_games": self.league_snapshot_min_games,

@@ -1,4 +1,4 @@
-"""The fluent settings that every algorithm of the package shares."""
+"""Settings and derived values that all algorithms' configs share."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class LLMConfigMixin(
     AlarmSettings,
     FaultToleranceSettings,
 ):
-    """Adds language-model settings to an RLlib AlgorithmConfig.
+    """Mixin that adds language-model settings to an RLlib AlgorithmConfig.
 
     Put it before the AlgorithmConfig class in the bases and call
-    :meth:`_set_llm_defaults` after ``super().__init__``. RLlib's own methods keep their
-    meaning; where one of its settings has no meaning for whole episodes of text
-    (``rollout_fragment_length``, ``train_batch_size``) it is derived.
+    :meth:`_set_llm_defaults` after ``super().__init__``. RLlib's methods keep their
+    meaning; settings that mean nothing for whole episodes of text
+    (``rollout_fragment_length``, ``train_batch_size``) are derived.
     """
 
-    # Imitation alone may train what was read: SFT has a setting of this name.
+    # Only imitation may train prompt tokens: SFT has a setting of this name.
     observation_weight = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -89,14 +89,14 @@ class LLMConfigMixin(
         install_defaults(self)  # exact means, transcripts
         # __sphinx_doc_end__
         # fmt: on
-        # Where the prepared model lies; written when the algorithm is built.
+        # Folder of the prepared model; written when the algorithm is built.
         self.resolved_model: str | None = None
-        # The checkpoint whose policies a later stage of a staged run begins with.
+        # Checkpoint from which a later stage initialises its policies.
         self.initial_checkpoint: str | None = None
-        # Where processes of the trial leave notes for a watcher; written likewise.
+        # Where the trial's processes publish their progress; set when building.
         self.live_topic: str | None = None
 
-    # What RLlib asks for -------------------------------------------------------------
+    # Hooks that RLlib calls ----------------------------------------------------------
 
     @override(AlgorithmConfig)
     def api_stack(
@@ -131,7 +131,7 @@ class LLMConfigMixin(
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """Check every setting; the message names value, rule and remedy."""
+        """Check every setting; errors give value, rule and remedy."""
         check_attributes(self)
         self._require_new_api_stack()
         self._use_sharing_mode()
@@ -146,7 +146,7 @@ class LLMConfigMixin(
         self.train_batch_size_per_learner = max(
             self.episodes_per_iteration, self.minibatch_size or 0
         )
-        # RLlib would advise to leave its new API stack, which api_stack() refuses.
+        # RLlib would advise leaving its new API stack, which api_stack() refuses.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
         self.resolve_policies()
@@ -157,7 +157,7 @@ class LLMConfigMixin(
 
     @override(AlgorithmConfig)
     def validate_train_batch_size_vs_rollout_fragment_length(self) -> None:
-        """Nothing to check: batches are counted in whole episodes."""
+        """Check nothing: batches are counted in whole episodes."""
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -186,8 +186,8 @@ class LLMConfigMixin(
             if self.script_of(module_id) is not None:
                 part.module_class, part.model_config = ScriptedRLModule, {}
                 continue
-            own = self.get_config_for_module(module_id)
-            settings = own.language_model_config()
+            module_config = self.get_config_for_module(module_id)
+            settings = module_config.language_model_config()
             part.model_config = {**settings, "module_id": module_id}
         return spec
 
@@ -226,7 +226,7 @@ class LLMConfigMixin(
         }
 
     def _vocabulary(self) -> int | None:
-        """Return how many ids the tokenizer knows; None while there is no model."""
+        """Return the tokenizer's number of ids; None while there is no model."""
         if self.resolved_model is None and self.lm_model == "tiny":
             return None
         return self.chat_renderer().vocabulary
@@ -259,10 +259,10 @@ class LLMConfigMixin(
         )
 
     def advantage_connectors(self, configs: Mapping[str, Any]) -> list[Any]:
-        """Return the learner connectors that give credit by value estimates.
+        """Return the learner connectors that estimate advantages from values.
 
         Args:
-            configs: Of the policies that are trained, by ModuleID.
+            configs: Configs of the trained policies, by ModuleID.
         """
         if not self.use_critic:
             return []
@@ -272,19 +272,19 @@ class LLMConfigMixin(
 
     @property
     def advantages_cross_agents(self) -> bool:
-        """Whether an agent's credit depends on the values of others' messages."""
+        """True if an agent's advantage depends on the values of others' messages."""
         return False
 
     @property
     def critic_view(self) -> str | None:
-        """What a critic that is an RLModule of its own reads; None if there is none."""
+        """Rows of a critic that is an RLModule of its own; None without one."""
         return None
 
-    # What the package asks for -------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a frozen reference policy is needed."""
+        """True if a frozen reference policy is needed."""
         return self.ref_kl_coeff != 0.0 or self.components_need("reference")
 
     def resolved_stop_policies(self) -> dict[StopReason, StopPolicy]:
@@ -326,7 +326,7 @@ class LLMConfigMixin(
         }
 
     def system_prompts(self) -> dict[str, str]:
-        """Return what stands in the settings, by policy."""
+        """Return the configured system prompts, by policy."""
         prompts = {
             module_id: self.get_config_for_module(module_id).system_prompt
             for module_id in self.module_ids
@@ -334,7 +334,7 @@ class LLMConfigMixin(
         return {m: p for m, p in prompts.items() if p}
 
     def role_prompts(self) -> dict[str, str]:
-        """Return what the environment says to each of its agents."""
+        """Return the environment's prompt for each of its agents."""
         env = self.make_text_env()
         prompts = role_prompts(env)
         env.close()
@@ -349,11 +349,11 @@ class LLMConfigMixin(
         )
 
     def make_text_env(self) -> Any:
-        """Build one environment."""
+        """Return one new environment."""
         return validation.make_env(self.env, self.env_config)
 
     def make_sampled_env(self) -> Any:
-        """Build one environment for an EnvRunner: in this process, or in its own."""
+        """Return one new environment for an EnvRunner, in this process or its own."""
         if not self.env_processes:
             return self.make_text_env()
         from ray import cloudpickle
@@ -365,16 +365,16 @@ class LLMConfigMixin(
 
     @property
     def most_envs_in_threads(self) -> int:
-        """Return how many environments the driver may play at a time in threads."""
+        """Number of environments that the driver may play in threads at a time."""
         return 1 if self.env_processes else self.num_envs_per_env_runner
 
     def build_task_source(self, *, offset: int = 0, in_evaluation: bool = False) -> Any:
         """Return the source of training or evaluation tasks.
 
         Args:
-            offset: Distinguishes runners that draw their own tasks.
-            in_evaluation: Evaluation tasks come from the held-out split and do not
-                depend on the run's seed, so that runs are compared on the same ones.
+            offset: Number of a runner that draws its own tasks, to separate its seeds.
+            in_evaluation: Evaluation tasks are of the held-out split and independent of
+                the run's seed, so that all runs are compared on the same ones.
         """
         from rllib_llm.env_runner.tasks import TaskSource
 
@@ -388,7 +388,7 @@ class LLMConfigMixin(
 
         Args:
             module: The LLMRLModule.
-            share: Of the memory for keys and values, where other engines take the rest.
+            share: Share of the memory for keys and values; other engines get the rest.
         """
         from rllib_llm.algorithms.driver.build_engines import torch_engine
 
@@ -401,8 +401,8 @@ class LLMConfigMixin(
     def build_generation_engines(self, modules: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine that samples for each policy.
 
-        Policies whose adapters stand on the same base model share one, and with it
-        their batches.
+        Policies whose adapters have the same base model share an engine, and so its
+        batches.
 
         Args:
             modules: The LLMRLModules, by ModuleID.

@@ -1,4 +1,4 @@
-"""Which policy acts for which agent, and what is special about each."""
+"""Settings of ``multi_agent``: mapping from agents to policies, settings per policy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rllib_llm.policy_mapping import MappedPolicies, imported
 from rllib_llm.schema import require
 
 SCRIPT, RL_MODULE = "scripted_policy", "rl_module"
-_OF_MODES = ("sharing_modes", "sharing_mode")
-# What may differ between policies; everything else is the run's.
+_MODE_SETTINGS = ("sharing_modes", "sharing_mode")
+# Sections that may differ between policies; all others are the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
-# What RLlib's PPO reads of an RLModule's own section "training".
-_OF_RL_MODULES = (
+# Settings of "training" that RLlib's PPO reads for an RLModule.
+_RL_MODULE_SETTINGS = (
     "lr",
     "gamma",
     "lambda_",
@@ -78,7 +78,7 @@ class MultiAgentSettings:
         self.policy_settings: dict[str, dict[str, Any]] = {}
         self.policy_mapping_fn = MappedPolicies({"*": DEFAULT_MODULE_ID})
         self.sharing_modes: dict[str, dict[str, Any]] = {}
-        # A name of these, or Tune's search space of such names.
+        # A name of sharing_modes, or Tune's search space of such names.
         self.sharing_mode: Any = None
         self._mode_in_force: str | None = None
 
@@ -95,33 +95,33 @@ class MultiAgentSettings:
         sharing_mode: str | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Choose who acts for whom, as RLlib does; names and tables serve too.
+        """Map agents to policies, as RLlib does, with names and tables as well.
 
         Args:
-            policies: Names of the policies; or a mapping from them to what is special
-                about each: sections of settings (``language_model``, ``generation``,
-                ``training``), or ``script``, a function (or its
-                ``"package.module:name"``) that answers in the policy's place, or
-                ``rl_module``: an RLModule that is no language model (``module_class``
-                and ``model_config`` as of RLlib's RLModuleSpec, or one of these). The
-                latter may also stand in ``rl_module(rl_module_spec=...)``.
+            policies: Names of the policies; or a mapping from them to their special
+                settings: sections (``language_model``, ``generation``, ``training``),
+                or ``scripted_policy``, a function (or its ``"package.module:name"``)
+                that returns the turns, or ``rl_module``: an RLModule that is no
+                language model (``module_class`` and ``model_config`` as of RLlib's
+                RLModuleSpec, or such a spec). The latter may also be given by
+                ``rl_module(rl_module_spec=...)``.
             policy_mapping_fn: RLlib's function of the agent and the episode (or its
                 ``"package.module:name"``), a table from agents to policies, or the
-                name of the one policy that acts for all.
+                name of the one policy of all agents.
             policies_to_train: Names, or RLlib's function; None trains all that are
                 language models or RLModules.
             sharing_modes: Names to settings of this section, each a way of sharing
                 weights, e.g. ``{"own": {...}, "shared": {...}}``.
-            sharing_mode: Which of them holds. Tune may search it
+            sharing_mode: Name of the mode to use. Tune may search it
                 (``tune.grid_search(["own", "shared"])``).
             kwargs: RLlib's other settings.
 
         Raises:
-            ConfigError: If ``sharing_modes`` stands beside what each mode sets.
+            ConfigError: If ``sharing_modes`` is given with settings that modes set.
         """
-        beside = (policies, policy_mapping_fn, policies_to_train)
+        base_settings = (policies, policy_mapping_fn, policies_to_train)
         if sharing_modes is not NotProvided and any(
-            given is not NotProvided for given in beside
+            given is not NotProvided for given in base_settings
         ):
             raise ConfigError(
                 "multi_agent: policies, policy_mapping_fn and policies_to_train beside "
@@ -149,10 +149,10 @@ class MultiAgentSettings:
         return self
 
     def _use_sharing_mode(self) -> None:
-        """Set what ``sharing_mode`` names, which Tune may have drawn just now.
+        """Apply the settings of ``sharing_mode``, which Tune may have just sampled.
 
-        Raises:
-            ConfigError: If it names no mode, or the mode holds what none can.
+        Raises: ConfigError: If there is no such mode, or it has settings that no mode
+            may have.
         """
         from rllib_llm.algorithms.config.sections import apply_section
 
@@ -165,7 +165,7 @@ class MultiAgentSettings:
                 f"{did_you_mean(str(name), self.sharing_modes)}"
             )
         mode = self.sharing_modes[name]
-        if not isinstance(mode, Mapping) or not set(mode).isdisjoint(_OF_MODES):
+        if not isinstance(mode, Mapping) or not set(mode).isdisjoint(_MODE_SETTINGS):
             raise ConfigError(
                 f"multi_agent.sharing_modes.{name}={mode!r} must hold settings of "
                 "multi_agent, such as policies and policy_mapping_fn."
@@ -174,7 +174,7 @@ class MultiAgentSettings:
         self.policy_settings = {}
         apply_section(self, "multi_agent", dict(mode))
 
-    # What follows from them ----------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @property
     def module_ids(self) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class MultiAgentSettings:
 
     @property
     def llm_module_ids(self) -> tuple[str, ...]:
-        """Those that are language models."""
+        """Policies that are language models."""
         others = self.non_llm_module_ids
         return tuple(
             m for m in self.module_ids if self.script_of(m) is None and m not in others
@@ -191,52 +191,52 @@ class MultiAgentSettings:
 
     @property
     def non_llm_module_ids(self) -> tuple[str, ...]:
-        """Those that are RLModules of RLlib's kind, reading numbers."""
+        """Policies that are RLModules with numeric observations."""
         return tuple(m for m in self.module_ids if self.rl_module_of(m) is not None)
 
     @property
     def sampled_module_ids(self) -> tuple[str, ...]:
-        """Those with weights: language models and classic RLModules."""
+        """Policies with weights: language models and non-LLM RLModules."""
         return (*self.llm_module_ids, *self.non_llm_module_ids)
 
     @property
     def trained_module_ids(self) -> tuple[str, ...]:
-        """Language models that training may change."""
+        """Language models that are trained."""
         return self._to_train(self.llm_module_ids)
 
     @property
     def trained_non_llm_ids(self) -> tuple[str, ...]:
-        """Classic RLModules that training may change."""
+        """Non-LLM RLModules that are trained."""
         return self._to_train(self.non_llm_module_ids)
 
     def _to_train(self, module_ids: tuple[str, ...]) -> tuple[str, ...]:
-        wanted = self.policies_to_train
-        if wanted is None or callable(wanted):
+        names = self.policies_to_train
+        if names is None or callable(names):
             return module_ids
-        return tuple(m for m in module_ids if m in wanted)
+        return tuple(m for m in module_ids if m in names)
 
     def rl_module_of(self, module_id: str) -> Any:
-        """Return the RLModuleSpec of a classic policy, None for other policies.
+        """Return the RLModuleSpec of a non-LLM policy, None for other policies.
 
         Raises:
-            ConfigError: If it is none, or contradicts other settings of the policy.
+            ConfigError: If it is invalid, or contradicts other settings of the policy.
         """
-        own = self.policy_settings.get(module_id, {})
+        settings = self.policy_settings.get(module_id, {})
         specs = getattr(self._rl_module_spec, "rl_module_specs", {})
         given = specs.get(module_id) if isinstance(specs, Mapping) else None
-        if RL_MODULE not in own and (given is None or _is_language_model(given)):
+        if RL_MODULE not in settings and (given is None or _is_language_model(given)):
             return None
         from rllib_llm.algorithms.config.rl_module_spec import as_spec
 
-        if SCRIPT in own or (RL_MODULE in own and given is not None):
+        if SCRIPT in settings or (RL_MODULE in settings and given is not None):
             raise ConfigError(
                 f"The policy {module_id!r} is an RLModule, and something else as well. "
-                "Give it one of rl_module and script, or an entry of rl_module_spec."
+                "Give it only one of rl_module, scripted_policy and rl_module_spec."
             )
-        return as_spec(module_id, own.get(RL_MODULE, given))
+        return as_spec(module_id, settings.get(RL_MODULE, given))
 
     def script_of(self, module_id: str) -> Callable[[Any], str] | None:
-        """Return the function that plays for a policy, None for a language model."""
+        """Return the function of a scripted policy, None for a language model."""
         script = self.policy_settings.get(module_id, {}).get(SCRIPT)
         return (
             imported("scripted_policy", script) if isinstance(script, str) else script
@@ -253,11 +253,11 @@ class MultiAgentSettings:
         for name, given in self.policy_settings.items():
             if name not in self.policies:
                 raise ConfigError(
-                    f"multi_agent has settings for {name!r}, which is no policy. "
+                    f"multi_agent has settings for {name!r}, which is not a policy. "
                     f"{did_you_mean(name, self.policies)}"
                 )
-            own = self.copy(copy_frozen=False)
-            before = dict(vars(own))
+            policy_config = self.copy(copy_frozen=False)
+            before = dict(vars(policy_config))
             is_non_llm = self.rl_module_of(name) is not None
             where = f"multi_agent.policies.{name}"
             require(where, given, dict[str, Any])
@@ -267,20 +267,22 @@ class MultiAgentSettings:
                 require(f"{where}.{section}", values, dict[str, Any] | None)
                 _check_section(name, section, values, is_non_llm)
                 try:
-                    apply_section(own, section, values)
+                    apply_section(policy_config, section, values)
                 except ConfigError as error:
                     raise ConfigError(f"{where}: {error}") from error
-            changed = {k: v for k, v in vars(own).items() if v is not before.get(k)}
+            changed = {
+                k: v for k, v in vars(policy_config).items() if v is not before.get(k)
+            }
             changed.pop("_is_frozen", None)
             overrides = self.algorithm_config_overrides_per_module
-            found = overrides.get(name, {})
-            overrides[name] = {"resolved_model": None, **found, **changed}
-        # Copies of this config carry what was resolved for another one along.
+            present = overrides.get(name, {})
+            overrides[name] = {"resolved_model": None, **present, **changed}
+        # Copies of this config also copy the other one's resolved configs.
         self._per_module_overrides.clear()
 
 
 def _is_language_model(spec: Any) -> bool:
-    """Say whether RLlib's specification is of a language model (None: by default)."""
+    """Return whether RLlib's specification is a language model's (None: by default)."""
     from rllib_llm.modules.llm_rl_module import LLMRLModule
 
     return spec.module_class is None or issubclass(spec.module_class, LLMRLModule)
@@ -291,11 +293,11 @@ def _check_section(
 ) -> None:
     if is_non_llm:
         for key in values or {}:
-            if section != "training" or key not in _OF_RL_MODULES:
+            if section != "training" or key not in _RL_MODULE_SETTINGS:
                 raise ConfigError(
                     f"multi_agent.policies.{policy}.{section}.{key} does not concern "
                     f"an RLModule. Beside {RL_MODULE} it has training with "
-                    f"{', '.join(_OF_RL_MODULES)}."
+                    f"{', '.join(_RL_MODULE_SETTINGS)}."
                 )
     if section not in POLICY_SECTIONS:
         raise ConfigError(

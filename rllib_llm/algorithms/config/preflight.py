@@ -1,4 +1,4 @@
-"""Checks that need the tokenizer and the environment, before anything is built."""
+"""Check that an environment's first prompts fit into the context."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllib_llm.modules.positions import why_shorter
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """What the checks measured.
+    """Measurements of the check.
 
     Attributes:
-        first_prompt_tokens: Longest first prompt among the sampled ones.
+        first_prompt_tokens: Longest first prompt of the sampled tasks.
         context_tokens: Most tokens of a conversation.
     """
 
@@ -28,11 +28,11 @@ class Preflight:
 
 
 def preflight(config: Any, num_resets: int = 8) -> Preflight:
-    """Reset the environment a few times and fit its first prompts into the context.
+    """Reset the environment a few times and check its first prompts' lengths.
 
     Raises:
-        ConfigError: If a first prompt leaves no room to answer.
-        ModelError: If max_context_tokens exceeds what the model admits.
+        ConfigError: If a first prompt leaves no room for an answer.
+        ModelError: If max_context_tokens exceeds the model's limit.
         TemplateError: If the tokenizer cannot serve conversations.
     """
     model = config.resolved_model or config.lm_model
@@ -48,13 +48,15 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
     roles = role_prompts(env)
     longest = 0
     for seed in range(num_resets):
-        told = env.reset(seed=seed, options={"split": "train"})
-        alone = agents_of(env) is None
-        first = {DEFAULT_AGENT_ID: told[0]} if alone else texts_of(env, told)
+        result = env.reset(seed=seed, options={"split": "train"})
+        is_single_agent = agents_of(env) is None
+        first = (
+            {DEFAULT_AGENT_ID: result[0]} if is_single_agent else texts_of(env, result)
+        )
         for agent, observation in first.items():
             messages, tools = opening(
                 observation,
-                told[1] if alone else {},
+                result[1] if is_single_agent else {},
                 system=config.system_prompt or roles.get(agent),
                 renderer=renderer,
             )

@@ -1,4 +1,4 @@
-"""RLModuleSpec of a policy that is not a language model."""
+"""RLModuleSpec of a non-LLM policy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from rllib_llm.policy_mapping import imported
 
 
 def as_spec(policy: str, given: Any) -> RLModuleSpec:
-    """Return the specification that a policy's ``rl_module`` stands for.
+    """Return the specification given by a policy's ``rl_module``.
 
-    Args:
-        policy: Its name.
-        given: An RLModuleSpec, or its ``module_class`` (None: that of RLlib's PPO) and
-            ``model_config`` in a mapping.
+    Args: policy: Name of the policy. given: An RLModuleSpec, or a mapping with
+        ``module_class`` (None: that of RLlib's PPO) and ``model_config``.
 
     Raises:
-        ConfigError: Naming the setting, the rule, and the remedy.
+        ConfigError: With the setting, the rule, and the remedy.
     """
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import (
         DefaultPPOTorchRLModule,
@@ -35,7 +33,7 @@ def as_spec(policy: str, given: Any) -> RLModuleSpec:
         for key in given or {}:
             if key not in ("module_class", "model_config"):
                 raise ConfigError(
-                    f"{where}.{key} is no setting. "
+                    f"{where}.{key} is not a setting. "
                     f"{did_you_mean(key, ('module_class', 'model_config'))}"
                 )
         spec = RLModuleSpec(**(given or {}))
@@ -57,8 +55,8 @@ def _check_class(where: str, module_class: Any) -> None:
     from ray.rllib.core.rl_module.torch import TorchRLModule
 
     for needed, why in (
-        (TorchRLModule, "which is what Learners train"),
-        (ValueFunctionAPI, "whose compute_values() RLlib's PPO asks"),
+        (TorchRLModule, "because Learners train those"),
+        (ValueFunctionAPI, "because RLlib's PPO calls its compute_values()"),
     ):
         if not (isinstance(module_class, type) and issubclass(module_class, needed)):
             raise ConfigError(
@@ -69,23 +67,23 @@ def _check_class(where: str, module_class: Any) -> None:
 
 
 def _check_model_config(where: str, spec: RLModuleSpec, default: type[Any]) -> None:
-    """Check the keys that RLlib's catalog would silently ignore."""
+    """Check for keys that RLlib's catalog would silently ignore."""
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     settings = model_config_of(spec)
     if not issubclass(spec.module_class, default):
         return
-    known = [field.name for field in dataclasses.fields(DefaultModelConfig)]
+    keys = [field.name for field in dataclasses.fields(DefaultModelConfig)]
     for key in settings:
-        if key not in known:
+        if key not in keys:
             raise ConfigError(
-                f"{where}.model_config.{key} is no setting of RLlib's "
-                f"DefaultModelConfig. {did_you_mean(key, known)}"
+                f"{where}.model_config.{key} is not a setting of RLlib's "
+                f"DefaultModelConfig. {did_you_mean(key, keys)}"
             )
     if settings.get("use_lstm"):
         raise ConfigError(
-            f"{where}.model_config.use_lstm=True: seats keep no recurrent state. Leave "
-            "it out, and let the environment observe what must be remembered."
+            f"{where}.model_config.use_lstm=True: no recurrent state is kept between "
+            "turns. Leave it out, and put what must be remembered into observations."
         )
 
 

@@ -1,7 +1,7 @@
-"""Types and ranges of RLlib's own settings, where its annotations do not tell them.
+"""Types and ranges of RLlib's settings, where its annotations do not give them.
 
 RLlib annotates nearly everything as ``Optional``; a setting whose default is not None
-takes None only if this table says so.
+takes None only if this table includes it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rllib_llm.schema import (
 
 
 def is_schedule(value: Any) -> bool:
-    """Say whether ``value`` is RLlib's ``[[0, value], [step, value], ...]``.
+    """Return whether ``value`` is RLlib's ``[[0, value], [step, value], ...]``.
 
-    Steps are whole numbers that rise from 0, values are not negative.
+    Steps are integers that increase from 0, values are not negative.
     """
     if not isinstance(value, list | tuple) or len(value) < 2:
         return False
@@ -37,8 +37,8 @@ def is_schedule(value: Any) -> bool:
     steps = [pair[0] for pair in value]
     if not all(is_number(step, int) for step in steps):
         return False
-    rises = steps[0] == 0 and all(a < b for a, b in pairwise(steps))
-    return rises and all(is_number(pair[1]) and pair[1] >= 0 for pair in value)
+    is_increasing = steps[0] == 0 and all(a < b for a, b in pairwise(steps))
+    return is_increasing and all(is_number(pair[1]) and pair[1] >= 0 for pair in value)
 
 
 # Pairs may hold search spaces, so their numbers are not typed one by one.
@@ -242,7 +242,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "debugging": {"fake_sampler": _OLD_STACK, "log_sys_usage": _OLD_STACK},
     "reporting": {"keep_per_episode_custom_metrics": _OLD_STACK},
 }
-# Those of them that AlgorithmConfig.update_from_dict gives to fluent methods.
+# Those of them that AlgorithmConfig.update_from_dict passes to fluent methods.
 PASSED_BACK = (
     *WITHOUT_EFFECT["multi_agent"],
     "model",
@@ -250,7 +250,7 @@ PASSED_BACK = (
     "exploration_config",
     "sample_collector",
 )
-# Keywords of RLlib before 2.10, and what they are called now.
+# Keywords of RLlib before 2.10, and their present names.
 RENAMED = {
     "num_sgd_iter": "num_epochs",
     "sgd_minibatch_size": "minibatch_size",

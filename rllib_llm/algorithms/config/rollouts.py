@@ -1,4 +1,4 @@
-"""How many episodes are sampled, and their bounds."""
+"""Settings of ``rollouts``: episodes, limits, rewards, filters, curricula."""
 
 from __future__ import annotations
 
@@ -66,31 +66,30 @@ class RolloutSettings:
                 EnvRunners (verl ``train_batch_size`` x ``rollout.n``).
             group_size: Rollouts per task, sharing seed and options (TRL
                 ``num_generations``); must divide episodes_per_iteration.
-            max_turns: Cut episodes after this many turns, beside the env's own limit.
-            max_tokens_per_episode: Cut after this many sampled tokens.
-            env_processes: Run each environment of an EnvRunner in a process of its
-                own (RLlib's ``gym_env_vectorize_mode="async"``) instead of a thread:
-                for libraries that seed the process-wide random states, or that bear
-                one instance per process only. Observations, infos and the
-                environment's class must be picklable.
+            max_turns: Turns after which episodes are truncated, beside the env's limit.
+            max_tokens_per_episode: Sampled tokens after which they are truncated.
+            env_processes: Run each environment of an EnvRunner in a process of its own
+                (RLlib's ``gym_env_vectorize_mode="async"``) instead of a thread: for
+                libraries that seed the process-wide random states, or allow only one
+                instance per process. Observations, infos and the environment's class
+                must be picklable.
             step_timeout_s: Longest env.reset/env.step call.
             turn_timeout_s: Longest generation of one turn.
             episode_timeout_s: Longest episode.
-            max_retries: How often a dropped episode is tried again.
+            max_retries: Retries of a dropped episode.
             max_failed_fraction: Share of episodes that may fail for good before
                 training stops with an error.
             stop_policies: Stop reason to "train", "bootstrap", "mask" or "drop";
                 unnamed ones keep their defaults (docs/design.md).
             row_per_turn: One training row per turn instead of merged rows.
-            weight_sync_dtype: "bfloat16" halves what float32 weights cost on their way
-                to EnvRunners in other processes; sampling then differs a little from
-                learning (``train_inference_mismatch_mean``). None sends them as they
-                are.
-            rewards: Pieces whose weighted sum is added to what the environment pays
+            weight_sync_dtype: "bfloat16" halves the size of float32 weights sent to
+                EnvRunners in other processes; sampling then differs a little from
+                training (``train_inference_mismatch_mean``). None sends them unchanged.
+            rewards: Components whose weighted sum is added to the environment's reward
                 (docs/components.md), or functions of a trajectory.
-            reward_transforms: What is done to the sum, in order.
-            filters: What is dropped or masked before anything is learnt, in order.
-            curriculum: What changes tasks before they are played.
+            reward_transforms: Transforms of the sum, in order.
+            filters: Filters that drop or mask trajectories before training, in order.
+            curriculum: Component that changes tasks before they are sampled.
         """
         assign(
             self,

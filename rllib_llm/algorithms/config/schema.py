@@ -1,4 +1,4 @@
-"""Every setting of a config class, read from the signatures of its fluent methods."""
+"""Schema of a config class's settings, read from its fluent methods' signatures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECTIONS = (
 )
 _ARGS = re.compile(r"^Args:\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
 _ARG = re.compile(r"^(\w+)(?: \(.*?\))?: ?((?:.*\n)(?:[ ]+.*\n|\n)*)", re.MULTILINE)
-# Classes whose settings are being listed: their calls are not checked meanwhile.
+# Classes whose settings are being listed: calls are not checked during that.
 _being_listed: set[type[Any]] = set()
 
 
@@ -46,11 +46,11 @@ class Setting:
     Attributes:
         section: The method, e.g. ``"training"``.
         key: The keyword, e.g. ``"lr"``.
-        attribute: The attribute of the config that holds it; None where it has no
-            attribute of its own (alarms).
-        default: Of the config class.
+        attribute: The attribute of the config that holds it; None if it has none of
+            its own (alarms).
+        default: Default of the config class.
         kind: The type, with ranges and choices as ``Annotated`` metadata.
-        doc: The docstring's sentences about it.
+        doc: The docstring's text about it.
         is_rllib: Whether RLlib declares it.
     """
 
@@ -74,17 +74,17 @@ class Setting:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The choices, () if it is no choice."""
+        """The choices, () if it has none."""
         return choices_of(self.kind)
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """The least and the greatest number, None where the range is open."""
+        """The least and the greatest number, None for an open end."""
         return bounds_of(self.kind)
 
     @property
     def takes_none(self) -> bool:
-        """Return whether None is a value."""
+        """True if None is a valid value."""
         return type(None) in members(self.kind)
 
 
@@ -109,7 +109,7 @@ def settings_by_attribute(config_class: type[Any]) -> dict[str, Setting]:
 
 
 def is_being_listed(config_class: type[Any]) -> bool:
-    """Say whether :func:`settings_of` is at work on the class."""
+    """Return whether :func:`settings_of` is listing the class."""
     return config_class in _being_listed
 
 
@@ -123,7 +123,7 @@ def section_keys(config_class: type[Any], section: str) -> list[str]:
 
 
 def _list_settings(config_class: type[Any]) -> Iterator[Setting]:
-    # Some classes hold a part of the settings only and are no configs.
+    # Some classes hold only a part of the settings and are no configs.
     default = config_class()
     for section in SECTIONS:
         for key, (method, parameter) in _parameters(config_class, section).items():
@@ -145,24 +145,24 @@ def _parameters(
     config_class: type[Any], section: str
 ) -> dict[str, tuple[Any, inspect.Parameter]]:
     """Return keywords with the method that declares them, most derived first."""
-    found: dict[str, tuple[Any, inspect.Parameter]] = {}
+    declared: dict[str, tuple[Any, inspect.Parameter]] = {}
     for method in _methods(config_class, section):
         parameters = inspect.signature(method).parameters.values()
         for p in parameters:
             if p.kind is p.KEYWORD_ONLY and not _is_deprecated(p.default):
-                found.setdefault(p.name, (method, p))
+                declared.setdefault(p.name, (method, p))
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    idle = WITHOUT_EFFECT.get(section, {})
-    return {key: value for key, value in found.items() if key not in idle}
+    ignored = WITHOUT_EFFECT.get(section, {})
+    return {key: value for key, value in declared.items() if key not in ignored}
 
 
 def _methods(config_class: type[Any], section: str) -> list[Any]:
-    """Return the methods whose keywords make up a section, most derived first."""
-    found = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
+    """Return the methods whose keywords form a section, most derived first."""
+    methods = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
     if section == "training" and hasattr(config_class, "_llm_training"):
-        found.insert(0, config_class._llm_training)
-    return list(dict.fromkeys(inspect.unwrap(method) for method in found))
+        methods.insert(0, config_class._llm_training)
+    return list(dict.fromkeys(inspect.unwrap(method) for method in methods))
 
 
 def _is_deprecated(default: Any) -> bool:
@@ -183,9 +183,9 @@ def _kind(
         return Any
     if default is None:
         return Optional[kind]  # noqa: UP045  (kind may be a forward reference)
-    left = [member for member in members(kind) if member is not type(None)]
-    united = left[0]
-    for member in left[1:]:
+    given_types = [member for member in members(kind) if member is not type(None)]
+    united = given_types[0]
+    for member in given_types[1:]:
         united = united | member
     return united
 
@@ -198,17 +198,17 @@ def _hints(method: Any) -> dict[str, Any]:
 @functools.cache
 def _docs(method: Any) -> dict[str, str]:
     """Return the Args of a Google docstring, by name."""
-    found = _ARGS.search((inspect.getdoc(method) or "") + "\n")
-    if found is None:
+    args = _ARGS.search((inspect.getdoc(method) or "") + "\n")
+    if args is None:
         return {}
-    listed = textwrap.dedent(found[1])
+    listed = textwrap.dedent(args[1])
     return {name: " ".join(text.split()) for name, text in _ARG.findall(listed)}
 
 
 def _attribute(config_class: type[Any], section: str, key: str) -> str | None:
-    """Return the attribute that a keyword is stored in, found by storing a marker."""
+    """Return the attribute that stores a keyword, located by storing a marker."""
     config, marker = config_class(), object()
-    with contextlib.suppress(Exception):  # a marker is no value for some methods
+    with contextlib.suppress(Exception):  # some methods refuse the marker
         getattr(config, section)(**{key: marker})
     for name, value in vars(config).items():
         if value is marker:

@@ -1,4 +1,4 @@
-"""YAML sections are fluent methods of the config class, their keys its keywords."""
+"""Application of YAML sections: each is a fluent method, its keys are keywords."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllib_llm.schema import show
 
 __all__ = ["SECTIONS", "apply_section", "section_keys", "suggestion"]
 
-# Values of these are Python objects, written as "package.module:Name".
+# Values of these are Python objects, given as "package.module:Name".
 _OBJECT_SUFFIXES = ("_class", "_cls", "_connector", "_function")
 
 
@@ -48,14 +48,14 @@ def apply_section(config: Any, section: str, values: Any) -> None:
         raise ConfigError(f"{section}: {error}") from error
 
 
-def suggestion(name: str, known: Any) -> str:
-    """Return ``"Did you mean 'x'? "``, or nothing where no name is near."""
-    hint = did_you_mean(name, known)
+def suggestion(name: str, names: Any) -> str:
+    """Return ``"Did you mean 'x'? "``, or nothing if no name is similar."""
+    hint = did_you_mean(name, names)
     return f"{hint} " if hint.startswith("Did you mean") else ""
 
 
 def _as_object(key: str, value: Any, section: str) -> Any:
-    """Import what ``"package.module:Name"`` names, for settings that need an object."""
+    """Import the object ``"package.module:Name"``, for settings that need an object."""
     is_named = isinstance(value, str) and ":" in value
     if not (is_named and key.endswith(_OBJECT_SUFFIXES)):
         return value

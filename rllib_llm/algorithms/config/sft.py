@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations before RL."""
+"""Settings of ``sft``: supervised fine-tuning on demonstrations before RL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SFTSettings:
 
         The environment's ``expert_action`` plays ``demonstrations`` episodes; with
         probability ``mistake_rate`` a turn is replaced by ``random_action``, so that
-        there is something left to learn. The policy imitates all turns.
+        RL has mistakes to correct. The policy imitates all turns.
 
         Args:
             demonstrations: Episodes; 0 switches the stage off (default).
@@ -43,9 +43,9 @@ class SFTSettings:
             epochs: Passes over the demonstrations.
             lr: Learning rate, decayed linearly to a tenth.
             minibatch_size: Episodes per optimiser step.
-            observation_weight: Weight of tokens that are read, relative to those that
-                are said, in [0, 1]. With 0 they are not learnt; 0.1 to 0.2 teaches
-                small models sooner to copy what they read.
+            observation_weight: Weight of prompt tokens relative to the expert's, in
+                [0, 1]. With 0 they are not trained; with 0.1 to 0.2 small models
+                learn sooner to copy from the prompt.
         """
         assign(
             self,

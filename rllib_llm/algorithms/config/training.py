@@ -1,4 +1,4 @@
-"""What all updates have in common."""
+"""Settings of ``training`` that all algorithms share."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rllib_llm.losses.composed_loss import ComposedLoss
 
 _BAND = Hint(
-    "The band of ratios that are kept must hold 1, e.g. 0.5 and 5.0; None leaves an "
-    "end open."
+    "The band of kept ratios must include 1, e.g. 0.5 and 5.0; None leaves an end open."
 )
 BelowOne = Annotated[float, Interval(gt=0, lt=1), _BAND]
 AboveOne = Annotated[float, Gt(1), _BAND]
@@ -52,7 +51,7 @@ class TrainingSettings:
         self.is_sequence_mask_low: float | None = None
         self.is_sequence_mask_high: float | None = None
         self.nan_policy = "skip"
-        # RLlib's own two checks would repeat that of nan_policy, and need memory.
+        # RLlib's two checks would repeat that of nan_policy, and need memory.
         self.torch_skip_nan_gradients = True
         self.loss_agg_mode = "token-mean"
         self.loss_agg_constant: float | None = None
@@ -98,7 +97,7 @@ class TrainingSettings:
         num_epochs: PositiveInt = NotProvided,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Take the training settings that all algorithms share; return the others.
+        """Assign the training settings that all algorithms share; return the others.
 
         Args:
             critic_lr: Learning rate of the critic; None: ``lr``.
@@ -106,10 +105,10 @@ class TrainingSettings:
                 trained.
             weight_decay: AdamW's decoupled weight decay.
             micro_batch_tokens: Most tokens per forward pass of the Learner, padding
-                included; None: the whole minibatch. Gradients are those of the whole.
+                included; None: the whole minibatch. Gradients do not depend on it.
             head_chunk_tokens: Tokens whose logits are computed at once, to save memory
-                under large vocabularies; None: all of a micro-batch.
-            matmul_precision: Of float32 products in the Learner (torch's
+                with large vocabularies; None: all of a micro-batch.
+            matmul_precision: Precision of float32 products in the Learner (torch's
                 ``set_float32_matmul_precision``); "auto" is "highest", computed faster
                 where that changes no result.
             old_logps: Source of the old log-probabilities: the "learner", which
@@ -117,29 +116,28 @@ class TrainingSettings:
             tis: Truncated importance sampling between engine and learner per "token"
                 or "sequence"; "auto": per token where the engine is not exact; None:
                 off.
-            tis_clip: Most weight of a token or sequence under ``tis``.
-            is_mask_low: Tokens whose ratio of learner to engine is below are masked;
-                None: open.
-            is_mask_high: Tokens whose ratio is above are masked; None: open.
-            is_sequence_mask_low: As ``is_mask_low``, of whole sequences.
-            is_sequence_mask_high: As ``is_mask_high``, of whole sequences.
-            nan_policy: A minibatch with a loss or gradient that is not finite is
-                left out and counted ("skip"), or ends the run ("error").
-            loss_agg_mode: How token losses become one number (verl
-                ``loss_agg_mode``).
-            loss_agg_constant: Length in tokens that "seq-mean-token-sum-norm" divides
-                by.
+            tis_clip: Largest weight of a token or sequence under ``tis``.
+            is_mask_low: Ratio of learner to engine below which tokens are masked; None:
+                no bound.
+            is_mask_high: Ratio above which tokens are masked; None: no bound.
+            is_sequence_mask_low: As ``is_mask_low``, for whole sequences.
+            is_sequence_mask_high: As ``is_mask_high``, for whole sequences.
+            nan_policy: A minibatch with a non-finite loss or gradient is skipped and
+                counted ("skip"), or ends the run ("error").
+            loss_agg_mode: Aggregation of token losses (verl ``loss_agg_mode``).
+            loss_agg_constant: Length in tokens by which "seq-mean-token-sum-norm"
+                divides.
             ref_kl_coeff: Coefficient of the KL divergence to the frozen reference
                 policy; 0: no reference.
-            ref_kl_estimator: Estimator of it, "k1", "k2" or "k3".
-            ref_kl_clip: Most KL of one token by "k3" (verl's is 10); None: no bound.
+            ref_kl_estimator: Estimator of the KL divergence, "k1", "k2" or "k3".
+            ref_kl_clip: Largest KL of one token by "k3" (verl: 10); None: no bound.
             ref_kl_in: Whether it is part of the "loss" or of the "reward".
             ref_kl_target: KL to which ``ref_kl_coeff`` is adapted; None: fixed.
-            policy_loss: Piece that replaces the algorithm's own (docs/losses.md).
-            loss_terms: Pieces that are added to the loss.
-            token_advantage_transforms: Pieces that change advantages token by token.
+            policy_loss: Component that replaces the algorithm's loss (docs/losses.md).
+            loss_terms: Components that are added to the loss.
+            token_advantage_transforms: Components that change advantages per token.
             shared_reward_fraction: Share of every reward that all agents of the
-                episode divide.
+                episode divide equally.
             minibatch_size: Episodes per optimiser step, over all Learners; None: all
                 of the iteration.
             num_epochs: Passes over an iteration's episodes.
@@ -177,13 +175,13 @@ class TrainingSettings:
         )
         return kwargs
 
-    # What follows from them ----------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @property
     def engine_is_exact(self) -> bool:
-        """Whether the engine's log-probabilities are the learner's, up to rounding.
+        """True if engine and learner compute equal log-probabilities, up to rounding.
 
-        True of the embedded engine in float32: the same weights, the same arithmetic.
+        That holds for the embedded engine in float32: same weights, same arithmetic.
         """
         return (
             self.generation_engine == "torch"
@@ -192,16 +190,16 @@ class TrainingSettings:
         )
 
     def build_composed_loss(self) -> ComposedLoss:
-        """Return what one policy's loss is made of (docs/losses.md)."""
+        """Return one policy's loss components (docs/losses.md)."""
         from rllib_llm.losses.composed_loss import ComposedLoss
 
         return ComposedLoss(
             self.policy_loss, self.loss_terms, self.token_advantage_transforms
         )
 
-    def components_need(self, what: str) -> bool:
-        """Whether a chosen piece asks for ``what``; see pieces.token_batch.NEEDS."""
-        return what in self.build_composed_loss().needs
+    def components_need(self, need: str) -> bool:
+        """Return whether a component needs an input of ``losses.token_batch.NEEDS``."""
+        return need in self.build_composed_loss().needs
 
     def resolved_tis(self) -> str | None:
         """Return the level of truncated importance sampling, None for none."""
@@ -211,7 +209,7 @@ class TrainingSettings:
         return "token" if is_needed else None
 
     def mismatch_settings(self) -> dict[str, Any] | None:
-        """Return the settings of ``mismatch_weights``, None if nothing is corrected."""
+        """Return the arguments of ``mismatch_weights``, None without correction."""
         token_band = (self.is_mask_low, self.is_mask_high)
         sequence_band = (self.is_sequence_mask_low, self.is_sequence_mask_high)
         settings = {
@@ -225,10 +223,10 @@ class TrainingSettings:
 
     @property
     def old_logps_may_wait(self) -> bool:
-        """Whether the first training pass can tell the old log-probabilities.
+        """True if the first training pass can compute the old log-probabilities.
 
-        If it is the only one of its update, they are those of the policy it trains. Not
-        so where they are needed before it, or for whole sequences.
+        If it is the update's only one, they are those of the policy that it trains. It
+        cannot if they are needed before it, or for whole sequences.
         """
         by_sequence = self.is_sequence_mask_low or self.is_sequence_mask_high
         return (

@@ -1,4 +1,4 @@
-"""Checks of a configuration, each with a message that says how to mend it."""
+"""Checks of a configuration; each error gives value, rule and remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.loading import find_model, lora_settings, require_weights
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 
-# RLlib settings without meaning for whole episodes of text on the new API stack.
+# RLlib settings that mean nothing for whole episodes of text on the new API stack.
 WITHOUT_EFFECT = (
     "shuffle_batch_per_epoch",
     "train_batch_size",
@@ -41,7 +41,7 @@ def validate(config: Any) -> None:
     """Check every setting of the package.
 
     Raises:
-        ConfigError: Naming the value, the rule, and the remedy.
+        ConfigError: With the value, the rule, and the remedy.
     """
     refuse_without_effect(
         config,
@@ -61,12 +61,12 @@ def validate(config: Any) -> None:
     validate_non_llm(config)
     DriverComponents(config).try_out()
     for module_id in config.llm_module_ids:
-        own = config.get_config_for_module(module_id)
-        check_attributes(own)
-        _validate_sampling(own)
-        _validate_kl(own)
-        _validate_components(own)
-        validate_model(own)
+        module_config = config.get_config_for_module(module_id)
+        check_attributes(module_config)
+        _validate_sampling(module_config)
+        _validate_kl(module_config)
+        _validate_components(module_config)
+        validate_model(module_config)
 
 
 def validate_model(config: Any) -> None:
@@ -81,7 +81,7 @@ def validate_model(config: Any) -> None:
     _validate_tiny(config)
     if config.lm_model != "tiny":
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
-        if model == config.lm_model:  # else the checkpoint being restored stands in
+        if model == config.lm_model:  # otherwise a checkpoint being restored
             require_weights(model)
         if Path(model).expanduser().is_dir():
             check_folder(model, config.lm_lora)
@@ -123,19 +123,19 @@ def _validate_compile(config: Any) -> None:
         return
     from torch import compiler
 
-    known = compiler.list_backends(exclude_tags=())
-    if config.lm_compile not in known:
+    backends = compiler.list_backends(exclude_tags=())
+    if config.lm_compile not in backends:
         raise ConfigError(
             f"compile={config.lm_compile!r} must be a backend of torch.compile. "
-            f"{did_you_mean(str(config.lm_compile), known)}"
+            f"{did_you_mean(str(config.lm_compile), backends)}"
         )
 
 
 def _validate_critic(config: Any) -> None:
     if config.lm_value_model == "own" and config.lm_lora:
         raise ConfigError(
-            "value_model='own' trains a whole second model, which lora="
-            f"{config.lm_lora!r} is there to avoid. Use value_model='shared'."
+            "value_model='own' trains a whole second model, but lora="
+            f"{config.lm_lora!r} trains adapters only. Use value_model='shared'."
         )
     if config.lm_value_model == "own" and not config.lm_value_head_detach:
         raise ConfigError(
@@ -164,7 +164,7 @@ def _validate_sampling(config: Any) -> None:
     if config.top_p != 1.0 or config.top_k != 0:
         raise ConfigError(
             f"top_p={config.top_p}, top_k={config.top_k}: training needs 1.0 and 0, "
-            "since the learner's log-probabilities are those of the whole vocabulary. "
+            "since the learner's log-probabilities are over the whole vocabulary. "
             "Set them in evaluation_config only."
         )
 
@@ -191,7 +191,7 @@ def _validate_env_runner(config: Any) -> None:
             "env_runner_cls out."
         )
     if stock:
-        why = f"{config.env_runner_cls.__name__} plays no tasks. Use LLMEnvRunner."
+        why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
         components = ("rewards", "reward_transforms", "filters", "curriculum")
         refuse_without_effect(config, (*components, "env_processes"), why)
 
@@ -203,7 +203,7 @@ def _validate_weight_sync(config: Any) -> None:
     if dtype and not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
             f"weight_sync_dtype={dtype!r} needs LLMEnvRunner; RLlib's "
-            f"{config.env_runner_cls.__name__} gets its weights unchanged. Leave "
+            f"{config.env_runner_cls.__name__} receives weights unchanged. Leave "
             "weight_sync_dtype or env_runner_cls out."
         )
 
@@ -236,8 +236,8 @@ def _validate_groups(config: Any) -> None:
 def _validate_kl(config: Any) -> None:
     if config.ref_kl_in == "reward" and config.ref_kl_coeff and not config.use_critic:
         raise ConfigError(
-            "ref_kl_in='reward' puts the penalty on every token's reward, which only "
-            "token-level credit (LLMPPO) can use. Use ref_kl_in='loss'."
+            "ref_kl_in='reward' subtracts the penalty from every token's reward, which "
+            "only token-level advantages (LLMPPO) use. Use ref_kl_in='loss'."
         )
     in_loss = config.ref_kl_in == "loss" and config.ref_kl_coeff
     if in_loss and config.ref_kl_estimator == "k1":
@@ -261,7 +261,7 @@ def _validate_components(config: Any) -> None:
     if "unweighted" in components.needs and config.mismatch_settings():
         raise ConfigError(
             f"policy_loss={config.policy_loss!r} is not linear in the advantages, "
-            "which tis and is_*mask_* weigh. Set tis=None and leave the masks out."
+            "but tis and is_*mask_* weight them. Set tis=None and leave the masks out."
         )
 
 
@@ -275,20 +275,20 @@ def _validate_mismatch(config: Any) -> None:
 
 
 def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
-    """Build an environment from whatever ``config.environment(env)`` accepts."""
+    """Return a new environment, given as ``config.environment(env)`` accepts it."""
     return make_playable(*_resolved(env, env_config))
 
 
 def env_maker(env: Any, env_config: dict[str, Any] | None) -> Callable[[], Any]:
-    """Return a function that does so in another process, which it is pickled for."""
-    found, config = _resolved(env, env_config)
-    if isinstance(found, str) and found in TEXT_ENVS:
-        found = TEXT_ENVS.get(found)  # its module may not have been imported there
-    return functools.partial(make_playable, found, config)
+    """Return a picklable function that builds the environment in another process."""
+    spec, config = _resolved(env, env_config)
+    if isinstance(spec, str) and spec in TEXT_ENVS:
+        spec = TEXT_ENVS.get(spec)  # that process may not have imported its module
+    return functools.partial(make_playable, spec, config)
 
 
 def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
-    """Return the environment and its options, an id of RLlib's registry looked up."""
+    """Return the environment and its options, with ids of RLlib's registry resolved."""
     from ray.rllib.env.env_context import EnvContext
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
@@ -296,24 +296,24 @@ def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
     is_foreign = isinstance(env, str) and env not in TEXT_ENVS
     if is_foreign and _global_registry.contains(ENV_CREATOR, env):
         creator = _global_registry.get(ENV_CREATOR, env)
-        if getattr(creator, "func", None) is not _create:  # that is for RLlib's eyes
-            # RLlib calls creators with its own kind of dictionary.
+        if getattr(creator, "func", None) is not _create:  # that one is for RLlib
+            # RLlib passes an EnvContext to creators.
             return creator, EnvContext(config, worker_index=0)
     return env, config
 
 
 def register_env(env: Any, env_config: dict[str, Any]) -> None:
-    """Let RLlib look environments up by the names that :func:`make_env` knows.
+    """Register the names that :func:`make_env` accepts with RLlib.
 
     Raises:
-        ConfigError: If there is no environment, or none of that name.
+        ConfigError: If no environment is given, or none of that name exists.
     """
     from ray import tune
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
     if env is None:
         raise ConfigError(
-            "No environment. Use .environment('frozen_lake-v0'); "
+            "No environment is set. Use .environment('frozen_lake-v0'); "
             f"shipped: {', '.join(TEXT_ENVS.names())}."
         )
     if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
@@ -323,21 +323,21 @@ def register_env(env: Any, env_config: dict[str, Any]) -> None:
 
 
 def env_creator(env: Any) -> Callable[[Any], Any]:
-    """Return RLlib's creator of what ``config.environment(env)`` names."""
+    """Return RLlib's creator of the environment in ``config.environment(env)``."""
     return functools.partial(_create, env)
 
 
 def _create(env: Any, env_config: Any) -> Any:
-    """Create what RLlib asks for: one environment, or a vector of ``num_envs``."""
+    """Return one environment for RLlib, or a vector of ``num_envs``."""
     config = dict(env_config)
     count = config.pop("num_envs", None)
     if count is None:
-        made = make_playable(env, config)
-        if agents_of(made) is None:
-            return made
+        text_env = make_playable(env, config)
+        if agents_of(text_env) is None:
+            return text_env
         from rllib_llm.env_runner.rllib_multi_agent_env import to_rllib_env
 
-        return to_rllib_env(made)
+        return to_rllib_env(text_env)
     from rllib_llm.envs.vector import TextVectorEnv
 
     make = functools.partial(make_registered_env, env, config)

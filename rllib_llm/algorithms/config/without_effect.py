@@ -1,4 +1,4 @@
-"""Settings that nothing would read."""
+"""Rejection of settings that would have no effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rllib_llm.errors import ConfigError
 
 
 def refuse_without_effect(config: Any, names: tuple[str, ...], why: str) -> None:
-    """Raise ConfigError if a setting that is never read was changed."""
+    """Raise ConfigError if a setting was changed that nothing reads."""
     default = type(config)()
     for name in names:
         given = getattr(config, name)

@@ -1,4 +1,4 @@
-"""Which engines sample for which policies."""
+"""Assignment of engines to policies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ def build_engines(config: Any, modules: Mapping[str, Any]) -> dict[str, Any]:
     """
     engines: dict[str, Any] = {}
     for group in _together(config, modules):
-        own = config.get_config_for_module(group[0])
+        module_config = config.get_config_for_module(group[0])
         share = len(group) / len(modules)
         if len(group) > 1:
-            engine = torch_engine(own, [modules[m] for m in group], share=share)
+            engine = torch_engine(
+                module_config, [modules[m] for m in group], share=share
+            )
         elif len(modules) > 1:
-            engine = own.build_generation_engine(modules[group[0]], share=share)
+            engine = module_config.build_generation_engine(
+                modules[group[0]], share=share
+            )
         else:
-            engine = own.build_generation_engine(modules[group[0]])
+            engine = module_config.build_generation_engine(modules[group[0]])
         engines |= dict.fromkeys(group, engine)
     return engines
 
@@ -50,9 +54,9 @@ def torch_engine(config: Any, modules: list[Any], *, share: float) -> Any:
     """Return an embedded engine for policies that differ in their adapters only.
 
     Args:
-        config: Of the first policy.
-        modules: Their LLMRLModules, at least one.
-        share: Of the memory for keys and values.
+        config: Config of the first policy.
+        modules: The policies' LLMRLModules, at least one.
+        share: Share of the memory for keys and values.
     """
     from rllib_llm.engines.kv_budget import kv_budget_bytes
     from rllib_llm.engines.torch_engine import TorchEngine

@@ -1,4 +1,4 @@
-"""From settings to engines that use vLLM."""
+"""Validation of vLLM settings, and construction of vLLM engines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def validate_engine(config: Any) -> None:
         raise ConfigError(
             f"generation(engine={engine!r}) needs LLMEnvRunner: RLlib's "
             f"{config.env_runner_cls.__name__} samples with the module itself. Leave "
-            "env_runner_cls out."
+            "env_runner_cls unset."
         )
     num_gpus = (
         config.engine_num_gpus if engine == IN_ACTOR else _num_runner_gpus(config)
@@ -47,7 +47,7 @@ def validate_engine(config: Any) -> None:
 
 
 def build_engine(config: Any) -> GenerationEngine:
-    """Return the engine for one EnvRunner; nothing is started yet."""
+    """Return the engine for one EnvRunner, not started yet."""
     from rllib_llm.engines import ActorEngine, VLLMEngine
 
     context = config.resolved_context_tokens()
@@ -82,10 +82,10 @@ def new_actor_name() -> str:
 
 
 def with_engine_bundle(request: Any, config: Any) -> Any:
-    """Add the GPUs of an engine's actor to what a Tune trial asks for.
+    """Return a Tune trial's resource request with the GPUs of an engine's actor.
 
-    Actors started by a trial live inside its placement group, and without a bundle of
-    its own this one would wait for ever.
+    Actors started by a trial run inside its placement group; without a bundle this one
+    would wait for ever.
     """
     if not config.engine_num_gpus:
         return request

@@ -1,4 +1,4 @@
-"""The package's own part of a checkpoint, as one of RLlib's Checkpointables."""
+"""The package's part of a checkpoint, as one of RLlib's Checkpointables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from rllib_llm import json_state
 from rllib_llm.errors import CheckpointError
 
-OWN_STATE = "llm"  # component, and folder of a checkpoint
+PACKAGE_STATE = "llm"  # component, and folder of a checkpoint
 STATE_FILE = "state.json"
 
 
-class OwnState(Checkpointable):
-    """Task cursor, memories of pieces, league and alarms of one algorithm.
+class PackageState(Checkpointable):
+    """Task cursor, components, league and alarms of one algorithm, written as JSON.
 
-    Written as JSON, so that reading it executes nothing.
+    JSON instead of pickle, so that reading a checkpoint executes nothing.
 
     Args:
-        algorithm: Has ``own_state`` and ``set_own_state``.
+        algorithm: Object with ``package_state`` and ``set_package_state``.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -29,11 +29,11 @@ class OwnState(Checkpointable):
 
     @override(Checkpointable)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self._algorithm.own_state()
+        return self._algorithm.package_state()
 
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
-        self._algorithm.set_own_state(state)
+        self._algorithm.set_package_state(state)
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -60,10 +60,10 @@ class OwnState(Checkpointable):
         filesystem: Any = None,
         **_: Any,
     ) -> None:
-        """Bring back what :meth:`save_to_path` wrote.
+        """Restore the state that :meth:`save_to_path` wrote.
 
         Raises:
-            CheckpointError: If it is damaged.
+            CheckpointError: If the file is damaged.
         """
         source = filesystem or pyarrow.fs.LocalFileSystem()
         with source.open_input_stream(f"{path}/{STATE_FILE}") as file:

@@ -1,4 +1,4 @@
-"""Evaluate the policy that training begins with, once, before the first iteration."""
+"""Evaluation of the initial policy, before the first iteration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _EVALUATION = "evaluation"
 
 
 class EvaluatesFirst:
-    """Reports an evaluation of the initial policy in the first iteration's result.
+    """Mixin that reports an evaluation of the initial policy in the first result.
 
-    RL can lower what imitation reached, which later evaluations alone do not show. Put
-    it before the Algorithm class in the bases.
+    RL can lower the success that imitation reached, which later evaluations alone do
+    not show. Put it before the Algorithm class in the bases.
 
     Attributes:
-        is_evaluating_first: Whether that evaluation is going on.
+        is_evaluating_first: Whether that evaluation is running.
     """
 
     is_evaluating_first = False
@@ -41,12 +41,12 @@ class EvaluatesFirst:
     def _evaluate_first(self) -> dict[str, Any]:
         self.is_evaluating_first = True
         try:
-            found = {_EVALUATION: self.evaluate()}
+            results = {_EVALUATION: self.evaluate()}
         finally:
             self.is_evaluating_first = False
-        # Numbers alone: records of episodes are kept of iterations.
-        bare = without_histograms(without_transcripts(found))[_EVALUATION]
-        first = {"env_runners": bare.get("env_runners", {})}
+        # Numbers only: transcripts and histograms belong to iterations.
+        numbers = without_histograms(without_transcripts(results))[_EVALUATION]
+        first = {"env_runners": numbers.get("env_runners", {})}
         chance = RandomPolicyResult.of_model(self.config)
         if chance is not None:
             first["random_success_rate"] = chance.success_rate
@@ -60,15 +60,15 @@ class EvaluatesFirst:
 def imitation_advice(
     config: Any, first: dict[str, Any], chance: RandomPolicyResult
 ) -> str | None:
-    """Return what to change where the imitated policy is worse than random play.
+    """Return advice for an imitated policy that is worse than random play.
 
     Args:
-        config: Of the run.
+        config: The run's config.
         first: The evaluation before training.
         chance: Random play on held-out tasks.
 
     Returns:
-        One paragraph; None if it is not worse by more than chance explains.
+        One paragraph; None if it is not significantly worse.
     """
     success = keys.lookup(first, keys.SUCCESS)
     episodes = keys.lookup(first, "env_runners/num_episodes")

@@ -1,4 +1,4 @@
-"""Begin with the policies of another run's checkpoint: one stage after another."""
+"""Initialisation of policies from another run's checkpoint, for stages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rllib_llm.modules.tiny import TINY_DEFAULTS
 RL_MODULE = "learner_group/learner/rl_module"
 
 
-def take_over(algo: Any, checkpoint: Path) -> None:
-    """Give ``algo``, just built, the weights of a checkpoint's policies.
+def initialise_from(algo: Any, checkpoint: Path) -> None:
+    """Load the weights of a checkpoint's policies into ``algo``, which was just built.
 
-    Policies, critics and classic RLModules that both have take over their weights.
-    Optimisers, counters, task cursors and memories of pieces begin anew, and the
-    reference policy is what was taken over.
+    Policies, critics and non-LLM RLModules that both have are loaded. Optimisers,
+    counters, task cursor and components start anew, and the reference policy is the
+    loaded one.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it is another model's.
+        CheckpointError: If there is no such checkpoint, or its model differs.
     """
     modules = checkpoint / RL_MODULE
     if not modules.is_dir():
         raise CheckpointError(
-            f"{checkpoint}, whose policies are handed over, is no checkpoint any more. "
-            "Put it back, or start the run anew."
+            f"{checkpoint}, from which policies are initialised, is not a checkpoint "
+            "any more. Put it back, or start the run anew."
         )
     algo.restore_from_path(modules, component=RL_MODULE)
     if algo.config.uses_reference:
@@ -41,43 +41,45 @@ def _refresh_references(learner: Any) -> None:
 
 
 def initial_checkpoint_model(config: Any, module_id: str) -> str | None:
-    """Return the model folder or hub id that a policy takes over.
+    """Return the model folder or hub id with which a policy is initialised.
 
-    Tokenizer and architecture are those of the checkpoint: the tiny model of another
-    environment would have words of its own. None if there is no checkpoint.
+    Tokenizer and architecture are the checkpoint's: a tiny model built for another
+    environment would have another vocabulary. None if there is no checkpoint.
     """
     if config.initial_checkpoint is None:
         return None
     modules = Path(config.initial_checkpoint) / RL_MODULE
-    found = modules / module_id
-    if not (found / HF_FOLDER).is_dir():  # a frozen slot that is filled later
-        found = next((p.parent for p in sorted(modules.glob(f"*/{HF_FOLDER}"))), found)
-    record = found / "class_and_ctor_args.pkl"
+    folder = modules / module_id
+    if not (folder / HF_FOLDER).is_dir():  # a frozen policy that is loaded later
+        folder = next(
+            (p.parent for p in sorted(modules.glob(f"*/{HF_FOLDER}"))), folder
+        )
+    record = folder / "class_and_ctor_args.pkl"
     if not record.is_file():
         return None
     _, keywords = pickle.loads(record.read_bytes())["ctor_args_and_kwargs"]
     model = str(keywords["model_config"]["model"])
-    # What was prepared in a cache may be gone; but for LoRA its weights follow anyway.
+    # A model in the cache may be deleted; except under LoRA its weights follow anyway.
     is_gone = Path(model).is_absolute() and not Path(model).is_dir()
-    return str(found / HF_FOLDER) if is_gone and not config.lm_lora else model
+    return str(folder / HF_FOLDER) if is_gone and not config.lm_lora else model
 
 
-def check_handover(earlier: Any, later: Any) -> None:
-    """Check that the policies of one config can go on under another.
+def check_initialisable(earlier: Any, later: Any) -> None:
+    """Check that one config can be initialised from the policies of another.
 
     Args:
         earlier: A validated config.
-        later: The one that takes over.
+        later: The config that is initialised.
 
     Raises:
-        ConfigError: Naming the policy, the rule, and the remedy.
+        ConfigError: With the policy, the rule, and the remedy.
     """
     for module_id in later.trained_module_ids:
         if module_id not in earlier.llm_module_ids:
-            known = ", ".join(earlier.llm_module_ids)
+            names = ", ".join(earlier.llm_module_ids)
             raise ConfigError(
-                f"it trains the policy {module_id!r}, but the stage before has {known} "
-                "to hand over. Use the same policies in both."
+                f"it trains the policy {module_id!r}, but the stage before has only "
+                f"{names}. Use the same policies in both."
             )
     for module_id in later.llm_module_ids:
         if module_id in earlier.llm_module_ids:
@@ -87,18 +89,22 @@ def check_handover(earlier: Any, later: Any) -> None:
 
 def _check_policy(before: Any, after: Any) -> None:
     both_have_heads = _has_head(before) and _has_head(after)
-    old, new = _facts(before, both_have_heads), _facts(after, both_have_heads)
+    old, new = (
+        _model_settings(before, both_have_heads),
+        _model_settings(after, both_have_heads),
+    )
     for name, value in new.items():
         if value != old[name]:
             raise ConfigError(
-                f"language_model.{name}={value!r}, but the stage before hands over a "
-                f"model with {old[name]!r}. Set it once, outside of the stages."
+                f"language_model.{name}={value!r}, but the model of the stage before "
+                f"has {old[name]!r}. Set it once, outside of the stages."
             )
     if after.lm_lora and after.uses_reference:
         raise ConfigError(
-            "it needs a reference policy (ref_kl_coeff, or a piece), which under LoRA "
-            "is the base model, not what is handed over. Set ref_kl_coeff to 0, train "
-            "all weights (lora: null), or export the stage before and start from that."
+            "it needs a reference policy (ref_kl_coeff, or a component), which under "
+            "LoRA is the base model, not the stage before. Set ref_kl_coeff to 0, or "
+            "train all weights (lora: null), or export the stage before and start "
+            "from that."
         )
 
 
@@ -106,15 +112,15 @@ def _has_head(config: Any) -> bool:
     return config.use_critic and not config.critic_view
 
 
-def _facts(config: Any, with_head: bool) -> dict[str, Any]:
-    facts = {
+def _model_settings(config: Any, with_head: bool) -> dict[str, Any]:
+    settings = {
         "model": config.lm_model,
         "tiny": {**TINY_DEFAULTS, **config.lm_tiny},
         "lora": lora_settings(config.lm_lora),
     }
     if with_head:
-        facts |= {
+        settings |= {
             "value_head": config.lm_value_head,
             "value_model": config.lm_value_model,
         }
-    return facts
+    return settings

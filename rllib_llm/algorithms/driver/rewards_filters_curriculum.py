@@ -1,4 +1,4 @@
-"""Pieces that run on the driver over whole groups: curriculum, rewards, filters."""
+"""Components on the driver that process whole groups: curriculum, rewards, filters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rllib_llm.rewards.combine import Rewards
 
 
 class DriverComponents:
-    """What a configuration's ``rollouts`` say about tasks, rewards and filters.
+    """The curriculum, rewards and filters of a configuration.
 
     Args:
         config: The algorithm's configuration.
@@ -38,7 +38,7 @@ class DriverComponents:
             self.curriculum = bind("curriculum", config.curriculum)
 
     def try_out(self) -> None:
-        """Run all of it on a few made-up turns.
+        """Run all components on example turns, to detect bad settings early.
 
         Raises:
             ConfigError: If a setting is wrong.
@@ -51,7 +51,7 @@ class DriverComponents:
             self._try_options(trial)
 
     def _try_options(self, curriculum: BoundComponent) -> None:
-        """Begin an episode with each of the options that may be asked for."""
+        """Start an episode with each of the options that the curriculum may set."""
         if not hasattr(curriculum.call, "all_options"):
             return
         env = self.config.make_text_env()
@@ -65,7 +65,7 @@ class DriverComponents:
             env.close()
 
     def assign(self, tasks: Sequence[Task], iteration: int) -> list[Task]:
-        """Let the curriculum change the tasks, the same way within a group."""
+        """Return the tasks as changed by the curriculum, equally within a group."""
         if self.curriculum is None:
             return list(tasks)
         first = {t.group_id: t for t in reversed(tasks)}
@@ -76,46 +76,53 @@ class DriverComponents:
             dataclasses.replace(changed[t.group_id], rollout=t.rollout) for t in tasks
         ]
 
-    def pay(self, episodes: Sequence[Any], iteration: int) -> dict[str, float]:
-        """Give rewards, and tell the curriculum what came of its tasks.
+    def assign_rewards(
+        self, episodes: Sequence[Any], iteration: int
+    ) -> dict[str, float]:
+        """Assign rewards, and report the results of its tasks to the curriculum.
 
         Returns:
-            What each part paid, a mean over trajectories, by name; nothing where the
-            environment alone pays.
+            Mean reward of each part over trajectories, by name; empty if rewards are
+            the environment's alone.
         """
         observe = getattr(getattr(self.curriculum, "call", None), "observe", None)
         if observe is None and not self.rewards.changes_anything:
             return {}
-        found = trajectories(episodes)
-        paid: dict[str, float] = {}
-        if self.rewards.changes_anything and found:
-            before = [list(t.rewards) for _, t in found]
-            parts = self.rewards([t for _, t in found], iteration)
-            paid = {name: float(p.sum()) / len(found) for name, p in parts.items()}
-            _keep_parts(found, parts)
-            _write_rewards(episodes, found, before)
+        data_and_trajectories = trajectories(episodes)
+        means: dict[str, float] = {}
+        if self.rewards.changes_anything and data_and_trajectories:
+            before = [list(t.rewards) for _, t in data_and_trajectories]
+            parts = self.rewards([t for _, t in data_and_trajectories], iteration)
+            means = {
+                name: float(p.sum()) / len(data_and_trajectories)
+                for name, p in parts.items()
+            }
+            _keep_parts(data_and_trajectories, parts)
+            _write_rewards(episodes, data_and_trajectories, before)
         if observe is not None:
-            observe(TurnTable([t for _, t in found]))
-        return paid
+            observe(TurnTable([t for _, t in data_and_trajectories]))
+        return means
 
     def select(self, episodes: Sequence[Any]) -> tuple[list[Any], dict[str, float]]:
-        """Drop or mask what the filters do not keep.
+        """Drop or mask the trajectories that the filters do not keep.
 
         Returns:
-            The episodes that are left, and the share that each filter took, by name.
+            The remaining episodes, and the share that each filter removed, by name.
         """
         if not self.filters.bound:
             return list(episodes), {}
-        found = trajectories(episodes)
-        verdicts, shares = self.filters([t for _, t in found])
-        left: set[int] = set()
-        for (data, trajectory), verdict in zip(found, verdicts, strict=True):
-            if verdict.is_dropped or verdict.is_masked:
+        data_and_trajectories = trajectories(episodes)
+        results, shares = self.filters([t for _, t in data_and_trajectories])
+        kept: set[int] = set()
+        for (data, trajectory), result in zip(
+            data_and_trajectories, results, strict=True
+        ):
+            if result.is_dropped or result.is_masked:
                 data.stop_policy = StopPolicy.MASK
-            data.masked_turns = verdict.masked_turns
-            if not verdict.is_dropped:
-                left.add(trajectory.episode)
-        return [e for i, e in enumerate(episodes) if i in left], shares
+            data.masked_turns = result.masked_turns
+            if not result.is_dropped:
+                kept.add(trajectory.episode)
+        return [e for i, e in enumerate(episodes) if i in kept], shares
 
     @property
     def _bound(self) -> list[BoundComponent]:
@@ -124,52 +131,58 @@ class DriverComponents:
         return [*curriculum, *rewards, *self.filters.bound]
 
     def get_state(self) -> list[Any]:
-        """Return what the pieces remember."""
+        """Return the components' state."""
         return [bound.get_state() for bound in self._bound]
 
     def set_state(self, state: Sequence[Any]) -> None:
-        """Bring back :meth:`get_state`'s answer."""
-        for bound, remembered in zip(self._bound, state, strict=True):
-            bound.set_state(remembered)
+        """Restore :meth:`get_state`'s result."""
+        for bound, component_state in zip(self._bound, state, strict=True):
+            bound.set_state(component_state)
 
 
 def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> Task:
-    """Return what the curriculum makes of a task."""
+    """Return the task as changed by the curriculum, checked."""
     changed = curriculum.call.assign(task, iteration)
     if not isinstance(changed, Task) or changed.group_id != task.group_id:
         raise ConfigError(
-            f"curriculum {curriculum.component.name!r} made {changed!r} of a "
-            "task. It must "
-            "return the Task with other options or max_turns (dataclasses.replace)."
+            f"curriculum {curriculum.component.name!r} returned {changed!r} for a "
+            "task. It must return the Task with other options or max_turns "
+            "(dataclasses.replace)."
         )
     return changed
 
 
 def _keep_parts(
-    found: Sequence[tuple[EpisodeData, Trajectory]], parts: dict[str, np.ndarray]
+    data_and_trajectories: Sequence[tuple[EpisodeData, Trajectory]],
+    parts: dict[str, np.ndarray],
 ) -> None:
-    """Write what each piece paid beside the episodes, for transcripts."""
-    ends = np.cumsum([len(trajectory) for _, trajectory in found])[:-1]
-    for name, paid in parts.items():
-        for (data, _), own in zip(found, np.split(paid, ends), strict=True):
-            data.reward_parts[name] = own.tolist()
+    """Store each component's rewards with the episodes, for transcripts."""
+    ends = np.cumsum([len(trajectory) for _, trajectory in data_and_trajectories])[:-1]
+    for name, rewards in parts.items():
+        for (data, _), of_trajectory in zip(
+            data_and_trajectories, np.split(rewards, ends), strict=True
+        ):
+            data.reward_parts[name] = of_trajectory.tolist()
 
 
 def _write_rewards(
     episodes: Sequence[Any],
-    found: Sequence[tuple[EpisodeData, Trajectory]],
+    data_and_trajectories: Sequence[tuple[EpisodeData, Trajectory]],
     before: Sequence[list[float]],
 ) -> None:
-    """Write new rewards into RLlib's record, and what changed into the ledger."""
+    """Write new rewards into RLlib's episodes, and their changes into the log."""
     parts = [part for episode in episodes for part in agent_episodes(episode)]
-    for part, (_, trajectory), old in zip(parts, found, before, strict=True):
+    for part, (_, trajectory), old in zip(
+        parts, data_and_trajectories, before, strict=True
+    ):
         part.set_rewards(new_data=list(trajectory.rewards))
         reward_log = episodes[trajectory.episode].custom_data.get(columns.REWARD_LOG)
         if reward_log is None:
             continue
+        # The log is read by environment step: a turn's reward follows it.
         change = np.subtract(trajectory.rewards, old)
         reward_log += [
-            (step + 1, trajectory.agent_id, float(more))
-            for step, more in zip(trajectory.steps, change, strict=True)
-            if more
+            (step + 1, trajectory.agent_id, float(difference))
+            for step, difference in zip(trajectory.steps, change, strict=True)
+            if difference
         ]

@@ -1,4 +1,4 @@
-"""What an algorithm asks of its EnvRunners."""
+"""Calls that an algorithm sends to its EnvRunners."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rllib_llm.data.types import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
-    """An EnvRunner's answer.
+class SampleResult:
+    """Result of a sample call to an EnvRunner.
 
     Attributes:
-        episodes: Finished, in the order of the tasks.
-        metrics: What was logged since the last answer.
+        episodes: Finished episodes, in the order of the tasks.
+        metrics: Metrics logged since the last call.
         num_hung_envs: Environments of the EnvRunner that hang in a call.
     """
 
@@ -25,25 +25,25 @@ class Sampled:
 
 
 class SampleTasks:
-    """A picklable call: sample these tasks."""
+    """Picklable call that samples given tasks."""
 
     def __init__(self, tasks: list[Task], explore: bool | None = None):
         self.tasks, self.explore = tasks, explore
 
-    def __call__(self, runner: Any) -> Sampled:
+    def __call__(self, runner: Any) -> SampleResult:
         episodes = runner.sample(tasks=self.tasks, explore=self.explore)
-        return Sampled(episodes, runner.get_metrics(), runner.num_hung_envs)
+        return SampleResult(episodes, runner.get_metrics(), runner.num_hung_envs)
 
 
 def sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
-    """Sample as RLlib's own runners do; return episodes and metrics."""
+    """Sample as RLlib's runners do; return episodes and metrics."""
     return runner.sample(), runner.get_metrics()
 
 
 def exit_if_hung(runner: Any, *, limit: int) -> None:
     """End the process of an EnvRunner with more hung environments than ``limit``.
 
-    Ray restarts it: a thread cannot be ended otherwise.
+    Ray restarts it. A hung thread cannot be ended in another way.
     """
     if runner.num_hung_envs > limit:
         sys.exit(1)
@@ -56,16 +56,16 @@ def sleep(runner: Any) -> None:
 
 
 def wake_up(runner: Any) -> None:
-    """Let them take it again."""
+    """Let a runner's engines allocate their memory again."""
     for engine in runner.engines.values():
         engine.wake_up()
 
 
-def deal(tasks: list[Task], parts: int) -> list[list[Task]]:
+def split_by_group(tasks: list[Task], parts: int) -> list[list[Task]]:
     """Split tasks into ``parts`` lists without splitting groups."""
-    dealt: list[list[Task]] = [[] for _ in range(parts)]
+    split: list[list[Task]] = [[] for _ in range(parts)]
     groups = sorted({t.group_id for t in tasks})
     place = {group: i % parts for i, group in enumerate(groups)}
     for task in tasks:
-        dealt[place[task.group_id]].append(task)
-    return dealt
+        split[place[task.group_id]].append(task)
+    return split

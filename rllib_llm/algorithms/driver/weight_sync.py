@@ -1,4 +1,4 @@
-"""Weights on their way from a Learner to EnvRunners in other processes."""
+"""Transfer of weights from a Learner to EnvRunners in other processes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def send_weights(
     also_local: bool,
     module_ids: Sequence[str] | None = None,
 ) -> float:
-    """Bring all EnvRunners to the Learner's weights, and wait for them.
+    """Send the Learner's weights to all EnvRunners, and wait for them.
 
-    The weights are put into Ray's object store once, however many runners there are.
+    The weights are put into Ray's object store once, for any number of runners.
     Parameters that do not require gradients (all but the adapters under LoRA) are left
-    out, except for runners that say they never had them, such as restarted ones.
+    out, except for runners that never received them, such as restarted ones.
 
     Args:
-        learner_group: Whose first Learner has the weights.
+        learner_group: LearnerGroup; its first Learner's weights are sent.
         runner_group: An EnvRunnerGroup of LLMEnvRunners.
-        dtype: Parameters of language models travel in this dtype; None is their own.
+        dtype: Dtype in which language models' parameters are sent; None: unchanged.
         also_local: Whether a local EnvRunner, if there is one, needs them too.
         module_ids: The policies that have changed; None: those that are trained.
 
     Returns:
-        What was put into the object store, in MiB.
+        Size of the weights put into the object store, in MiB.
     """
     changed = _pack(learner_group, _Pack(dtype, False, module_ids))
     answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
@@ -72,12 +72,12 @@ class _Pack:
     def packed(self, learner: Any) -> dict[str, dict[str, Any]]:
         """Return numpy arrays by name, by ModuleID."""
         config = learner.config
-        bound = self.module_ids
+        module_ids = self.module_ids
         if self.everything:
-            bound = config.sampled_module_ids
-        elif not bound:
-            bound = (*config.trained_module_ids, *config.trained_non_llm_ids)
-        modules = {m: learner.module[m].unwrapped() for m in bound}
+            module_ids = config.sampled_module_ids
+        elif not module_ids:
+            module_ids = (*config.trained_module_ids, *config.trained_non_llm_ids)
+        modules = {m: learner.module[m].unwrapped() for m in module_ids}
         return {
             m: module.get_state(inference_only=True)
             if m in config.non_llm_module_ids
@@ -95,7 +95,7 @@ class _Pack:
 
 @dataclasses.dataclass(frozen=True)
 class _Receive:
-    """A call on an EnvRunner: take the weights; its index comes back if it cannot."""
+    """Call on an EnvRunner that loads weights; returns its index if it cannot."""
 
     weights: ray.ObjectRef
     version: int

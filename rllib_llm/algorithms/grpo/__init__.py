@@ -1,1 +1,1 @@
-"""GRPO: group-relative credit on the driver, a clipped policy loss, no critic."""
+"""GRPO: group-relative advantages, a clipped policy loss, no critic."""

@@ -1,4 +1,4 @@
-"""One greedy rollout per task, to compare the sampled ones with: ReMax's baseline."""
+"""One greedy rollout per task as the baseline of the sampled ones: ReMax."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards
 
-Played = tuple[int, str]  # group and AgentID
+GroupAgent = tuple[int, str]  # group and AgentID
 
 
 def validate_greedy(config: Any) -> None:
-    """Check that greedy rollouts can be played and are paid as the sampled ones.
+    """Check that greedy rollouts can be sampled and get the rewards of sampled ones.
 
     Raises:
-        ConfigError: With what stands against it.
+        ConfigError: If they cannot.
     """
     if config.reward_transforms:
         raise ConfigError(
-            "baseline='greedy' pays its rollouts by rewards alone, but "
-            f"reward_transforms={config.reward_transforms!r} change what the sampled "
-            "ones earned. Leave them out, or use another baseline."
+            "baseline='greedy' gives its rollouts rewards, but not "
+            f"reward_transforms={config.reward_transforms!r}, which change the sampled "
+            "rollouts' rewards. Omit them, or use another baseline."
         )
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
-            "baseline='greedy' plays tasks again, as RLlib's stock EnvRunners cannot. "
-            "Leave env_runner_cls out, or use another baseline."
+            "baseline='greedy' repeats tasks, which RLlib's stock EnvRunners cannot. "
+            "Leave env_runner_cls unset, or use another baseline."
         )
 
 
 def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
-    """Play the tasks of ``episodes`` once more, greedily, and note what that earned.
+    """Sample the tasks of ``episodes`` once more, greedily, and store the returns.
 
-    Nothing is learnt from these rollouts, and they count in no metric but theirs.
+    These rollouts are not trained on and count in their own metrics only.
 
     Args:
         algo: A GRPO algorithm.
-        episodes: Sampled ones, paid already.
+        episodes: Sampled episodes with their rewards.
 
     Returns:
-        The episodes whose task has a greedy rollout: one may fail for good.
+        The episodes whose task has a greedy rollout; sampling one may fail.
     """
     if not episodes:
         return episodes
@@ -58,33 +58,35 @@ def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
     for episode in episodes:
         task = episode_data(episode).task
         tasks.setdefault(task.group_id, task)
-    # A rollout beyond those of the group: it is no member.
+    # Its rollout number is beyond those of the group, so it is not a member.
     extra = [
         dataclasses.replace(task, rollout=algo.config.group_size)
         for task in tasks.values()
     ]
-    greedy = algo.play_apart(extra, explore=False)
-    earned = _earned(algo, greedy)
-    played = {group for group, _ in earned}
+    greedy = algo.play_extra_tasks(extra, explore=False)
+    returns = _returns(algo, greedy)
+    groups = {group for group, _ in returns}
     algo.metrics.log_value("num_greedy_rollouts", len(greedy), reduce="sum")
-    if earned:
-        mean = float(np.mean(list(earned.values())))
+    if returns:
+        mean = float(np.mean(list(returns.values())))
         algo.metrics.log_value("greedy_return_mean", mean, window=1)
-    kept = [e for e in episodes if episode_data(e).task.group_id in played]
+    kept = [e for e in episodes if episode_data(e).task.group_id in groups]
     for part in (p for e in kept for p in agent_episodes(e)):
         data = episode_data(part)
-        # An agent whose turn never came earned nothing.
+        # An agent that never acted has the return 0.
         agent = part.agent_id or DEFAULT_AGENT_ID
-        data.greedy_return = earned.get((data.task.group_id, agent), 0.0)
+        data.greedy_return = returns.get((data.task.group_id, agent), 0.0)
     return kept
 
 
-def _earned(algo: Any, episodes: Sequence[Any]) -> dict[Played, float]:
-    """Return what each agent earned, by the run's own rewards."""
+def _returns(algo: Any, episodes: Sequence[Any]) -> dict[GroupAgent, float]:
+    """Return each agent's return under the run's rewards."""
     if algo.config.shared_reward_fraction:
         share_rewards(list(episodes), algo.config.shared_reward_fraction)
-    found = [trajectory for _, trajectory in trajectories(episodes)]
+    greedy_trajectories = [trajectory for _, trajectory in trajectories(episodes)]
     rewards: Rewards = copy.deepcopy(algo._driver_components.rewards)
-    if rewards.changes_anything and found:
-        rewards(found, algo.iteration)
-    return {(t.task.group_id, t.agent_id): t.episode_return for t in found}
+    if rewards.changes_anything and greedy_trajectories:
+        rewards(greedy_trajectories, algo.iteration)
+    return {
+        (t.task.group_id, t.agent_id): t.episode_return for t in greedy_trajectories
+    }

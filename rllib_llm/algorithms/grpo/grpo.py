@@ -1,4 +1,4 @@
-"""GRPO and its close relatives by choice of baseline, scale and aggregation."""
+"""GRPO and related methods, by baseline, scale and loss aggregation."""
 
 from __future__ import annotations
 
@@ -114,21 +114,20 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             dual_clip: Bound of the ratio for negative advantages, e.g. 3.0.
             advantage_baseline: "mean", "leave_one_out" (RLOO) or "none".
             advantage_scale: "group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).
-            advantage_group_by: What is compared. "agent": each agent's return with its
+            advantage_group_by: Compared returns. "agent": each agent's return with its
                 own in the other rollouts of the task (Dr. MAS; with one agent GRPO).
-                "task": the returns of all agents of a task together. "turn": what an
-                agent earned from a turn on, with the same turn of the other rollouts
+                "task": the returns of all agents of a task together. "turn": an agent's
+                return from a turn on, with the same turn of the other rollouts
                 (AT-GRPO, without its branching).
-            turn_discount: Of what is earned in later turns, for "turn" (MAGRPO).
-            advantage_estimator: Estimators of credit, by name or as mappings of
-                ``name``, settings
-                and ``weight``; their weighted sum is the advantage
+            turn_discount: Discount of later turns' rewards, for "turn" (MAGRPO).
+            advantage_estimator: Advantage estimators, by name or as mappings of
+                ``name``, settings and ``weight``; their weighted sum is the advantage
                 (docs/components.md). None: ``group`` with the four settings above.
-            advantage_transforms: What is done to the sum, in order.
-            drop_zero_variance_groups: Leave groups with equal returns out of the
-                update; they carry no credit.
+            advantage_transforms: Transforms of the sum, in order.
+            drop_zero_variance_groups: Leave groups with equal returns, whose
+                advantages are 0, out of the update.
             dynamic_sampling_rounds: How often dropped groups are replaced by newly
-                sampled ones within an iteration (DAPO, TRL has no equal); 0: never.
+                sampled ones within an iteration (DAPO; TRL lacks it); 0: never.
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -152,20 +151,20 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         super().validate()
         if self.advantage_estimator is not None:
             why = (
-                "advantage_estimator is given. Set it in the piece 'group', "
-                "or leave it out."
+                "advantage_estimator is given. Set it in the component 'group', "
+                "or omit it."
             )
             refuse_without_effect(self, _SHORTHANDS, why)
         if self.advantage_baseline == "none" and self.advantage_scale != "none":
             raise ConfigError(
-                "advantage_baseline='none' needs advantage_scale='none': dividing raw "
-                "returns by their spread has no meaning where all are equal."
+                "advantage_baseline='none' needs advantage_scale='none': raw returns "
+                "that are all equal have no deviation to divide by. Set it to 'none'."
             )
         self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
-                f"group_size={self.group_size}: a group of one has no other rollout to "
-                "be compared with, so its advantage is always 0. Use group_size >= 2."
+                f"group_size={self.group_size}: a group of one has no other rollout "
+                "to compare with, so its advantage is always 0. Use group_size >= 2."
             )
         if self.uses_components and self.drop_zero_variance_groups:
             self._refuse_dropping()
@@ -175,13 +174,13 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "LLMPPO for use_critic/use_kl_loss, or ref_kl_coeff for a reference."
             )
         refuse_without_effect(
-            self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or leave it out."
+            self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or omit it."
         )
         for module_id in self.trained_module_ids:
-            own = self.get_config_for_module(module_id)
-            if own.policy_loss is not None:
+            module_config = self.get_config_for_module(module_id)
+            if module_config.policy_loss is not None:
                 why = "policy_loss has settings of its own. Set it there."
-                refuse_without_effect(own, _CLIP_SETTINGS, why)
+                refuse_without_effect(module_config, _CLIP_SETTINGS, why)
         if self.dynamic_sampling_rounds and not self.drop_zero_variance_groups:
             raise ConfigError(
                 "dynamic_sampling_rounds replaces dropped groups, but "
@@ -189,7 +188,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             )
 
     def build_advantage_estimators(self) -> AdvantageEstimators:
-        """Return what gives credit to one policy."""
+        """Return the advantage estimators of one policy."""
         estimators = self.advantage_estimator
         if estimators is None:
             estimators = [
@@ -205,33 +204,34 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
 
     @property
     def compares_rollouts(self) -> bool:
-        """Whether credit is relative to the other rollouts of a task."""
+        """True if advantages are relative to the other rollouts of a task."""
         if not self.uses_components:
             return self.advantage_baseline != "none"
         agents = self._agents()
-        every = estimators_of_policies(self).values()
+        estimators = estimators_of_policies(self).values()
         return any(
             advantage_estimator.compares_rollouts(agents)
-            for advantage_estimator in every
+            for advantage_estimator in estimators
         )
 
     @property
     def needs_greedy(self) -> bool:
-        """Whether credit compares with a greedy rollout of each task."""
+        """True if advantages compare with a greedy rollout of each task."""
         agents = self._agents()
-        every = estimators_of_policies(self).values()
+        estimators = estimators_of_policies(self).values()
         return any(
-            advantage_estimator.needs_greedy(agents) for advantage_estimator in every
+            advantage_estimator.needs_greedy(agents)
+            for advantage_estimator in estimators
         )
 
     @property
     def uses_components(self) -> bool:
-        """Whether any policy's credit is put together from pieces."""
-        own = (self.get_config_for_module(m) for m in self.trained_module_ids)
-        return any(config.advantage_estimator is not None for config in own)
+        """True if a policy's advantages come from configured components."""
+        configs = (self.get_config_for_module(m) for m in self.trained_module_ids)
+        return any(config.advantage_estimator is not None for config in configs)
 
     def _agents(self) -> list[str]:
-        """Return who plays, as credit pieces know them."""
+        """Return the environment's AgentIDs, as advantage estimators get them."""
         env = self.make_text_env()
         agents = agents_of(env)
         env.close()
@@ -257,13 +257,12 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         for advantage_estimator in estimators_of_policies(self).values():
             if not advantage_estimator.compares_rollouts(agents):
                 names = ", ".join(
-                    chosen.component.name for chosen in advantage_estimator.estimators
+                    bound.component.name for bound in advantage_estimator.estimators
                 )
                 raise ConfigError(
-                    "drop_zero_variance_groups=True drops tasks whose rollouts get no "
-                    f"credit from each other, but advantage_estimator ({names}) "
-                    "does not compare "
-                    "them. Set it to False."
+                    "drop_zero_variance_groups=True drops tasks whose rollouts give "
+                    "each other no advantage, but advantage_estimator "
+                    f"({names}) does not compare them. Set it to False."
                 )
 
     @override(AlgorithmConfig)
@@ -291,65 +290,69 @@ class GRPO(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def collect(self) -> list[Any]:
-        """Sample groups, replace those without variance, give credit."""
+        """Sample groups, replace zero-variance ones, assign advantages."""
         config = self.config
-        wanted = config.episodes_per_iteration // config.group_size
-        episodes = self.process_episodes(self.sample_groups(wanted))
+        num_groups = config.episodes_per_iteration // config.group_size
+        episodes = self.process_episodes(self.sample_groups(num_groups))
         for _ in range(config.dynamic_sampling_rounds):
-            missing = wanted - len({_task(e) for e in episodes})
+            missing = num_groups - len({_task(e) for e in episodes})
             if missing <= 0:
                 break
             self.metrics.log_value("num_groups_resampled", missing, reduce="sum")
             episodes += self.process_episodes(self.sample_groups(missing))
-        # Credit may depend on the whole batch (advantage_scale="batch").
+        # Advantages may depend on the whole batch (advantage_scale="batch").
         self._set_advantages(episodes)
         return episodes
 
     @override(LLMAlgorithm)
     def sample_groups(self, num_groups: int) -> list[Any]:
-        """Play groups, and each task once more where credit needs its greedy return."""
+        """Sample groups, and greedy rollouts if advantages need them."""
         episodes = super().sample_groups(num_groups)
         return with_greedy_returns(self, episodes) if self._needs_greedy else episodes
 
     @override(LLMAlgorithm)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
-        """Drop tasks whose rollouts all earned the same, if so configured."""
+        """Drop zero-variance tasks, if so configured."""
         episodes = super().process_episodes(episodes)
         if not episodes:
             return episodes
-        alive = self._tasks_with_advantages(episodes)
+        with_advantages = self._tasks_with_advantages(episodes)
         tasks = {_task(e) for e in episodes}
-        share = len(tasks - alive) / len(tasks)
+        share = len(tasks - with_advantages) / len(tasks)
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
         if not self.config.drop_zero_variance_groups:
             return episodes
-        return [e for e in episodes if _task(e) in alive]
+        return [e for e in episodes if _task(e) in with_advantages]
 
     def _tasks_with_advantages(self, episodes: list[Any]) -> set[int]:
-        found = self._trajectories(episodes)
-        table = TurnTable([t for _, t in found], self._replay)
+        data_and_trajectories = self._trajectories(episodes)
+        table = TurnTable([t for _, t in data_and_trajectories], self._replay)
         if not self._uses_components:
             by = self.config.advantage_group_by
             return set(table.task[has_variance(table, by=by)].tolist())
-        alive = (
+        tasks_per_estimator = (
             advantage_estimator.tasks_with_advantages(table)
             for advantage_estimator in self._advantage_estimators.values()
         )
-        return {task for tasks in alive for task in tasks.tolist()}
+        return {task for tasks in tasks_per_estimator for task in tasks.tolist()}
 
     def _set_advantages(self, episodes: list[Any]) -> None:
-        found = self._trajectories(episodes)
-        if not found:
+        data_and_trajectories = self._trajectories(episodes)
+        if not data_and_trajectories:
             return
-        table = TurnTable([trajectory for _, trajectory in found], self._replay)
+        table = TurnTable(
+            [trajectory for _, trajectory in data_and_trajectories], self._replay
+        )
         for module_id in self._advantage_estimators:
             advantages = table.split(
                 self._advantage_estimators[module_id].advantages(table)
             )
-            for (data, trajectory), advantage in zip(found, advantages, strict=True):
+            for (data, trajectory), advantage in zip(
+                data_and_trajectories, advantages, strict=True
+            ):
                 if trajectory.module_id == module_id:
-                    is_flat = (advantage == advantage[0]).all()
-                    data.advantage = float(advantage[0]) if is_flat else advantage
+                    is_constant = (advantage == advantage[0]).all()
+                    data.advantage = float(advantage[0]) if is_constant else advantage
         if self._replay.num_games:
             self.metrics.log_value("replayed_games", self._replay.num_games, window=1)
             self.metrics.log_value("replay_s", self._replay.seconds, window=1)
@@ -358,27 +361,25 @@ class GRPO(LLMAlgorithm):
     def _trajectories(
         self, episodes: list[Any]
     ) -> list[tuple[EpisodeData, Trajectory]]:
-        """Return the agents' parts of episodes that credit is about."""
+        """Return the agents' parts of episodes that get advantages."""
         return trajectories(episodes)
 
     # Checkpoints ---------------------------------------------------------------------
 
     @override(LLMAlgorithm)
     def driver_state(self) -> dict[str, Any]:
-        advantage_estimator = {
-            m: c.get_state() for m, c in self._advantage_estimators.items()
-        }
-        return {**super().driver_state(), _ESTIMATORS_KEY: advantage_estimator}
+        states = {m: c.get_state() for m, c in self._advantage_estimators.items()}
+        return {**super().driver_state(), _ESTIMATORS_KEY: states}
 
     @override(LLMAlgorithm)
     def set_driver_state(self, state: dict[str, Any]) -> None:
         super().set_driver_state(state)
-        for module_id, remembered in state.get(_ESTIMATORS_KEY, {}).items():
-            self._advantage_estimators[module_id].set_state(remembered)
+        for module_id, estimator_state in state.get(_ESTIMATORS_KEY, {}).items():
+            self._advantage_estimators[module_id].set_state(estimator_state)
 
 
 def estimators_of_policies(config: Any) -> dict[str, AdvantageEstimators]:
-    """Return what gives credit to each trained policy."""
+    """Return the advantage estimators of each trained policy."""
     return {
         module_id: config.get_config_for_module(module_id).build_advantage_estimators()
         for module_id in config.trained_module_ids

@@ -1,4 +1,4 @@
-"""GRPO's learner: the clipped policy loss with a global normaliser."""
+"""GRPO's Learner: the clipped policy loss with one denominator per minibatch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rllib_llm.losses.functional import clipped_policy_loss, weighted_loss
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
-    """Clipped surrogate (or a piece), reference KL, entropy bonus, terms; no critic.
+    """Clipped or configured policy loss, reference KL, entropy bonus; no critic.
 
     ``loss = sum(weights * per_token_loss) / denominator``: weights and denominator come
     from ``loss_agg_mode`` (rllib_llm.losses.aggregation).

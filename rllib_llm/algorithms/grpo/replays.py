@@ -1,4 +1,4 @@
-"""Whether games can be played again as the credit of a configuration needs it."""
+"""Check that games can be played again, for estimators that need it."""
 
 from __future__ import annotations
 
@@ -14,48 +14,44 @@ from rllib_llm.rewards.combine import Rewards
 
 
 def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
-    """Let rollouts of random play meet, so that a game that cannot shows up early.
+    """Replay combinations of random rollouts, so that unsuitable games fail early.
 
     Raises:
-        ConfigError: With what stands against it.
+        ConfigError: If the game or the settings are unsuitable.
     """
-    names = ", ".join(
-        chosen.component.name for chosen in advantage_estimator.estimators
-    )
+    names = ", ".join(bound.component.name for bound in advantage_estimator.estimators)
     if Rewards(config.rewards, config.reward_transforms).changes_anything:
         raise ConfigError(
-            f"advantage_estimator ({names}) plays games again and reads what the "
-            "environment pays, "
-            "but rewards or reward_transforms change it. Leave them out, or use "
-            "joint='aligned'."
+            f"advantage_estimator ({names}) plays games again with the environment's "
+            "rewards alone, but rewards or reward_transforms change them. Omit those, "
+            "or use joint='aligned'."
         )
     others = sorted(set(config.module_ids) - set(config.llm_module_ids))
     if others:
         raise ConfigError(
             f"advantage_estimator ({names}) plays games again with sampled texts, "
-            "but no language "
-            f"model plays {', '.join(others)}. Use joint='aligned'."
+            f"but no language model acts for {', '.join(others)}. Use "
+            "joint='aligned'."
         )
     env = config.make_text_env()
     try:
         agents = agents_of(env) or []
         if len(agents) < 2:
             raise ConfigError(
-                f"advantage_estimator ({names}) lets what several agents said "
-                "meet, but "
-                f"env={config.env!r} has one agent. Use joint='aligned'."
+                f"advantage_estimator ({names}) combines the texts of several agents, "
+                f"but env={config.env!r} has one agent. Use joint='aligned'."
             )
-        plays = random_episodes(env)
-        acting = len({t.agent for t in plays})
+        rollouts = random_episodes(env)
+        acting = len({t.agent for t in rollouts})
         if config.group_size**acting > MAX_GAMES:
             raise ConfigError(
                 f"group_size={config.group_size} and {acting} agents make "
-                f"{config.group_size**acting} combinations of each task; at most "
+                f"{config.group_size**acting} combinations of each task, but at most "
                 f"{MAX_GAMES} games are played. Use a smaller group_size, or "
                 "joint='aligned'."
             )
-        if plays:
+        if rollouts:
             replay = Replay(lambda: env, config.max_turns)
-            advantage_estimator.tasks_with_advantages(TurnTable(plays, replay))
+            advantage_estimator.tasks_with_advantages(TurnTable(rollouts, replay))
     finally:
         env.close()

@@ -13,10 +13,10 @@ _MASTER = "master"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LOW = (torch.bfloat16, torch.float16)
 BLOCK = 2**22
-"""Elements that one call of torch's AdamW sees, however large the parameters are."""
+"""Elements per call of torch's AdamW, independent of the parameters' sizes."""
 
-# Of the block that is being updated, per element: torch needs two temporaries of
-# float32; a low-precision gradient is converted as well.
+# Bytes per element of the block in work: torch needs two float32 temporaries; a
+# low-precision gradient is converted as well.
 _TEMPORARY_BYTES = {False: 8, True: 12}
 
 
@@ -31,7 +31,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
     A step works through blocks of :data:`BLOCK` elements: temporaries and converted
     gradients exist for one of them, not for the whole model.
 
-    A parameter that something else has written to (a restored state) is read anew.
+    A parameter that other code has written to (a restored state) is read again.
     """
 
     @torch.no_grad()
@@ -45,7 +45,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             for block in _blocks(trained):
                 self._step_block(group, block)
             for parameter in trained:
-                if parameter.numel() > BLOCK:  # its parts counted copies
+                if parameter.numel() > BLOCK:  # its blocks incremented copies
                     self.state[parameter]["step"] += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
     def _prepare(self, parameter: torch.Tensor) -> None:
-        """Make the state of a new parameter; read one anew that was written to."""
+        """Create the state of a new parameter; read changed parameters again."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -70,18 +70,18 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
     def _step_block(
         self, group: dict[str, Any], block: list[tuple[torch.Tensor, slice]]
     ) -> None:
-        """Update parts of parameters, [start, end) of each seen as a vector."""
+        """Update parts of parameters, each a slice of the flattened parameter."""
         of_state: dict[str, list[torch.Tensor]] = {n: [] for n in _MOMENTS}
         weights, gradients, steps, lows = [], [], [], []
         for parameter, where in block:
             state = self.state[parameter]
             is_whole = parameter.numel() <= BLOCK
-            ours = _part(parameter.detach(), where)
+            weight = _part(parameter.detach(), where)
             if parameter.dtype in _LOW:
                 master = _part(state[_MASTER], where)
-                lows.append((ours, master))
-                ours = master
-            weights.append(ours)
+                lows.append((weight, master))
+                weight = master
+            weights.append(weight)
             gradients.append(_part(parameter.grad, where).float())
             for name in _MOMENTS:
                 of_state[name].append(_part(state[name], where))
@@ -107,7 +107,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
 
     @contextlib.contextmanager
     def _seen_as_float32(self) -> Iterator[None]:
-        """Let torch take low-precision parameters for float32, without a copy."""
+        """Make low-precision parameters appear to torch as float32, without a copy."""
         lows = {
             parameter: parameter.data
             for group in self.param_groups
@@ -127,10 +127,10 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
 
 
 def step_bytes(parameters: list[torch.Tensor]) -> int:
-    """Return the bytes that a step needs besides parameters, gradients and state.
+    """Return the bytes a step needs besides parameters, gradients and state.
 
     Args:
-        parameters: Those that are trained; their values are not read.
+        parameters: The trained parameters; only shapes and dtypes are read.
     """
     blocks = [
         sum(
@@ -145,9 +145,9 @@ def step_bytes(parameters: list[torch.Tensor]) -> int:
 def _blocks(
     parameters: list[torch.Tensor],
 ) -> Iterator[list[tuple[torch.Tensor, slice]]]:
-    """Cut parameters, each seen as a vector, into blocks of at most ``BLOCK``.
+    """Split parameters, each flattened, into blocks of at most ``BLOCK`` elements.
 
-    Only those that are larger themselves are cut.
+    Only larger parameters are divided.
     """
     block: list[tuple[torch.Tensor, slice]] = []
     room = BLOCK
@@ -178,8 +178,8 @@ def _part(tensor: torch.Tensor, where: slice) -> torch.Tensor:
 def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> bool:
     if parameter.numel() <= BLOCK:
         return not torch.equal(master.to(parameter.dtype), parameter)
-    ours, masters = parameter.detach().view(-1), master.view(-1)
+    flat, masters = parameter.detach().view(-1), master.view(-1)
     return any(
-        not torch.equal(part.to(parameter.dtype), own)
-        for part, own in zip(masters.split(BLOCK), ours.split(BLOCK), strict=True)
+        not torch.equal(part.to(parameter.dtype), values)
+        for part, values in zip(masters.split(BLOCK), flat.split(BLOCK), strict=True)
     )

@@ -1,4 +1,4 @@
-"""How float32 matrix products are computed while a Learner updates."""
+"""Faster float32 matrix products while a Learner updates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _EXACT = 1e-5  # relative to the largest entry; real bfloat16 products are off b
 
 @contextlib.contextmanager
 def precision_in_force(name: str) -> Iterator[None]:
-    """Set torch's global float32 matmul precision meanwhile, and restore it.
+    """Set torch's global float32 matmul precision, and restore it afterwards.
 
-    Only meanwhile, because an engine in the same process decodes slower with "medium"
-    on a CPU.
+    It is not left in force, because an engine in the same process decodes slower with
+    "medium" on a CPU.
 
     Args:
-        name: "highest", "high", "medium", or "auto", which is "highest" here and faster
-            by :func:`speed_up_linear_layers`.
+        name: "highest", "high", "medium", or "auto": "highest", with faster linear
+            layers by :func:`speed_up_linear_layers`.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if name == "auto" else name)
@@ -35,15 +35,15 @@ def precision_in_force(name: str) -> Iterator[None]:
 
 
 def speed_up_linear_layers(module: nn.Module, device: torch.device) -> None:
-    """Let linear layers compute faster where that changes no result.
+    """Replace the forward of linear layers by a faster one with equal results.
 
-    On CPUs "medium" lets oneDNN compute. That is faster than the default library for
-    linear layers, slower for attention's small products (so it is no global setting
-    here), and exact unless the CPU has matrix units for bfloat16, which is tried.
+    On CPUs "medium" uses oneDNN. That is faster than the default library for linear
+    layers, slower for attention's small products (so it is not set globally here), and
+    exact unless the CPU has matrix units for bfloat16, which is tested.
 
     Args:
-        module: Its linear layers are changed in place.
-        device: Where it computes; nothing is changed but on CPUs.
+        module: Module whose linear layers are changed in place.
+        device: Device of the module; only on CPUs is anything changed.
     """
     if device.type != "cpu" or not _medium_is_exact():
         return
@@ -61,13 +61,13 @@ def _fast_forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _medium_is_exact() -> bool:
-    """Try it: this machine's products in "medium" against float64."""
+    """Return whether this machine's "medium" products agree with float64."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
     exact = left.double() @ right.double().T
     with precision_in_force("medium"):
-        gap = (linear(left, right) - exact).abs().max()
-    return bool(gap <= _EXACT * exact.abs().max())
+        error = (linear(left, right) - exact).abs().max()
+    return bool(error <= _EXACT * exact.abs().max())
 
 
 class _FastLinear(torch.autograd.Function):

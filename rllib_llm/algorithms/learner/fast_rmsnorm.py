@@ -1,4 +1,4 @@
-"""Root-mean-square norms in fewer passes over memory while a Learner updates."""
+"""Root-mean-square norms with fewer passes over memory while a Learner updates."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ _EXACT = 1e-5  # relative to the largest entry
 
 
 def speed_up_norms(module: nn.Module, device: torch.device) -> None:
-    """Let float32 norms of transformers' models compute faster where that is the same.
+    """Replace the forward of float32 norms by a faster one with equal results.
 
-    Their modules are written in five small operations, each with a backward of its
-    own; on a CPU these cost several times as much as the norm does.
+    Transformers' norms are five small operations, each with a backward; on a CPU these
+    cost several times as much as the norm itself.
 
-    Args:
-        module: Its norms are changed in place, if they compute
-            ``weight * x / sqrt(mean(x^2) + eps)``, which is tried.
-        device: Where it computes; nothing is changed but on CPUs.
+    Args: module: Module whose norms are changed in place, if a test shows that they
+        compute ``weight * x / sqrt(mean(x^2) + eps)``. device: Device of the module;
+        only on CPUs is anything changed.
     """
     if device.type != "cpu":
         return
@@ -31,7 +30,7 @@ def speed_up_norms(module: nn.Module, device: torch.device) -> None:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Try it on a few numbers."""
+    """Return whether a layer computes the plain norm, tested on a few numbers."""
     eps, weight = (
         getattr(layer, "variance_epsilon", None),
         layer._parameters.get("weight"),
@@ -42,8 +41,8 @@ def _is_plain(layer: nn.Module) -> bool:
     x = torch.randn(3, len(weight), generator=generator, dtype=torch.float32)
     with torch.no_grad():
         expected = type(layer).forward(layer, x).float()
-        gap = (_FastNorm.apply(x, weight.float(), eps) - expected).abs().max()
-    return weight.dtype == x.dtype and bool(gap <= _EXACT * expected.abs().max())
+        error = (_FastNorm.apply(x, weight.float(), eps) - expected).abs().max()
+    return weight.dtype == x.dtype and bool(error <= _EXACT * expected.abs().max())
 
 
 def _fast_forward(layer: nn.Module, plain: Any, x: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ class _FastNorm(torch.autograd.Function):
         normed, scale, weight = ctx.saved_tensors
         product = grad * normed
         of_weight = product.reshape(-1, len(weight)).sum(0)
-        # d/dx: what is left of grad * weight once its part along x is taken out.
+        # d/dx: grad * weight without its component along x, scaled.
         along = (product @ weight).div_(-len(weight)).unsqueeze(-1)
         of_x = (grad * weight).addcmul_(normed, along).mul_(scale)
         return of_x, of_weight if ctx.needs_input_grad[1] else None, None

@@ -1,4 +1,4 @@
-"""What every Learner of the package does differently from RLlib's TorchLearner."""
+"""Base of all Learners: minibatches, update step and state."""
 
 from __future__ import annotations
 
@@ -55,42 +55,42 @@ class LLMLearnerMixin(
     TokenAnnotationsMixin,
     LearnerStats,
 ):
-    """Exactly-once epochs, token-budget micro-batches, one global normaliser.
+    """Exactly-once epochs, token-budget micro-batches, one denominator each step.
 
     Put it before a TorchLearner class in the bases. RLlib keeps optimisers, schedules,
-    gradient clipping, metrics and checkpoints. Replaced, and why:
+    gradient clipping, metrics and checkpoints. Replaced, with reasons:
 
     - the minibatch iterator, which repeats rows to fill its last minibatch;
     - the update step, which would need the whole minibatch in memory at once;
-    - the DDP wrapper, which averages gradients of ranks that normalised on their own.
+    - the DDP wrapper, which averages gradients over ranks with their own denominators.
 
-    A *minibatch* is counted in episodes over all Learners (``minibatch_size``); rows
-    of an episode stay together. Subclasses write ``compute_loss_for_module``, whose
-    batch holds ``loss_denominator``, the minibatch's global normaliser.
+    A *minibatch* is counted in episodes over all Learners (``minibatch_size``); rows of
+    an episode stay together. Subclasses write ``compute_loss_for_module``; its batch
+    holds ``loss_denominator``, the minibatch's denominator over all Learners.
     """
 
     # Building ------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Build module, optimisers and connectors; find the pieces we keep current."""
+        """Build module, optimisers and connectors, and speed up layers on CPUs."""
         super().build()
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
             module = self.module[module_id].unwrapped().train()
             if self.config.lm_compile:
-                continue  # its graphs would break at our own layers
+                continue  # its graphs would break at the replaced layers
             speed_up_norms(module, torch.device(self._device))
             if self.config.matmul_precision == "auto":
                 speed_up_linear_layers(module, torch.device(self._device))
         self._reset_stats()
         self._is_first_pass = True
-        self._gap_in_first_pass = True
+        self._mismatch_in_first_pass = True
         self._nan_steps = 0
         self._last_timesteps: dict[str, Any] = {}
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
-        """Gradients are summed over Learners after backward instead."""
+        """Do nothing: gradients are summed over Learners after backward instead."""
 
     @override(Learner)
     def configure_optimizers_for_module(
@@ -120,14 +120,14 @@ class LLMLearnerMixin(
             )
 
     def _is_critic(self, module_id: str) -> bool:
-        """Whether a module only estimates values; a policy may have the name, too."""
+        """Return whether a module only estimates values; a policy may have its name."""
         return module_id == CRITIC_MODULE and self.config.critic_view is not None
 
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Update as RLlib does, with ``matmul_precision`` in force meanwhile.
+        """Update as RLlib does, with ``matmul_precision`` in force.
 
-        Gradients are freed in the end: sampling has their memory.
+        Gradients are freed at the end, so that sampling can use their memory.
         """
         with precision_in_force(self.config.matmul_precision):
             try:
@@ -160,7 +160,7 @@ class LLMLearnerMixin(
         self._log_lag(training_data.episodes or ())
         self._is_first_pass = True
         recorded = self.config.old_logps == "engine"
-        self._gap_in_first_pass = deferred or recorded
+        self._mismatch_in_first_pass = deferred or recorded
         non_llm = self.config.non_llm_module_ids
         of_tokens = {m: d for m, d in data.items() if m not in non_llm}
         self._prepare_tokens(of_tokens)
@@ -173,7 +173,7 @@ class LLMLearnerMixin(
     def _defer_old_logps(
         self, training_data: Any, num_epochs: int, minibatch_size: int | None
     ) -> bool:
-        """Leave old log-probabilities to the training pass if it is the only one."""
+        """Let the training pass compute old log-probabilities if it is the only one."""
         episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
         deferred = one_step and self.config.old_logps_may_wait
@@ -184,14 +184,14 @@ class LLMLearnerMixin(
         return deferred
 
     def _choose_modules(self) -> None:
-        """Let rows be built of those policies only whose turns this update reads."""
-        asks = self.should_module_be_updated
-        if self.config.advantages_cross_agents:  # also of policies that wait their turn
-            asks = functools.partial(Learner.should_module_be_updated, self)
-        chosen = tuple(m for m in self.config.trained_module_ids if asks(m))
+        """Restrict the rows to the policies whose turns this update reads."""
+        is_needed = self.should_module_be_updated
+        if self.config.advantages_cross_agents:  # also policies not updated now
+            is_needed = functools.partial(Learner.should_module_be_updated, self)
+        module_ids = tuple(m for m in self.config.trained_module_ids if is_needed(m))
         for component in getattr(self._learner_connector, "connectors", []):
             if isinstance(component, TokenRows):
-                component.module_ids = chosen
+                component.module_ids = module_ids
 
     def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
         settings = self.config.get_config_for_module(module_id).mismatch_settings()
@@ -207,7 +207,7 @@ class LLMLearnerMixin(
     ) -> Iterator[MultiAgentBatch]:
         """Yield every episode exactly once per epoch, the same steps on every rank.
 
-        The agents of an episode stay together, whichever policies they have.
+        The agents of an episode stay together, even with different policies.
         """
         owners = {
             mid: d[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
@@ -218,18 +218,22 @@ class LLMLearnerMixin(
         if minibatch_size:
             total = all_reduce_sum([len(ids)], self._device)[0]
             steps = max(1, math.ceil(total / minibatch_size))
-        known = all(Columns.ACTION_LOGP in d for d in data.values())
-        assert known or steps * num_epochs == 1, "Old log-probabilities are missing."
+        has_logps = all(Columns.ACTION_LOGP in d for d in data.values())
+        assert has_logps or steps * num_epochs == 1, (
+            "Old log-probabilities are missing."
+        )
+        # Each Learner splits its own episodes into the same number of steps, so that
+        # no collective call waits for a rank without one.
         for epoch in range(num_epochs):
             seed = stable_seed(
                 self.config.seed or 0, self._weights_seq_no, epoch, DEFAULT_MODULE_ID
             )
             order = np.random.default_rng(seed).permutation(ids)
             for part in np.array_split(order, steps):
-                chosen = {mid: np.isin(owners[mid], part) for mid in data}
+                masks = {mid: np.isin(owners[mid], part) for mid in data}
                 selected = {
                     mid: _select(data[mid], rows)
-                    for mid, rows in chosen.items()
+                    for mid, rows in masks.items()
                     if rows.any()
                 }
                 yield MultiAgentBatch(selected, env_steps=max(1, env_steps // steps))
@@ -252,7 +256,7 @@ class LLMLearnerMixin(
                 reached += self._parameters_of(module_id)
         # From here on the policy differs from the one that sampled.
         self._is_first_pass = False
-        # Not those of others: with a gradient, if only of zeros, momentum moves them.
+        # Only parameters with rows: even a zero gradient lets momentum move the others.
         sum_gradients(reached)
         gradients = {
             ref: p.grad for ref, p in self._params.items() if p.grad is not None
@@ -272,13 +276,13 @@ class LLMLearnerMixin(
         """Accumulate the gradient of one module, micro-batch by micro-batch.
 
         Returns:
-            The last forward pass, the loss, and the normaliser over all Learners.
+            The last forward pass, the loss, and the denominator over all Learners.
         """
         if module_id in self.config.non_llm_module_ids:
             return self._backward_non_llm(module_id, data)
         config = self.config.get_config_for_module(module_id)
-        ours = 0.0 if data is None else self._count_units(data, config)
-        total = all_reduce_sum([ours], self._device)[0]
+        local_units = 0.0 if data is None else self._count_units(data, config)
+        total = all_reduce_sum([local_units], self._device)[0]
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
         if data is None or total == 0:
@@ -302,7 +306,7 @@ class LLMLearnerMixin(
         return fwd_out, loss_sum, total
 
     def _count_units(self, data: dict[str, Any], config: Any) -> float:
-        """Return what this Learner's part of the loss normaliser is."""
+        """Return this Learner's part of the loss denominator."""
         return denominator(
             data[Columns.LOSS_MASK].cpu().numpy(),
             data[columns.EPISODE_INDEX].cpu().numpy(),
@@ -312,7 +316,7 @@ class LLMLearnerMixin(
 
     @override(TorchLearner)
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
-        """Step the optimisers; during critic warm-up no language model's."""
+        """Step the optimisers; during critic warm-up only the critics'."""
         if self._weights_seq_no <= self.config.critic_warmup_iters:
             non_llm = self.config.non_llm_module_ids
             critic = {
@@ -329,7 +333,7 @@ class LLMLearnerMixin(
         super().apply_gradients(gradients_dict)
 
     def _all_finite(self) -> bool:
-        """Apply the NaN policy: a step with a non-finite gradient is not taken."""
+        """Return whether all gradients are finite; otherwise apply ``nan_policy``."""
         # Gradients are already summed over Learners, so all ranks see the same.
         total = torch.zeros((), device=self._device)
         for module_id in self.module.keys():
@@ -372,7 +376,7 @@ class LLMLearnerMixin(
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Add what RLlib's state leaves out, so that a resumed run goes on exactly."""
+        """Add the state that RLlib's lacks, so that a resumed run continues exactly."""
         state = super().get_state(*args, **kwargs)
         if kwargs.get("inference_only"):
             return state
@@ -392,19 +396,19 @@ class LLMLearnerMixin(
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        ours = state.get("llm")
-        if ours is None:
+        package_state = state.get("llm")
+        if package_state is None:
             return
-        for mid, coeff in ours["ref_kl_coeffs"].items():
+        for mid, coeff in package_state["ref_kl_coeffs"].items():
             if self.config.get_config_for_module(mid).ref_kl_target is not None:
-                self._ref_kl_coeffs[mid] = coeff  # steered; else it is the config's
+                self._ref_kl_coeffs[mid] = coeff  # adapted; otherwise the config's
         self._publish_ref_kl()
-        self._nan_steps = ours["nan_steps"]
-        scales, self._min_lr = ours.get("lr_scales", ({}, 0.0))
+        self._nan_steps = package_state["nan_steps"]
+        scales, self._min_lr = package_state.get("lr_scales", ({}, 0.0))
         self.set_lr_scales(scales)
-        for mid, value in ours["kl_coeffs"].items():
+        for mid, value in package_state["kl_coeffs"].items():
             self.curr_kl_coeffs_per_module[mid].data.fill_(value)
-        self._restore_schedules(ours["timesteps"])
+        self._restore_schedules(package_state["timesteps"])
 
     def _restore_schedules(self, timesteps: dict[str, Any]) -> None:
         from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME

@@ -1,4 +1,4 @@
-"""How Learners feed pieces with tokens: whole-batch ranks, transforms, batches."""
+"""Loss components in Learners: batch-wide ranks, transforms, token batches."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _STATE = "llm_composed_loss"
 
 
 class ComposedLossMixin:
-    """Holds each policy's pieces; see docs/losses.md.
+    """Mixin that holds each policy's loss components; see docs/losses.md.
 
-    What pieces know of the whole batch (ranks, shares, transformed advantages) is made
-    once per iteration over the tokens of all Learners, before it is cut, so that
+    Inputs over the whole batch (ranks, shares, transformed advantages) are computed
+    once per iteration over the tokens of all Learners, before it is split, so that
     neither micro-batches nor the number of Learners change a gradient.
     """
 
     def build(self) -> None:
-        """Build the Learner and choose the pieces."""
+        """Build the Learner and its loss components."""
         super().build()  # type: ignore[misc]
         self._composed_loss: dict[str, ComposedLoss] = {
             module_id: self.config.get_config_for_module(
@@ -39,11 +39,11 @@ class ComposedLossMixin:
 
     @property
     def _scores_are_needed(self) -> bool:
-        """Whether a policy's pieces look at the batch before any update."""
+        """True if a policy's components need scores of before the update."""
         return any("scores" in p.needs for p in self._composed_loss.values())
 
     def _prepare_tokens(self, data: dict[str, dict[str, Any]]) -> None:
-        """Add the columns that pieces ask for, and transform advantages."""
+        """Add the columns that components need, and transform advantages."""
         for module_id, components in sorted(self._composed_loss.items()):
             batch = data.get(module_id)
             if "success" in components.needs:
@@ -60,7 +60,7 @@ class ComposedLossMixin:
             batch[Columns.ADVANTAGES] = components.transform(tokens)
 
     def _no_rows(self) -> dict[str, Any]:
-        """Return a batch without rows of what :meth:`token_batch` reads."""
+        """Return a batch without rows, with the columns of :meth:`token_batch`."""
         none = torch.zeros(0, 1, device=self._device)
         index = torch.zeros(0, dtype=torch.int64, device=self._device)
         reals = (Columns.ACTION_LOGP, columns.TOKEN_ENTROPY, Columns.ADVANTAGES)
@@ -95,8 +95,8 @@ class ComposedLossMixin:
         solved, defined, total = all_reduce_sum(counts, self._device)
         if total and not defined:
             raise RLlibLLMError(
-                f"loss_terms of {module_id!r} read whether episodes succeeded, but the "
-                "environment does not say. Let it set success, or leave the term out."
+                f"loss_terms of {module_id!r} need the success of episodes, but the "
+                "environment reports none. Let it set success, or omit the term."
             )
         if batch is not None:
             share = solved / total if total else 0.0
@@ -107,10 +107,10 @@ class ComposedLossMixin:
     def token_batch(
         self, module_id: str, batch: dict[str, Any], scores: torch.Tensor
     ) -> TokenBatch:
-        """Return what pieces see of a micro-batch.
+        """Return a micro-batch as the input of loss components.
 
         Args:
-            module_id: Whose rows they are.
+            module_id: Policy of the rows.
             batch: The micro-batch.
             scores: Log-probabilities and entropies. [B, T, 2]
         """
@@ -140,9 +140,9 @@ class ComposedLossMixin:
         """Return the sum of the loss terms per token. [B, T], or 0.0 if there are none
 
         Args:
-            module_id: Whose terms.
+            module_id: Policy of the terms.
             tokens: The micro-batch.
-            trained: How many tokens are trained.
+            trained: Number of trained tokens.
         """
         total: torch.Tensor | float = 0.0
         for name, loss in self._composed_loss[module_id].term_losses(tokens):
@@ -155,14 +155,14 @@ class ComposedLossMixin:
     def _cut(
         self, module_id: str, data: dict[str, Any], max_tokens: int | None
     ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
-        """Yield micro-batches; sequences stay whole if a piece asks for it."""
+        """Yield micro-batches; sequences stay whole if a component needs it."""
         components = self._composed_loss.get(module_id)
         is_whole = components is not None and "sequences" in components.needs
         together = data[columns.EPISODE_INDEX] if is_whole else None
         return micro_batches(data, max_tokens, together=together)
 
     def _log_stats(self) -> None:
-        """Let pieces adapt to the update, then log it."""
+        """Let components adapt to the update, then log it."""
         for module_id, components in sorted(self._composed_loss.items()):
             if not any(hasattr(c.call, "end_update") for c in components.terms):
                 continue
@@ -176,14 +176,14 @@ class ComposedLossMixin:
         super()._log_stats()  # type: ignore[misc]
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Add what pieces remember."""
+        """Return the state with that of the components."""
         state = super().get_state(*args, **kwargs)  # type: ignore[misc]
         if not kwargs.get("inference_only"):
             state[_STATE] = {m: p.get_state() for m, p in self._composed_loss.items()}
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Bring it back."""
+        """Restore :meth:`get_state`'s result."""
         super().set_state(state)  # type: ignore[misc]
-        for module_id, remembered in state.get(_STATE, {}).items():
-            self._composed_loss[module_id].set_state(remembered)
+        for module_id, component_state in state.get(_STATE, {}).items():
+            self._composed_loss[module_id].set_state(component_state)

@@ -1,4 +1,4 @@
-"""Learning rates that can be lowered while a run goes on, schedules included."""
+"""Learning rates that can be lowered during a run, schedules included."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ray.rllib.utils.annotations import override
 
 
 class ScaledLearningRates:
-    """Multiplies what RLlib's schedules say by a factor per module.
+    """Mixin that multiplies scheduled learning rates by a factor per module.
 
     Attributes:
-        lr_scales: Factor by ModuleID; modules that are not in it have none.
+        lr_scales: Factor by ModuleID; 1 for other modules.
     """
 
     lr_scales: Mapping[str, float] = {}
@@ -21,13 +21,13 @@ class ScaledLearningRates:
 
     @override(TorchLearner)
     def _set_optimizer_lr(self, optimizer: Any, lr: float) -> None:
-        """Set the scheduled rate times the factor, at least the smaller of both."""
+        """Set the scheduled rate times the factor, at least ``min_lr`` or the rate."""
         scale = self.lr_scales.get(self._owner_of(optimizer), 1.0)
         least = min(lr, self._min_lr)
         super()._set_optimizer_lr(optimizer, lr=max(lr * scale, least))
 
     def _owner_of(self, optimizer: Any) -> str | None:
-        """Return whose optimiser it is."""
+        """Return the ModuleID of an optimiser."""
         for module_id, names in self._module_optimizers.items():
             if any(self._named_optimizers[name] is optimizer for name in names):
                 return module_id
@@ -41,17 +41,17 @@ class ScaledLearningRates:
             factor: Between 0 and 1.
             min_lr: No rate is lowered below it.
         """
-        chosen = list(self.module.keys()) if module_id is None else [module_id]
+        module_ids = list(self.module.keys()) if module_id is None else [module_id]
         self._min_lr = min_lr
         self.set_lr_scales(
             {
                 **self.lr_scales,
-                **{m: self.lr_scales.get(m, 1.0) * factor for m in chosen},
+                **{m: self.lr_scales.get(m, 1.0) * factor for m in module_ids},
             }
         )
 
     def set_lr_scales(self, scales: Mapping[str, float]) -> None:
-        """Put factors in force at once, and for all updates to come."""
+        """Apply the factors now, and in all later updates."""
         self.lr_scales = dict(scales)
         for optimizer, schedule in self._optimizer_lr_schedules.items():
             self._set_optimizer_lr(optimizer, lr=schedule.get_current_value())

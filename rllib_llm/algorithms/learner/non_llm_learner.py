@@ -1,4 +1,4 @@
-"""How Learners of language models train classic RLModules beside them."""
+"""Training of non-LLM RLModules in Learners of language models."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RLLIB_MEANS = (
 
 
 class NonLLMLearnerMixin:
-    """RLlib's own loss of PPO for modules that read numbers.
+    """Mixin with RLlib's PPO loss for RLModules with numeric observations.
 
     Their rows are time steps; a minibatch of episodes is one pass. RLlib's loss is a
-    mean over the time steps of this Learner; times their share of those of all
-    Learners, the sum over Learners is the mean over all.
+    mean over the time steps of this Learner; multiplied by their share of all Learners'
+    steps, the sum over Learners is the mean over all.
     """
 
     def _backward_non_llm(
@@ -52,6 +52,7 @@ class NonLLMLearnerMixin:
         for key in RLLIB_MEANS:
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
             self._add_stat(module_id, key, value, steps)
+        # Learners sum gradients, so each mean counts by its share of the time steps.
         loss = loss * (steps / total)
         loss.backward()
         return fwd_out, loss.detach(), total

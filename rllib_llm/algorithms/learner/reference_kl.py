@@ -13,7 +13,7 @@ from rllib_llm.losses.kl import kl_penalty
 
 
 class ReferenceKLMixin:
-    """Computes the KL to the reference, and steers its coefficient."""
+    """Mixin that computes the KL to the reference and adapts its coefficient."""
 
     def build(self) -> None:
         """Build the Learner and set the coefficients."""
@@ -26,10 +26,10 @@ class ReferenceKLMixin:
     def _ref_kl_loss(
         self, module_id: str, config: Any, batch: dict[str, Any], logp: torch.Tensor
     ) -> torch.Tensor | float:
-        """Return what the KL to the reference adds to the loss, and log it.
+        """Return the reference KL's part of the loss, and log it.
 
         Args:
-            module_id: Whose loss it is.
+            module_id: Policy of the loss.
             config: That policy's config.
             batch: The micro-batch.
             logp: Log-probabilities under the policy being trained. [B, T]
@@ -58,17 +58,17 @@ class ReferenceKLMixin:
         return self._ref_kl_coeffs[module_id] * kl
 
     def _adapt_ref_kl(self, module_id: str) -> None:
-        """Steer the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
+        """Adapt the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
 
         The rule is that of PPO's adaptive KL coefficient: x1.5 above twice the target,
-        x0.5 below half of it. The KL is that of all Learners' tokens, so that they go
-        on with the same coefficient.
+        x0.5 below half of it. The KL is over all Learners' tokens, so that their
+        coefficients stay equal.
         """
         target = self.config.get_config_for_module(module_id).ref_kl_target
         if target is not None:
             stats = self._stats[module_id]
-            ours = [float(stats[key]) for key in ("ref_kl", "ref_kl/weight")]
-            kl, weight = all_reduce_sum(ours, self._device)
+            local_sums = [float(stats[key]) for key in ("ref_kl", "ref_kl/weight")]
+            kl, weight = all_reduce_sum(local_sums, self._device)
             if kl > 2.0 * target * weight:
                 self._ref_kl_coeffs[module_id] *= 1.5
             elif kl < 0.5 * target * weight:

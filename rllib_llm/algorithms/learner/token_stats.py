@@ -1,4 +1,4 @@
-"""Statistics over trained tokens that every policy-gradient learner reports."""
+"""Statistics over trained tokens that all policy-gradient Learners report."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def add_token_stats(
 
     Args:
         learner: A learner with :class:`LLMLearnerMixin`.
-        module_id: Whose statistics these are.
+        module_id: Policy of the statistics.
         logp: Log-probabilities under the current policy. [B, T]
         batch: The micro-batch.
-        clipped: Where a bound of the policy loss acted. bool [B, T]
+        clipped: Tokens on which a bound of the policy loss acted. bool [B, T]
     """
     mask = batch[Columns.LOSS_MASK]
     trained = int(mask.sum())
     log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
-    # As in the losses: one token that became impossible shall not make means infinite.
+    # As in the losses: one token that became impossible must not make means infinite.
     bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = bounded.exp()
-    learner._spread(module_id, "log_ratios", log_ratio)
+    learner._add_histogram_values(module_id, "log_ratios", log_ratio)
     for key, value in (
         # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
         ("approx_kl_k3", (ratio - 1.0 - bounded).mean()),
@@ -46,8 +46,8 @@ def add_token_stats(
         ("ratio_mean", ratio.mean()),
     ):
         learner._add_stat(module_id, key, value, trained)
-    if learner.measures_gap:
-        add_gap(learner, module_id, logp, batch)
+    if learner.measures_mismatch:
+        add_mismatch_stats(learner, module_id, logp, batch)
     if columns.VALUES in batch:
         if columns.VALUE_WEIGHTS in batch:  # only turns have values
             mask = batch[columns.VALUE_WEIGHTS] > 0
@@ -66,37 +66,39 @@ def add_token_stats(
 
 
 @torch.no_grad()
-def add_gap(
+def add_mismatch_stats(
     learner: Any, module_id: str, logp: torch.Tensor, batch: dict[str, Any]
 ) -> None:
-    """Accumulate how far the learner's log-probabilities are from the sampler's.
+    """Accumulate the train-inference mismatch of log-probabilities.
 
     Args:
         learner: A learner with :class:`LLMLearnerMixin`.
-        module_id: Whose statistics these are.
+        module_id: Policy of the statistics.
         logp: Log-probabilities under the policy before this update. [B, T]
         batch: The batch, or one micro-batch.
     """
     mask = batch[Columns.LOSS_MASK]
-    gap = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
-    learner._spread(module_id, "train_inference_mismatches", gap)
-    learner._add_stat(module_id, "train_inference_mismatch_mean", gap.mean(), len(gap))
-    learner._max_stat(module_id, "train_inference_mismatch_max", gap.max())
+    mismatch = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()
+    learner._add_histogram_values(module_id, "train_inference_mismatches", mismatch)
+    learner._add_stat(
+        module_id, "train_inference_mismatch_mean", mismatch.mean(), len(mismatch)
+    )
+    learner._max_stat(module_id, "train_inference_mismatch_max", mismatch.max())
 
 
 @torch.no_grad()
 def correct_mismatch(
     learner: Any, module_id: str, batch: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """Weigh the advantages of ``batch`` by what the engine's mismatch asks for.
+    """Multiply the advantages of ``batch`` by importance weights.
 
-    Both policy losses are linear in the advantages' scale, so this weighs the policy
-    loss of each token, and no other term.
+    Both policy losses are linear in the advantages' scale, so this weights each token's
+    policy loss and no other term.
 
     Args:
         learner: A learner with :class:`LLMLearnerMixin`.
-        module_id: Whose batch it is.
-        batch: Whole sequences if ``settings`` name a level or band of sequences.
+        module_id: Policy of the batch.
+        batch: Whole sequences if ``settings`` contain a level or band of sequences.
         settings: Keywords of
             :func:`rllib_llm.losses.importance_correction.mismatch_weights`.
     """
@@ -104,21 +106,21 @@ def correct_mismatch(
     trained = int(mask.sum())
     if not trained:
         return
-    found = mismatch_weights(
+    correction = mismatch_weights(
         batch[Columns.ACTION_LOGP],
         batch[columns.BEHAVIOUR_LOGP],
         mask,
         batch[columns.EPISODE_INDEX],
         **settings,
     )
-    batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * found.weights
+    batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * correction.weights
     for key, value in (
-        ("is_weight_mean", found.weights),
-        ("is_clipped_frac", found.clipped),
-        ("is_masked_frac", found.dropped),
+        ("is_weight_mean", correction.weights),
+        ("is_clipped_frac", correction.clipped),
+        ("is_masked_frac", correction.dropped),
     ):
         learner._add_stat(module_id, key, value.sum() / trained, trained)
-    learner._max_stat(module_id, "is_ratio_max", found.ratio.max())
+    learner._max_stat(module_id, "is_ratio_max", correction.ratio.max())
 
 
 def explained_variance(stats: dict[str, float]) -> float | None:

@@ -1,4 +1,4 @@
-"""How episodes are dealt out to several Learners."""
+"""Distribution of episodes over several Learners."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rllib_llm.data.episode_data import num_tokens
 class LLMTrainingData(TrainingData):
     """Training data that is sharded by whole episodes, balanced by tokens.
 
-    RLlib's own sharder cuts episodes to balance time steps; a cut episode loses its
-    ``custom_data`` and its credit.
+    RLlib's sharder splits episodes to balance time steps; a part of an episode loses
+    its ``custom_data`` and so its advantages.
     """
 
     def shard(
         self, num_shards: int, len_lookback_buffer: int | None = None, **kwargs: Any
     ) -> list[tuple[TrainingData, dict[str, Any]]]:
-        """Deal the longest episodes first, each to the lightest shard.
+        """Assign the longest episodes first, each to the shard with the fewest tokens.
 
         Raises:
             ValueError: If there are fewer episodes than shards.

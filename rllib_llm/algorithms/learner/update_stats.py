@@ -1,4 +1,4 @@
-"""What the Learners of the package count and average over the steps of one update."""
+"""Counters and means over the steps of one update, for all Learners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.token_stats import (
     INTERMEDIATE_STATS,
-    add_gap,
+    add_mismatch_stats,
     explained_variance,
 )
 from rllib_llm.callbacks.histograms import log_histograms
@@ -28,25 +28,25 @@ class LearnerStats:
     """Weighted means and maxima over micro-batches, logged once per update.
 
     Means are over the tokens of all Learners. Numbers stay tensors until the end of the
-    update, so that keeping one does not wait for the device. A micro-batch does wait
-    for it all the same, to find out which of its tokens are trained.
+    update, so that collecting one does not wait for the device. (A micro-batch waits
+    once, to find its trained tokens.)
     """
 
     @override(Learner)
     def _log_metrics(self, batch: MultiAgentBatch) -> None:
-        """Count steps; a minibatch may have no rows here, and Ray refuses a zero."""
+        """Count steps; skip minibatches without rows, since Ray refuses a zero."""
         if batch.policy_batches:
             super()._log_metrics(batch)
 
     def _reset_stats(self) -> None:
         self._stats: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(float))
         self._maxima: dict[tuple[str, str], list[Any]] = defaultdict(list)
-        self._spreads: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._histogram_values: dict[tuple[str, str], list[Any]] = defaultdict(list)
 
     @property
-    def measures_gap(self) -> bool:
-        """Whether this pass tells how far sampler and learner are apart."""
-        return self._is_first_pass and self._gap_in_first_pass
+    def measures_mismatch(self) -> bool:
+        """True if this pass measures the train-inference mismatch."""
+        return self._is_first_pass and self._mismatch_in_first_pass
 
     def _add_stat(self, module_id: str, key: str, value: Any, weight: float) -> None:
         """Accumulate a weighted mean over the micro-batches of one update."""
@@ -60,9 +60,13 @@ class LearnerStats:
         """Keep the largest value of one update."""
         self._maxima[module_id, key].append(value)
 
-    def _spread(self, module_id: str, name: str, values: torch.Tensor) -> None:
-        """Keep values of a micro-batch for a histogram of the update."""
-        self._spreads[module_id, name].append(values.detach().float().flatten())
+    def _add_histogram_values(
+        self, module_id: str, name: str, values: torch.Tensor
+    ) -> None:
+        """Collect values of a micro-batch for a histogram of the update."""
+        self._histogram_values[module_id, name].append(
+            values.detach().float().flatten()
+        )
 
     def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
         """Count the positions of a micro-batch that hold no token."""
@@ -82,14 +86,14 @@ class LearnerStats:
             for v in sums.values()
         ]
         values = torch.stack(tensors).tolist() if tensors else []
-        found: dict[str, dict[str, float]] = defaultdict(dict)
+        means: dict[str, dict[str, float]] = defaultdict(dict)
         totals = sum_by_key(dict(zip(sums, values, strict=True)), self._device)
         for name, total in totals.items():
             weight = totals.get(name + "/weight")
             if weight:
                 module_id, key = name.split("\t")
-                found[module_id][key] = total / weight
-        return found
+                means[module_id][key] = total / weight
+        return means
 
     def _log_stats(self) -> None:
         for module_id, means in self._means().items():
@@ -104,7 +108,7 @@ class LearnerStats:
         for key, values in self._maxima.items():
             largest = max(map(float, values))
             self.metrics.log_value(key, largest, reduce="max", window=1)
-        for (module_id, name), parts in self._spreads.items():
+        for (module_id, name), parts in self._histogram_values.items():
             values = torch.cat(parts).cpu().numpy()
             log_histograms(self.metrics, {name: values}, module_id)
         self._reset_stats()
@@ -128,19 +132,21 @@ class LearnerStats:
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():
             mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
-            trained, read = int(mask.sum()), int(attention.sum())
+            trained, attended = int(mask.sum()), int(attention.sum())
             for key, value in (
                 ("num_rows", len(mask)),
                 ("num_trained_tokens", trained),
-                ("num_sequence_tokens", read),
+                ("num_sequence_tokens", attended),
             ):
                 self.metrics.log_value((module_id, key), value, reduce="sum")
-            self._add_stat(module_id, "trained_token_frac", trained / read, read)
+            self._add_stat(
+                module_id, "trained_token_frac", trained / attended, attended
+            )
             if not trained:
                 continue
             advantages = d[Columns.ADVANTAGES][mask]
-            self._spread(module_id, "advantages", advantages)
-            size = advantages.abs().mean()
-            self._add_stat(module_id, "advantage_abs_mean", size, trained)
-            if not self._gap_in_first_pass and not self._is_critic(module_id):
-                add_gap(self, module_id, d[Columns.ACTION_LOGP], d)
+            self._add_histogram_values(module_id, "advantages", advantages)
+            magnitude = advantages.abs().mean()
+            self._add_stat(module_id, "advantage_abs_mean", magnitude, trained)
+            if not self._mismatch_in_first_pass and not self._is_critic(module_id):
+                add_mismatch_stats(self, module_id, d[Columns.ACTION_LOGP], d)

@@ -1,1 +1,1 @@
-"""MARFT: PPO for teams, credit passed from message to message."""
+"""MARFT: PPO for teams, with GAE from agent to agent."""

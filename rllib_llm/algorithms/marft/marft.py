@@ -22,9 +22,9 @@ from rllib_llm.schema import OneOf, PositiveInt
 
 CRITICS = ("own", "shared", "central")
 SCHEDULES = ("joint", "alternate", "sequential")
-_InsideUnit = Annotated[float, Interval(gt=0, lt=1)]
+_OpenUnitInterval = Annotated[float, Interval(gt=0, lt=1)]
 
-_OF_LLMPPO = (
+_LLMPPO_ONLY = (
     "gae_level",
     "lambda_critic",
     "lambda_length_alpha",
@@ -75,8 +75,8 @@ class MARFTConfig(LLMPPOConfig):
         message_logp: Literal["mean", "sum"] = NotProvided,
         update_schedule: Annotated[str, OneOf(SCHEDULES)] = NotProvided,
         alternate_every: PositiveInt = NotProvided,
-        sequential_ratio_clip: _InsideUnit = NotProvided,
-        sequential_factor_clip: _InsideUnit = NotProvided,
+        sequential_ratio_clip: _OpenUnitInterval = NotProvided,
+        sequential_factor_clip: _OpenUnitInterval = NotProvided,
         whiten_by: Literal["agent", "batch"] = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -86,21 +86,21 @@ class MARFTConfig(LLMPPOConfig):
             level: "action" (MARFT-A): one ratio, advantage and value per message;
                 "token" (MARFT-T): one per token, ``gamma_token`` and ``lambda_token``
                 inside messages.
-            critic: Who estimates values. "own": each policy's head, from its agent's
+            critic: Estimator of values. "own": each policy's head, from its agent's
                 conversation. "shared" (MARFT): one RLModule for all, from each agent's
-                conversation. "central" (MAPPO): the same, from all that was read and
-                said by anyone. As an RLModule it is a frozen copy of the base with a
-                trained head; with ``value_head_detach=False`` all of it is trained.
-            team_reward: "mean" or "sum" over what the agents are paid.
+                conversation. "central" (MAPPO): the same, from all agents' prompts and
+                turns. As an RLModule it is a frozen copy of the base with a trained
+                head; with ``value_head_detach=False`` all of it is trained.
+            team_reward: "mean" or "sum" over the agents' rewards.
             message_logp: The log-ratio of a message is the "mean" over its tokens
                 (GSPO's length normalisation) or their "sum" (MARFT's code).
             update_schedule: "joint": all policies together; "alternate": one after
                 the other, ``alternate_every`` iterations each; "sequential": one after
                 the other within an update, each corrected for those before it (HAPPO).
-            alternate_every: See there (MARFT ``agent_iteration_interval``).
-            sequential_ratio_clip: Clip of the ratios of messages that the correction
-                is made of, in (0, 1).
-            sequential_factor_clip: Clip of their product, in (0, 1).
+            alternate_every: Iterations per policy (MARFT ``agent_iteration_interval``).
+            sequential_ratio_clip: Clip of each message's ratio in the correction, in
+                (0, 1).
+            sequential_factor_clip: Clip of the ratios' product, in (0, 1).
             whiten_by: Standardise advantages within each "agent" (Dr. MAS shows that
                 doing it together is unstable) or over the "batch".
             kwargs: ``LLMPPOConfig.training``.
@@ -128,12 +128,11 @@ class MARFTConfig(LLMPPOConfig):
             self._validate_team()
 
     def _refuse_components(self) -> None:
-        """Refuse what reads tokens one by one, or another chain of credit."""
+        """Refuse settings that read single tokens or replace GAE over agents."""
         refuse_without_effect(
             self,
-            _OF_LLMPPO,
-            "MARFT's chain of credit and its critics have none of it. Leave it out, or "
-            "use LLMPPO.",
+            _LLMPPO_ONLY,
+            "MARFT does not support this setting. Omit it, or use LLMPPO.",
         )
         if self.loss_agg_mode != "token-mean":
             raise ConfigError(
@@ -143,20 +142,18 @@ class MARFTConfig(LLMPPOConfig):
         for module_id in self.llm_module_ids:
             if self.get_config_for_module(module_id).action_head == "score":
                 raise ConfigError(
-                    "head='score' takes one step per turn, but MARFT's chain of credit "
-                    "is made of sampled messages. Use LLMPPO or GRPO, or "
-                    "head='generate'."
+                    "head='score' takes one step per turn, but MARFT's advantages "
+                    "need sampled messages. Use LLMPPO or GRPO, or head='generate'."
                 )
         if self.level == "token":
             return
         for module_id in self.trained_module_ids:
-            own = self.get_config_for_module(module_id)
-            if own.build_composed_loss():
+            module_config = self.get_config_for_module(module_id)
+            if module_config.build_composed_loss():
                 raise ConfigError(
-                    "policy_loss, loss_terms and token_advantage_transforms are "
-                    "made of tokens, "
-                    "but level='action' has one ratio per message. Use level='token', "
-                    "or leave them out."
+                    "policy_loss, loss_terms and token_advantage_transforms read "
+                    "single tokens, but level='action' has one ratio per message. Use "
+                    "level='token', or omit them."
                 )
 
     def _validate_team(self) -> None:
@@ -171,15 +168,15 @@ class MARFTConfig(LLMPPOConfig):
             )
         if not self.trained_module_ids:
             raise ConfigError(
-                "MARFT's chain of credit runs through language models, but none is "
+                "MARFT's advantages pass through language models, but none is "
                 "trained. Name one in policies_to_train, or use LLMPPO."
             )
         if self.update_schedule != "joint" and len(self.trained_module_ids) < 2:
             raise ConfigError(
-                f"update_schedule={self.update_schedule!r} takes turns between "
-                f"policies, but only {self.trained_module_ids} is trained: agents that "
-                "share a policy all move with it. Give them policies of their own, or "
-                "use 'joint'."
+                f"update_schedule={self.update_schedule!r} updates policies in turn, "
+                f"but only {self.trained_module_ids} is trained: agents that share a "
+                "policy change together. Give each agent its own policy, or use "
+                "'joint'."
             )
         if CRITIC_MODULE in self.module_ids and self.critic != "own":
             raise ConfigError(
@@ -188,49 +185,49 @@ class MARFTConfig(LLMPPOConfig):
             )
         if not issubclass(self.env_runner_cls, LLMEnvRunner):
             raise ConfigError(
-                "MARFT needs LLMEnvRunner, which records when each message was sent "
-                f"and paid; {self.env_runner_cls.__name__} does not. Leave "
-                "env_runner_cls out."
+                "MARFT needs LLMEnvRunner, which records the step of every message "
+                f"and reward; {self.env_runner_cls.__name__} does not. Leave "
+                "env_runner_cls unset."
             )
         refuse_without_effect(
             self,
             ("shared_reward_fraction",),
-            "the chain earns the team_reward. Leave it out.",
+            "MARFT uses team_reward. Omit it.",
         )
-        self._validate_alike()
+        self._validate_equal_settings()
 
-    def _validate_alike(self) -> None:
-        """Refuse what must agree between the policies of a team but does not."""
-        own = {m: self.get_config_for_module(m) for m in self.trained_module_ids}
+    def _validate_equal_settings(self) -> None:
+        """Refuse settings that differ between policies but must be equal in a team."""
+        configs = {m: self.get_config_for_module(m) for m in self.trained_module_ids}
         for name in ("gamma", "lambda_", "gamma_token", "lambda_token"):
-            found = {m: getattr(c, name) for m, c in own.items()}
-            if len(set(found.values())) > 1:
+            values = {m: getattr(c, name) for m, c in configs.items()}
+            if len(set(values.values())) > 1:
                 raise ConfigError(
-                    f"{name} is {found}; a credit chain that runs from agent to agent "
-                    "has one. Set it in training, not per policy."
+                    f"{name} is {values}; GAE from agent to agent needs one value. "
+                    "Set it in training, not per policy."
                 )
-        models = {m: c.lm_model for m, c in own.items()}
+        models = {m: c.lm_model for m, c in configs.items()}
         if self.critic != "own" and len(set(models.values())) > 1:
             raise ConfigError(
                 f"critic={self.critic!r} reads all policies' tokens, but they have "
                 f"different models: {models}. Use critic='own'."
             )
 
-    # What follows from them ----------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @property
     def advantages_cross_agents(self) -> bool:
-        """The chain runs through all agents, whoever is updated."""
+        """True: GAE passes through all agents, even those that are not updated."""
         return True
 
     @property
     def critic_view(self) -> str | None:
-        """What a critic that is an RLModule of its own reads; None if there is none."""
+        """Rows of a critic that is an RLModule of its own; None without one."""
         return None if self.critic == "own" else self.critic
 
     @property
     def old_logps_may_wait(self) -> bool:
-        """Sequential updates compare with the policies before any of them."""
+        """False for sequential updates, which compare with the policies before them."""
         return super().old_logps_may_wait and self.update_schedule != "sequential"
 
     @override(LLMPPOConfig)
@@ -240,14 +237,14 @@ class MARFTConfig(LLMPPOConfig):
         from rllib_llm.envs.spaces import UnicodeText
         from rllib_llm.modules.critic import CriticRLModule
 
-        own = self.get_config_for_module(self.trained_module_ids[0])
+        module_config = self.get_config_for_module(self.trained_module_ids[0])
         model_config = {
-            **own.language_model_config(),
+            **module_config.language_model_config(),
             "lora": None,
             "reference": False,
             "module_id": CRITIC_MODULE,
         }
-        model_config["value_head"] = own.value_head_settings()
+        model_config["value_head"] = module_config.value_head_settings()
         return RLModuleSpec(
             module_class=CriticRLModule,
             observation_space=UnicodeText(),

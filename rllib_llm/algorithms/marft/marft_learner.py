@@ -1,4 +1,4 @@
-"""MARFT's learner: PPO's loss per message or per token, policies in turn."""
+"""MARFT's Learner: PPO's loss per message or token, and updates in turn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rllib_llm.losses.message_ratios import message_log_ratios, sequential_facto
 class MARFTTorchLearner(LLMPPOTorchLearner):
     """PPO over messages (MARFT-A) or tokens (MARFT-T), with one critic for all.
 
-    At the action level RLlib's loss sees one entry per message: its ratio, advantage
-    and value stand at the message's first token, which alone is masked in.
+    At the action level RLlib's loss gets one entry per message: ratio, advantage and
+    value are at the message's first token, the only one that is not masked.
     """
 
     @override(LLMPPOTorchLearner)
@@ -35,7 +35,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def should_module_be_updated(
         self, module_id: str, multi_agent_batch: Any = None
     ) -> bool:
-        """A common critic always learns; language models in turn if so scheduled."""
+        """Return whether to update a module; a shared critic is always updated."""
         if self._is_critic(module_id):
             return True
         if self.config.update_schedule == "alternate":
@@ -47,7 +47,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
 
     @property
     def _updates(self) -> int:
-        """Updates before this one."""
+        """Number of updates before this one."""
         return max(0, self._weights_seq_no - 1)
 
     # Order of updates ----------------------------------------------------------------
@@ -60,16 +60,17 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         minibatch_size: int | None,
         env_steps: int,
     ) -> Iterator[Any]:
-        settings = (num_epochs, minibatch_size, env_steps)
+        arguments = (num_epochs, minibatch_size, env_steps)
         if self.config.update_schedule != "sequential":
-            yield from super()._minibatches(data, *settings)
+            yield from super()._minibatches(data, *arguments)
             return
-        apart = {
+        others = {
             m: d
             for m, d in data.items()
             if self._is_critic(m) or m in self.config.non_llm_module_ids
         }
-        # Not only those in data: another Learner may have rows of more policies.
+        # Not only those in data: another Learner may have rows of more policies, and
+        # all Learners must take the same steps.
         policies = [
             m
             for m in self.config.trained_module_ids
@@ -78,21 +79,21 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         order = np.random.default_rng(self._weights_seq_no).permutation(policies)
         self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, module_id in enumerate(order):
-            chosen = {m: data[m] for m in (module_id,) if m in data}
-            also = apart if place == 0 else {}
-            yield from super()._minibatches({**chosen, **also}, *settings)
-            if chosen:
+            of_policy = {m: data[m] for m in (module_id,) if m in data}
+            first_only = others if place == 0 else {}
+            yield from super()._minibatches({**of_policy, **first_only}, *arguments)
+            if of_policy:
                 self._correct_others(data, module_id, order[place + 1 :])
 
     @torch.no_grad()
     def _correct_others(
         self, data: dict[str, dict[str, Any]], updated: str, rest: np.ndarray
     ) -> None:
-        """Multiply the others' advantages by what the updated policy's turns changed.
+        """Multiply the other policies' advantages by the updated policy's ratios.
 
-        HAPPO (Kuba et al. 2022, arXiv:2109.11251): a message weighs by the new-to-old
-        ratios of those already updated in the same joint action, which is a round: the
-        n-th turn of every agent, whether they speak at once or one after the other.
+        HAPPO (Kuba et al. 2022, arXiv:2109.11251): a message is weighted by the
+        new-to-old ratios of those already updated in the same joint action. That is a
+        round: the n-th turn of every agent, simultaneous or one after the other.
         """
         if not len(rest):
             return
@@ -102,9 +103,9 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             self._correct(module_id, data[module_id])
 
     def _correct(self, module_id: str, other: dict[str, Any]) -> None:
-        """Bring a policy's advantages in line with all changes so far."""
+        """Apply all changes so far to a policy's advantages."""
         rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
-        own = torch.stack(
+        rounds_here = torch.stack(
             [
                 other[columns.MULTI_AGENT_EPISODE_INDEX][rows],
                 other[columns.TURN_IDS][rows, cols],
@@ -112,22 +113,27 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             1,
         )
         changes, rounds = zip(*self._changes, strict=True)
-        _, steps = torch.unique(torch.cat([*rounds, own]), dim=0, return_inverse=True)
-        is_own = torch.arange(len(steps), device=steps.device) >= len(steps) - len(own)
-        log_ratios = torch.cat([*changes, changes[0].new_zeros(len(own))])
+        _, steps = torch.unique(
+            torch.cat([*rounds, rounds_here]), dim=0, return_inverse=True
+        )
+        is_here = torch.arange(len(steps), device=steps.device) >= len(steps) - len(
+            rounds_here
+        )
+        log_ratios = torch.cat([*changes, changes[0].new_zeros(len(rounds_here))])
         factors = sequential_factors(
             log_ratios,
             steps,
-            is_own.long(),
+            is_here.long(),
             [0],
             ratio_clip=self.config.sequential_ratio_clip,
             factor_clip=self.config.sequential_factor_clip,
-        )[is_own]
-        known = other.setdefault(
+        )[is_here]
+        applied = other.setdefault(
             columns.SEQUENTIAL_FACTOR, torch.ones_like(other[Columns.ADVANTAGES])
         )
-        other[Columns.ADVANTAGES][rows, cols] *= factors / known[rows, cols]
-        known[rows, cols] = factors
+        # Only the new part of the factor: the earlier one is already applied.
+        other[Columns.ADVANTAGES][rows, cols] *= factors / applied[rows, cols]
+        applied[rows, cols] = factors
         change = (factors - 1).abs().mean()
         self._add_stat(module_id, "sequential_factor_gap", change, len(factors))
 
@@ -175,14 +181,14 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             batch, fwd_out = self._as_messages(batch, fwd_out)
         if self.config.critic_view:
             config = self._config_without_critic(module_id)
-            nothing = torch.zeros_like(batch[Columns.ADVANTAGES])
-            batch = {**batch, Columns.VALUE_TARGETS: nothing}
+            zeros = torch.zeros_like(batch[Columns.ADVANTAGES])
+            batch = {**batch, Columns.VALUE_TARGETS: zeros}
         return super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
 
     def _config_without_critic(self, module_id: str) -> Any:
-        """Return a policy's config for RLlib's loss; its values are elsewhere."""
+        """Return a policy's config for RLlib's loss without a value term."""
         if module_id not in self._policy_configs:
             config = self.config.get_config_for_module(module_id)
             config = config.copy(copy_frozen=False)
@@ -193,22 +199,23 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def _as_messages(
         self, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Put what a message's loss is made of at its first token.
+        """Move the parts of each message's loss to its first token.
 
-        Its ratio, and the means over its tokens of the entropy, of the advantage (which
-        importance weights may have made unequal) and of the log-ratio to the reference.
+        These are its ratio, and the means over its tokens of the entropy, of the
+        advantage (importance weights may make its tokens' unequal) and of the log-ratio
+        to the reference.
         """
         mask, old = batch[Columns.LOSS_MASK], batch[Columns.ACTION_LOGP]
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         messages, keys = _number_messages(batch)
         starts = batch[columns.MESSAGE_STARTS] > 0
-        at, zeros = messages[starts], torch.zeros_like(old)
+        of_start, zeros = messages[starts], torch.zeros_like(old)
 
-        def mean(values: torch.Tensor, less: torch.Tensor, divide: bool = True) -> Any:
-            found, _ = message_log_ratios(
-                values, less, mask, messages, len(keys), length_normalised=divide
+        def mean(values: torch.Tensor, other: torch.Tensor, divide: bool = True) -> Any:
+            per_message, _ = message_log_ratios(
+                values, other, mask, messages, len(keys), length_normalised=divide
             )
-            return found[at]
+            return per_message[of_start]
 
         def put(into: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             return into.index_put((starts,), values)
@@ -224,8 +231,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         }
         if columns.REF_LOGP in batch:
             reference = batch[columns.REF_LOGP]
-            apart = mean(scores[..., 0], reference)
-            batch[columns.REF_LOGP] = put(reference, logp[starts] - apart)
+            log_ratio = mean(scores[..., 0], reference)
+            batch[columns.REF_LOGP] = put(reference, logp[starts] - log_ratio)
         scores = torch.stack([logp, entropy], dim=-1)
         return batch, {**fwd_out, Columns.ACTION_DIST_INPUTS: scores}
 
@@ -253,8 +260,8 @@ def _number_messages(
     """Number the messages of a batch of rows.
 
     Returns:
-        Message of each trained token, else 0 [B, T]; and of each message its episode,
-        round (how many turns its agent has taken before) and agent.
+        Message of each trained token, else 0 [B, T]; and each message's episode, round
+        (the number of its agent's turns before) and agent.
     """
     mask = batch[Columns.LOSS_MASK]
     rows, cols = mask.nonzero(as_tuple=True)

@@ -1,1 +1,1 @@
-"""PPO for language agents: RLlib's own loss over trained tokens."""
+"""PPO for language agents: RLlib's loss over trained tokens."""

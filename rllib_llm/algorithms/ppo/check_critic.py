@@ -1,4 +1,4 @@
-"""Checks of how LLMPPO's critic learns and gives credit."""
+"""Checks of LLMPPO's settings of the critic and of GAE."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 
 
 def validate_critic_settings(config: Any) -> None:
-    """Refuse settings of one policy that others make idle.
+    """Refuse settings of one policy that other settings make ineffective.
 
     Raises:
-        ConfigError: Naming the value, the rule, and the remedy.
+        ConfigError: With the value, the rule, and the remedy.
     """
     level = config.gae_level
     if level == "turn":
@@ -30,7 +30,7 @@ def validate_critic_settings(config: Any) -> None:
         refuse_without_effect(
             config,
             ("lambda_", "lambda_token"),
-            "lambda_length_alpha takes its place. Leave it out.",
+            "lambda_length_alpha replaces it. Leave it out.",
         )
     if config.value_loss != "squared" or config.vf_clip_range is not None:
         refuse_without_effect(

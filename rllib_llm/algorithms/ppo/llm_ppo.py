@@ -69,7 +69,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         vf_clip_range: PositiveFloat | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Set the training settings: PPO's own, the shared ones, and these.
+        """Set the training settings: those of PPO, the shared ones, and these.
 
         ``gamma`` and ``lambda_`` apply between turns (RLlib's time steps).
         ``minibatch_size`` counts episodes over all Learners; None takes the whole
@@ -78,9 +78,9 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         Args:
             gamma_token: Discount per token inside a turn.
             lambda_token: GAE's lambda per token inside a turn.
-            gae_level: "token": one chain of tokens; "turn": turns are the steps, with
-                one value and one advantage each (VL-DAC); "bilevel": a chain of turns,
-                and one of tokens inside each (RAGEN).
+            gae_level: "token": GAE over all tokens; "turn": turns are the steps, with
+                one value and one advantage each (VL-DAC); "bilevel": GAE over turns,
+                and over the tokens inside each (RAGEN).
             lambda_critic: Lambda of the value targets (VC-PPO, VAPO: 1.0); None: that
                 of the advantages.
             lambda_length_alpha: Lambda of the advantages is ``1 - 1 / (alpha * l)``, l
@@ -88,10 +88,10 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
                 ``lambda_token``.
             whiten_advantages: Standardise advantages over trained tokens.
             value_loss: "squared" (capped at ``vf_clip_param``), "huber", or "bce": the
-                critic gives the logit of a return in [0, 1].
+                critic outputs the logit of a return in [0, 1].
             value_huber_delta: Error beyond which "huber" is linear.
-            vf_clip_range: A value may move so far from its old one before the larger of
-                both losses counts (PPO2's value clip); None: no bound.
+            vf_clip_range: Distance of a value from its old one beyond which the larger
+                of both losses counts (PPO2's value clip); None: no bound.
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -114,30 +114,30 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         super().validate()
         if self.loss_agg_mode != "token-mean" and self.uses_rllib_loss:
             raise ConfigError(
-                f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's own loss, "
+                f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's loss, "
                 "which averages over tokens. Use 'token-mean', or choose a policy_loss."
             )
         for module_id in self.trained_module_ids:
-            own = self.get_config_for_module(module_id)
-            validate_critic_settings(own)
-            if own.use_kl_loss and not own.uses_rllib_loss:
+            module_config = self.get_config_for_module(module_id)
+            validate_critic_settings(module_config)
+            if module_config.use_kl_loss and not module_config.uses_rllib_loss:
                 raise ConfigError(
                     "use_kl_loss=True is a part of RLlib's loss, which policy_loss, "
                     "loss_terms and settings of the critic's loss replace. Leave it "
                     "out; ref_kl_coeff is the KL to the reference."
                 )
-            if own.policy_loss is not None:
+            if module_config.policy_loss is not None:
                 why = "policy_loss has settings of its own. Set it there."
-                refuse_without_effect(own, ("clip_param",), why)
+                refuse_without_effect(module_config, ("clip_param",), why)
         if not self.use_critic:
             raise ConfigError(
-                "use_critic=False: LLMPPO's credit comes from the critic. Use GRPO for "
-                "training without one."
+                "use_critic=False: LLMPPO estimates advantages with the critic. Use "
+                "GRPO for training without one."
             )
 
     @property
     def uses_rllib_loss(self) -> bool:
-        """Whether the loss is RLlib's own, unmodified."""
+        """True if the loss is RLlib's, unmodified."""
         return (
             self.policy_loss is None
             and not self.loss_terms

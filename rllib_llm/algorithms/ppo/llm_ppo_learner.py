@@ -1,4 +1,4 @@
-"""RLlib's PPO loss, unmodified, over masked tokens."""
+"""LLMPPO's Learner: RLlib's PPO loss, unmodified, over masked tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.algorithms.ppo.token_loss import token_ppo_loss
 from rllib_llm.losses.functional import is_clipped
 
-_OF_CRITIC = (
+_CRITIC_STATS = (
     VF_LOSS_KEY,
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
     LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
@@ -31,11 +31,11 @@ _OF_CRITIC = (
 
 
 class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
-    """PPO's learner; the loss is ``PPOTorchLearner.compute_loss_for_module``, or,
-    where pieces or another critic loss are chosen, :func:`token_ppo_loss`.
+    """PPO's Learner with RLlib's loss, or :func:`token_ppo_loss`.
 
-    RLlib's loss is a mean over the trained tokens of what it is given. Multiplied by
-    this micro-batch's share of all trained tokens of the minibatch, the sum over
+    The latter applies if loss components or another critic loss are configured. RLlib's
+    loss is a mean over the trained tokens of its batch. Multiplied by this
+    micro-batch's share of all trained tokens of the minibatch, the sum over
     micro-batches and Learners is the mean over all of them.
     """
 
@@ -57,9 +57,9 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
         means = RLLIB_MEANS
-        if not config.use_critic:  # RLlib logs zeros for a critic that is not there
-            means = [key for key in means if key not in _OF_CRITIC]
-            for key in _OF_CRITIC:
+        if not config.use_critic:  # RLlib logs zeros for a critic that does not exist
+            means = [key for key in means if key not in _CRITIC_STATS]
+            for key in _CRITIC_STATS:
                 self.metrics.delete(module_id, key, key_error=False)
         for key in means:
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
@@ -72,7 +72,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
 
 
 def _clipped(config: Any, batch: dict[str, Any], logp: torch.Tensor) -> torch.Tensor:
-    """Return where RLlib's loss clips the ratio of a token. bool [B, T]"""
+    """Return the tokens whose ratio RLlib's loss clips. bool [B, T]"""
     return is_clipped(
         (logp.detach() - batch[Columns.ACTION_LOGP]).exp(),
         batch[Columns.ADVANTAGES],

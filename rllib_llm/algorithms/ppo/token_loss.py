@@ -1,4 +1,4 @@
-"""PPO's loss where it is not RLlib's: chosen pieces, another critic loss."""
+"""LLMPPO's loss with configured components or another critic loss."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def token_ppo_loss(
     fwd_out: dict[str, torch.Tensor],
     denominator: float,
 ) -> torch.Tensor:
-    """Return policy loss, entropy, reference KL, terms and critic loss, summed up.
+    """Return the sum of policy loss, entropy, reference KL, terms and critic loss.
 
     With ``ppo_clip`` and RLlib's critic loss it is RLlib's loss.
 
     Args:
         learner: A learner with :class:`LLMLearnerMixin`.
-        module_id: Whose loss it is.
+        module_id: Policy of the loss.
         config: That policy's config.
         batch: The micro-batch.
-        fwd_out: What the module says of it.
-        denominator: The minibatch's normaliser.
+        fwd_out: Output of the module's forward pass.
+        denominator: The minibatch's loss denominator.
     """
     mask = batch[Columns.LOSS_MASK]
     trained = int(mask.sum())
@@ -76,7 +76,7 @@ def _value_errors(
     module = learner.module[module_id].unwrapped()
     values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
     targets, mask = batch[Columns.VALUE_TARGETS], batch[Columns.LOSS_MASK]
-    if columns.VALUE_WEIGHTS in batch:
+    if columns.VALUE_WEIGHTS in batch:  # only the first tokens of turns have values
         mask = batch[columns.VALUE_WEIGHTS] > 0
     if config.value_loss == "squared" and config.vf_clip_range is None:
         cap = config.vf_clip_param

@@ -1,1 +1,1 @@
-"""Self-play: one learner, frozen snapshots of it, role-conditioned credit."""
+"""Self-play: one learner, frozen snapshots of it, role-conditioned advantages."""

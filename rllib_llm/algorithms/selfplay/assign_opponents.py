@@ -1,4 +1,4 @@
-"""Who sits where: a task carries its line-up, so that EnvRunners need no league."""
+"""Policy assignments of tasks, so that EnvRunners need no league."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AssignAgents = Callable[[Task], dict[str, str]]
 
 
 class AssignedTasks(TaskSource):
-    """A TaskSource whose tasks say which policy acts for which agent.
+    """TaskSource whose tasks assign a policy to each agent.
 
     Args:
-        args: Of TaskSource.
-        seat: Returns a task's line-up.
-        kwargs: Of TaskSource.
+        args: Arguments of TaskSource.
+        agent: Returns a task's policy assignment.
+        kwargs: Keyword arguments of TaskSource.
     """
 
     def __init__(self, *args: Any, agent: AssignAgents, **kwargs: Any):
@@ -38,13 +38,13 @@ def assigned_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TakeTurns:
-    """Seats for evaluation: the learner at each seat in turn, one policy elsewhere.
+    """Assignment for evaluation: the learner is each agent in turn.
 
     Attributes:
         policy: The policy in training.
-        opponent: Who has the other seats.
-        seats: The agents that the league seats.
-        fixed: Policies of all other agents.
+        opponent: Policy of the other agents.
+        agents: The agents to which the league assigns policies.
+        fixed: Policies of all further agents.
     """
 
     policy: str
@@ -53,7 +53,7 @@ class TakeTurns:
     fixed: dict[str, str]
 
     def __call__(self, task: Task) -> dict[str, str]:
-        """Return the line-up of ``task``."""
-        home = self.agents[task.group_id % len(self.agents)]
+        """Return the policy assignment of ``task``."""
+        learner_agent = self.agents[task.group_id % len(self.agents)]
         others = dict.fromkeys(self.agents, self.opponent)
-        return {**self.fixed, **others, home: self.policy}
+        return {**self.fixed, **others, learner_agent: self.policy}

@@ -1,4 +1,4 @@
-"""Which policies a self-play run has, and checks of its settings."""
+"""Policies of a self-play run, and checks of its settings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _POOL_SETTINGS = (
 
 
 def declare_slots(config: Any) -> None:
-    """Add a frozen policy for each opponent to those of the user.
+    """Add a frozen policy for each opponent to the user's policies.
 
-    They exist from the start and are overwritten later: RLModules that are added
-    while a run goes on are missing when RLlib rebuilds it from a checkpoint.
+    They exist from the start and their weights are replaced later: RLModules that are
+    added during a run are missing when RLlib rebuilds it from a checkpoint.
 
     Raises:
-        ConfigError: If the user's own policies leave no room for the league.
+        ConfigError: If the user's policies conflict with the league.
     """
     register_env(config.env, config.env_config)
     if config.policy_mapping_fn is not assigned_policy:
@@ -42,25 +42,24 @@ def declare_slots(config: Any) -> None:
     agents = config.assign_league_opponents()
     if len(agents) < 2:
         raise ConfigError(
-            f"SelfPlay needs two or more agents to seat; {config.env!r} leaves "
+            f"SelfPlay needs two or more agents to assign; {config.env!r} leaves "
             f"{list(agents)}. Choose a PettingZoo game, or map fewer agents to "
-            "policies "
-            "of your own."
+            "policies of your own."
         )
     _check_trained(config)
-    own = [m for m in config.policies if m not in config.declared_slots]
+    user_policies = [m for m in config.policies if m not in config.declared_slots]
     exploiters = (EXPLOITER,) if config.league_exploiter_fraction else ()
     slots = (*config.opponent_slots, *exploiters)
-    names = dict.fromkeys([DEFAULT_MODULE_ID, *own, *slots])
-    for name in set(own).intersection(slots):
+    names = dict.fromkeys([DEFAULT_MODULE_ID, *user_policies, *slots])
+    for name in set(user_policies).intersection(slots):
         raise ConfigError(
-            f"The policy {name!r} has the name of one that holds an opponent. Give "
-            "yours another name."
+            f"The policy {name!r} has the name of an opponent's. Give yours another "
+            "name."
         )
     opponent = config.league_evaluation_opponent
     if opponent is not None and opponent not in names:
         raise ConfigError(
-            f"evaluation_opponent={opponent!r} is no policy. "
+            f"evaluation_opponent={opponent!r} is not a policy. "
             f"{did_you_mean(opponent, names)}"
         )
     for slot in config.declared_slots:
@@ -72,7 +71,7 @@ def declare_slots(config: Any) -> None:
     if config.ref_kl_coeff:  # an opponent needs no reference policy
         off = {"training": {"ref_kl_coeff": 0.0, "ref_kl_target": None}}
         config.policy_settings |= dict.fromkeys(config.opponent_slots, off)
-    # RLlib's own method: names only, the settings of the user's policies stay.
+    # RLlib's method: it takes the names only, so the user's settings remain.
     AlgorithmConfig.multi_agent(
         config,
         policies=list(names),
@@ -82,12 +81,12 @@ def declare_slots(config: Any) -> None:
 
 
 def _fixed_policies(config: Any) -> dict[str, str]:
-    """Return the policies that the user's table gives to agents for good."""
+    """Return the policies that the user's table assigns to agents in all games."""
     table = config.policy_mapping_fn
     if not isinstance(table, MappedPolicies):
         raise ConfigError(
-            "policy_mapping_fn: SelfPlay seats its policies itself. Give a table of "
-            "those agents only that a policy of yours plays, e.g. {dealer: scripted}, "
+            "policy_mapping_fn: SelfPlay assigns its policies itself. Give a table of "
+            "only those agents that a policy of yours plays, e.g. {dealer: scripted}, "
             "or leave it out."
         )
     env = config.make_text_env()
@@ -108,19 +107,19 @@ def _fixed_policies(config: Any) -> dict[str, str]:
 
 
 def _check_trained(config: Any) -> None:
-    wanted = config.policies_to_train
-    if wanted is not None and (callable(wanted) or set(wanted) != {DEFAULT_MODULE_ID}):
+    names = config.policies_to_train
+    if names is not None and (callable(names) or set(names) != {DEFAULT_MODULE_ID}):
         raise ConfigError(
-            f"policies_to_train={wanted!r}: SelfPlay trains {DEFAULT_MODULE_ID!r} only "
+            f"policies_to_train={names!r}: SelfPlay trains {DEFAULT_MODULE_ID!r} only "
             "and freezes its opponents. Leave it out."
         )
 
 
 def validate_league(config: Any) -> None:
-    """Check what concerns the league.
+    """Check the settings of the league.
 
     Raises:
-        ConfigError: Naming the value, the rule, and the remedy.
+        ConfigError: With the value, the rule, and the remedy.
     """
     _validate_use(config)
     config.build_matchmaker()  # checks its settings, and that openskill is installed
@@ -134,7 +133,7 @@ def validate_league(config: Any) -> None:
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
             f"SelfPlay needs LLMEnvRunner; RLlib's {config.env_runner_cls.__name__} "
-            "does not know who plays a task. Leave env_runner_cls out."
+            "ignores the policy assignment of tasks. Leave env_runner_cls out."
         )
 
 
@@ -144,8 +143,9 @@ def _validate_use(config: Any) -> None:
     for module_id in config.module_ids:
         if module_id not in used and module_id not in config.declared_slots:
             raise ConfigError(
-                f"The policy {module_id!r} never plays. Map an agent to it in "
-                "policy_mapping_fn, make it the evaluation_opponent, or leave it out."
+                f"The policy {module_id!r} is assigned to no agent. Map an agent to it "
+                "in policy_mapping_fn, make it the evaluation_opponent, or leave it "
+                "out."
             )
 
 
@@ -190,17 +190,17 @@ def _validate_exploiter(config: Any) -> None:
 
 
 def game_text(config: Any) -> GameText:
-    """Return how the game is told.
+    """Return the game's text interface.
 
     Raises:
-        ConfigError: If it is no game of OpenSpiel.
+        ConfigError: If it is not a game of OpenSpiel.
     """
     env = config.make_text_env()
     teller = getattr(env.unwrapped, "teller", None)
     env.close()
     if not isinstance(teller, GameText):
         raise ConfigError(
-            f"Exploitability is computed by OpenSpiel, and {config.env!r} is no game "
-            "of it. Set exploitability_interval=0."
+            f"Exploitability is computed by OpenSpiel, but {config.env!r} is not one "
+            "of its games. Set exploitability_interval=0."
         )
     return teller

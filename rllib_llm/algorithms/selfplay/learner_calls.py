@@ -1,4 +1,4 @@
-"""What the driver asks Learners to do for the league; picklable calls."""
+"""Picklable calls to Learners for the league."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rllib_llm.weights import copy_into
 
 @dataclasses.dataclass(frozen=True)
 class Freeze:
-    """Copy a policy's values into another one; under LoRA the adapters only.
+    """Copy a policy's weights into another one; under LoRA the adapters only.
 
     Attributes:
         source: ModuleID of the policy in training.
-        slot: ModuleID of the frozen one.
+        slot: ModuleID of the frozen policy.
     """
 
     source: str
     slot: str
 
     def __call__(self, learner: Any) -> None:
-        """Copy on one Learner."""
+        """Copy the weights on one Learner."""
         source, target = (
             learner.module[m].unwrapped().shared_tensors(inference_only=True)
             for m in (self.source, self.slot)
@@ -41,12 +41,12 @@ class Freeze:
 class ScoreWords:
     """Log-probabilities of words as complete replies (``WordLogProbs``).
 
-    The words are tokenised as the tokenizer does it, and the distribution is the
-    sampled one (at the training temperature).
+    The words are tokenised as in replies, and the distribution is the sampling one (at
+    the training temperature).
 
     Attributes:
         module_id: The policy.
-        conversations: Chat messages, from the first user message to the one to answer.
+        conversations: Chat messages, from the first user message to the last.
         words: The words of each conversation.
     """
 
@@ -55,7 +55,7 @@ class ScoreWords:
     words: Sequence[list[str]]
 
     def __call__(self, learner: Any) -> list[list[float]]:
-        """Score on one Learner; nats."""
+        """Return the log-probabilities on one Learner, in nats."""
         config = learner.config.get_config_for_module(self.module_id)
         renderer = config.chat_renderer()
         rows = [
@@ -78,12 +78,12 @@ def prompt_ids(
 ) -> list[int]:
     """Return the ids before the reply to ``messages``, as in a played episode."""
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    told = [*system, messages[0]]
-    ids = renderer.first(told)
+    shown = [*system, messages[0]]
+    ids = renderer.first(shown)
     for reply, observation in zip(messages[1::2], messages[2::2], strict=True):
         ids += renderer.encode_reply(reply["content"])
-        told += [reply, observation]
-        prompt = renderer.next(told, ids, last_sampled_id=ids[-1])
+        shown += [reply, observation]
+        prompt = renderer.next(shown, ids, last_sampled_id=ids[-1])
         ids = [*(ids if prompt.extends else []), *prompt.ids]
     return ids
 

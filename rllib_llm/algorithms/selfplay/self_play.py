@@ -1,4 +1,4 @@
-"""Self-play: one policy against itself and against frozen snapshots of itself."""
+"""SelfPlay: one policy against itself and against frozen snapshots of itself."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         Args:
             advantage_baseline: "role", or one of GRPO's.
             role_decay: With ``advantage_baseline="role"`` (SPIRAL's role-conditioned
-                advantage estimation): how much of a seat's average return stays when
-                a new return comes in, in [0, 1).
+                advantage estimation): share of a role's average return that remains
+                when a new return is added, in [0, 1).
             kwargs: ``GRPOConfig.training``. GRPO's baselines need ``group_size`` >= 2;
-                the rollouts of a group meet the same opponent.
+                the rollouts of a group have the same opponent.
         """
         super().training(advantage_baseline=advantage_baseline, **kwargs)
         assign(self, role_decay=role_decay)
@@ -101,7 +101,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         if not self.in_evaluation:
             validate_league(self)
 
-    # What follows from them ----------------------------------------------------------
+    # Derived settings ----------------------------------------------------------------
 
     @override(GRPOConfig)
     def build_advantage_estimators(self) -> AdvantageEstimators:
@@ -118,14 +118,14 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     @override(GRPOConfig)
     def _validate_greedy(self) -> None:
         raise ConfigError(
-            "baseline='greedy' compares with a rollout of the task alone, but here the "
-            "opponent counts, too. Use another baseline."
+            "baseline='greedy' compares with one rollout of the task, but here the "
+            "return depends on the opponent too. Use another baseline."
         )
 
     @override(GRPOConfig)
     def _try_replays(self, advantage_estimator: AdvantageEstimators) -> None:
         raise ConfigError(
-            "joint='cross' credits a team, but opponents are none. Use joint='aligned'."
+            "joint='cross' needs a team, but opponents are none. Use joint='aligned'."
         )
 
     @property
@@ -135,14 +135,14 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         return super().compares_rollouts and not is_role
 
     def assign_league_opponents(self) -> tuple[str, ...]:
-        """Return the agents that the league seats, in the environment's order."""
+        """Return the agents to which the league assigns policies, in declared order."""
         env = self.make_text_env()
         agents = agents_of(env) or []
         env.close()
         return tuple(agent for agent in agents if agent not in self.fixed_policies)
 
     def build_matchmaker(self) -> Matchmaker:
-        """Return a new league of this configuration."""
+        """Return a new league for this configuration."""
         return Matchmaker(
             DEFAULT_MODULE_ID,
             self.opponent_slots,
@@ -156,7 +156,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
     def build_task_source(
         self, *, offset: int = 0, in_evaluation: bool = False
     ) -> TaskSource:
-        """Return tasks with a line-up; that of the league comes in on the driver."""
+        """Return tasks with policy assignments, which the driver's league replaces."""
         plain = super().build_task_source(offset=offset, in_evaluation=in_evaluation)
         opponent = self.league_evaluation_opponent or DEFAULT_MODULE_ID
         return AssignedTasks(
@@ -174,13 +174,13 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
 
 
 class SelfPlay(GRPO):
-    """Self-play with a pool of frozen opponents and role-conditioned credit.
+    """Self-play with a pool of frozen opponents and role-conditioned advantages.
 
     Role-conditioned advantages: SPIRAL (Liu et al. 2025, arXiv:2506.24119); opponents
     by win rate: AlphaStar (Vinyals et al. 2019).
 
     Attributes:
-        matchmaker: League, ratings, and which member sits in which policy.
+        matchmaker: League, ratings, and the member whose weights each policy holds.
     """
 
     @classmethod
@@ -211,41 +211,45 @@ class SelfPlay(GRPO):
             self.metrics.log_value(("league", *key), value, window=1)
         interval = self.config.league_exploitability_interval
         if interval and (self.iteration + 1) % interval == 0:
-            found = self.measure_exploitability()
+            result = self.measure_exploitability()
             self.metrics.log_value(
-                ("league", "exploitability"), found.exploitability, window=1
+                ("league", "exploitability"), result.exploitability, window=1
             )
 
     @override(LLMAlgorithm)
     def play_groups(self, num_groups: int) -> list[Any]:
-        """Play games and record them in the order of their tasks."""
-        # Whichever EnvRunner played them: ratings and baselines depend on the order.
+        """Sample games and record them in the order of their tasks."""
+        # Not in the order of EnvRunners: ratings and baselines depend on it.
         episodes = sorted(super().play_groups(num_groups), key=_number)
         results = [self._result(e) for e in episodes if e.is_terminated]
         self.matchmaker.record(results)
         if results:
             share = np.mean([len(set(r.players)) == 1 for r in results])
             self.metrics.log_value(("league", "mirror_frac"), float(share), window=1)
-        own = [_return_of(LEARNER, r) for r in results if EXPLOITER in r.players]
-        if own:
+        exploiter_returns = [
+            _return_of(LEARNER, r) for r in results if EXPLOITER in r.players
+        ]
+        if exploiter_returns:
             self.metrics.log_value(
-                ("league", "exploiter_return_mean"), float(np.mean(own)), window=1
+                ("league", "exploiter_return_mean"),
+                float(np.mean(exploiter_returns)),
+                window=1,
             )
         return episodes
 
     def _result(self, episode: Any) -> GameResult:
-        # The ledger knows agents that were paid but never acted, too.
-        earned: dict[str, float] = {}
+        # The log also has agents that received rewards but never acted.
+        returns: dict[str, float] = {}
         for _, agent, reward in episode.custom_data[columns.REWARD_LOG]:
-            earned[agent] = earned.get(agent, 0.0) + reward
+            returns[agent] = returns.get(agent, 0.0) + reward
         assignment = episode_data(episode).task.assignment
         number = _number(episode)
         index = number[0] * self.config.group_size + number[1]
-        return self.matchmaker.result(index, assignment, earned)
+        return self.matchmaker.result(index, assignment, returns)
 
     @override(GRPO)
     def process_episodes(self, episodes: list[Any]) -> list[Any]:
-        """Drop groups without variance where rollouts are compared."""
+        """Drop zero-variance groups if rollouts are compared."""
         if (
             self.config.advantage_estimator is None
             and self.config.advantage_baseline == ROLE
@@ -257,22 +261,21 @@ class SelfPlay(GRPO):
     def _trajectories(
         self, episodes: list[Any]
     ) -> list[tuple[EpisodeData, Trajectory]]:
-        """Opponents' seats are neither credited nor anyone's baseline."""
-        found = super()._trajectories(episodes)
-        return [pair for pair in found if pair[1].module_id == DEFAULT_MODULE_ID]
+        """Return the learner's trajectories; opponents' are no baseline."""
+        pairs = super()._trajectories(episodes)
+        return [pair for pair in pairs if pair[1].module_id == DEFAULT_MODULE_ID]
 
     # Exploitability ------------------------------------------------------------------
 
     def measure_exploitability(self) -> Exploitability:
-        """Return how far the policy, as it samples, is from a Nash equilibrium.
+        """Return how far the sampled policy is from a Nash equilibrium.
 
-        It is asked what it would say in every decision of the game, given that it says
-        a legal word. For small games of OpenSpiel; under ``history="latest"`` also for
-        those of perfect information with few positions.
+        The policy's probabilities of the legal words are computed for every decision of
+        the game. For small games of OpenSpiel; under ``history="latest"`` also for
+        games of perfect information with few positions.
 
-        Raises:
-            ConfigError: If it is no game of OpenSpiel, too large, or has no information
-                states.
+        Raises: ConfigError: If the game is not OpenSpiel's, too large, or without
+            information states.
         """
 
         return measure_exploitability(
@@ -282,11 +285,11 @@ class SelfPlay(GRPO):
         )
 
     def _teach_exploiter(self) -> None:
-        """Tell all EnvRunners, restarted ones included, the best response of now."""
+        """Send the current best response to all EnvRunners, restarted ones included."""
         noise = self.config.league_exploiter_noise
         text = game_text(self.config)
-        taught = respond(text, word_probs(self._word_log_probs), noise)
-        self.env_runner_group.foreach_env_runner(_Teach(taught))
+        responder = respond(text, word_probs(self._word_log_probs), noise)
+        self.env_runner_group.foreach_env_runner(_Teach(responder))
 
     def _word_log_probs(self, conversations: Any, words: Any) -> list[list[float]]:
         call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on what an environment's scripted expert does."""
+"""SFT: supervised fine-tuning on episodes of an environment's scripted expert."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class SFT(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def collect(self) -> list[Any]:
-        """Let the expert play the next tasks, and say how many turns it took."""
+        """Return episodes of the expert on the next tasks, and count their turns."""
         from rllib_llm.offline.sft import demonstrated_episodes
 
         config = self.config
         tasks = self._task_source.next_groups(config.episodes_per_iteration)
         seeds = [task.seed for task in tasks]
         episodes = demonstrated_episodes(config, seeds, config.mistake_rate)
-        # The clock of learning-rate schedules, as with sampled turns.
+        # Learning-rate schedules count turns, sampled or demonstrated.
         self.metrics.log_value(
             (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
             sum(map(len, episodes)),

@@ -13,8 +13,8 @@ from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction
 
-# Nothing is sampled, so there is neither reward nor credit, nor an old policy.
-_OF_SAMPLING = (
+# Nothing is sampled, so there is neither reward nor advantage, nor an old policy.
+_SAMPLING_SETTINGS = (
     "group_size",
     "rewards",
     "reward_transforms",
@@ -83,9 +83,9 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
         Args:
             mistake_rate: Share of the expert's turns that ``random_action`` plays
                 instead, in [0, 1]; all turns are imitated.
-            observation_weight: Weight of the tokens that the model reads, relative to
-                those that the expert says, in [0, 1]. With 0 they are not learnt.
-                Small models learn to copy names sooner with 0.1 to 0.2.
+            observation_weight: Weight of prompt tokens relative to the expert's, in
+                [0, 1]. With 0 they are not trained. Small models learn to copy names
+                sooner with 0.1 to 0.2.
             kwargs: ``AlgorithmConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
@@ -96,11 +96,11 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
     def validate(self) -> None:
         super().validate()
         why = "SFT imitates and samples nothing. Leave it out, or use GRPO or LLMPPO."
-        refuse_without_effect(self, _OF_SAMPLING, why)
+        refuse_without_effect(self, _SAMPLING_SETTINGS, why)
         if len(self.module_ids) > 1:
             raise ConfigError(
                 f"SFT trains one policy, not {', '.join(self.module_ids)}. Leave "
-                ".multi_agent() out: every agent's messages are imitated by the one."
+                ".multi_agent() out: it imitates every agent's messages."
             )
         if self.action_head != "generate":
             raise ConfigError(

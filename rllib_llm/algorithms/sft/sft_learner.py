@@ -1,4 +1,4 @@
-"""The supervised learner."""
+"""SFT's Learner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rllib_llm.losses.functional import negative_log_likelihood, weighted_loss
 
 
 class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
-    """Minimises the negative log-likelihood of demonstrated tokens."""
+    """Learner of the masked negative log-likelihood of demonstrated tokens."""
 
     @override(TorchLearner)
     def compute_loss_for_module(
@@ -32,17 +32,19 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         mask = batch[Columns.LOSS_MASK]
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         nll = negative_log_likelihood(logp, mask)
-        said = batch[columns.TURN_IDS] >= 0
-        count = int((mask & said).sum())
-        self._add_stat(module_id, "nll", (nll * said).sum() / max(count, 1), count)
+        demonstrated = batch[columns.TURN_IDS] >= 0
+        count = int((mask & demonstrated).sum())
+        self._add_stat(
+            module_id, "nll", (nll * demonstrated).sum() / max(count, 1), count
+        )
         return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])
 
     @override(LLMLearnerMixin)
     def _log_lag(self, episodes: Any) -> None:
-        """Demonstrations were sampled by no weights."""
+        """Log nothing: demonstrations have no version of weights."""
 
     @override(LLMLearnerMixin)
     def _count_units(self, data: dict[str, Any], config: Any) -> float:
-        """Count what was said; observations add to the loss, not to its normaliser."""
-        said = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)
-        return super()._count_units({**data, Columns.LOSS_MASK: said}, config)
+        """Count demonstrated tokens; observations do not add to the denominator."""
+        demonstrated = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)
+        return super()._count_units({**data, Columns.LOSS_MASK: demonstrated}, config)

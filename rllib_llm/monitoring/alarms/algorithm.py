@@ -78,7 +78,7 @@ class GuardedAlgorithm:
     def set_driver_state(self, state: dict[str, Any]) -> None:
         """Bring back :meth:`driver_state`."""
 
-    def sync_everyone(self) -> None:
+    def sync_all_weights(self) -> None:
         """Bring all EnvRunners to the Learners' weights."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class GuardedAlgorithm:
             functools.partial(_set_lr_scales, scales=scales)
         )
         self.set_driver_state(state)
-        self.sync_everyone()
+        self.sync_all_weights()
 
 
 def _lower_lr(
