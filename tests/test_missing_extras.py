@@ -16,8 +16,8 @@ _ADVANTAGE_ESTIMATORS, _MODULE = (
     "tests/modules/test_llm_rl",
 )
 NEED = {
-    "pyspiel": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_takes_any_credit",
-    "openskill": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_takes_any_credit",
+    "pyspiel": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_accepts_all_estimators",
+    "openskill": f"{_ADVANTAGE_ESTIMATORS}::test_self_play_accepts_all_estimators",
     "peft": f"{_MODULE}_module.py::test_an_empty_dict_is_lora_with_its_defaults",
 }
 

@@ -81,7 +81,7 @@ def test_errors_name_the_value(call, message):
 
 
 def play_game(rng, roots, children):
-    """Return exact and estimated credit of a planner's and an actor's messages.
+    """Return exact and estimated advantages of a planner's and an actor's messages.
 
     Both choose one of 4 uniformly, R[plan, answer] is fixed. ``roots`` plans with
     ``children`` answers each; the estimates are those of an exact critic, of
@@ -106,10 +106,10 @@ def play_game(rng, roots, children):
     critic = np.concatenate([critic[np.arange(roots) * children], critic[leaves:]])
     tree = np.concatenate([np.full(roots, -1), parent])
     nodes = leaf_means(np.concatenate([np.zeros(roots), reward]), tree)
-    siblings = sibling_advantages(nodes, tree, np.zeros(len(nodes)))
+    tree_advantages = sibling_advantages(nodes, tree, np.zeros(len(nodes)))
     group = group_advantages(reward, np.zeros(leaves))
     group = np.concatenate([np.bincount(parent, group) / children, group])
-    return np.array([exact, critic, siblings, group])
+    return np.array([exact, critic, tree_advantages, group])
 
 
 def test_fidelity_orders_the_estimators_as_theory_does():
@@ -122,8 +122,8 @@ def test_fidelity_orders_the_estimators_as_theory_does():
     flat = np.stack([play_game(rng, 8, 1) for _ in range(500)], axis=1)
     planners, actors = (tree[..., :2], flat[..., :8]), (tree[..., 2:], flat[..., 8:])
     for branched, rolled_out in (planners, actors):
-        exact, critic, siblings, _ = branched.reshape(4, -1)
+        exact, critic, tree_advantages, _ = branched.reshape(4, -1)
         assert rank_correlation(critic, exact) == pytest.approx(1.0)
-        fidelity = rank_correlation(siblings, exact)
+        fidelity = rank_correlation(tree_advantages, exact)
         exact, _, _, aligned = rolled_out.reshape(4, -1)
         assert fidelity > rank_correlation(aligned, exact) + 0.02

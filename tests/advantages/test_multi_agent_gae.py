@@ -126,7 +126,7 @@ def test_messages_equal_the_definition(seed, simultaneous):
     np.testing.assert_allclose(got, expected, atol=ATOL)
 
 
-def test_three_speakers_by_hand():
+def test_three_agents_by_hand():
     """planner, coder, planner; the next to speak would be the coder, worth 5."""
     advantages, targets = message_gae(
         [0.0, 1.0, 2.0],
@@ -227,7 +227,7 @@ def test_splitting_a_message_changes_nothing_without_discounts():
     assert np.abs(two[0] - one[0]).max() > 0.01
 
 
-def test_a_long_message_keeps_its_credit():
+def test_advantages_of_long_messages_do_not_fade():
     """MARFT's one discount for both levels loses it; the tokens' own does not."""
     length = 512
     arguments = ([1.0], np.zeros(length), np.zeros(length, dtype=int), [0])

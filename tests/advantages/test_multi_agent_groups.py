@@ -1,4 +1,4 @@
-"""Keys and group-relative credit against loops over messages."""
+"""Keys and group-relative advantages against loops over messages."""
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_one_agent_with_one_message_is_grpo(group_by, scale):
 
 
 def test_roles_of_different_means_are_centred_apart():
-    """What the agent key is for: a constant difference between roles vanishes."""
+    """With the agent key, a constant difference between roles vanishes."""
     returns, ids = make_messages(2)
     shifted = returns + 10.0 * ids["agents"]
     got = message_group_advantages(shifted, **ids, scale="none")
@@ -182,7 +182,7 @@ def test_broadcast_gives_each_message_its_main_rollouts_advantage():
         broadcast_advantages([1.0], [3, 4], [3])
 
 
-def test_broadcast_of_planner_credit_is_grpo_over_planners():
+def test_broadcast_of_planner_advantages_is_grpo_over_planners():
     """MATPO: workers change nothing in the statistics, however many there are."""
     returns, tasks = np.array([1.0, 0.0, 0.0, 1.0, 1.0]), [0, 0, 0, 1, 1]
     planner = group_advantages(returns, tasks, scale="group")

@@ -58,8 +58,8 @@ def test_roles_and_games_do_not_mix():
             assert (alone == whole[rows]).all()
 
 
-def test_a_losing_seat_gets_no_standing_penalty():
-    """The second seat always loses: after a while losing is just what is expected."""
+def test_baseline_of_a_losing_role_converges_to_its_return():
+    """The second role always loses: its baseline converges to that return."""
     rae = RoleBaselines(decay=0.9)
     for _ in range(200):
         got = rae.advantages([1.0, -1.0], ["g", "g"], [0, 1])

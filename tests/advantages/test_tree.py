@@ -73,19 +73,19 @@ def test_equal_fan_out_makes_both_node_values_alike():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("baseline", ["leave_one_out", "mean", "none"])
-def test_sibling_advantages_equal_the_loop(seed, baseline):
+def test_group_mate_advantages_equal_the_loop(seed, baseline):
     parents, values = random_tree(seed)
     tasks = np.arange(30) % 2  # roots 0 and 2 belong to task 0, root 1 to task 1
     tasks[3:] = 0
     got = sibling_advantages(values, parents, tasks, baseline=baseline)
     for node in range(30):
-        siblings = [
+        group_mates = [
             m
             for m in range(30)
             if parents[m] == parents[node] and tasks[m] == tasks[node]
         ]
-        others = [m for m in siblings if m != node]
-        pool = {"leave_one_out": others, "mean": siblings, "none": []}[baseline]
+        others = [m for m in group_mates if m != node]
+        pool = {"leave_one_out": others, "mean": group_mates, "none": []}[baseline]
         compare = np.mean(values[pool]) if pool and others else 0.0
         expected = values[node] - compare
         if baseline != "none" and not others:
@@ -100,7 +100,7 @@ def test_one_level_is_rloo():
     assert (got == group_advantages(values, tasks, baseline="leave_one_out")).all()
 
 
-def test_c3_credits_the_message_and_not_its_luck_upstream():
+def test_c3_advantages_ignore_earlier_samples():
     """Both plans lead to one good and one bad answer; only answers differ."""
     parents = np.array([-1, -1, 0, 0, 1, 1])
     values = leaf_means(np.array([0, 0, 1.0, 0.0, 0.0, 1.0]), parents)

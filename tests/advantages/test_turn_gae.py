@@ -121,7 +121,7 @@ def test_one_turn_of_one_token_is_gae(estimate):
 
 
 @pytest.mark.parametrize("estimate", [turn_gae, bilevel_gae])
-def test_nothing_in_nothing_out(estimate):
+def test_no_tokens_give_no_advantages(estimate):
     none = np.zeros(0)
     found = estimate(none, none, np.zeros(0, bool), gamma=0.9, lambda_=0.8)
     assert [len(each) for each in found] == [0, 0]

@@ -1,4 +1,4 @@
-"""What a Learner's second optimiser step must be, by slow loops in float64.
+"""A Learner's second optimiser step, by slow loops in float64.
 
 Nothing here calls the package's losses, advantages or normalisers: episodes are read
 token by token, and formulas stand as in the papers. In the first step the weights are
@@ -22,7 +22,7 @@ from rllib_llm.data.episode_data import agent_episodes, episode_data
 
 @dataclasses.dataclass
 class Token:
-    """A token that an agent said: where it stands, and what is known of it."""
+    """A sampled token: its position, and its recorded values."""
 
     row: int
     column: int
@@ -51,9 +51,16 @@ class Chain:
                 zip(turn.action_ids, turn.action_logps, strict=True)
             ):
                 last = place == count - 1
-                paid = float(reward) if last else 0.0
+                token_reward = float(reward) if last else 0.0
                 self.tokens.append(
-                    Token(len(self.rows) - 1, len(ids), index, last, paid, float(logp))
+                    Token(
+                        len(self.rows) - 1,
+                        len(ids),
+                        index,
+                        last,
+                        token_reward,
+                        float(logp),
+                    )
                 )
                 ids.append(token)
         self.bootstraps = bool(part.is_truncated)
@@ -130,7 +137,7 @@ def shake(parameters, size, seed):
 
 @torch.no_grad()
 def sample_near(policy, chains, noise=0.4, seed=0):
-    """Let a policy near this one have sampled what was said."""
+    """Set the recorded log-probabilities to those of a similar policy."""
     rng = np.random.default_rng(seed)
     for chain in chains:
         for token, logp in zip(chain.tokens, policy.scores(chain)[0], strict=True):

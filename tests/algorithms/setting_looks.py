@@ -1,4 +1,4 @@
-"""Where the effect of a setting shows: a runner, a Learner, a module, alarms."""
+"""Effects of settings on a runner, a Learner, a module, alarms."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def episodes_of(algo: str, env: Any = None) -> list[Any]:
 
 
 def learner_of(config: Any) -> Any:
-    """Return a Learner whose critics say something and whose policy has moved."""
+    """Return a Learner with non-zero values and a changed policy."""
     learner = make_team_learner(config)
     generator = torch.Generator().manual_seed(1)
     for module_id in learner.module.keys():
@@ -139,7 +139,7 @@ def one_pass(algo: str, env: Any = None, **sections: Any) -> np.ndarray:
 
 
 def rows(algo: str, env: Any = None, **sections: Any) -> dict[str, Any]:
-    """Return what a Learner's connectors make of the episodes of one policy."""
+    """Return the batch that a Learner's connectors build for one policy."""
     learner = learner_of(config_of(algo, env, **sections))
     learner._choose_modules()
     data = LLMTrainingData(episodes=episodes_of(algo, env))
@@ -152,8 +152,10 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def said(algo: str, env: Any = None, *, explore: bool = True, **sections: Any) -> Any:
-    """Return what an EnvRunner records of some episodes."""
+def sampled_turns(
+    algo: str, env: Any = None, *, explore: bool = True, **sections: Any
+) -> Any:
+    """Return the recorded turns of some episodes of an EnvRunner."""
     config = config_of(algo, env, **sections)
     if config.lm_model == "tiny":  # prepared, as an Algorithm would
         config.resolved_model = tiny_model()
@@ -190,7 +192,7 @@ def runner_of(algo: str, env: Any = None, **sections: Any) -> Any:
 
 
 def driven(algo: str, env: Any = None, **sections: Any) -> Any:
-    """Return what rewards, filters and curricula make of an iteration."""
+    """Return an iteration's rewards, filtered episodes and tasks."""
     config = config_of(algo, env, **sections)
     components = DriverComponents(config)
     runner = Run(config, learner=False).runner
@@ -224,15 +226,15 @@ def result(iteration: int, **values: float) -> dict[str, Any]:
 def alarmed(
     series: list[dict[str, float]], logdir: Any = "/nowhere", **alarms: Any
 ) -> Any:
-    """Return what a guard reports and does as results come in."""
-    told: list[Any] = []
+    """Return a guard's reports and actions for a series of results."""
+    sent_metrics: list[Any] = []
     algorithm = types.SimpleNamespace(
         logdir=logdir,
         iteration=0,
-        lower_lr=lambda *given: told.append(("lower", *given)),
+        lower_lr=lambda *given: sent_metrics.append(("lower", *given)),
         lr_scales=dict,
         rollback_state=lambda: {"at": algorithm.iteration},
-        roll_back=lambda state: told.append(("back", state["at"])),
+        roll_back=lambda state: sent_metrics.append(("back", state["at"])),
     )
     guard = Guard(GRPOConfig().alarms(**alarms), algorithm)
     reports = []
@@ -242,4 +244,4 @@ def alarmed(
         seen = result(iteration, **values)
         guard.after_iteration(seen)
         reports.append(seen["alarms"])
-    return [reports, told]
+    return [reports, sent_metrics]

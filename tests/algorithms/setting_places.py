@@ -1,4 +1,4 @@
-"""Further places where the effect of a setting shows, and games for them."""
+"""Further effects of settings, and games to show them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Listed(Alone):
 
 
 def survived(algo, env=None, **sections):
-    """How many episodes are left, or why there are none."""
+    """Return the number of remaining episodes, or the error."""
     Failing.attempts.clear()
     runner = runner_of(algo, env, **sections)
     try:
@@ -109,7 +109,7 @@ def configured(see: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def refusal(algo, env=None, **sections):
-    """What validation says."""
+    """Return the error of validation, if any."""
     try:
         config_of(algo, env, **sections)
     except ConfigError as error:
@@ -124,7 +124,7 @@ def cache_rows(algo, env=None, **sections):
 
 
 def evaluated(algo, env=None, **sections):
-    """What an evaluation's EnvRunner samples."""
+    """Return the episodes of an evaluation EnvRunner."""
     config = config_of(algo, env).copy(copy_frozen=False)
     config.in_evaluation = True
     for name, values in sections.items():
@@ -208,7 +208,7 @@ class Fake:
 
 
 def collected(algo, env=None, *, flat=False, **sections):
-    """How many groups an iteration asks for, and what it learns from."""
+    """Return the numbers of sampled groups, and the trained episodes."""
     config = config_of(algo, env, **sections)
     runner = runner_of(algo, env, **sections)
     groups = max(1, 8 // config.group_size)
@@ -226,7 +226,7 @@ def collected(algo, env=None, *, flat=False, **sections):
 
 
 def alternating(algo, env=None, **sections):
-    """Which policies are to be updated in the first updates."""
+    """Return the policies updated in the first updates."""
     training = {"update_schedule": "alternate", **sections.pop("training", {})}
     learner = make_team_learner(config_of(algo, env, training=training, **sections))
     seen = []
@@ -247,7 +247,7 @@ class Taught(Alone):
 
 
 def demonstrated(algo, env=None, **sections):
-    """What the expert says."""
+    """Return the expert's turns."""
     config = config_of(algo, env, **sections)
     fake = Fake(config, [])
     return [
@@ -257,7 +257,7 @@ def demonstrated(algo, env=None, **sections):
 
 
 def imitated(algo, env=None, **sections):
-    """The weights that RL begins with."""
+    """Return the weights with which RL begins."""
     given = {"demonstrations": 4, "minibatch_size": 2, **sections.pop("sft")}
     config = config_of(algo, env, sft=given, **sections)
     with pytest.MonkeyPatch.context() as patch:
@@ -268,7 +268,7 @@ def imitated(algo, env=None, **sections):
 
 
 def league(algo, env=None, **sections):
-    """How a league behaves."""
+    """Return a league's choices and snapshots."""
     pytest.importorskip("openskill")
     config = config_of(algo, env, **sections)
     maker = config.build_matchmaker()
@@ -296,7 +296,7 @@ OTHER = {"default_policy": None, "other": {"scripted_policy": length_of}}
 
 
 def opponent_or_refusal(algo, env=None, **sections):
-    """Whom the policy meets in evaluation; without an opponent "other" has no part."""
+    """Return the policies in evaluation; without an opponent "other" is unused."""
     try:
         return league(algo, env, **sections)[-1]
     except ConfigError as error:
@@ -304,7 +304,7 @@ def opponent_or_refusal(algo, env=None, **sections):
 
 
 def of_team(algo, env=None, **sections):
-    """Which policies there are, act and learn, and at which rates."""
+    """Return all policies, acting and trained ones, and their learning rates."""
     try:
         config = config_of(algo, env, **sections)
     except ConfigError as error:
@@ -315,7 +315,7 @@ def of_team(algo, env=None, **sections):
 
 
 def engine_built(algo, env=None, **sections):
-    """What makes the engine, and of what."""
+    """Return the engine's class and arguments."""
     config = GRPOConfig()
     for name, values in sections.items():
         getattr(config, name)(**values)
@@ -332,7 +332,7 @@ def engine_built(algo, env=None, **sections):
 
 
 def bundles(algo, env=None, **sections):
-    """What Tune is asked for."""
+    """Return the resources requested from Tune."""
     config = config_of(algo).copy(copy_frozen=False)
     for name, values in sections.items():
         getattr(config, name)(**values)
@@ -341,26 +341,26 @@ def bundles(algo, env=None, **sections):
 
 
 def engine_bundle(algo, env=None, **sections):
-    """What Tune is asked for where runners share an engine's actor."""
+    """Return the resources requested from Tune with an engine actor."""
     config = GRPOConfig().generation(engine="vllm_actor", **sections["generation"])
     request = GRPO.default_resource_request(config_of("GRPO").to_dict())
     return with_engine_bundle(request, config).bundles
 
 
 def engines_asleep(algo, env=None, **sections):
-    """What engines are told around an update."""
-    told = []
+    """Return the calls to engines around an update."""
+    engine_calls = []
     config = SimpleNamespace(engine_sleep=False)
     real = GRPOConfig().generation(**sections["generation"])
     config.engine_sleep = real.engine_sleep
-    fake = SimpleNamespace(config=config, _update_engines=told.append)
+    fake = SimpleNamespace(config=config, _update_engines=engine_calls.append)
     with LLMAlgorithm._engines_asleep(fake):
-        told.append("update")
-    return told
+        engine_calls.append("update")
+    return engine_calls
 
 
 def sync_dtype(algo, env=None, **sections):
-    """How weights travel."""
+    """Return the arguments with which weights are sent."""
     sent = []
     fake = SimpleNamespace(
         config=config_of(algo, env, **sections),
@@ -379,7 +379,7 @@ def sync_dtype(algo, env=None, **sections):
 
 
 def on_nan(algo, env=None, **sections):
-    """What becomes of a gradient that is not finite."""
+    """Return the result of a non-finite gradient."""
     learner = make_team_learner(config_of(algo, env, **sections))
     learner._reset_stats()
     for parameter in learner.module["default_policy"].unwrapped().parameters():
@@ -391,7 +391,7 @@ def on_nan(algo, env=None, **sections):
 
 
 def exploited(algo, env=None, **sections):
-    """How the exploiter is taught, and when exploitability is measured."""
+    """Return the exploiter's updates and measurements of exploitability."""
     pytest.importorskip("openskill")
     config = SelfPlayConfig().environment(PairTogether)
     config.league(opponents="mirror", **sections["league"])
@@ -411,7 +411,7 @@ def exploited(algo, env=None, **sections):
 
 
 def exploiter_noise(algo, env=None, **sections):
-    """How random the exploiter is."""
+    """Return the noise of the exploiter."""
     asked = []
     config = SelfPlayConfig().environment(PairTogether).league(**sections["league"])
     fake = SimpleNamespace(
@@ -430,7 +430,7 @@ def exploiter_noise(algo, env=None, **sections):
 
 
 def explored(algo, env=None, **sections):
-    """What an EnvRunner samples by itself."""
+    """Return the tasks that an EnvRunner draws itself."""
     config = config_of(algo, env, **sections)
     runner = LLMEnvRunner(config=config, worker_index=0)
     return [
@@ -440,7 +440,7 @@ def explored(algo, env=None, **sections):
 
 
 def more_slots(algo, env=None, **sections):
-    """How many episodes are played at once."""
+    """Return the number of concurrent episodes."""
     config = config_of(algo).copy(copy_frozen=False)
     config.env_runners(**sections["env_runners"])
     return LLMEnvRunner(config=config, worker_index=0).num_envs
@@ -455,7 +455,7 @@ def kept_on_disk(algo, env=None, **sections):
 
 
 def fired(algo, env=None, **sections):
-    """What a guard says while entropy collapses."""
+    """Return a guard's messages while entropy collapses."""
     series = [{"entropy": e} for e in (1.0, 1.0, 1.0, 1.0, *[0.001] * 20)]
     return alarmed(series, **sections["alarms"])
 
@@ -498,7 +498,7 @@ def lowering(action="lower_lr"):
 
 
 def without_healthy_runners(algo, env=None, **sections):
-    """What becomes of an iteration for which no EnvRunner is healthy."""
+    """Return the result of an iteration without a healthy EnvRunner."""
     config = config_of(algo).copy(copy_frozen=False)
     config.fault_tolerance(
         restart_failed_env_runners=False, **sections["fault_tolerance"]
@@ -514,7 +514,7 @@ def without_healthy_runners(algo, env=None, **sections):
 
 
 def after_hung_envs(algo, env=None, **sections):
-    """Whether EnvRunners with three hung environments are restarted."""
+    """Return whether EnvRunners with three hung environments are restarted."""
     config = config_of(algo).copy(copy_frozen=False)
     config.fault_tolerance(**sections["fault_tolerance"])
     restarted = []

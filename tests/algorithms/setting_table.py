@@ -1,4 +1,4 @@
-"""For every setting: two values, and where it shows that they differ."""
+"""Two values of every setting, and the effect in which they differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setting_looks import (
     one_pass,
     rows,
     runner_of,
-    said,
+    sampled_turns,
     update,
 )
 from setting_places import (
@@ -65,7 +65,7 @@ from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 @dataclasses.dataclass
 class Effect:
-    """How a setting shows.
+    """The effect of a setting.
 
     Attributes:
         look: Called with the section's settings; what it returns differs.
@@ -80,7 +80,7 @@ class Effect:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def seen(self, path: str, value: Any) -> Any:
-        """Return what is seen with a value."""
+        """Return the effect of a value."""
         section, _, key = path.partition(".")
         own = dict(self.given) if value is DEFAULT else {**self.given, key: value}
         return self.look(**{section: own}, **self.more)
@@ -110,7 +110,7 @@ OLD = {"old_logps": "engine"}
 REF = {"ref_kl_coeff": 1.0}
 SERIES = {"snapshot_min_games": 2, "snapshot_max_games": None}
 LANGUAGE_MODEL = {
-    "model": of(said, "PPO", tiny_model(0), tiny_model(7)),
+    "model": of(sampled_turns, "PPO", tiny_model(0), tiny_model(7)),
     "dtype": of(about(lambda m: str(next(m.lm.parameters()).dtype)), "PPO", "bfloat16"),
     "autocast": of(one_pass, "PPO", "bfloat16"),
     "lora": of(
@@ -141,16 +141,18 @@ LANGUAGE_MODEL = {
     "compile": of(
         about(lambda m: m.lm.base_model._compiled_call_impl is not None), "PPO", "eager"
     ),
-    "history": of(said, "PPO", "latest"),
+    "history": of(sampled_turns, "PPO", "latest"),
     "chat_template_kwargs": of(
         configured(lambda c: c.chat_renderer().template_kwargs), "PPO", {"thinking": 1}
     ),
-    "system_prompt": of(said, "PPO", "Speak up."),
+    "system_prompt": of(sampled_turns, "PPO", "Speak up."),
 }
 GENERATION = {
-    "head": needing(of(said, "PPO", "score", env=Listed), own={"max_new_tokens": 32}),
+    "head": needing(
+        of(sampled_turns, "PPO", "score", env=Listed), own={"max_new_tokens": 32}
+    ),
     "score_norm": needing(
-        of(said, "PPO", "token", env=Listed),
+        of(sampled_turns, "PPO", "token", env=Listed),
         own={"head": "score", "max_new_tokens": 32},
     ),
     "engine": of(engine_built, "GRPO", "vllm"),
@@ -163,18 +165,18 @@ GENERATION = {
         lambda *a, **s: runner_of(*a, **s).engine.is_fused, "PPO", "plain"
     ),
     "kv_cache_gib": of(cache_rows, "PPO", 1e-3),
-    "max_new_tokens": of(said, "PPO", 2, 4),
-    "max_context_tokens": of(said, "PPO", 100),
-    "temperature": of(said, "PPO", 0.5),
+    "max_new_tokens": of(sampled_turns, "PPO", 2, 4),
+    "max_context_tokens": of(sampled_turns, "PPO", 100),
+    "temperature": of(sampled_turns, "PPO", 0.5),
     "top_p": of(evaluated, "PPO", 0.1),
     "top_k": of(evaluated, "PPO", 1),
-    "stop_strings": of(said, "PPO", list("abcdefghijklmnopqrstuvwxyz")),
+    "stop_strings": of(sampled_turns, "PPO", list("abcdefghijklmnopqrstuvwxyz")),
 }
 ROLLOUTS = {
     "episodes_per_iteration": of(collected, "PPO", 4),
     "group_size": of(collected, "GRPO", 2),
-    "max_turns": of(said, "PPO", 1),
-    "max_tokens_per_episode": of(said, "PPO", 3),
+    "max_turns": of(sampled_turns, "PPO", 1),
+    "max_tokens_per_episode": of(sampled_turns, "PPO", 3),
     "step_timeout_s": of(survived, "PPO", 0.02, env=Slow),
     "turn_timeout_s": needing(
         of(survived, "PPO", 1e-6), generation={"max_new_tokens": 400}
@@ -184,7 +186,7 @@ ROLLOUTS = {
     "max_failed_fraction": needing(
         of(survived, "PPO", 1.0, env=Broken), own={"max_retries": 0}
     ),
-    "stop_policies": of(said, "PPO", {"max_tokens_turn": "mask"}),
+    "stop_policies": of(sampled_turns, "PPO", {"max_tokens_turn": "mask"}),
     "env_processes": of(
         configured(lambda c: type(c.make_sampled_env()).__name__), "PPO", True
     ),
@@ -394,7 +396,7 @@ RLLIB = {
     ),
     "fault_tolerance.sample_locally_if_none": of(without_healthy_runners, "PPO", True),
     "fault_tolerance.max_hung_envs_per_env_runner": of(after_hung_envs, "PPO", 1),
-    "debugging.seed": of(said, "PPO", 1),
+    "debugging.seed": of(sampled_turns, "PPO", 1),
 }
 PROBES = {
     f"{section}.{key}": effect

@@ -79,8 +79,8 @@ def iterations(name, series=None, **more):
 def times(name, series=None, *, more=None, logdir="/nowhere", **settings):
     """Return how often an alarm fires, and what is done about it."""
     given = iterations(name, series, **(more or {}))
-    reports, told = alarmed(given, logdir=logdir, **{name: settings})
-    return sum(r[name] for r in reports), told, reports
+    reports, logged = alarmed(given, logdir=logdir, **{name: settings})
+    return sum(r[name] for r in reports), logged, reports
 
 
 def test_every_alarm_has_its_series():
@@ -99,9 +99,9 @@ def test_a_threshold_decides_whether_it_fires(name, key):
 
 @pytest.mark.parametrize(("name", "action"), ACTIONS)
 def test_an_action_is_what_is_done(name, action, tmp_path):
-    fired, told, reports = times(name, action=action, logdir=tmp_path)
+    fired, logged, reports = times(name, action=action, logdir=tmp_path)
     assert fired
-    done = [each[0] for each in told]
+    done = [each[0] for each in logged]
     stopped = [r["stopped_by"] for r in reports if "stopped_by" in r]
     assert done == {"lower_lr": ["lower"], "rollback": ["back", "lower"]}.get(
         action, []

@@ -1,4 +1,4 @@
-"""What a population changes takes effect after another member's checkpoint."""
+"""Settings changed by a population take effect after a checkpoint's restore."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_settings_are_the_configs_not_the_checkpoints(ray_session, tmp_path):
 
 
 @pytest.mark.ray
-def test_a_steered_coefficient_is_the_checkpoints(ray_session, tmp_path):
+def test_an_adapted_coefficient_is_the_checkpoints(ray_session, tmp_path):
     steered = {"training": {"ref_kl_coeff": 0.1, "ref_kl_target": 1e3}}
     donor = build(steered)
     donor.train()  # far below the target: halved

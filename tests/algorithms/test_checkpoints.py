@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory, ray_session):
     return folder, state
 
 
-def test_own_state_is_json_and_comes_back(checkpoint):
+def test_package_state_is_json_and_round_trips(checkpoint):
     folder, state = checkpoint
     stored = json.loads((folder / "llm" / "state.json").read_text())
     assert stored["llm_tasks"] == {"cursor": 2} and stored["training_iteration"] == 1

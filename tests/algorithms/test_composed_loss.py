@@ -1,4 +1,4 @@
-"""Pieces in Learners: equal to the built-in losses, exact under any cut."""
+"""Components in Learners: equal to the built-in losses, exact under any split."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def off_policy_gradients(config_class, **training):
 # Equal to what they replace -----------------------------------------------------------
 
 
-def test_grpo_with_the_piece_is_grpo():
+def test_grpo_with_the_component_is_grpo():
     given = off_policy_gradients(
         GRPOConfig, policy_loss={**CLIP, "high": 0.28, "dual": 3.0}
     )
@@ -79,7 +79,7 @@ def test_grpo_with_the_piece_is_grpo():
     assert_close(given, expected)
 
 
-def test_ppo_with_the_piece_is_rllibs_ppo():
+def test_ppo_with_the_component_is_rllibs_ppo():
     shared = {
         "entropy_coeff": 0.01,
         "ref_kl_coeff": 0.05,
@@ -172,7 +172,7 @@ def test_transforms_see_the_policy_before_the_update(old_logps):
     assert entropy[kept].min() >= entropy[mask & ~kept].max() > 0
 
 
-def test_without_pieces_nothing_is_computed_for_them():
+def test_without_components_no_inputs_are_computed():
     config = make_config(GRPOConfig)
     assert config.old_logps_may_wait and not config.uses_reference
     batch = make_batch(make_learner(config), episodes())

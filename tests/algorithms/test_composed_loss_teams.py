@@ -1,4 +1,4 @@
-"""Pieces with several policies, several Learners, and MARFT."""
+"""Components with several policies, several Learners, and MARFT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLIP = {"name": "ppo_clip", "low": 0.2, "high": 0.2}
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
-def test_marft_by_token_with_the_piece_is_marft(critic):
+def test_marft_by_token_with_the_component_is_marft(critic):
     found = []
     for chosen in ({}, {"policy_loss": CLIP}):
         training = {"level": "token", "critic": critic, "entropy_coeff": 0.01, **chosen}
@@ -79,7 +79,7 @@ def test_what_marft_cannot_use_is_refused(training, message):
         team_config(Pair, training=training).validate()
 
 
-def test_policies_have_pieces_of_their_own():
+def test_policies_have_their_own_components():
     policies = {
         "a": {"training": {"token_advantage_transforms": [{"name": "top_entropy"}]}},
         "b": {"training": {"policy_loss": "sapo"}},

@@ -1,4 +1,4 @@
-"""Functions of env_config as environments; what is known before models are prepared."""
+"""Functions of env_config as environments; errors before models are prepared."""
 
 import importlib.util
 import logging

@@ -1,4 +1,4 @@
-"""The evaluation before training, and what it says of an imitation."""
+"""The evaluation before training, and its advice on failed imitation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def first_of(success, episodes):
     return {"env_runners": {"success_rate": success, "num_episodes": episodes}}
 
 
-def test_an_imitation_worse_than_random_play_is_told_what_to_change():
+def test_an_imitation_worse_than_random_play_gets_advice():
     chance = RandomPolicyResult(successes=26, episodes=128)
     advice = imitation_advice(game(), first_of(0.02, 100), chance)
     for part in ("2% (n=100)", "20% (n=128)", "vocab_size=320", "observation_weight"):

@@ -1,4 +1,4 @@
-"""The whole gradient of chosen pieces: transforms, a policy loss, and terms."""
+"""The whole gradient of loss components: transforms, a policy loss, and terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from gradient_reference import (
     sample_near,
 )
 from learner_helpers import policy
-from test_gradient_grpo import TEMPERATURE, advantage_estimator, credited, moved_learner
+from test_gradient_grpo import (
+    TEMPERATURE,
+    advantage_estimator,
+    moved_learner,
+    with_advantages,
+)
 
 TRAINING = {
     "policy_loss": {"name": "gspo", "low": 0.02, "high": 0.03},
@@ -37,7 +42,7 @@ TRAINING = {
 
 
 def highest(numbers, share):
-    """Which numbers are among the share of the largest ones."""
+    """Return the numbers that belong to the largest share."""
     order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
     return set(order[: math.ceil(share * len(numbers))])
 
@@ -50,7 +55,7 @@ def mean_and_std(numbers):
 
 def test_the_whole_gradient():
     learner, frozen = moved_learner(**TRAINING)
-    episodes = credited()
+    episodes = with_advantages()
     chains = chains_of(episodes)
     sample_near(Policy(policy(learner), TEMPERATURE), chains)
     record_behaviour(episodes, chains)

@@ -57,8 +57,8 @@ def moved_learner(config_class=GRPOConfig, temperature=TEMPERATURE, **training):
     return learner, frozen
 
 
-def credited(count=9):
-    """Of one row and of two; credit per episode, and per turn in one of them."""
+def with_advantages(count=9):
+    """Return episodes of one and two rows, with advantages per episode or turn."""
     found = []
     for seed in range(count):
         episode = fake_episode(seed, turns=1 + seed % 3, breaks=seed % 2 == 1)
@@ -115,7 +115,7 @@ def loss_terms(chains, before, after, frozen):
 
 def test_the_whole_gradient():
     learner, frozen = moved_learner(**TRAINING)
-    episodes = credited()
+    episodes = with_advantages()
     chains = chains_of(episodes)
     sample_near(Policy(policy(learner), TEMPERATURE), chains)
     record_behaviour(episodes, chains)

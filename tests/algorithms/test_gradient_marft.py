@@ -86,15 +86,19 @@ class Steps:
 
 
 class Messages:
-    """All messages of the episodes in execution order, with credit."""
+    """All messages of the episodes in execution order, with advantages."""
 
     def __init__(self, episodes, start):
         chains = iter(chains_of(episodes))
         self.all, advantages = [], []
         for number, episode in enumerate(episodes):
             parts = episode.agent_episodes.values()
-            told = [self._of(number, part, next(chains), start) for part in parts]
-            in_order = sorted((m for ms in told for m in ms), key=lambda m: m["step"])
+            messages_of_parts = [
+                self._of(number, part, next(chains), start) for part in parts
+            ]
+            in_order = sorted(
+                (m for ms in messages_of_parts for m in ms), key=lambda m: m["step"]
+            )
             reward_log = episode.custom_data[columns.REWARD_LOG]
             for here, after in zip(in_order, [*in_order[1:], None], strict=True):
                 until = math.inf if after is None else after["step"]

@@ -69,7 +69,7 @@ def played(learner):
     return episodes, chains
 
 
-def paid(chain):
+def token_rewards(chain):
     return [token.reward for token in chain.tokens]
 
 
@@ -113,7 +113,7 @@ def test_the_whole_gradient_with_a_shared_critic(loss, old_kl_coeff):
     (after,) = step.after.values()
     known = before_the_update(step, frozen, chains)
     advantages = [
-        gae(paid(chain), values, ends(chain), last, **DISCOUNTS)
+        gae(token_rewards(chain), values, ends(chain), last, **DISCOUNTS)
         for chain, (_, values, last, _) in zip(chains, known, strict=True)
     ]
     count = sum(chain.count for chain in chains)
@@ -178,7 +178,7 @@ def test_the_whole_gradient_with_a_critic_of_its_own():
     advantages, targets = [], []
     for chain, (old, values, last, ref) in zip(chains, known, strict=True):
         cost = [min(float(k3(o, r)), 0.4) for o, r in zip(old, ref, strict=True)]
-        rewards = [p - 0.5 * c for p, c in zip(paid(chain), cost, strict=True)]
+        rewards = [p - 0.5 * c for p, c in zip(token_rewards(chain), cost, strict=True)]
         args = rewards, values, ends(chain), last
         advantages.append(gae(*args, **DISCOUNTS))
         critic = {**DISCOUNTS, "lam": 0.95, "lam_token": 0.95}

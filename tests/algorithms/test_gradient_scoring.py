@@ -34,13 +34,13 @@ TRAINING = {
 
 def turns_of(episode):
     """Each turn's context and its actions, the one taken first, with weights."""
-    told, found = [], []
+    taken, found = [], []
     for turn in episode.get_extra_model_outputs(columns.TURN):
-        told = told if turn.extends else []
-        told = [*told, *map(int, turn.prompt_ids)]
+        taken = taken if turn.extends else []
+        taken = [*taken, *map(int, turn.prompt_ids)]
         actions = [turn.action_ids, *turn.choice.others]
-        found.append((told, [list(map(int, a)) for a in actions], turn))
-        told = [*told, *map(int, turn.action_ids)]
+        found.append((taken, [list(map(int, a)) for a in actions], turn))
+        taken = [*taken, *map(int, turn.action_ids)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Greedy rollouts are played once per task, compared with, and never learnt from."""
+"""Greedy rollouts: sampled once per task, used as baseline, never trained on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remax(env="bandit_probe-v0", group_size=2, **rollouts):
 
 @pytest.fixture
 def played(monkeypatch):
-    """What EnvRunners of this process were asked to play: (tasks, explore)."""
+    """Calls to this process's EnvRunners: (tasks, explore)."""
     calls = []
     sample = LLMEnvRunner.sample
 
@@ -77,12 +77,12 @@ def test_they_count_in_no_metric_but_their_own():
     algo.stop()
 
 
-def test_they_are_paid_by_the_runs_own_rewards():
+def test_greedy_rollouts_get_the_runs_rewards():
     bonus = [{"name": "environment", "weight": 0.0}, {"name": "format", "invalid": -2}]
     algo = remax(rewards=bonus).build_algo()
     episodes = algo.collect()
-    paid = {episode_data(e).greedy_return for e in episodes}
-    assert paid <= {0.0, -2.0}  # never the environment's 1.0
+    greedy_returns = {episode_data(e).greedy_return for e in episodes}
+    assert greedy_returns <= {0.0, -2.0}  # never the environment's 1.0
     algo.stop()
 
 

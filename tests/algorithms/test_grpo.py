@@ -1,4 +1,4 @@
-"""GRPO: credit per group, dropped groups, resampling; real iterations."""
+"""GRPO: advantages per group, dropped groups, resampling; real iterations."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def algo(ray_session):
     built.stop()
 
 
-def test_credit_is_relative_to_the_group(algo):
+def test_advantages_are_relative_to_the_group(algo):
     made = [
         fake_episode(i, group=i // 4, reward=r)
         for i, r in enumerate([1.0, 0.0, 0.0, 1.0, 3.0, 1.0, 1.0, 3.0])

@@ -1,4 +1,4 @@
-"""A run begins with the policies of another's checkpoint, and with nothing else."""
+"""A run initialised from another's checkpoint gets its policies and nothing else."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def imitated(tmp_path_factory, ray_session):
     return path, trained(of(SFTConfig), path)
 
 
-def test_weights_are_taken_over_and_counters_are_not(imitated):
+def test_weights_are_initialised_and_counters_are_not(imitated):
     path, given = imitated
     # Another size of the game has words of its own; the model keeps those it knows.
     algo = begun_with(of(LLMPPOConfig, upper=9, ref_kl_coeff=0.1), path)
@@ -113,7 +113,7 @@ def test_other_processes_get_them_too(imitated):
 
 
 @pytest.mark.slow
-def test_value_heads_are_taken_over_where_both_have_one(imitated, tmp_path):
+def test_value_heads_are_initialised_where_both_have_one(imitated, tmp_path):
     given = trained(of(LLMPPOConfig), tmp_path / "ppo", iterations=1)
     heads = {n for n in given if n.startswith("value_head.")}
     algo = begun_with(of(LLMPPOConfig, upper=9), tmp_path / "ppo")
@@ -128,7 +128,7 @@ def test_value_heads_are_taken_over_where_both_have_one(imitated, tmp_path):
     fresh.stop()
 
 
-def test_adapters_are_taken_over(tmp_path):
+def test_adapters_are_initialised(tmp_path):
     pytest.importorskip("peft")
     lora = {"rank": 2, "alpha": 4}
     given = trained(of(SFTConfig).language_model(lora=lora), tmp_path / "lora")

@@ -1,4 +1,4 @@
-"""The learner: exactly-once epochs, global normalisers, warm-up, NaN policy."""
+"""The Learner: exactly-once epochs, loss denominators, warm-up, NaN policy."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def episodes(count=6, **kwargs):
     return [fake_episode(i, turns=1 + i % 4, **kwargs) for i in range(count)]
 
 
-def credited(count=6, **kwargs):
+def with_advantages(count=6, **kwargs):
     made = episodes(count, **kwargs)
     for i, episode in enumerate(made):
         episode_data(episode).advantage = float(np.cos(i))
@@ -57,15 +57,17 @@ def config_for(config_class, training, **more):
 def test_micro_batches_do_not_change_the_gradient(config_class, training):
     whole = make_learner(config_for(config_class, training, micro_batch_tokens=None))
     split = make_learner(config_for(config_class, training, micro_batch_tokens=1))
-    assert_close(gradients(whole, credited()), gradients(split, credited()))
+    assert_close(
+        gradients(whole, with_advantages()), gradients(split, with_advantages())
+    )
 
 
 @pytest.mark.parametrize(("config_class", "training"), CASES)
 def test_one_row_per_turn_gives_the_merged_gradient(config_class, training):
     merged = config_for(config_class, training)
     per_turn = config_for(config_class, training).rollouts(row_per_turn=True)
-    a = gradients(make_learner(merged), credited())
-    b = gradients(make_learner(per_turn), credited())
+    a = gradients(make_learner(merged), with_advantages())
+    b = gradients(make_learner(per_turn), with_advantages())
     assert_close(a, b)
 
 
@@ -115,13 +117,13 @@ def test_first_ratio_is_one():
 def test_masked_tokens_do_not_matter():
     config = make_config(GRPOConfig)
     a, b = make_learner(config), make_learner(config)
-    changed = credited()
+    changed = with_advantages()
     for episode in changed:
         for turn in episode.get_extra_model_outputs(columns.TURN):
             assert len(turn.action_logps) == len(turn.action_ids)
-    first = gradients(a, credited())
+    first = gradients(a, with_advantages())
     # The final observation is a prompt nobody answers: it must not be trained.
-    truncated = credited()
+    truncated = with_advantages()
     for episode in truncated:
         episode.is_terminated, episode.is_truncated = False, True
         episode_data(episode).prompt = None
@@ -232,7 +234,7 @@ def test_critic_warm_up_moves_only_the_critic():
 
 def test_nan_gradient_is_skipped_and_counted_or_fatal():
     learner = make_learner(make_config(GRPOConfig))
-    poisoned = credited()
+    poisoned = with_advantages()
     episode_data(poisoned[0]).advantage = float("inf")
     before = weights(learner)
     result = update(learner, poisoned)[DEFAULT_MODULE_ID]
@@ -247,7 +249,7 @@ def test_nan_gradient_is_skipped_and_counted_or_fatal():
 def test_reference_kl_is_zero_at_first_then_pulls_back():
     config = make_config(GRPOConfig, ref_kl_coeff=0.5, lr=1e-2)
     learner = make_learner(config)
-    made = credited()
+    made = with_advantages()
     first = update(learner, made)[DEFAULT_MODULE_ID]
     assert abs(first["ref_kl"].peek()) < 1e-6
     second = update(learner, made)[DEFAULT_MODULE_ID]
@@ -256,12 +258,12 @@ def test_reference_kl_is_zero_at_first_then_pulls_back():
 
 def test_adaptive_reference_kl_follows_rllibs_rule():
     learner = make_learner(make_config(GRPOConfig, ref_kl_coeff=0.1, ref_kl_target=1.0))
-    update(learner, credited())  # KL 0 < target / 2
+    update(learner, with_advantages())  # KL 0 < target / 2
     assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
-def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor):
+def test_learners_adapt_the_reference_kl_together(monkeypatch, elsewhere, factor):
     """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
     from rllib_llm.algorithms.learner import reference_kl as module
 
@@ -273,7 +275,7 @@ def test_learners_steer_the_reference_kl_together(monkeypatch, elsewhere, factor
 
     learner = make_learner(make_config(GRPOConfig, ref_kl_coeff=0.1, ref_kl_target=1.0))
     monkeypatch.setattr(module, "all_reduce_sum", two_learners)
-    update(learner, credited())
+    update(learner, with_advantages())
     assert learner._ref_kl_coeffs[DEFAULT_MODULE_ID] == pytest.approx(0.1 * factor)
 
 
@@ -291,11 +293,11 @@ def drifted_learner(config_class=GRPOConfig, **training):
 @pytest.mark.parametrize("ref_kl_clip", [0.5, 1e6, None])
 def test_the_reference_kl_of_a_token_is_held_at_its_clip(config_class, ref_kl_clip):
     learner = drifted_learner(config_class, ref_kl_clip=ref_kl_clip)
-    batch = make_batch(learner, credited())
+    batch = make_batch(learner, with_advantages())
     mask = batch[Columns.LOSS_MASK]
     d = (batch[columns.REF_LOGP] - batch[Columns.ACTION_LOGP])[mask].double()
     k3 = d.exp() - d - 1
-    result = update(learner, credited())[DEFAULT_MODULE_ID]
+    result = update(learner, with_advantages())[DEFAULT_MODULE_ID]
     if ref_kl_clip is None:
         assert "ref_kl_clip_frac" not in result
         expected = k3.mean()
@@ -367,11 +369,11 @@ def test_learner_state_resumes_exactly():
     )
     straight, saved = make_learner(config), make_learner(config)
     for learner in (straight, saved):
-        update(learner, credited())
+        update(learner, with_advantages())
     resumed = make_learner(config)
     resumed.set_state(saved.get_state())
-    update(straight, credited(4))
-    update(resumed, credited(4))
+    update(straight, with_advantages(4))
+    update(resumed, with_advantages(4))
     a, b = weights(straight), weights(resumed)
     for name in a:
         assert torch.equal(a[name], b[name]), name

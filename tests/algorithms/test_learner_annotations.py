@@ -1,4 +1,4 @@
-"""What transcripts say of tokens is what the Learner trained on."""
+"""Token annotations of transcripts equal the Learner's batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSE = {"rtol": 2e-3, "atol": 1e-5}  # four significant digits
 
 
 def made(count=5, **kwargs):
-    """Episodes with credit, of which the second and the last are noted."""
+    """Return episodes with advantages; the second and the last are annotated."""
     episodes = [fake_episode(i, turns=1 + i % 3, **kwargs) for i in range(count)]
     for i, episode in enumerate(episodes):
         data = episode_data(episode)
@@ -70,7 +70,7 @@ def expected(learner, episodes):
         for index in np.unique(turn_ids[turn_ids >= 0]):
             here = np.flatnonzero(turn_ids == index)
             turn = episode.get_extra_model_outputs(columns.TURN)[index]
-            told = {
+            annotated = {
                 "trained": batch[Columns.LOSS_MASK][row, here + 1],
                 "advantage": batch[Columns.ADVANTAGES][row, here + 1],
                 "old_logp": logp[here],
@@ -78,19 +78,19 @@ def expected(learner, episodes):
                 "gap": logp[here] - turn.action_logps,
             }
             if columns.VALUES in batch:
-                told["value"] = batch[columns.VALUES][row, here + 1]
-            found.setdefault(episode.id_, {})[0, int(index)] = told
+                annotated["value"] = batch[columns.VALUES][row, here + 1]
+            found.setdefault(episode.id_, {})[0, int(index)] = annotated
     return found
 
 
-def assert_told(notes, right, *, without=()):
+def assert_annotated(notes, right, *, without=()):
     assert notes.keys() == right.keys()
     for episode, turns in right.items():
         assert notes[episode].keys() == turns.keys()
-        for key, told in turns.items():
-            assert notes[episode][key].keys() == {*told, "ratio"}
-            for name in set(told) - set(without):
-                values = np.asarray(told[name], float)
+        for key, annotated in turns.items():
+            assert notes[episode][key].keys() == {*annotated, "ratio"}
+            for name in set(annotated) - set(without):
+                values = np.asarray(annotated[name], float)
                 given = np.broadcast_to(notes[episode][key][name], values.shape)
                 np.testing.assert_allclose(given, values, err_msg=name, **CLOSE)
 
@@ -112,7 +112,9 @@ def test_notes_are_what_the_batch_held(config_class, breaks, row_per_turn, epoch
     )
     # Of several epochs the last one is told, when entropy had moved on.
     without = ("entropy",) if epochs > 1 else ()
-    assert_told(annotations_of(result), expected(reference, episodes), without=without)
+    assert_annotated(
+        annotations_of(result), expected(reference, episodes), without=without
+    )
 
 
 def test_ratio_is_that_of_the_last_epoch():
@@ -125,16 +127,16 @@ def test_ratio_is_that_of_the_last_epoch():
     second = annotations_of(update_learner(twice, episodes, num_epochs=2))
     moved = 0.0
     for episode, turns in before.items():
-        for key, told in turns.items():
+        for key, annotated in turns.items():
             assert set(np.ravel(first[episode][key]["ratio"])) == {1}
-            ratio = np.exp(after[episode][key]["old_logp"] - told["old_logp"])
+            ratio = np.exp(after[episode][key]["old_logp"] - annotated["old_logp"])
             given = second[episode][key]["ratio"]
             np.testing.assert_allclose(given, ratio, rtol=2e-3)
             moved = max(moved, np.abs(ratio - 1).max())
     assert moved > 0.01
 
 
-def test_masked_turns_are_told_as_not_trained():
+def test_masked_turns_are_annotated_as_not_trained():
     learner = make_learner(make_config(GRPOConfig))
     episodes = made()
     episode_data(episodes[1]).masked_turns = frozenset({0})
@@ -152,7 +154,7 @@ def test_an_episode_that_is_all_masked_may_have_no_notes():
     assert notes.keys() == {episodes[1].id_, episodes[4].id_}
 
 
-def test_nothing_is_kept_where_nothing_is_noted():
+def test_nothing_is_kept_without_annotations():
     learner = make_learner(make_config(GRPOConfig))
     episodes = made()
     for episode in episodes:
@@ -178,10 +180,10 @@ def test_values_of_a_common_critic_reach_the_agents_turns(view):
         episode_data(episode).annotates_tokens = episode is episodes[1]
     read = batches(run.learner, episodes)["critic"]
     (notes,) = annotations_of(run.update(episodes)).values()
-    told = turns_of(episodes[1])
-    assert len(notes) == len(told) == 4
+    annotated = turns_of(episodes[1])
+    assert len(notes) == len(annotated) == 4
     seen = {}
-    for place, (agent, _) in enumerate(told):
+    for place, (agent, _) in enumerate(annotated):
         index = seen[agent] = seen.get(agent, -1) + 1
         number = ["ann_0", "ben_0"].index(agent)
         of_agent = (read[columns.AGENT_INDEX] == number) | (view == "central")
@@ -235,23 +237,23 @@ def test_groups_and_parts_of_rewards_in_a_run(ray_session):
     assert picked.count("sibling") == 6
     for record in records:
         assert record["trained"] is True and record["advantage"] is not None
-        paid = 0.0
+        total_reward = 0.0
         for turn in record["turns"]:
             assert list(turn["reward_parts"]) == ["environment", "format"]
             assert turn["reward"] == pytest.approx(sum(turn["reward_parts"].values()))
-            paid += turn["reward"]
+            total_reward += turn["reward"]
             advantage_estimator = token_column(turn, "advantage")
             np.testing.assert_allclose(
                 advantage_estimator, record["advantage"], **CLOSE
             )
-        assert record["return"] == pytest.approx(paid, abs=1e-5)
+        assert record["return"] == pytest.approx(total_reward, abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("config_class", [LLMPPOConfig, GRPOConfig])
-def test_several_learners_and_runners_tell_the_same(ray_session, config_class):
-    told = []
+def test_several_learners_and_runners_annotate_equally(ray_session, config_class):
+    annotated = []
     for learners, runners in ((0, 0), (1, 0), (2, 2)):
         group = 4 if config_class is GRPOConfig else 1
         config = small(config_class, group_size=group).learners(num_learners=learners)
@@ -262,12 +264,14 @@ def test_several_learners_and_runners_tell_the_same(ray_session, config_class):
         records = read_result(algo.train())
         algo.stop()
         check_records(records)
-        told.append({(r["group_id"], r["rollout"]): r for r in records})
-    for other in told[1:]:
-        both = told[0].keys() & other.keys()
+        annotated.append({(r["group_id"], r["rollout"]): r for r in records})
+    for other in annotated[1:]:
+        both = annotated[0].keys() & other.keys()
         assert len(both) >= 2
         for key in both:
-            for a, b in zip(told[0][key]["turns"], other[key]["turns"], strict=True):
+            for a, b in zip(
+                annotated[0][key]["turns"], other[key]["turns"], strict=True
+            ):
                 assert a["columns"].keys() == b["columns"].keys()
                 assert a["columns"]["text"] == b["columns"]["text"]
                 for name in ("old_logp", "entropy", "advantage"):

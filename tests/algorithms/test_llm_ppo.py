@@ -1,4 +1,4 @@
-"""LLMPPO through RLlib's own doors: build_algo, evaluation, Tune, checkpoints."""
+"""LLMPPO through RLlib's interfaces: build_algo, evaluation, Tune, checkpoints."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""MAGRPO's cross mode in training: real rollouts meet in real games."""
+"""MAGRPO's cross mode in training, with real rollouts of real games."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllib_llm.errors import ConfigError
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 ONE_ROUND = {"min_rounds": 1, "max_rounds": 1}
 CROSS = {"name": "magrpo", "joint": "cross"}
-PAYS = {"cc": 1.0, "cd": 5 / 6, "dc": 5 / 6, "dd": 1 / 3}  # mean of both
+TEAM_REWARDS = {"cc": 1.0, "cd": 5 / 6, "dc": 5 / 6, "dd": 1 / 3}  # mean of both
 
 
 def make_config(env="dilemma-v0", options=ONE_ROUND, config_class=GRPOConfig):
@@ -30,7 +30,7 @@ def make_config(env="dilemma-v0", options=ONE_ROUND, config_class=GRPOConfig):
 
 
 @pytest.mark.ray
-def test_moves_are_credited_with_what_all_moves_of_the_other_earn(ray_session):
+def test_advantages_of_moves_average_over_the_others_moves(ray_session):
     config = make_config().sft(demonstrations=300, mistake_rate=1.0, lr=5e-3)
     algo = config.training(drop_zero_variance_groups=False).build_algo()
     episodes = algo.collect()
@@ -41,8 +41,10 @@ def test_moves_are_credited_with_what_all_moves_of_the_other_earn(ray_session):
         if not set(itertools.chain(*moves)) <= {"cooperate", "defect"}:
             continue  # something else was said, and someone asked again
         for agent in (0, 1):
-            others = [said[1 - agent][0] for said in moves]
-            worths = [np.mean([PAYS[m[agent][0] + o] for o in others]) for m in moves]
+            others = [move[1 - agent][0] for move in moves]
+            worths = [
+                np.mean([TEAM_REWARDS[m[agent][0] + o] for o in others]) for m in moves
+            ]
             for rollout, worth in zip(rollouts, worths, strict=True):
                 own = episode_data(agent_episodes(rollout)[agent]).advantage
                 assert own == pytest.approx(worth - np.mean(worths), abs=1e-6)
@@ -71,7 +73,7 @@ def test_games_that_cannot_be_combined_are_refused(env, options, message):
         make_config(env, options).validate()
 
 
-def test_what_changes_the_pay_or_the_players_is_refused():
+def test_changed_rewards_or_other_players_are_refused():
     with pytest.raises(ConfigError, match="rewards or reward_transforms change them"):
         make_config().rollouts(rewards=["environment", "format"]).validate()
     scripted = make_config().multi_agent(

@@ -1,4 +1,4 @@
-"""Nine groups of defects known from multi-agent fine-tuning, and none of them here.
+"""Absence of nine groups of known defects of multi-agent fine-tuning.
 
 MARFT (arXiv:2504.16129) and its three public implementations were read for them; each
 test fails on code that does what its name says.
@@ -98,7 +98,7 @@ def test_defect_2_recorded_log_probabilities_are_those_of_the_sampling_distribut
 
 
 class Unequal(Pair):
-    """What Ben earns is three orders of magnitude more."""
+    """Ben's rewards are three orders of magnitude larger."""
 
     def apply(self, agent, action):
         outcome = super().apply(agent, action)
@@ -190,13 +190,13 @@ def test_defect_6_training_reads_exactly_what_was_read_in_sampling():
             part = episode.agent_episodes[agent]
             length = int(data[module_id][columns.ATTENTION_MASK][row].sum())
             ids = data[module_id][columns.INPUT_IDS][row, :length].tolist()
-            told = [
+            recorded = [
                 (t.prompt_ids, t.action_ids) for w, t in turns_of(episode) if w == agent
             ]
-            whole = [int(i) for pair in told for ids_ in pair for i in ids_]
+            whole = [int(i) for pair in recorded for ids_ in pair for i in ids_]
             # The newest messages are there; only a prompt nobody answered may follow.
             assert ids[: len(whole)] == whole and length <= 170
-            assert len(part) == len(told)
+            assert len(part) == len(recorded)
     assert (
         update(run.learner, episodes)["a"]["train_inference_mismatch_max"].peek() < 1e-4
     )
@@ -210,19 +210,19 @@ def test_defect_7_evaluation_plays_the_trained_adapters():
     run = marft(language_model=language_model, training={"lr": 0.3})
     tasks = TaskSource(seed=0, split="test").fixed(3)
 
-    def said(runner):
+    def sampled_by(runner):
         episodes = runner.sample(tasks=tasks, explore=False)
         return [[t.action_ids.tolist() for _, t in turns_of(e)] for e in episodes]
 
-    untrained = said(run.runner)
+    untrained = sampled_by(run.runner)
     for _ in range(2):
         run.update(run.sample(2))
-    trained = said(run.runner)
+    trained = sampled_by(run.runner)
     assert trained != untrained
     fresh = Run(run.config, learner=False)
-    assert said(fresh.runner) == untrained
+    assert sampled_by(fresh.runner) == untrained
     fresh.runner.set_state({"rl_module": run.learner.module.get_state()})
-    assert said(fresh.runner) == trained
+    assert sampled_by(fresh.runner) == trained
 
 
 def test_defect_7_unknown_settings_are_refused():
@@ -246,8 +246,8 @@ def test_defect_8_the_end_of_a_turn_is_trained_and_an_empty_turn_is_one_token():
                 lm.get_input_embeddings().weight[end] = height
         run.runner.set_weights_version(1 + run.runner._weights_seq_no)
         episodes = run.sample(4)
-        told = [t for e in episodes for _, t in turns_of(e)]
-        empty = [t for t in told if t.action_ids.tolist() == [end]]
+        recorded = [t for e in episodes for _, t in turns_of(e)]
+        empty = [t for t in recorded if t.action_ids.tolist() == [end]]
         if empty:
             break
     assert empty
@@ -256,7 +256,7 @@ def test_defect_8_the_end_of_a_turn_is_trained_and_an_empty_turn_is_one_token():
         mask = data[module_id][Columns.LOSS_MASK]
         ids = data[module_id][columns.INPUT_IDS]
         assert int((ids[mask] == end).sum()) == sum(
-            end in t.action_ids.tolist() for t in told if t.module_id == module_id
+            end in t.action_ids.tolist() for t in recorded if t.module_id == module_id
         )
     result = run.update(episodes)
     assert np.isfinite(result["a"]["grad_norm"].peek())

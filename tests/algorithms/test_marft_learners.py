@@ -1,4 +1,4 @@
-"""Adapters, frozen policies and several Learners: who moves, and that they agree."""
+"""Adapters, frozen policies and several Learners: which change, and equality."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_each_adapters_gradient_is_its_own(level):
         assert whole[module_id] and all("lora_" in n for n in whole[module_id])
         for name, gradient in whole[module_id].items():
             assert gradient.abs().max() > 1e-6, name
-    # Without credit for Ben, Ann's gradient is the same to the bit.
+    # Without advantages for Ben, Ann's gradient is the same to the bit.
     original = run.learner._minibatches
 
     def without_ben(data, *args):
@@ -97,8 +97,8 @@ def test_frozen_policies_stay_to_the_bit_and_sample_on(config_class, train):
         run.update(run.sample(2))
     assert_bit_equal(before["b"], run.weights("b"))
     assert moved(before["a"], run.weights("a"))
-    said = [t for e in run.sample(1) for t in turns_of(e)]
-    assert {who for who, _ in said} == {"ann_0", "ben_0"}
+    agent_turns = [t for e in run.sample(1) for t in turns_of(e)]
+    assert {who for who, _ in agent_turns} == {"ann_0", "ben_0"}
 
 
 # Several Learners --------------------------------------------------------------------

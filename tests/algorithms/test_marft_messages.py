@@ -1,4 +1,4 @@
-"""What stands at a message's first token when messages are what is trained."""
+"""Values at a message's first token with MARFT's action level."""
 
 import pytest
 import torch

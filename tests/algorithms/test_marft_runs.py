@@ -1,4 +1,4 @@
-"""Teams through RLlib's own doors: build_algo, checkpoints, other processes."""
+"""Teams through RLlib's interfaces: build_algo, checkpoints, other processes."""
 
 import sys
 
@@ -56,7 +56,7 @@ def changed(left, right):
     return any(not np.array_equal(left[n], right[n]) for n in left)
 
 
-def test_an_iteration_moves_both_policies_and_tells_about_each(ray_session):
+def test_an_iteration_trains_both_policies_and_reports_each(ray_session):
     algo = team_config(Pair).build_algo()
     before = {m: state_of(algo, m) for m in ("a", "b", "critic")}
     result = algo.train()
@@ -73,8 +73,8 @@ def test_an_iteration_moves_both_policies_and_tells_about_each(ray_session):
     assert learners["critic"]["vf_loss"] > 0
     assert "policy_loss" not in learners["critic"]
     assert "train_inference_mismatch_max" not in learners["critic"]
-    told = read_result(result)[0]["turns"]
-    assert [(t["agent"], t["policy"]) for t in told] == [
+    shown_turns = read_result(result)[0]["turns"]
+    assert [(t["agent"], t["policy"]) for t in shown_turns] == [
         ("ann_0", "a"),
         ("ben_0", "b"),
     ] * 2

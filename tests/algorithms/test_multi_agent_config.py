@@ -1,4 +1,4 @@
-"""Who plays for whom: what is accepted, what is refused, and how it says so."""
+"""Mappings from agents to policies: accepted ones, and errors of others."""
 
 import pytest
 from multi_toys import Scripted, made
@@ -71,7 +71,7 @@ def test_settings_of_policies_become_rllibs_overrides():
     assert config.get_config_for_module("a").lr == 1e-5
 
 
-def test_yaml_says_the_same():
+def test_yaml_gives_the_same_policies():
     config = team_config(Pair, LLMPPOConfig, policies=None)
     apply_section(
         config,
@@ -221,13 +221,13 @@ def test_a_policy_may_be_called_critic_where_there_is_no_common_one():
         config.validate()
 
 
-def test_grpo_compares_agents_as_it_is_told():
+def test_grpo_compares_agents_as_configured():
     config = team_config(Pair, GRPOConfig, rollouts={"group_size": 2})
     with pytest.raises(ConfigError, match="Did you mean 'agent'"):
         config.training(advantage_group_by="agnt")
 
 
-def test_a_game_that_rewards_a_stranger_is_refused_when_it_does():
+def test_rewards_of_undeclared_agents_are_refused():
     from rllib_llm.envs import Outcome
 
     env = made(Scripted, [Outcome({"dan_0": 1.0})], possible_agents=["ann_0", "ben_0"])

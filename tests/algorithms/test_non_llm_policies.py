@@ -1,4 +1,4 @@
-"""Classic RLModules beside language models: settings, updates, schedules, errors."""
+"""Non-LLM RLModules beside language models: settings, updates, schedules, errors."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def moved(before, after):
 # Settings -----------------------------------------------------------------------------
 
 
-def test_who_is_what():
+def test_kinds_of_policies():
     config = config_of(train=["talk"])
     assert config.module_ids == ("run", "talk")
     assert config.llm_module_ids == config.trained_module_ids == ("talk",)
@@ -43,7 +43,7 @@ def test_who_is_what():
     assert config_of().trained_non_llm_ids == ("run",)
 
 
-def test_rllibs_own_spec_says_the_same():
+def test_rllibs_spec_gives_the_same_module():
     spec = RLModuleSpec(
         module_class=DefaultPPOTorchRLModule, model_config={"fcnet_hiddens": [16]}
     )
@@ -69,7 +69,7 @@ def test_rllibs_own_spec_says_the_same():
     assert weights[0]["pi.net.mlp.0.weight"] == (2, 16)
 
 
-def test_a_recipe_says_it_in_yaml():
+def test_a_recipe_sets_rl_modules_in_yaml():
     from rllib_llm import yaml_io
     from rllib_llm.recipes import recipe_from_dict
 
@@ -221,7 +221,7 @@ def test_what_cannot_work_is_refused_before_anything_is_built(what):
         config_of(env, **settings).validate()
 
 
-def test_group_credit_trains_no_mlp_but_plays_beside_one():
+def test_grpo_refuses_to_train_an_mlp_but_samples_beside_one():
     groups = {"rollouts": {"group_size": 2}}
     with pytest.raises(ConfigError, match=r"'run' is trained by RLlib's PPO.*GRPO has"):
         config_of(config_class=GRPOConfig, **groups).validate()
@@ -231,7 +231,7 @@ def test_group_credit_trains_no_mlp_but_plays_beside_one():
     assert_bit_equal(before, run.weights("run"))
 
 
-def test_a_chain_of_credit_needs_a_language_model():
+def test_marft_needs_a_trained_language_model():
     with pytest.raises(ConfigError, match="MARFT's advantages pass.*use LLMPPO"):
         config_of(config_class=MARFTConfig, train=["run"]).validate()
 
@@ -323,8 +323,10 @@ def test_every_time_step_is_learnt_from_once_per_epoch(monkeypatch):
     assert len(seen) == 6
     for epoch in (seen[:3], seen[3:]):
         rows = torch.cat([d[Columns.OBS][d[Columns.LOSS_MASK]] for d in epoch])
-        told = [e.agent_episodes["runner_0"].get_observations()[:-1] for e in episodes]
-        want = np.concatenate([np.stack(each) for each in told])
+        observations = [
+            e.agent_episodes["runner_0"].get_observations()[:-1] for e in episodes
+        ]
+        want = np.concatenate([np.stack(each) for each in observations])
         assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, want.tolist()))
 
 
@@ -399,7 +401,7 @@ def test_losses_of_minibatches_are_averaged_by_time_steps():
 
 
 @pytest.mark.parametrize("team_reward", ["mean", "sum"])
-def test_the_chain_of_a_team_is_paid_for_what_the_runner_earns(team_reward):
+def test_team_rewards_include_those_of_the_non_llm_agent(team_reward):
     config = config_of(Discretely, MARFTConfig, training={"team_reward": team_reward})
     run = NonLLMRun(config)
     result = run.update(run.sample(4))

@@ -1,4 +1,4 @@
-"""Classic RLModules through RLlib's own doors: build_algo, evaluate, checkpoints."""
+"""Non-LLM RLModules through RLlib's interfaces: build_algo, evaluate, checkpoints."""
 
 import sys
 
@@ -50,15 +50,15 @@ def test_an_iteration_trains_both_and_evaluation_is_greedy(ray_session):
     for module_id in before:
         assert not same(before[module_id], state_of(algo, module_id))
         assert np.isfinite(result["learners"][module_id]["policy_loss"])
-    paid = result["env_runners"]["agent_episode_return_mean"]
-    assert set(paid) == {"speaker_0", "runner_0", "runner_1"}
+    agent_returns = result["env_runners"]["agent_episode_return_mean"]
+    assert set(agent_returns) == {"speaker_0", "runner_0", "runner_1"}
     first, again = (algo.evaluate()["env_runners"] for _ in range(2))
     assert first["num_episodes"] == 6
     assert first["module_episode_return_mean"] == again["module_episode_return_mean"]
     algo.stop()
 
 
-def test_teams_are_swapped_and_silenced_around_the_runner(ray_session):
+def test_language_models_are_swapped_around_the_non_llm_agent(ray_session):
     algo = non_llm_config().build_algo()
     assert set(ablations(algo, 2)) == {"none", "speaker_0"}
     assert swap_matrix(algo, 2).to_markdown()
@@ -135,8 +135,8 @@ def test_an_mlp_learns_to_run_beside_a_language_model(ray_session):
     algo = config.build_algo()
     returns = []
     for _ in range(20):
-        told = algo.train()["env_runners"]["module_episode_return_mean"]
-        returns.append(told["run"])
+        policy_returns = algo.train()["env_runners"]["module_episode_return_mean"]
+        returns.append(policy_returns["run"])
     algo.stop()
     assert np.mean(returns[:1]) < 2.2
     assert np.mean(returns[-3:]) > 2.6, returns

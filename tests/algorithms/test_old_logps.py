@@ -1,4 +1,4 @@
-"""Whose old log-probabilities are used, when they are computed, what is corrected."""
+"""Old log-probabilities: their source, when they are computed, and corrections."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from rllib_llm.errors import ConfigError
 ALGORITHMS = [LLMPPOConfig, GRPOConfig]
 
 
-def credited(count=6, **kwargs):
+def with_advantages(count=6, **kwargs):
     made = [fake_episode(i, turns=1 + i % 4, **kwargs) for i in range(count)]
     for i, episode in enumerate(made):
         episode_data(episode).advantage = float(np.cos(i))
@@ -69,7 +69,7 @@ def test_one_step_needs_no_pass_of_its_own(algorithm):
     config = make_config(algorithm, old_logps="learner", tis=None)
     learner = make_learner(config)
     calls = counting(learner)
-    result = update(learner, credited())[DEFAULT_MODULE_ID]
+    result = update(learner, with_advantages())[DEFAULT_MODULE_ID]
     assert calls == {"scored": 0, "trained": 1}
     assert result["ratio_mean"].peek() == 1.0
     assert result["clip_frac"].peek() == 0.0
@@ -82,7 +82,7 @@ def test_one_step_needs_no_pass_of_its_own(algorithm):
 def test_several_steps_do(steps):
     learner = make_learner(make_config(GRPOConfig, old_logps="learner"))
     calls = counting(learner)
-    update(learner, credited(), **steps)
+    update(learner, with_advantages(), **steps)
     assert calls == {"scored": 1, "trained": 2}
 
 
@@ -92,20 +92,20 @@ def test_the_gradient_is_that_of_recomputed_log_probabilities(algorithm, tis):
     settings = {"old_logps": "learner", "tis": tis, "is_mask_low": 0.5}
     deferred, waiting = (make_learner(make_config(algorithm, **settings)) for _ in "ab")
     waiting._defer_old_logps = lambda *args: False
-    made = perturbed(waiting, credited())
+    made = perturbed(waiting, with_advantages())
     assert_close(gradients(deferred, made), gradients(waiting, made))
 
 
-def test_the_gap_is_the_same_wherever_it_is_measured():
+def test_the_mismatch_is_equal_in_both_passes():
     found = []
     for change in ({}, {"minibatch_size": 99}, {"num_epochs": 2}):
         learner = make_learner(make_config(GRPOConfig, old_logps="learner"))
-        result = update(learner, credited(), **change)[DEFAULT_MODULE_ID]
+        result = update(learner, with_advantages(), **change)[DEFAULT_MODULE_ID]
         found.append(
             [result[f"train_inference_mismatch_{k}"].peek() for k in ("mean", "max")]
         )
     learner = make_learner(make_config(LLMPPOConfig, old_logps="engine"))
-    result = update(learner, credited())[DEFAULT_MODULE_ID]
+    result = update(learner, with_advantages())[DEFAULT_MODULE_ID]
     found.append(
         [result[f"train_inference_mismatch_{k}"].peek() for k in ("mean", "max")]
     )
@@ -134,7 +134,7 @@ def test_auto_asks_whether_the_engine_computes_the_same(algorithm, engine, model
 
 def test_recorded_ones_are_taken_where_asked():
     learner = make_learner(make_config(old_logps="engine"))
-    batch = make_batch(learner, credited())
+    batch = make_batch(learner, with_advantages())
     assert torch.equal(batch[Columns.ACTION_LOGP], batch[columns.BEHAVIOUR_LOGP])
 
 
@@ -162,7 +162,7 @@ def test_a_perturbed_behaviour_changes_the_loss_as_the_formula_says(
 ):
     config = make_config(GRPOConfig, old_logps="learner", **settings)
     learner = make_learner(config.language_model(dtype=dtype))
-    made = perturbed(learner, credited())
+    made = perturbed(learner, with_advantages())
     batch = make_batch(learner, made)
     mask = batch[Columns.LOSS_MASK]
     log_ratio = batch[Columns.ACTION_LOGP] - batch[columns.BEHAVIOUR_LOGP]
@@ -183,7 +183,7 @@ def test_ppos_loss_is_weighed_alike(micro_batch_tokens):
     settings = {"old_logps": "learner", "whiten_advantages": False, "tis": "token"}
     config = make_config(micro_batch_tokens=micro_batch_tokens, **settings)
     learner = make_learner(config)
-    made = perturbed(learner, credited())
+    made = perturbed(learner, with_advantages())
     batch = make_batch(learner, made)
     mask = batch[Columns.LOSS_MASK]
     ratio = (batch[Columns.ACTION_LOGP] - batch[columns.BEHAVIOUR_LOGP]).exp()
@@ -201,7 +201,7 @@ def test_shares_and_extremes_are_logged():
         GRPOConfig, old_logps="learner", tis="token", tis_clip=1.2, is_mask_high=1.5
     )
     learner = make_learner(config)
-    made = perturbed(learner, credited())
+    made = perturbed(learner, with_advantages())
     batch = make_batch(learner, made)
     log_ratio = batch[Columns.ACTION_LOGP] - batch[columns.BEHAVIOUR_LOGP]
     ratio = log_ratio.exp()[batch[Columns.LOSS_MASK]]

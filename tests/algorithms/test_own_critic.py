@@ -1,4 +1,4 @@
-"""A critic with a trunk of its own: it learns, and the policy does not feel it."""
+"""A critic with its own trunk: it learns, and the policy's gradient is unchanged."""
 
 import pytest
 import torch

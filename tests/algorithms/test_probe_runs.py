@@ -1,4 +1,4 @@
-"""PPO learns the probes: credit at a distance, and when a tool is worth its price."""
+"""PPO learns the probes: delayed rewards, and when a tool is worth its price."""
 
 from __future__ import annotations
 

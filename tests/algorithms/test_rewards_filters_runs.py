@@ -88,7 +88,7 @@ def algo(ray_session):
     built.stop()
 
 
-def test_a_run_pays_filters_and_grows(algo):
+def test_a_run_applies_rewards_filters_and_curriculum(algo):
     first, second = algo.train(), algo.train()
     assert first["env_runners"]["episode_len_mean"] == 2
     assert second["env_runners"]["episode_len_mean"] == 3
@@ -98,13 +98,13 @@ def test_a_run_pays_filters_and_grows(algo):
     assert second["filtered_frac"]["odd_rollouts"] == 0.5
 
 
-def test_credit_knows_the_new_rewards_and_masks(algo):
+def test_advantages_use_the_new_rewards_and_masks(algo):
     episodes = algo.collect()
     for episode in episodes:
         data = episode_data(episode)
-        paid = [-worth(str(text)) for text in episode.get_actions()]
-        paid[-1] += 1.0
-        assert np.allclose(episode.get_rewards(), paid)
+        rewards = [-worth(str(text)) for text in episode.get_actions()]
+        rewards[-1] += 1.0
+        assert np.allclose(episode.get_rewards(), rewards)
         is_masked = data.stop_policy is StopPolicy.MASK
         assert is_masked == (data.task.rollout % 2 == 0)
     returns = np.array([e.get_return() for e in episodes])
@@ -116,7 +116,7 @@ def test_credit_knows_the_new_rewards_and_masks(algo):
         assert np.corrcoef(group_returns, group_advantages_of_turns)[0, 1] > 0.999
 
 
-def test_teams_are_paid_in_the_ledger_too():
+def test_new_rewards_of_teams_enter_the_reward_log():
     run = Run(
         (
             GRPOConfig()
@@ -136,8 +136,8 @@ def test_teams_are_paid_in_the_ledger_too():
     for episode in episodes:
         reward_log = episode.custom_data["rewards"]
         for part in agent_episodes(episode):
-            paid = sum(r for _, agent, r in reward_log if agent == part.agent_id)
-            assert paid == pytest.approx(part.get_return())
+            rewards = sum(r for _, agent, r in reward_log if agent == part.agent_id)
+            assert rewards == pytest.approx(part.get_return())
             assert part.get_return() < 1.0
 
 

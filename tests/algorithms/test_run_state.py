@@ -1,4 +1,4 @@
-"""A restored run has all that training changed, and goes on bit by bit as it would."""
+"""A restored run has all of the training state and continues bit by bit."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def self_play():
     )
 
 
-# What has nothing to remember: rewards and credit of the group alone.
+# Components without state: rewards and advantages of the group alone.
 STATELESS = {
     "grpo": set(),
     "ppo": {"llm_driver_components"},
@@ -164,7 +164,7 @@ def state_of(algo):
 
 
 def numbers_of(result):
-    """What a result says beside how long things took."""
+    """Return a result's values without its timers."""
     found = flat({k: v for k, v in result.items() if k != "config"})
     names = {path: "/".join(map(str, path)) for path in found}
     return {

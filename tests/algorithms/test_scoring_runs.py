@@ -1,4 +1,4 @@
-"""Training with the action head: credit per turn, agreement, refusals, learning."""
+"""Training with the action head: advantages per turn, agreement, errors, learning."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_turn_is_one_step_of_gamma_and_lambda():
 
 
 def test_values_stand_at_the_last_prompt_token():
-    """What was not taken, and what was, changes no value before it."""
+    """Neither rejected actions nor taken ones change an earlier value."""
     run = Run(config_of())
     episodes = run.sample(2)
     before = run.batch(episodes)[columns.VALUES]
@@ -123,7 +123,7 @@ def test_entropy_is_that_of_the_categorical():
     assert found["entropy"].peek() == pytest.approx(np.log(31), abs=1e-3)
 
 
-def test_credit_of_groups_goes_to_whole_turns():
+def test_group_advantages_apply_to_whole_turns():
     run = Run(config_of(GRPOConfig).rollouts(group_size=2))
     episodes = run.sample(4)
     for i, episode in enumerate(episodes):

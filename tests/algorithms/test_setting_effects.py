@@ -1,4 +1,4 @@
-"""A changed setting shows in what it is documented to change, an ignored one not."""
+"""Every setting changes its documented effect, an ignored one does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rllib_llm.algorithms.registry import ALGORITHMS
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two looks see the same, up to rounding."""
+    """Return whether two effects are equal, up to rounding."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -39,7 +39,7 @@ from rllib_llm.errors import ConfigError
 
 
 def episodes(count=7, noise=0.4):
-    """Episodes of other lengths and credit, sampled near the tiny policy."""
+    """Return episodes of other lengths and advantages, sampled near the tiny policy."""
     found = []
     for seed in range(count):
         episode = fake_episode(seed, turns=1 + seed % 4)

@@ -101,8 +101,8 @@ def test_every_iteration_imitates_the_next_tasks(trained):
     for i, episode in enumerate(episodes):
         seed = stable_seed(0, "train", before["cursor"] + i)
         expected = demonstrate(env, seed=seed, mistake_rate=0.5)
-        said = episode_data(episode).messages
-        replies = [m["content"] for m in said if m["role"] == "assistant"]
+        messages = episode_data(episode).messages
+        replies = [m["content"] for m in messages if m["role"] == "assistant"]
         assert replies == expected.completions
     algo._task_source.set_state(before)
 
@@ -126,13 +126,13 @@ def test_observations_count_with_their_weight(ray_session):
     learner = algo.learner_group._learner
     data = batches(learner, algo.collect())[DEFAULT_MODULE_ID]
     data = {name: np.asarray(column) for name, column in data.items()}
-    real, said = data[columns.ATTENTION_MASK], data[columns.TURN_IDS] >= 0
+    real, sampled = data[columns.ATTENTION_MASK], data[columns.TURN_IDS] >= 0
     first = np.zeros_like(real)
     first[:, 0] = True
     np.testing.assert_array_equal(data[Columns.LOSS_MASK], real & ~first)
     weights = data[columns.LOSS_WEIGHTS]
-    assert (weights[said] == 1.0).all()
-    assert (weights[real & ~said & ~first] == 0.25).all()
+    assert (weights[sampled] == 1.0).all()
+    assert (weights[real & ~sampled & ~first] == 0.25).all()
     assert not weights[~real | first].any()
     # One step without a rate: the reported loss is that of the formula.
     model = learner.module[DEFAULT_MODULE_ID].unwrapped().lm
@@ -141,10 +141,10 @@ def test_observations_count_with_their_weight(ray_session):
         logits = model(ids, attention_mask=torch.as_tensor(real)).logits
     nll = -torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0]
     nll = nll.double().numpy()
-    said, read = said[:, 1:], (real & ~said)[:, 1:]
-    expected = (nll[said].sum() + 0.25 * nll[read].sum()) / said.sum()
+    sampled, read = sampled[:, 1:], (real & ~sampled)[:, 1:]
+    expected = (nll[sampled].sum() + 0.25 * nll[read].sum()) / sampled.sum()
     algo._task_source.set_state({"cursor": 0})
     result = algo.train()["learners"][DEFAULT_MODULE_ID]
     algo.stop()
     assert result["total_loss"] == pytest.approx(expected, rel=1e-4)
-    assert result["nll"] == pytest.approx(nll[said].mean(), rel=1e-4)
+    assert result["nll"] == pytest.approx(nll[sampled].mean(), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Every class with a state: a new object that takes it over goes on as the old one."""
+"""Every class with a state: a new object with it continues as the old one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "PackageState", "GRPO", "SelfPlay
 
 @dataclasses.dataclass
 class Case:
-    """How a class is built, used, and looked at.
+    """Construction, use and observed state of a class.
 
     Attributes:
         fresh: Builds an object.
@@ -115,7 +115,11 @@ def valued_by(estimate: Callable[[TurnTable], Any]) -> list[float]:
     return np.asarray(estimate(played(20))).tolist()
 
 
-LADDER = {"levels": [{"size": 3}, {"size": 4}], "window": 20, "threshold": 0.5}
+THRESHOLD_CURRICULUM = {
+    "levels": [{"size": 3}, {"size": 4}],
+    "window": 20,
+    "threshold": 0.5,
+}
 
 
 class Asked:
@@ -142,7 +146,7 @@ class Asked:
 
 def driver_components() -> DriverComponents:
     settings: dict[str, Any] = {"rewards": [Asked], "filters": [Asked]}
-    settings["curriculum"] = {"name": "ladder", **LADDER}
+    settings["curriculum"] = {"name": "ladder", **THRESHOLD_CURRICULUM}
     return DriverComponents(GRPOConfig().rollouts(**settings))
 
 
@@ -153,13 +157,13 @@ def use_rewards_filters(components: DriverComponents) -> None:
 
 
 def look_at_rewards_filters(components: DriverComponents) -> list[Any]:
-    paid = components.rewards(played().trajectories)
-    verdicts, _ = components.filters(played().trajectories)
-    parts = {name: part.tolist() for name, part in paid.items()}
+    rewards = components.rewards(played().trajectories)
+    outcomes, _ = components.filters(played().trajectories)
+    parts = {name: part.tolist() for name, part in rewards.items()}
     return [
         assigned(components.curriculum.call),
         parts,
-        [v.is_dropped for v in verdicts],
+        [v.is_dropped for v in outcomes],
     ]
 
 
@@ -238,12 +242,12 @@ def result(iteration: int, entropy: float) -> dict[str, Any]:
 
 
 def guard() -> Guard:
-    told: list[Any] = []
+    sent_metrics: list[Any] = []
     algorithm = SimpleNamespace(
-        told=told,
+        sent_metrics=sent_metrics,
         logdir="/nowhere",
         iteration=0,
-        lower_lr=lambda *given: told.append(given),
+        lower_lr=lambda *given: sent_metrics.append(given),
         lr_scales=dict,
     )
     low = {"below": 0.5, "action": "lower_lr", "cooldown": 3}
@@ -256,11 +260,11 @@ def watch(of: Guard, iterations: range) -> list[Any]:
         seen = result(iteration, 0.1)
         of.after_iteration(seen)
         reports.append(seen["alarms"])
-    return [reports, of._algorithm.told[:]]
+    return [reports, of._algorithm.sent_metrics[:]]
 
 
 def look_at_guard(of: Guard) -> list[Any]:
-    of._algorithm.told.clear()
+    of._algorithm.sent_metrics.clear()
     return watch(of, range(4, 8))
 
 
@@ -343,8 +347,12 @@ def use_runner(of: LLMEnvRunner) -> None:
 def look_at_runner(of: LLMEnvRunner) -> list[Any]:
     (episode,) = of.sample(num_episodes=1)
     turns = episode.get_extra_model_outputs(columns.TURN)
-    said = [(t.action_ids.tolist(), t.weights_seq_no) for t in turns]
-    return [said, episode.get_observations(0), of.num_env_steps_sampled_lifetime]
+    sampled_turns = [(t.action_ids.tolist(), t.weights_seq_no) for t in turns]
+    return [
+        sampled_turns,
+        episode.get_observations(0),
+        of.num_env_steps_sampled_lifetime,
+    ]
 
 
 def optimizer() -> SimpleNamespace:
@@ -371,7 +379,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
-    "ThresholdCurriculum": curriculum("ladder", **LADDER),
+    "ThresholdCurriculum": curriculum("ladder", **THRESHOLD_CURRICULUM),
     "advantages.estimators.history.History": advantage_estimator("history"),
     "Role": advantage_estimator("role"),
     "AdvantageEstimators": Case(
@@ -482,7 +490,7 @@ def test_a_new_object_goes_on_from_the_state(name):
 
 
 def alike(found: Any, expected: Any) -> bool:
-    """Whether two answers are equal; arrays up to the order of additions."""
+    """Return whether two results are equal; arrays up to the order of additions."""
     if isinstance(expected, dict):
         both = found.keys() == expected.keys()
         return both and all(alike(found[k], expected[k]) for k in expected)

@@ -1,4 +1,4 @@
-"""RLlib's stock MultiAgentEnvRunner with our connectors: the compatibility mode."""
+"""RLlib's stock MultiAgentEnvRunner with the package's connectors."""
 
 import pytest
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
@@ -50,6 +50,6 @@ def test_stock_runner_samples_and_trains(ray_session, env):
     algo.stop()
 
 
-def test_a_chain_of_credit_needs_our_runner():
+def test_marft_needs_llm_env_runner():
     with pytest.raises(ConfigError, match="needs LLMEnvRunner"):
         stock_config(MARFTConfig).validate()

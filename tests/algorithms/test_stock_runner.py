@@ -1,4 +1,4 @@
-"""RLlib's stock SingleAgentEnvRunner with our connectors: the compatibility mode."""
+"""RLlib's stock SingleAgentEnvRunner with the package's connectors."""
 
 import pytest
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -46,7 +46,7 @@ def test_stock_runner_refuses_groups():
         config.validate()
 
 
-def test_stock_runner_refuses_pieces_that_nobody_would_call():
+def test_stock_runner_refuses_unused_components():
     for components in ({"rewards": ["format"]}, {"filters": ["valid"]}):
         with pytest.raises(ConfigError, match="samples no tasks. Use LLMEnvRunner"):
             stock_config().rollouts(**components).validate()

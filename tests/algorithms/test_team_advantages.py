@@ -1,4 +1,4 @@
-"""Group-relative credit and shared rewards where several agents play."""
+"""Group-relative advantages and shared rewards with several agents."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The fidelity of credit, and the exact advantages it is held against."""
+"""Fidelity of advantage estimates, and the exact advantages they are compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import advantage_fidelity as benchmark
 
 
-def test_credit_in_the_right_order_is_1_and_in_reverse_minus_1():
+def test_fidelity_is_1_in_the_exact_order_and_minus_1_in_reverse():
     table = random_table(0)
     advantages = AdvantageEstimators(["anchor"])
     exact = advantages.advantages(table)
@@ -37,7 +37,7 @@ def test_only_turns_that_are_learnt_from_count():
     ) == pytest.approx(1.0)
 
 
-def test_constant_credit_has_no_order_and_lengths_must_agree():
+def test_constant_advantages_have_no_order_and_lengths_must_be_equal():
     table = random_table(0, flat=True)
     exact = np.arange(len(table.owner))
     assert np.isnan(advantage_fidelity(table, AdvantageEstimators(["group"]), exact))

@@ -1,4 +1,4 @@
-"""What must not matter to credit, for every piece of the registry."""
+"""Invariances of every advantage estimator of the registry."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def test_the_order_of_trajectories_does_not_matter(name):
 
 @pytest.mark.parametrize("similarity", [0.5, 0.9])
 def test_likeness_does_not_depend_on_the_order_either(similarity):
-    told = ["red door", "rod door", "rod dune", "bed dune", "a long wall"]
+    observations = ["red door", "rod door", "rod dune", "bed dune", "a long wall"]
     rng = np.random.default_rng(1)
     table = TurnTable(
-        trajectory(rollout=i, rewards=[rng.random()], observations=[told[i % 5]])
+        trajectory(
+            rollout=i, rewards=[rng.random()], observations=[observations[i % 5]]
+        )
         for i in range(10)
     )
     order = rng.permutation(10)
@@ -64,7 +66,7 @@ def test_a_group_of_one_has_nothing_to_be_compared_with(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(ADVANTAGE_ESTIMATORS) - set(OF_GROUPS)))
-def test_the_others_give_credit_to_a_rollout_without_others(name):
+def test_other_estimators_give_single_rollouts_advantages(name):
     assert not AdvantageEstimators([spec(name)]).compares_rollouts()
 
 
@@ -91,7 +93,7 @@ def test_anchor_tells_places_apart_where_returns_are_equal():
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
-def test_an_empty_table_is_empty_credit(name):
+def test_an_empty_table_gives_no_advantages(name):
     assert advantages_of(TurnTable([]), name).shape == (0,)
 
 

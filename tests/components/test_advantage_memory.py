@@ -1,4 +1,4 @@
-"""Credit put together from estimators: weights, order, and what is remembered."""
+"""Sums of advantage estimators: weights, order, and state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_estimators_are_summed_by_weight_and_transforms_follow_in_order():
         np.testing.assert_allclose(found, then)
 
 
-def test_looking_for_credited_tasks_teaches_estimators_nothing():
+def test_tasks_with_advantages_leaves_the_state_unchanged():
     advantages, other = (
         AdvantageEstimators(["history"]),
         AdvantageEstimators(["history"]),

@@ -1,4 +1,4 @@
-"""Each credit piece against a slow loop over turns, written from its paper."""
+"""Each advantage estimator against a slow loop over turns, written from its paper."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_turn_may_count_once_in_group_statistics(table, scale):
 
 
 @pytest.mark.parametrize("scale", ["none", "group"])
-def test_anchor_compares_turns_that_were_told_the_same(table, scale):
+def test_anchor_compares_turns_with_equal_observations(table, scale):
     expected = []
     for one, t in turns_of(table):
         cluster = [
@@ -85,12 +85,12 @@ def test_anchor_compares_turns_that_were_told_the_same(table, scale):
     check(table, expected, "anchor", discount=0.9, scale=scale)
 
 
-def test_anchor_clusters_what_is_told_alike():
-    told = ["you see a red door", "you see a blue door", "there is a wall"]
-    alike = SequenceMatcher(None, *told[:2]).ratio()
+def test_anchor_clusters_similar_observations():
+    observations = ["you see a red door", "you see a blue door", "there is a wall"]
+    alike = SequenceMatcher(None, *observations[:2]).ratio()
     rewards = [1.0, 0.0, 5.0]
     table = TurnTable(
-        trajectory(rollout=i, rewards=[r], observations=[told[i]])
+        trajectory(rollout=i, rewards=[r], observations=[observations[i]])
         for i, r in enumerate(rewards)
     )
     assert not advantages_of(table, "anchor").any()  # all are different
@@ -100,7 +100,7 @@ def test_anchor_clusters_what_is_told_alike():
 
 
 @pytest.mark.parametrize("scale", ["none", "group"])
-def test_turn_gives_early_turns_their_own_credit_too(table, scale):
+def test_turn_gives_early_turns_separate_advantages(table, scale):
     boundary, coef = 2, 0.7
     expected = []
     for one, t in turns_of(table):
@@ -232,7 +232,7 @@ def test_per_player_is_marshals():
 
 
 @pytest.mark.parametrize("leader", ["agent_1", "agent_0"])
-def test_broadcast_gives_everyone_the_leaders_credit(table, leader):
+def test_broadcast_gives_all_agents_the_leaders_advantage(table, leader):
     expected = []
     for one, _ in turns_of(table):
         leads = [
@@ -245,7 +245,7 @@ def test_broadcast_gives_everyone_the_leaders_credit(table, leader):
     check(table, expected, "broadcast", leader=leader)
 
 
-def test_broadcast_gives_nothing_where_the_leader_was_silent():
+def test_broadcast_gives_nothing_in_episodes_without_the_leader():
     table = random_table(5)
     kept = [
         i

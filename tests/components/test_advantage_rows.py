@@ -1,4 +1,4 @@
-"""Credit is per turn: however turns are laid out in rows, the gradient is the same."""
+"""Advantages per turn: the gradient does not depend on the layout of rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def config(name="group", **rollouts):
-    """Two agents of one policy: its gradient has the credit of all turns in it."""
+    """Two agents of one policy: its gradient has the advantages of all turns."""
     return team_config(
         Pair,
         GRPOConfig,
@@ -67,7 +67,7 @@ def test_merged_rows_and_rows_per_turn_agree(name, episodes, learners):
     assert_near(merged, per_turn)
 
 
-def test_the_rows_do_differ(episodes, learners):
+def test_the_rows_differ(episodes, learners):
     set_group_advantages(config(), episodes)
     merged, per_turn = (batches(each, episodes)["team"] for each in learners)
     assert len(merged[columns.INPUT_IDS]) < len(per_turn[columns.INPUT_IDS])
@@ -75,7 +75,7 @@ def test_the_rows_do_differ(episodes, learners):
 
 
 @pytest.mark.parametrize("name", ["anchor", "magrpo", "return", "turn"])
-def test_each_token_has_the_credit_of_its_turn(name, episodes, learners):
+def test_each_token_has_the_advantage_of_its_turn(name, episodes, learners):
     set_group_advantages(config(name), episodes)
     parts = [part for episode in episodes for part in agent_episodes(episode)]
     differ = 0
@@ -94,7 +94,7 @@ def test_each_token_has_the_credit_of_its_turn(name, episodes, learners):
     assert differ > 0
 
 
-def test_policies_may_have_credit_of_their_own():
+def test_policies_may_have_their_own_estimators():
     def of(advantages):
         return {"training": {"advantage_estimator": advantages}}
 

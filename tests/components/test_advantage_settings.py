@@ -1,4 +1,4 @@
-"""Bad settings of credit are refused by validate(), before anything is sampled."""
+"""Bad settings of advantage estimators are refused by validate()."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
         ({"name": "group", "weight": "2"}, "weight='2' must be a number"),
     ],
 )
-def test_credit_is_checked(advantage_estimator, message):
+def test_bad_estimators_are_refused(advantage_estimator, message):
     with pytest.raises(ConfigError, match=message):
         config(
             advantage_estimator=advantage_estimator, drop_zero_variance_groups=False
@@ -84,7 +84,7 @@ def test_transforms_are_checked(transform, message):
 
 
 @pytest.mark.parametrize("advantages", ["return", "history", "per_player"])
-def test_flat_groups_stay_where_rollouts_are_not_compared(advantages):
+def test_zero_variance_groups_stay_where_rollouts_are_not_compared(advantages):
     with pytest.raises(
         ConfigError, match=f"drop_zero.*advantage_estimator \\({advantages}\\).*False"
     ):
@@ -97,12 +97,12 @@ def test_flat_groups_stay_where_rollouts_are_not_compared(advantages):
         config(advantage_estimator="maxrl", group_size=1).validate()
 
 
-def test_shorthands_belong_to_the_default_credit():
+def test_shorthands_belong_to_the_default_estimator():
     with pytest.raises(ConfigError, match="advantage_scale='none' would have no eff"):
         config(advantage_estimator="maxrl", advantage_scale="none").validate()
 
 
-def test_self_play_takes_any_credit():
+def test_self_play_accepts_all_estimators():
     game = {"env": "open_spiel/kuhn_poker-v0", "config_class": SelfPlayConfig}
     config(**game, group_size=1, advantage_estimator="per_player").validate()
     with pytest.raises(ConfigError, match="group_size=1"):
@@ -134,7 +134,7 @@ def test_a_leader_is_one():
         advantages_of(table, "broadcast", leader="boss")
 
 
-def test_the_example_has_who_plays():
+def test_the_example_table_has_the_environments_agents():
     table = example_table(["a_0", "b_0", "c_0"], rollouts=3)
     assert len(table) == 18 and len(np.unique(table.episode)) == 6
     assert {t.agent_id for t in table.trajectories} == {"a_0", "b_0", "c_0"}

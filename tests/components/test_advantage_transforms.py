@@ -1,4 +1,4 @@
-"""What is done to credit after it is summed."""
+"""Transforms of summed advantages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_order_does_not_matter_and_nothing_is_overwritten(name, table, advantage
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_stays_nothing(name, table):
+def test_empty_tables_stay_empty(name, table):
     assert not transformed(table, np.zeros(len(table.owner)), name).any()
     assert transformed(TurnTable([]), np.zeros(0), name).shape == (0,)
 

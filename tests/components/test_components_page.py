@@ -1,4 +1,4 @@
-"""docs/components.md and ``rllib-llm list components`` name all that is registered."""
+"""docs/components.md and ``rllib-llm list components`` are complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_page_has_the_table_of_the_registry(kind):
     )
 
 
-def test_every_row_is_a_piece():
+def test_every_row_is_a_component():
     tables = PAGE.read_text(encoding="utf-8").partition("<!-- components -->\n")[2]
     rows = re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)
     names = [name for kind in KINDS for name in COMPONENTS[kind]]
@@ -39,12 +39,12 @@ def test_every_row_is_a_piece():
 
 
 @pytest.mark.parametrize("component", SHIPPED, ids=lambda p: f"{p.kind}-{p.name}")
-def test_every_piece_says_what_it_does_and_where_from(component):
+def test_every_component_has_a_summary_and_a_source(component):
     assert component.summary.endswith(".")
     assert component.paper or not component.kind.startswith("advantage_estimator")
 
 
-def test_list_shows_pieces_with_settings_and_papers():
+def test_list_shows_components_with_settings_and_papers():
     shown = CliRunner().invoke(app, ["list", "components"])
     assert shown.exit_code == 0
     lines = {" ".join(line.split()[:2]): line for line in shown.output.splitlines()}

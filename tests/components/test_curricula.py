@@ -1,4 +1,4 @@
-"""Curricula: when they change tasks, what they remember, what they refuse."""
+"""Curricula: changes of tasks, state, and refused settings."""
 
 import copy
 
@@ -46,7 +46,7 @@ def always(task, rollout, rng):
 # Ladder ------------------------------------------------------------------------------
 
 
-def test_the_ladder_goes_up_when_enough_is_solved():
+def test_the_threshold_curriculum_goes_up_when_enough_is_solved():
     of = curriculum("ladder", levels=[*SIZES, {"size": 5}], threshold=0.75, window=16)
     half = [play(of, 2, lambda t, r, g: float(r < 2), first=4 * i) for i in range(4)]
     assert {o["size"] for options in half for o in options} == {3}

@@ -1,4 +1,4 @@
-"""Rewards, filters and curricula: what happens to groups before anything is learnt."""
+"""Rewards, filters and curricula, applied to groups before training."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def rewards_of(found):
 # Rewards -----------------------------------------------------------------------------
 
 
-def test_the_environment_pays_alone_unless_something_is_asked_for():
+def test_rewards_are_the_environments_by_default():
     found, before = trajectories(), rewards_of(trajectories())
     assert not Rewards().changes_anything
     parts = Rewards()(found)
@@ -60,7 +60,7 @@ def test_parts_are_summed_with_their_weights():
     assert parts["format"].sum() == -0.5
 
 
-def test_one_number_is_paid_in_the_last_turn_and_may_be_awaited():
+def test_a_single_reward_goes_to_the_last_turn_and_may_be_awaited():
     async def late(trajectory):
         await asyncio.sleep(0.001)
         return 3.0
@@ -144,16 +144,16 @@ def test_filters_drop_or_mask_and_see_what_is_left():
         return np.ones(len(table), bool)
 
     filters = Filters(["valid", "overlong", look])
-    verdicts, shares = filters(trajectories())
-    assert [v.is_dropped for v in verdicts] == [False, True] + [False] * 6
-    assert [v.is_masked for v in verdicts] == [False, False, True] + [False] * 5
+    outcomes, shares = filters(trajectories())
+    assert [v.is_dropped for v in outcomes] == [False, True] + [False] * 6
+    assert [v.is_masked for v in outcomes] == [False, False, True] + [False] * 5
     assert seen == [7]
     assert shares == pytest.approx({"valid": 1 / 8, "overlong": 1 / 7, "look": 0.0})
 
 
 def test_the_effect_may_be_chosen():
-    verdicts, _ = Filters([{"name": "overlong", "effect": "drop"}])(trajectories())
-    assert verdicts[2].is_dropped and not verdicts[2].is_masked
+    outcomes, _ = Filters([{"name": "overlong", "effect": "drop"}])(trajectories())
+    assert outcomes[2].is_dropped and not outcomes[2].is_masked
 
 
 def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
@@ -167,8 +167,8 @@ def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
         return table.turn == 1
 
     name = "last-turn-only-in-this-test"
-    verdicts, shares = Filters([name])(trajectories())
-    assert all(v.masked_turns == {0} for v in verdicts) and shares[name] == 0.5
+    outcomes, shares = Filters([name])(trajectories())
+    assert all(v.masked_turns == {0} for v in outcomes) and shares[name] == 0.5
     with pytest.raises(ConfigError, match="critic's chain"):
         Filters([name], turns_may_be_masked=False).try_out()
 

@@ -61,7 +61,7 @@ def test_the_tasks_that_vary_most_stay():
 # Members -----------------------------------------------------------------------------
 
 
-def test_the_best_earners_are_those_of_the_batch_or_of_each_task():
+def test_the_highest_returns_are_of_the_batch_or_of_each_task():
     pairs = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
     table = TurnTable([t for k, four in enumerate(pairs) for t in group(k, four)])
     of_batch = kept("success", table, top=0.5)
@@ -84,10 +84,10 @@ def test_a_filter_does_not_see_what_an_earlier_one_dropped():
     for effect, later in (("drop", [3.0, 4.0]), ("mask", [1.0, 2.0, 3.0, 4.0])):
         seen.clear()
         filters = Filters([{"name": first, "effect": effect}, second])
-        verdicts, shares = filters(table.trajectories)
+        outcomes, shares = filters(table.trajectories)
         assert seen == [later]
         assert shares["second"] == 1 / len(later)
-        dropped = [v.is_dropped for v in verdicts]
+        dropped = [v.is_dropped for v in outcomes]
         first_kept = 2 if effect == "drop" else 0
         assert dropped.index(False) == (first_kept + 1 if effect == "drop" else 1)
 
@@ -191,9 +191,9 @@ def test_bad_texts_and_ends_are_left_out():
     assert kept("unreadable", table).tolist() == [1, 1, 1, 0, 1]
     assert kept("unreadable", table, most=0.4).all()
     assert kept("incomplete", table).tolist() == [1, 1, 0, 0, 0]
-    verdicts, _ = Filters(["incomplete", "unreadable"])(table.trajectories)
-    assert not any(v.is_dropped for v in verdicts)
-    assert [v.is_masked for v in verdicts] == [False, False, True, True, True]
+    outcomes, _ = Filters(["incomplete", "unreadable"])(table.trajectories)
+    assert not any(v.is_dropped for v in outcomes)
+    assert [v.is_masked for v in outcomes] == [False, False, True, True, True]
 
 
 def test_turns_after_the_first_error_are_not_learnt_from():
@@ -204,8 +204,8 @@ def test_turns_after_the_first_error_are_not_learnt_from():
     assert kept("first_error", table).tolist() == [1, 1, 0, 1, 0, 1, 1]
     without = kept("first_error", table, and_error=False)
     assert without.tolist() == [1, 0, 0, 0, 0, 1, 1]
-    verdicts, _ = Filters(["first_error"])(table.trajectories)
-    assert [v.masked_turns for v in verdicts] == [{2}, {1}, set()]
+    outcomes, _ = Filters(["first_error"])(table.trajectories)
+    assert [v.masked_turns for v in outcomes] == [{2}, {1}, set()]
 
 
 # All of them -------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def advantages(trajectories):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_what_a_slow_loop_says(seed):
+def test_greedy_advantages_equal_a_slow_loop(seed):
     rng = np.random.default_rng(seed)
     every = with_greedy(random_table(seed).trajectories, rng)
     expected = []
@@ -52,7 +52,7 @@ def test_only_the_greedy_rollout_is_compared_with():
     assert np.allclose(advantages([every[i] for i in order]), shuffled, atol=1e-12)
 
 
-def test_what_is_paid_for_nothing_does_not_matter():
+def test_constant_rewards_do_not_matter():
     rng, seed = np.random.default_rng(1), 1
     every = with_greedy(random_table(seed).trajectories, rng)
     before = advantages(every)
@@ -65,7 +65,7 @@ def test_what_is_paid_for_nothing_does_not_matter():
     assert not advantages(every).any()
 
 
-def test_without_a_greedy_rollout_it_says_so():
+def test_a_missing_greedy_rollout_is_an_error():
     with pytest.raises(MissingGreedyReturn, match="a greedy rollout of the same task"):
         advantages(random_table().trajectories)
     assert (

@@ -31,7 +31,7 @@ GROUPS = ("training.drop_zero_variance_groups=false",)
 
 
 class Seen:
-    """What the Learner saw in two iterations."""
+    """The Learner's batches of two iterations."""
 
     def __init__(self, algo):
         self.learner = algo.learner_group._learner
@@ -169,7 +169,7 @@ def turn_ppo(seen):
 
 
 def same_but_whitened(found, expected):
-    """Whether each batch's advantages are the same up to shift and scale."""
+    """Return whether all batches' advantages are equal up to shift and scale."""
     for one, other in zip(found, expected, strict=True):
         if len(one) > 2 and np.ptp(other) > 1e-4:
             assert np.corrcoef(one, other)[0, 1] > 1 - 1e-5
@@ -182,7 +182,7 @@ CASES = {f.__name__: f for f in (dapo, gspo, cispo, sapo, vapo, bilevel_ppo, tur
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", CASES)
-def test_two_iterations_do_what_the_paper_says(ray_session, name):
+def test_two_iterations_follow_the_paper(ray_session, name):
     groups = GROUPS if name in ("dapo", "gspo", "cispo", "sapo") else ()
     if name == "dapo":
         groups = ("training.dynamic_sampling_rounds=1",)

@@ -18,7 +18,7 @@ CROSS = {"name": "magrpo", "joint": "cross"}
 
 
 def pay(players):
-    """What a made-up game pays each agent: anything, but decided by the texts."""
+    """Return each agent's reward in a made-up game, a function of the texts."""
     texts = sorted((p.agent_id, *p.completions) for p in players)
     draws = np.random.default_rng(zlib.crc32(repr(texts).encode()))
     return {p.agent_id: float(draws.random()) for p in players}
@@ -100,14 +100,14 @@ def test_only_rollouts_that_came_the_same_way_meet():
     assert np.abs(found - own)[last].max() > 0.01
 
 
-def test_who_is_not_asked_in_a_rollout_has_fewer_samples():
+def test_agents_without_a_turn_have_fewer_samples():
     """Ann's 'end' ends the game before Ben speaks; what he would have said is moot."""
 
     def replay(players):
-        said = {p.agent_id: p.completions[0] for p in players}
-        if said["agent_0"] == "end":
+        words = {p.agent_id: p.completions[0] for p in players}
+        if words["agent_0"] == "end":
             return {"agent_0": -1.0}
-        return dict.fromkeys(said, 1.0 + (said["agent_1"] == "b"))
+        return dict.fromkeys(words, 1.0 + (words["agent_1"] == "b"))
 
     def one(rollout, agent, text, reward):
         return trajectory(0, rollout, agent, [reward], completions=[text])

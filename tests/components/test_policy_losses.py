@@ -279,7 +279,7 @@ def one_number(batch):
     return batch.logp.sum(), batch.mask
 
 
-def test_a_function_of_ones_own_is_a_piece():
+def test_a_users_function_is_a_component():
     batch, _ = make_batch()
     expected, _ = loss_of(batch, "pg")
     for spec in (my_loss, {"name": "test_policy_losses:my_loss", "scale": 2.0}):
@@ -288,7 +288,7 @@ def test_a_function_of_ones_own_is_a_piece():
         ComposedLoss(one_number).try_out()
 
 
-def test_a_piece_that_did_not_ask_is_not_given():
+def test_undeclared_inputs_are_missing():
     def reads_reference(batch):
         "Needs more than it asks for."
         return batch.logp - batch.ref_logp, batch.mask

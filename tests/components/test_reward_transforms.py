@@ -1,4 +1,4 @@
-"""What is done to sums of rewards, against slow loops and by hand."""
+"""Transforms of summed rewards, against slow loops and by hand."""
 
 import math
 
@@ -115,14 +115,14 @@ def test_otc_by_hand():
     table = TurnTable(
         [user(0, 1, True), user(1, 3, True), user(2, 0, False, 0.25), user(3, 2, True)]
     )
-    paid = table.sum_turns(changed("otc", table))
+    returns = table.sum_turns(changed("otc", table))
     expected = [1.0, math.sin(3 * math.pi / 4), 0.25, math.sin(2 * math.pi / 3)]
-    np.testing.assert_allclose(paid, expected, atol=1e-12)
+    np.testing.assert_allclose(returns, expected, atol=1e-12)
     # For PPO: cos(m pi / (2 m + c)); solved without a call: 1.
-    paid = table.sum_turns(changed("otc", table, relative=False, alpha=2.0))
+    returns = table.sum_turns(changed("otc", table, relative=False, alpha=2.0))
     cosines = [math.cos(m * math.pi / (2 * m + 1)) for m in (1, 3, 2)]
     np.testing.assert_allclose(
-        paid, [2 * cosines[0], 2 * cosines[1], 0.25, 2 * cosines[2]]
+        returns, [2 * cosines[0], 2 * cosines[1], 0.25, 2 * cosines[2]]
     )
     table = TurnTable([user(0, 0, True), user(1, 2, True)])
     np.testing.assert_allclose(
@@ -220,7 +220,7 @@ def test_nothing_and_lone_rollouts_are_no_trouble(name):
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_masked_rollouts_are_paid_like_others(name):
+def test_masked_rollouts_get_rewards_like_others(name):
     """Rewards are given before anything is masked; the flag has no say in them."""
     table = table_with_tools()
     before = changed(name, table)

@@ -1,4 +1,4 @@
-"""Reward pieces against slow loops and examples worked by hand."""
+"""Reward components against slow loops and examples worked by hand."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ def searcher(documents, answer="Paris", golds=("Paris",), errors=None, **fields)
         {"tool": "search", "tool_error": bad, "documents": found, "query": f"query {i}"}
         for i, (found, bad) in enumerate(zip(documents, errors, strict=True))
     ] + [{"tool": None, "tool_error": False, "documents": [], "query": None}]
-    said = {
+    environment_info = {
         "gold_answers": list(golds),
         "gold_documents": GOLD,
         "gold_queries": ["query 0", "other thing"],
@@ -33,15 +33,15 @@ def searcher(documents, answer="Paris", golds=("Paris",), errors=None, **fields)
     completions = ["<search>x</search>"] * len(documents)
     return trajectory(
         rewards=[0.0] * turns,
-        infos=[{**said, **info} for info in infos],
+        infos=[{**environment_info, **info} for info in infos],
         completions=[*completions, f"so <answer> {answer} </answer>"],
         success=answer in golds,
         **fields,
     )
 
 
-def paid(name, of, /, **settings):
-    """What a reward pays, one number per turn."""
+def reward_of(name, of, /, **settings):
+    """Return a component's rewards, one number per turn."""
     chosen = bind("reward", {"name": name, **settings})
     value = chosen.call(of)
     if asyncio.iscoroutine(value):
@@ -80,17 +80,17 @@ def test_f1_counts_common_words():
 )
 def test_the_best_right_answer_counts_in_the_last_turn(name, answer, value):
     of = searcher([[NOISE]], answer, golds=("Berlin", "Paris"))
-    assert paid(name, of) == [0.0, pytest.approx(value)]
+    assert reward_of(name, of) == [0.0, pytest.approx(value)]
 
 
 def test_the_answer_may_be_found_otherwise_or_missing():
     of = searcher([], "x")
     of.completions = ["Answer: 4\nAnswer: Paris"]
-    assert paid("exact_match", of, missing=-1.0) == [-1.0]
-    assert paid("exact_match", of, answer=r"Answer: (\w+)") == [1.0]
+    assert reward_of("exact_match", of, missing=-1.0) == [-1.0]
+    assert reward_of("exact_match", of, answer=r"Answer: (\w+)") == [1.0]
     of.infos = [{}]
     with pytest.raises(MissingInfo, match="gold_answers.*more_info"):
-        paid("f1", of)
+        reward_of("f1", of)
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_the_answer_may_be_found_otherwise_or_missing():
 )
 def test_numbers_are_close_enough(answer, value):
     of = searcher([], answer, golds=("1000",))
-    assert paid("accuracy", of, wrong=-1.0) == [value]
+    assert reward_of("accuracy", of, wrong=-1.0) == [value]
 
 
 def test_outcome_is_any_number_of_the_environment():
     of = searcher([[NOISE]])
     of.metrics = {"tests": 0.75}
     of.infos[-1]["same_state"] = True
-    assert paid("outcome", of, key="tests") == [0.0, 0.75]
-    assert paid("outcome", of, key="same_state") == [0.0, 1.0]
+    assert reward_of("outcome", of, key="tests") == [0.0, 0.75]
+    assert reward_of("outcome", of, key="same_state") == [0.0, 1.0]
     with pytest.raises(MissingInfo, match="'lost'"):
-        paid("outcome", of, key="lost")
+        reward_of("outcome", of, key="lost")
     with pytest.raises(MissingInfo, match="no number"):
-        paid("outcome", of, key="gold_documents")
+        reward_of("outcome", of, key="gold_documents")
 
 
 # Tools and retrieval -----------------------------------------------------------------
@@ -120,28 +120,28 @@ def test_outcome_is_any_number_of_the_environment():
 def test_tools_are_charged_what_they_cost():
     infos = [{"tool_cost": 0.5}, {"tool_cost": 0.0}, {}]
     of = trajectory(rewards=[0.0] * 3, infos=infos)
-    assert paid("tool_cost", of) == [-0.5, 0.0, 0.0]
+    assert reward_of("tool_cost", of) == [-0.5, 0.0, 0.0]
     with pytest.raises(MissingInfo, match="tool_cost"):
-        paid("tool_cost", trajectory(rewards=[0.0], infos=[{}]))
+        reward_of("tool_cost", trajectory(rewards=[0.0], infos=[{}]))
 
 
-def test_tool_calls_are_paid_up_to_a_cap():
+def test_tool_calls_are_rewarded_up_to_a_cap():
     of = searcher([[NOISE]] * 4, errors=[False, True, False, False])
-    assert paid("tool_use", of, per_call=0.5) == [0.5, 0.0, 0.5, 0.5, 0.0]
-    capped = paid("tool_use", of, per_call=0.5, cap=0.75)
+    assert reward_of("tool_use", of, per_call=0.5) == [0.5, 0.0, 0.5, 0.5, 0.0]
+    capped = reward_of("tool_use", of, per_call=0.5, cap=0.75)
     assert capped == [0.5, 0.0, 0.25, 0.0, 0.0]
-    assert sum(paid("tool_use", of, per_call=-0.5, cap=0.75)) == -0.75
-    assert sum(paid("tool_use", of, per_error=-0.2, per_call=0.0)) == -0.2
-    assert sum(paid("tool_use", of, tools=["python"])) == 0.0
+    assert sum(reward_of("tool_use", of, per_call=-0.5, cap=0.75)) == -0.75
+    assert sum(reward_of("tool_use", of, per_error=-0.2, per_call=0.0)) == -0.2
+    assert sum(reward_of("tool_use", of, tools=["python"])) == 0.0
     of.success = False
-    assert sum(paid("tool_use", of, only_solved=True)) == 0.0
+    assert sum(reward_of("tool_use", of, only_solved=True)) == 0.0
 
 
 def test_evidence_sums_to_the_recall():
     of = searcher([[NOISE, GOLD[0]], [GOLD[0]], [GOLD[1], GOLD[0]]])
-    assert paid("evidence", of) == [0.5, 0.0, 0.5, 0.0]
+    assert reward_of("evidence", of) == [0.5, 0.0, 0.5, 0.0]
     of = searcher([[NOISE], ["It is in Paris."], ["Paris"]])
-    assert paid("evidence", of, of="answer") == [0.0, 1.0, 0.0, 0.0]
+    assert reward_of("evidence", of, of="answer") == [0.0, 1.0, 0.0, 0.0]
 
 
 def slow_gain(documents, scale, redundancy):
@@ -165,12 +165,12 @@ def test_information_gain_equals_the_slow_sum():
     documents = [["gold is one", NOISE], [GOLD[0]], [GOLD[0], GOLD[1]], []]
     of = searcher(documents)
     for scale, redundancy in ((1.0, 1.0), (0.6, 0.0), (1.6, 2.0)):
-        given = paid("information_gain", of, scale=scale, redundancy=redundancy)
+        given = reward_of("information_gain", of, scale=scale, redundancy=redundancy)
         expected = slow_gain(documents, scale, redundancy)
         np.testing.assert_allclose(given, expected, atol=1e-12)
-    gains = paid("information_gain", of, redundancy=0.0)
+    gains = reward_of("information_gain", of, redundancy=0.0)
     assert sum(gains) == pytest.approx(1.0) and min(gains) >= 0  # all gold found
-    assert paid("information_gain", searcher([[GOLD[0]]] * 2))[1] == -1.0
+    assert reward_of("information_gain", searcher([[GOLD[0]]] * 2))[1] == -1.0
 
 
 def test_tf_idf_by_hand():
@@ -184,7 +184,7 @@ def test_tf_idf_by_hand():
 def test_search_keys_take_the_best_query_of_each():
     of = searcher([[NOISE]] * 2)
     # "query 0" is met exactly, nothing has a word of "other thing".
-    assert paid("search_keys", of) == [0.0, 0.0, 0.5]
+    assert reward_of("search_keys", of) == [0.0, 0.0, 0.5]
 
 
 # Form --------------------------------------------------------------------------------
@@ -192,25 +192,27 @@ def test_search_keys_take_the_best_query_of_each():
 
 def test_well_formed_needs_actions_an_answer_and_a_pattern():
     of = searcher([[NOISE]])
-    assert paid("well_formed", of) == [0.0, 1.0]
-    assert paid("well_formed", of, every="<think>") == [0.0, 0.0]
-    assert paid("well_formed", of, every="<(search|answer)>") == [0.0, 1.0]
+    assert reward_of("well_formed", of) == [0.0, 1.0]
+    assert reward_of("well_formed", of, every="<think>") == [0.0, 0.0]
+    assert reward_of("well_formed", of, every="<(search|answer)>") == [0.0, 1.0]
     of.completions[-1] = "Paris"
-    assert paid("well_formed", of) == [0.0, 0.0]
-    assert paid("well_formed", of, answer=None) == [0.0, 1.0]
+    assert reward_of("well_formed", of) == [0.0, 0.0]
+    assert reward_of("well_formed", of, answer=None) == [0.0, 1.0]
     of.invalid[0] = True
-    assert paid("well_formed", of, answer=None) == [0.0, 0.0]
+    assert reward_of("well_formed", of, answer=None) == [0.0, 0.0]
 
 
 def test_rules_judge_turns():
     of = searcher([[NOISE]])
     rules = {"<search>": 3.0, "x": 1.0, "<answer>": 1.0}
-    assert paid("rubric", of, rules=rules) == pytest.approx([0.4, 0.1])
-    assert paid("rubric", of, rules=rules, turns="tool") == pytest.approx([0.8, 0.0])
-    summed = paid("rubric", of, rules=rules, aggregate="sum")
+    assert reward_of("rubric", of, rules=rules) == pytest.approx([0.4, 0.1])
+    assert reward_of("rubric", of, rules=rules, turns="tool") == pytest.approx(
+        [0.8, 0.0]
+    )
+    summed = reward_of("rubric", of, rules=rules, aggregate="sum")
     assert summed == pytest.approx([0.8, 0.2])
     of = searcher([[NOISE], [NOISE], [NOISE]])
-    tool = paid("rubric", of, rules=rules, turns="tool")
+    tool = reward_of("rubric", of, rules=rules, turns="tool")
     assert tool == pytest.approx([0.8 / 3] * 3 + [0.0])
 
 
@@ -220,15 +222,15 @@ def test_rules_judge_turns():
 def test_soft_overlong_punishment(tokens, value):
     # Nothing up to 20 - 8, then linearly; the environment's words do not count.
     of = searcher([[NOISE * 50]], num_tokens=[tokens - 2, 2])
-    got = paid("overlong", of, longest=20, buffer=8, penalty=2.0)
+    got = reward_of("overlong", of, longest=20, buffer=8, penalty=2.0)
     assert got == [0.0, pytest.approx(2 * value)]
 
 
 def test_repetition_is_the_share_of_repeated_ngrams():
     of = searcher([])
     of.completions = ["a b a b a b"]  # 5 pairs, 2 of them different
-    assert paid("repetition", of, n=2) == [pytest.approx(-0.6)]
-    assert paid("repetition", of, n=7) == [0.0]
+    assert reward_of("repetition", of, n=2) == [pytest.approx(-0.6)]
+    assert reward_of("repetition", of, n=7) == [0.0]
 
 
 # Rewards of rewards ------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_repetition_is_the_share_of_repeated_ngrams():
 def research(of):
     """ReSearch: F1 where there is some, 0.1 for form alone, else 0."""
     levels = [{"when": "f1", "pay": "f1"}, {"when": "well_formed", "pay": 0.1}]
-    return paid("gate", of, levels=levels)
+    return reward_of("gate", of, levels=levels)
 
 
 def test_the_first_level_decides():
@@ -248,7 +250,7 @@ def test_the_first_level_decides():
     assert research(bad) == [0.0, 0.0]
 
 
-def test_gates_nest_pay_per_turn_and_skip_what_they_do_not_reach():
+def test_gates_nest_reward_turns_and_skip_closed_levels():
     def never(trajectory):
         raise AssertionError("not reached")
 
@@ -261,16 +263,16 @@ def test_gates_nest_pay_per_turn_and_skip_what_they_do_not_reach():
         {"when": never, "pay": 0.0},
     ]
     of = searcher([[GOLD[0]]])
-    assert paid("gate", of, levels=levels) == [1.0, 0.5]
+    assert reward_of("gate", of, levels=levels) == [1.0, 0.5]
     levels = [{"when": {"name": "gate", "levels": levels}, "above": 5, "pay": 1}]
-    assert paid("gate", of, levels=levels, otherwise=-2) == [0.0, -2.0]
+    assert reward_of("gate", of, levels=levels, otherwise=-2) == [0.0, -2.0]
 
 
 @pytest.mark.parametrize(
     ("recall", "value"), [(0.0, -3.5), (0.05, 0.1), (0.5, 4.0), (0.69, 4.0), (1.0, 5.0)]
 )
 def test_tiers_are_deep_retrievals(recall, value):
-    assert paid("tiers", searcher([]), of=lambda t: recall) == [value]
+    assert reward_of("tiers", searcher([]), of=lambda t: recall) == [value]
 
 
 # All of them -------------------------------------------------------------------------
@@ -313,8 +315,8 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("name", COMPONENTS["reward"])
-def test_no_turns_earn_nothing_and_good_settings_pass(name):
+def test_no_turns_have_no_reward_and_good_settings_pass(name):
     settings = NEEDED.get(name, {})
     Rewards([{"name": name, **settings}]).try_out()
     empty = trajectory(rewards=(), infos=[], metrics={"score": 1.0})
-    assert paid(name, empty, **settings) == []
+    assert reward_of(name, empty, **settings) == []

@@ -247,7 +247,7 @@ def test_rerender_starts_a_row_where_the_template_strips_thinking():
     assert "hm" not in renderer.tokenizer.decode(prompt.ids)
 
 
-def test_append_keeps_thinking_and_says_so():
+def test_append_keeps_thinking_and_warns():
     with pytest.warns(UserWarning, match="rewrites earlier turns"):
         renderer = ChatRenderer(make_tokenizer("qwen3"))
     messages, ids = thinking_turn(renderer)

@@ -28,7 +28,7 @@ def cost(lengths, ends, max_tokens):
 
 @pytest.mark.parametrize("max_tokens", [None, 100, 900])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_partition_costs_less(seed, max_tokens):
+def test_the_partition_is_the_cheapest(seed, max_tokens):
     lengths = np.sort(np.random.default_rng(seed).integers(1, 700, size=8))
     every = (
         [*inner, 8]

@@ -1,4 +1,4 @@
-"""The normaliser: modes against loops, and that no split of a batch matters."""
+"""Loss aggregation: modes against loops, and independence of a batch's split."""
 
 import numpy as np
 import pytest

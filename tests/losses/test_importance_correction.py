@@ -70,7 +70,7 @@ def test_weights_equal_a_slow_loop(tis, token_band, sequence_band, seed):
     torch.testing.assert_close(found.weights, expected, **TOLERANCE)
 
 
-def test_what_was_clipped_and_dropped_is_told():
+def test_clipped_and_dropped_tokens_are_returned():
     old, behaviour, mask = make_batch()
     ratio = (old - behaviour).exp()
     found = mismatch_weights(

@@ -333,7 +333,7 @@ def test_other_errors_name_the_value():
 
 
 def test_the_policy_before_the_update_gets_no_gradient():
-    """Where it is computed in the same graph, it must be a constant."""
+    """Computed in the same graph, it must still be a constant."""
     batch = make_batch(0)
     logp = batch["logp"].requires_grad_()
     mask = torch.ones_like(logp, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Batches of classic RLModules: RLlib's own, to the bit, and GAE by a slow loop."""
+"""Batches of non-LLM RLModules: equal to RLlib's, and GAE by a slow loop."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def parts_of(episodes):
 
 
 def stock_batch(run, parts):
-    """What the pipeline of a stock PPO makes of the parts, as its Learner builds it."""
+    """Return the batch that a stock PPO's pipeline builds from the parts."""
     config = PPOConfig().multi_agent(policies={"run"}, policy_mapping_fn=lambda *_: 0)
     pipeline = config.build_learner_connector(None, None)
     pipeline.prepend(AddOneTsToEpisodesAndTruncate())
@@ -109,9 +109,11 @@ def test_batches_and_advantages_are_rllibs(end):
         ours - ours[0], spread * (advantages - advantages[0]), atol=1e-5
     )
     assert spread > 0
-    verdicts = {episode_data(part).stop_policy.value for part in parts}
+    stop_policies = {episode_data(part).stop_policy.value for part in parts}
     assert (
-        verdicts == {"train"} if "final" in end else verdicts <= {"train", "bootstrap"}
+        stop_policies == {"train"}
+        if "final" in end
+        else stop_policies <= {"train", "bootstrap"}
     )
 
 

@@ -1,4 +1,4 @@
-"""What an episode's end, its stop policy and its verdicts make of its rows."""
+"""Rows of episodes by end, stop policy and masks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rows_of(episode, **settings):
     return batch["default_policy"]
 
 
-def test_only_what_was_cut_short_bootstraps(played):
+def test_only_truncated_episodes_bootstrap(played):
     ended, cut = played
     assert ended.is_terminated and cut.is_truncated
     for policy in (StopPolicy.TRAIN, StopPolicy.BOOTSTRAP):
@@ -76,7 +76,7 @@ def test_only_what_was_cut_short_bootstraps(played):
     assert rows_of(cut, has_critic=False)[columns.BOOTSTRAP_COLUMN][-1] == -1
 
 
-def test_only_what_was_cut_short_is_shown_on(played):
+def test_only_truncated_episodes_get_the_final_prompt(played):
     ended, cut = played
     episode_data(cut).stop_policy = StopPolicy.BOOTSTRAP
     # A prompt that was left behind, as a custom connector might.
@@ -87,7 +87,7 @@ def test_only_what_was_cut_short_is_shown_on(played):
     episode_data(ended).prompt = Prompt([], extends=True)
 
 
-def test_masked_turns_and_credit_stand_where_their_turn_does(played):
+def test_masked_turns_and_advantages_are_at_their_turns_tokens(played):
     ended, _ = played
     data = episode_data(ended)
     data.stop_policy = StopPolicy.TRAIN
@@ -112,7 +112,7 @@ def test_masked_turns_and_credit_stand_where_their_turn_does(played):
     data.advantage, data.masked_turns = None, frozenset()
 
 
-def test_a_central_critic_bootstraps_only_what_was_cut():
+def test_a_central_critic_bootstraps_only_truncated_episodes():
     settings = RowSettings(pad_id=0)
     plans = {"ended": [None, over()], "cut": [None] * 9}
     ends = {}
@@ -189,7 +189,7 @@ def test_rows_get_the_advantages_of_their_episode(played, whiten):
     assert not found[~mask].any()
 
 
-def test_a_recorded_turn_is_what_the_engine_said():
+def test_a_recorded_turn_is_the_engines_generation():
 
     result = SimpleNamespace(
         token_ids=np.array([3, 4]),

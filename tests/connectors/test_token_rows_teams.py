@@ -1,4 +1,4 @@
-"""Rows of teams: whose, in which order, and what a central critic reads."""
+"""Rows of teams: owners, order, and a central critic's rows."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def run():
     return Run(team_config(Pair))
 
 
-def test_every_turn_stands_in_one_row_of_its_policy(run):
+def test_every_turn_is_in_one_row_of_its_policy(run):
     episodes = run.sample()
     found = batches(run.learner, episodes)
     for module_id, agent in (("a", "ann_0"), ("b", "ben_0")):
@@ -49,12 +49,12 @@ def test_every_turn_stands_in_one_row_of_its_policy(run):
         assert data[columns.EPISODE_INDEX].tolist() == [0, 1, 2, 3]
         assert set(data[columns.AGENT_INDEX].tolist()) == {int(agent == "ben_0")}
         for row, episode in enumerate(episodes):
-            said = [
+            sampled = [
                 (turn.env_t, turn.action_ids.tolist())
                 for who, turn in turns_of(episode)
                 if who == agent
             ]
-            assert trained(data, row) == said
+            assert trained(data, row) == sampled
             own = episode_data(episode.agent_episodes[agent])
             assert ids_of(data, row) == own.ids
 
@@ -93,12 +93,12 @@ def test_a_central_critic_reads_everything_in_execution_order():
     episodes = run.sample()
     critic = batches(run.learner, episodes)["critic"]
     for row, episode in enumerate(episodes):
-        told = turns_of(episode)
-        assert [who for who, _ in told] == ["ann_0", "ben_0"] * 2
-        whole = [i for _, t in told for i in (*t.prompt_ids, *t.action_ids)]
+        agent_turns = turns_of(episode)
+        assert [who for who, _ in agent_turns] == ["ann_0", "ben_0"] * 2
+        whole = [i for _, t in agent_turns for i in (*t.prompt_ids, *t.action_ids)]
         assert ids_of(critic, row) == whole
         assert trained(critic, row) == [
-            (t.env_t, t.action_ids.tolist()) for _, t in told
+            (t.env_t, t.action_ids.tolist()) for _, t in agent_turns
         ]
 
 
@@ -117,8 +117,8 @@ def test_a_central_critic_reads_all_prompts_of_a_step_before_any_answer():
     # One value per step: before the first token that anyone says in it.
     starts = np.flatnonzero(critic[columns.MESSAGE_STARTS][0])
     assert len(starts) == len(steps) == 2
-    said = critic[Columns.LOSS_MASK][0]
-    assert all(said[s] and not said[s - 1] for s in starts)
+    sampled = critic[Columns.LOSS_MASK][0]
+    assert all(sampled[s] and not sampled[s - 1] for s in starts)
 
 
 def test_a_central_critic_reads_scripts_but_does_not_value_them():
@@ -130,7 +130,7 @@ def test_a_central_critic_reads_scripts_but_does_not_value_them():
     assert [step for step, _ in trained(critic, 0)] == [0, 2]
 
 
-def test_a_cut_episode_ends_with_what_the_next_speaker_read():
+def test_a_truncated_episode_ends_with_the_next_agents_prompt():
     config = team_config(
         Pair, training={"critic": "central"}, rollouts={"max_turns": 3}
     )

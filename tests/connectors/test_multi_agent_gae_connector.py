@@ -1,4 +1,4 @@
-"""Credit from agent to agent, against loops over the episodes themselves."""
+"""GAE from agent to agent, against loops over the episodes themselves."""
 
 import numpy as np
 import pytest
@@ -81,20 +81,20 @@ def check(run, episodes, **how):
 
 @pytest.mark.parametrize("critic", ["shared", "central"])
 @pytest.mark.parametrize("env", [Pair, PairTogether, Quiet])
-def test_messages_form_one_chain_through_all_agents(env, critic):
+def test_gae_runs_through_the_messages_of_all_agents(env, critic):
     run = team(env, training={"critic": critic})
     check(run, run.sample(2))
 
 
 @pytest.mark.parametrize("critic", ["shared", "central"])
-def test_a_cut_chain_bootstraps_from_the_next_speaker(critic):
+def test_a_truncated_episode_bootstraps_from_the_next_agent(critic):
     run = team(training={"critic": critic}, rollouts={"max_turns": 3})
     episodes = run.sample(2)
     assert all(e.is_truncated for e in episodes)
     check(run, episodes)
 
 
-def test_an_agent_cut_early_does_not_lengthen_a_chain_that_ends():
+def test_an_agent_truncated_early_does_not_bootstrap_a_finished_episode():
     class Leaving(Pair):
         def apply(self, agent, action):
             outcome = super().apply(agent, action)
@@ -123,7 +123,7 @@ def test_an_agent_cut_early_does_not_lengthen_a_chain_that_ends():
 
 
 @pytest.mark.parametrize("critic", ["shared", "central"])
-def test_where_the_next_speaker_cannot_read_on_the_value_after_the_last_word_counts(
+def test_without_the_next_agents_row_the_mean_last_value_bootstraps(
     critic,
 ):
     generation = {"max_new_tokens": 4, "max_context_tokens": 160}
@@ -150,12 +150,12 @@ def test_where_the_next_speaker_cannot_read_on_the_value_after_the_last_word_cou
             assert got == pytest.approx([wanted[step]] * len(got), abs=2e-5)
 
 
-def test_the_team_may_earn_the_sum():
+def test_the_team_reward_may_be_the_sum():
     run = team(training={"team_reward": "sum"})
     check(run, run.sample(2), how="sum")
 
 
-def test_values_of_their_own_critics():
+def test_values_of_each_policys_critic():
     run = team(training={"critic": "own"})
     (episode,) = run.sample(1)
     modules = {a: run.learner.module[m].unwrapped() for a, m in AGENTS.items()}
@@ -174,13 +174,13 @@ def test_values_of_their_own_critics():
 AGENTS = {"ann_0": "a", "ben_0": "b"}
 
 
-def test_what_scripts_are_paid_for_belongs_to_the_message_before():
+def test_rewards_after_scripted_turns_belong_to_the_message_before():
     policies = {"a": None, "b": {"scripted_policy": random_script}}
     run = team(policies=policies)
     check(run, run.sample(2), trained={"ann_0"})
 
 
-def test_pay_for_an_agent_that_never_acts_counts_for_the_team():
+def test_rewards_of_an_agent_that_never_acts_count_for_the_team():
     class Generous(Pair):
         possible_agents = ["ann_0", "ben_0", "cid_0"]
 
