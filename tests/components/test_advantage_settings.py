@@ -50,7 +50,7 @@ def config(env="secret_sum-v0", config_class=GRPOConfig, group_size=4, **trainin
         ({"name": "magrpo", "team": "max"}, "team is 'max'"),
         ({"name": "magrpo", "discount": 2}, r"gamma is 2.*\[0, 1\]"),
         ({"name": "broadcast", "leader": "alise"}, "Did you mean 'alice_0'"),
-        ({"name": "hierarchical", "proposer": "eve"}, "proposer='eve' is no agent"),
+        ({"name": "hierarchical", "proposer": "eve"}, "proposer='eve' names no agent"),
         ({"name": "history", "window": 0}, "window=0 must be a whole number"),
         ({"name": "history", "statistic": "p90"}, "statistic is 'p90'"),
         ({"name": "history", "of": "batch"}, "of is 'batch'"),
@@ -112,7 +112,7 @@ def test_self_play_accepts_all_estimators():
 
 
 def test_a_single_agent_has_no_leader():
-    with pytest.raises(ConfigError, match="leader='alice' is no agent"):
+    with pytest.raises(ConfigError, match="leader='alice' names no agent"):
         advantages = {"name": "broadcast", "leader": "alice"}
         config("guess_number-v0", advantage_estimator=advantages).validate()
 

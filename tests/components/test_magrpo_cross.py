@@ -148,7 +148,7 @@ def test_games_that_texts_do_not_decide_are_refused():
         np.random.default_rng(0),
         replay=lambda players: {p.agent_id: 7.0 for p in players},
     )
-    with pytest.raises(ConfigError, match="played again.*it earned 7.*Seed the env"):
+    with pytest.raises(ConfigError, match="but 7 when played again.*Seed the env"):
         advantages_of(table, **CROSS)
 
 

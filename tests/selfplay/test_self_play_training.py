@@ -209,7 +209,7 @@ def test_remote_runners_play_the_opponents_that_learners_hold(build, tmp_path):
         ({"pool_size": 0}, "pool_size=0"),
         ({"mirror_fraction": 2}, "mirror_fraction=2"),
         ({"opponents": "mirror", "pool_size": 2}, "league_pool_size=2 would have no"),
-        ({"evaluation_opponent": "dce"}, "evaluation_opponent='dce' is no policy"),
+        ({"evaluation_opponent": "dce"}, "evaluation_opponent='dce' is not a policy"),
         ({"exploitability_interval": -1}, "exploitability_interval=-1"),
         ({"snapshot_max_games": 2}, "snapshot_max_games=2"),
     ],
@@ -242,7 +242,10 @@ def test_bad_credit_settings_are_refused(training, message):
         ({"policy_mapping_fn": lambda agent, episode: "x"}, "assigns its policies"),
         ({"policy_mapping_fn": {"dealer": "x"}}, "names the agent 'dealer'"),
         ({"policies_to_train": ["opponent_0"]}, "freezes its opponents"),
-        ({"policies": {"dice": {"scripted_policy": any_word}}}, "'dice' never plays"),
+        (
+            {"policies": {"dice": {"scripted_policy": any_word}}},
+            "'dice' is assigned to no agent",
+        ),
         ({"policies": ["opponent_1"]}, "'opponent_1' has the name of an opponent"),
         (
             {

@@ -69,9 +69,7 @@ def anchors(table: TurnTable, similarity: float = 1.0) -> np.ndarray:
 
 
 def leader_of(texts: Iterable[str], similarity: float) -> dict[str, str]:
-    """Return the first similar text of each, in sorted order: independent of rollouts'
-    order.
-    """
+    """Return the first similar text of each, in sorted order."""
     leaders: list[str] = []
     leader_by_text = {}
     for text in sorted(texts):

@@ -15,8 +15,7 @@ from rllib_llm.data.turn_table import TurnTable
 def hierarchical(
     table: TurnTable, *, proposer: str, baseline: str = "mean", scale: str = "group"
 ) -> np.ndarray:
-    """Compare a proposer with its other rollouts, and an episode's solvers with each
-    other.
+    """Compare proposers across rollouts, and an episode's solvers with each other.
 
     An episode is one proposal with all its solvers. The only solver of an episode has
     no comparison and gets 0.

@@ -146,7 +146,7 @@ def build_rows(
     Args:
         turns: The recorded turns, in time order.
         rewards: One reward per turn.
-        final_prompt: Prompt that the episode would have shown next; used if ``bootstrap``.
+        final_prompt: Prompt that would have come next; used if ``bootstrap``.
         bootstrap: Whether the episode was truncated, so that the critic's value at its
             end counts. With ``final_prompt`` that value includes the last observation.
         row_per_turn: Start a row at every turn even where the prefix holds. Each row
