@@ -230,5 +230,5 @@ def of_the_batch(batch):
 
 def test_moments_in_a_micro_batch_are_refused():
     name = f"{__name__}:of_the_batch"
-    with pytest.raises(ConfigError, match="how the batch is cut"):
+    with pytest.raises(ConfigError, match="how the batch is split"):
         make_config(GRPOConfig, loss_terms=[name])
