@@ -26,7 +26,7 @@ from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
-from rllib_llm.algorithms.driver.runner_calls import Sampled
+from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.data import columns
@@ -518,7 +518,7 @@ def after_hung_envs(algo, env=None, **sections):
     config = config_of(algo).copy(copy_frozen=False)
     config.fault_tolerance(**sections["fault_tolerance"])
     restarted = []
-    answer = Sampled(episodes=[], metrics={}, num_hung_envs=3)
+    answer = SampleResult(episodes=[], metrics={}, num_hung_envs=3)
     fake = SimpleNamespace(
         config=config,
         iteration=0,

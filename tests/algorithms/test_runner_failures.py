@@ -11,7 +11,7 @@ import pytest
 
 from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.driver import sampling
-from rllib_llm.algorithms.driver.runner_calls import Sampled
+from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -193,7 +193,7 @@ def test_sampling_locally_needs_a_local_runner():
 def test_an_answer_tells_how_many_environments_hang():
     tasks = TaskSource(seed=0).next_groups(1)
     answer = sampling.SampleTasks(tasks)(Runner(num_hung_envs=2))
-    assert answer == Sampled([tasks[0].seed], {}, 2)
+    assert answer == SampleResult([tasks[0].seed], {}, 2)
 
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
