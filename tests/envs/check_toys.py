@@ -1,4 +1,4 @@
-"""Environments whose checks need care: of PettingZoo, slow, bound to one thread."""
+"""Test environments for check_env: PettingZoo games, slow resets, one-thread code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllib_llm.envs import IsolatedRandomState, TextEnv
 
 
 class Agree(ParallelEnv):
-    """The README's game: no spaces, no infos at reset."""
+    """The README's game, without spaces and without infos at reset."""
 
     def __init__(self, env_config):
         self.possible_agents = ["ann_0", "ben_0"]
@@ -37,7 +37,7 @@ class Agree(ParallelEnv):
 
 
 class Give(AECEnv):
-    """Two agents in turn; observations are strings, not arrays."""
+    """A game of two agents in turn; observations are strings, not arrays."""
 
     metadata = {"name": "give_v0"}
 
@@ -49,13 +49,13 @@ class Give(AECEnv):
         self.rewards, self._cumulative_rewards = self._all(0.0), self._all(0.0)
         self.terminations, self.truncations = self._all(False), self._all(False)
         self.infos, self.agent_selection = {a: {} for a in self.agents}, "giver_0"
-        self.said, self.scores = "nothing", {}
+        self.last_text, self.scores = "nothing", {}
 
     def _all(self, value):
         return dict.fromkeys(self.agents, value)
 
     def observe(self, agent):
-        return f"You hear {self.said!r}."
+        return f"You hear {self.last_text!r}."
 
     def step(self, action):
         agent = self.agent_selection
@@ -64,7 +64,7 @@ class Give(AECEnv):
             return
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
-        self.said = action
+        self.last_text = action
         if agent == "giver_0":
             self.agent_selection = "taker_0"
         else:
@@ -74,7 +74,7 @@ class Give(AECEnv):
 
 
 class BuggyGive(Give):
-    """Has a mistake in its own code."""
+    """A game with a bug in its own code."""
 
     def step(self, action):
         super().step(action)
@@ -82,14 +82,14 @@ class BuggyGive(Give):
 
 
 class BuggyStart(Give):
-    """Fails when it is built."""
+    """A game that fails in its constructor."""
 
     def __init__(self, env_config):
         raise KeyError("words")
 
 
 class Say(TextEnv):
-    """One turn; the base of the others."""
+    """A task of one turn; the base of the others."""
 
     max_turns = 1
 
@@ -106,7 +106,7 @@ class Say(TextEnv):
 
 
 class SlowReset(Say):
-    """Takes a while to begin."""
+    """A task with a slow reset."""
 
     def start(self, rng):
         time.sleep(0.02)
@@ -114,7 +114,7 @@ class SlowReset(Say):
 
 
 class MainThreadOnly(Say):
-    """Sets a signal's handler, which only the main thread may."""
+    """A task that installs a signal handler, which requires the main thread."""
 
     def start(self, rng):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -122,7 +122,7 @@ class MainThreadOnly(Say):
 
 
 class Seeds(Say):
-    """Seeds what it then draws from, so that playing again gives the same."""
+    """A task that seeds the global state it draws from, so that replays agree."""
 
     def start(self, rng):
         self.reseed(int(rng.integers(2**31)))
@@ -134,7 +134,7 @@ class Seeds(Say):
 
 
 class SeedsTamed(Seeds):
-    """Does so with states of its own."""
+    """The same task with isolated random states."""
 
     def start(self, rng):
         state = IsolatedRandomState(int(rng.integers(2**31)), torch=True)

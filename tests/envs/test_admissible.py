@@ -1,4 +1,4 @@
-"""Lists of admissible actions: what is accepted, and where games put them."""
+"""Lists of admissible actions: validation, and their place in infos."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllib_llm.envs.admissible import ADMISSIBLE, admissible_actions
 from rllib_llm.errors import EnvContractError
 
 
-def test_a_good_list_comes_back():
+def test_valid_list_is_returned():
     assert admissible_actions({ADMISSIBLE: ("a", "b")}, "env") == ["a", "b"]
 
 
@@ -25,13 +25,13 @@ def test_a_good_list_comes_back():
         (["a", "b", "a"], "lists 'a' twice"),
     ],
 )
-def test_other_lists_are_refused(listed, message):
+def test_invalid_lists_are_refused(listed, message):
     with pytest.raises(EnvContractError, match=message):
         admissible_actions({} if listed is None else {ADMISSIBLE: listed}, "env")
 
 
 @pytest.mark.parametrize("game", [Scripted, Together])
-def test_games_list_for_those_whose_turn_it_is(game):
+def test_games_list_actions_of_the_agents_to_act(game):
     class Listing(game):
         plan = ()
 
@@ -39,24 +39,24 @@ def test_games_list_for_those_whose_turn_it_is(game):
             return None if agent == "cid_0" else [f"{agent} {self.turn}", "pass"]
 
     env = as_playable(Listing())
-    told = env.reset(seed=0)
+    observed = env.reset(seed=0)
     for _ in range(3):
-        for agent in told.observations:
-            listed = told.infos[agent].get(ADMISSIBLE)
+        for agent in observed.observations:
+            listed = observed.infos[agent].get(ADMISSIBLE)
             if agent == "cid_0":
                 assert listed is None
             else:
                 assert listed[1] == "pass" and listed[0].startswith(agent)
-        told = env.step(dict.fromkeys(told.observations, "pass"))
+        observed = env.step(dict.fromkeys(observed.observations, "pass"))
 
 
 def test_open_spiel_lists_what_is_legal():
     pytest.importorskip("pyspiel")
     env = as_playable(make_env("open_spiel/tic_tac_toe-v0"))
-    told, left = env.reset(seed=0), 9
-    while told.observations:
-        (agent,) = told.observations
-        listed = told.infos[agent][ADMISSIBLE]
+    observed, left = env.reset(seed=0), 9
+    while observed.observations:
+        (agent,) = observed.observations
+        listed = observed.infos[agent][ADMISSIBLE]
         assert len(listed) == left
-        told, left = env.step({agent: listed[-1]}), left - 1
-    assert told.is_over
+        observed, left = env.step({agent: listed[-1]}), left - 1
+    assert observed.is_over

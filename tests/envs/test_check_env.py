@@ -13,7 +13,7 @@ from rllib_llm.errors import ConfigError
 
 
 class Sound(TextEnv):
-    """Says a digit, and wants to hear it; the base of all broken ones."""
+    """Shows a digit and expects it back; the base of all broken environments."""
 
     max_turns = 3
 
@@ -52,11 +52,11 @@ class GlobalNumpyRandom(Sound):
 
 
 class SharedState(Sound):
-    heard: ClassVar[list[int]] = []
+    received: ClassVar[list[int]] = []
 
     def reply(self, action):
-        self.heard.append(action)
-        return TurnResult(f"So far {len(self.heard)}")
+        self.received.append(action)
+        return TurnResult(f"So far {len(self.received)}")
 
 
 class LeftOver(Sound):
@@ -223,7 +223,7 @@ BROKEN = [
 ]
 
 
-def test_the_sound_environment_passes():
+def test_sound_environment_passes():
     report = check_env(Sound)
     assert report.ok, str(report)
     assert report.measurements["expert_success"] == 1.0
@@ -236,7 +236,7 @@ def test_the_sound_environment_passes():
 @pytest.mark.parametrize(
     ("env", "words"), BROKEN, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_broken_environment_is_found(env, words):
+def test_broken_environment_is_reported(env, words):
     report = check_env(env)
     assert not report.ok
     assert _matches(words, report.problems), str(report)

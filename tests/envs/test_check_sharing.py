@@ -67,13 +67,13 @@ def test_resets_are_measured_and_judged(monkeypatch):
     assert not report.ok and "rollouts(step_timeout_s=...)" in report.problems[0]
 
 
-def test_what_works_in_the_main_thread_only_is_found():
+def test_environment_bound_to_the_main_thread_is_reported():
     (problem,) = check_env(MainThreadOnly, seeds=FEW).problems
     assert "In a thread, seed 0 raised ValueError: signal only works" in problem
     assert check_env(MainThreadOnly, seeds=FEW, env_processes=True).ok
 
 
-def test_seeding_the_process_is_found_though_it_plays_alike():
+def test_seeding_the_process_is_reported():
     report = check_env(Seeds, seeds=FEW)
     found = [p for p in report.problems if p.startswith("reset() changed the process")]
     assert len(found) == 1, str(report)

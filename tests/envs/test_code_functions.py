@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_solutions_of_all_families_return_what_is_computed_apart():
+def test_solutions_match_independent_results():
     rng, seen = np.random.default_rng(0), set()
     for level in range(1, NUM_LEVELS + 1):
         for _ in range(60):
@@ -27,7 +27,7 @@ def test_solutions_of_all_families_return_what_is_computed_apart():
     assert len(seen) >= len(FAMILIES)
 
 
-def test_tests_differ_so_that_none_is_shown_and_hidden():
+def test_visible_and_hidden_tests_are_distinct():
     for seed in range(30):
         for level in range(1, NUM_LEVELS + 1):
             cases = draw_task(np.random.default_rng(seed), level, 30).cases
@@ -58,7 +58,7 @@ def say(env, code):
     return text, reward, terminated, info
 
 
-def test_failing_visible_tests_are_told_and_may_be_tried_again(env):
+def test_failing_visible_tests_are_shown_and_allow_a_retry(env):
     call = f"f({env.task.cases[0].arguments[0]!r})"
     wanted = env.task.cases[0].result
     text, reward, terminated, info = say(env, "def f(numbers):\n    return 3")

@@ -24,16 +24,16 @@ def test_first_message_shows_the_map_and_ends_with_the_format():
     assert len(prompt) < 200
 
 
-def test_every_message_tells_where_there_is_ice():
+def test_every_message_lists_the_neighbouring_ice():
     env = FrozenLake()
     for seed in range(30):
         prompt, _ = env.reset(seed=seed)
         rows = [line.split() for line in prompt.splitlines()[:4]]
         cells = {"down": rows[1][0], "right": rows[0][1]}
         moves = [move for move, cell in cells.items() if cell == "_"]
-        told = f"row 1 column 1, ice {' '.join(moves)}"
-        assert prompt.endswith("\n" + told)
-        assert env.step("go up")[0] == told
+        observed = f"row 1 column 1, ice {' '.join(moves)}"
+        assert prompt.endswith("\n" + observed)
+        assert env.step("go up")[0] == observed
 
 
 def test_the_goal_is_announced_when_it_is_near():
@@ -42,7 +42,7 @@ def test_the_goal_is_announced_when_it_is_near():
     assert re.fullmatch(r"row \d column \d, goal (down|right)(, ice [a-z ]+)?", last)
 
 
-def test_following_what_is_told_always_finds_the_goal():
+def test_listed_moves_lead_to_the_goal():
     # Depth-first search: new ice first, else the way back.
     env = FrozenLake({"max_turns": 60})
     for seed in range(100):
@@ -50,13 +50,13 @@ def test_following_what_is_told_always_finds_the_goal():
         done = False
         while not done:
             state = text.splitlines()[-1]
-            told = re.findall(r"(?:goal|ice|back) ([a-z]+)", state)
-            text, reward, terminated, truncated, _ = env.step(f"go {told[0]}")
+            observed = re.findall(r"(?:goal|ice|back) ([a-z]+)", state)
+            text, reward, terminated, truncated, _ = env.step(f"go {observed[0]}")
             done = terminated or truncated
         assert reward == 1.0
 
 
-def test_visited_ice_is_told_as_the_way_back_only():
+def test_visited_ice_is_listed_as_the_way_back_only():
     env = FrozenLake()
     env.reset(seed=1)  # one way on from the start: down
     assert env.map[0][1] == "H"
@@ -218,7 +218,7 @@ def test_the_last_move_counts(text, move):
 
 
 def test_on_slippery_ice_the_moves_named_safe_never_end_in_a_hole():
-    moves, told = list(MOVES), 0
+    moves, observed = list(MOVES), 0
     for seed in range(40):
         env = FrozenLake({"slippery": True, "max_turns": 40})
         observation, _ = env.reset(seed=seed)
@@ -229,5 +229,5 @@ def test_on_slippery_ice_the_moves_named_safe_never_end_in_a_hole():
             falls = any(done and not gain for _, _, gain, done in table[state][index])
             named = safe is not None and move in safe.group(1).split()
             assert named == (not falls)
-            told += named
-    assert told
+            observed += named
+    assert observed

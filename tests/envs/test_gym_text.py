@@ -151,7 +151,7 @@ def test_discrete_observations_with_a_renderer_pass_check_env():
         ),
     ],
 )
-def test_what_cannot_be_translated_is_explained(build, error, words):
+def test_untranslatable_environments_are_refused(build, error, words):
     with pytest.raises(error, match=words):
         build()
 

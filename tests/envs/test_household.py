@@ -20,7 +20,7 @@ def world(receptacles, things, opened=()):
     return World(house(), receptacles, things, opened)
 
 
-def told(room, *commands):
+def observed(room, *commands):
     return [room.do(command) for command in commands]
 
 
@@ -93,16 +93,16 @@ def test_the_expert_recovers_from_any_mistakes(task):
         assert won
 
 
-def test_the_expert_is_told_before_it_knows():
-    """It takes only what an answer has named."""
+def test_expert_uses_observed_objects_only():
+    """Check that the expert takes only things that an observation has named."""
     env = Household({"max_receptacles": 12, "max_turns": 60})
     for seed in range(60):
         transcript = play(env, seed, expert_policy)
         for turn, action in enumerate(transcript.actions):
             if action.startswith(("take", "use")):
                 thing = " ".join(action.split()[1:3])
-                said = " ".join(transcript.observations[1 : turn + 1])
-                assert f"a {thing}" in said
+                sampled_text = " ".join(transcript.observations[1 : turn + 1])
+                assert f"a {thing}" in sampled_text
 
 
 def test_random_play_hardly_ever_succeeds():
@@ -119,12 +119,12 @@ def test_answers_are_worded_as_in_alfworld():
         "You are in the middle of a room. Looking quickly around you, you see a "
         "countertop 1, a fridge 1, a microwave 1, and a sinkbasin 1."
     )
-    assert told(room, "look", "inventory", "help") == [
+    assert observed(room, "look", "inventory", "help") == [
         "You are in the middle of a room. Looking quickly around you, you see nothing.",
         "You are not carrying anything.",
         HELP,
     ]
-    assert told(
+    assert observed(
         room, "go to countertop 1", "look", "take apple 2 from countertop 1"
     ) == [
         "You arrive at countertop 1. On the countertop 1, you see a apple 2, a egg 1, "
@@ -132,23 +132,23 @@ def test_answers_are_worded_as_in_alfworld():
         "You are facing the countertop 1. Next to it, you see nothing.",
         "You pick up the apple 2 from the countertop 1.",
     ]
-    assert told(room, "inventory", "examine apple 2", "go to fridge 1") == [
+    assert observed(room, "inventory", "examine apple 2", "go to fridge 1") == [
         "You are carrying: a apple 2.",
         "There's nothing special about apple 2.",
         "You arrive at fridge 1. The fridge 1 is closed.",
     ]
-    assert told(room, "cool apple 2 with fridge 1", "examine apple 2") == [
+    assert observed(room, "cool apple 2 with fridge 1", "examine apple 2") == [
         "You cool the apple 2 using the fridge 1.",
         "This is a cold apple 2.",
     ]
-    assert told(
+    assert observed(
         room, "open fridge 1", "move apple 2 to fridge 1", "examine fridge 1"
     ) == [
         "You open the fridge 1. The fridge 1 is open. In it, you see a apple 1.",
         "You move the apple 2 to the fridge 1.",
         "The fridge 1 is open. In it, you see a apple 2, and a apple 1.",
     ]
-    assert told(room, "close fridge 1", "take apple 1 from fridge 1") == [
+    assert observed(room, "close fridge 1", "take apple 1 from fridge 1") == [
         "You close the fridge 1.",
         NOTHING,
     ]
@@ -156,11 +156,11 @@ def test_answers_are_worded_as_in_alfworld():
 
 def test_things_get_clean_hot_cool_and_sliced():
     room = world(KITCHEN, [("Potato", 3), ("Cup", 3), ("Knife", 3)])
-    told(room, "go to countertop 1", "take knife 1 from countertop 1")
+    observed(room, "go to countertop 1", "take knife 1 from countertop 1")
     assert room.do("slice potato 1 with knife 1") == (
         "You sliced the potato 1 with the knife 1."
     )
-    told(room, "move knife 1 to countertop 1", "take potato 1 from countertop 1")
+    observed(room, "move knife 1 to countertop 1", "take potato 1 from countertop 1")
     looks = [room.do("examine potato 1")]
     for command in (
         "go to microwave 1",
@@ -178,8 +178,8 @@ def test_things_get_clean_hot_cool_and_sliced():
         "This is a hot and clean sliced potato 1.",
         "This is a cool and clean sliced potato 1.",
     ]
-    told(room, "open fridge 1", "move potato 1 to fridge 1", "go to countertop 1")
-    told(room, "take cup 1 from countertop 1")
+    observed(room, "open fridge 1", "move potato 1 to fridge 1", "go to countertop 1")
+    observed(room, "take cup 1 from countertop 1")
     assert room.do("examine cup 1") == "This is a normal cup 1. In it, you see nothing."
 
 
@@ -194,8 +194,8 @@ def test_receptacles_of_one_place_are_reached_together():
         "open drawer 1",
         "open drawer 2",
     ]
-    told(room, "open drawer 1", "open drawer 2", "take pen 1 from drawer 1")
-    told(room, "move pen 1 to drawer 2")
+    observed(room, "open drawer 1", "open drawer 2", "take pen 1 from drawer 1")
+    observed(room, "move pen 1 to drawer 2")
     assert room.do("look") == (
         "You are facing the drawer 2, and drawer 1. Next to it, you see a pen 1."
     )
@@ -204,13 +204,13 @@ def test_receptacles_of_one_place_are_reached_together():
 def test_a_lamp_must_be_used_where_the_thing_is_held():
     room = world([("Desk", 0), ("Bed", 1)], [("DeskLamp", 0), ("Book", 1)])
     goal = Goal("light", "Book", "DeskLamp")
-    assert told(room, "go to desk 1", "use desklamp 1") == [
+    assert observed(room, "go to desk 1", "use desklamp 1") == [
         "You arrive at desk 1. On the desk 1, you see a desklamp 1.",
         "You turn on the desklamp 1.",
     ]
     assert goal.reached(room) == 0
     assert "take desklamp 1 from desk 1" not in room.commands()
-    told(room, "go to bed 1", "take book 1 from bed 1")
+    observed(room, "go to bed 1", "take book 1 from bed 1")
     assert goal.reached(room) == 1
     room.do("go to desk 1")
     assert goal.reached(room) == 2
@@ -239,14 +239,14 @@ def test_treatment_counts_before_or_after_but_must_last():
     room = world(KITCHEN, [("Apple", 3)])
     goal = Goal("heat", "Apple", "CounterTop")
     assert goal.reached(room) == 0  # it lies there, but cold
-    told(room, "go to countertop 1", "take apple 1 from countertop 1")
-    told(room, "go to microwave 1", "heat apple 1 with microwave 1")
+    observed(room, "go to countertop 1", "take apple 1 from countertop 1")
+    observed(room, "go to microwave 1", "heat apple 1 with microwave 1")
     assert goal.reached(room) == 2
-    told(room, "go to fridge 1", "cool apple 1 with fridge 1")
+    observed(room, "go to fridge 1", "cool apple 1 with fridge 1")
     assert goal.reached(room) == 1
 
 
-def test_what_is_impossible_changes_nothing():
+def test_impossible_commands_change_nothing():
     env = Household()
     env.reset(seed=0)
     before = env.admissible_actions()

@@ -24,7 +24,7 @@ needs_alfworld = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_games_go_as_in_alfworld(task, share):
+def test_episodes_match_alfworld(task, share):
     env = Household({"tasks": [task], "max_receptacles": 16, "closed": 0.7})
     tally = household_parity.Tally()
     for seed in range(2):
@@ -67,7 +67,7 @@ def test_games_go_as_in_alfworld(task, share):
         ),
     ],
 )
-def test_odd_rules_are_those_of_alfworld(receptacles, things, commands):
+def test_unusual_rules_match_alfworld(receptacles, things, commands):
     env = Household()
     env.reset(seed=0)
     env.world = World(house(), receptacles, things)
@@ -77,10 +77,10 @@ def test_odd_rules_are_those_of_alfworld(receptacles, things, commands):
     history = []
     for command in (" ".join(c.split()) for c in commands.split(";")):
         history.append(command)
-        said = env.world.do(command)
+        completion = env.world.do(command)
         reference.step(command)
         listed = env.admissible_actions()
-        household_parity._check(reference, said, listed, False, history, tally)
+        household_parity._check(reference, completion, listed, False, history, tally)
         assert not tally.difference, tally.difference
 
 

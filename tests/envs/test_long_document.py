@@ -45,7 +45,7 @@ def test_the_expert_always_answers_rightly(config):
 
 
 @pytest.mark.parametrize("config", LEVELS, ids=str)
-def test_facts_lie_in_parts_as_far_from_each_other_as_told(config):
+def test_facts_keep_the_minimum_distance(config):
     gaps, forward = set(), set()
     for seed in range(60):
         env, _ = reset(config, seed)
@@ -93,13 +93,13 @@ def test_messages_may_show_the_part_alone():
     assert env.step("<memory>something</memory>")[0] == "That was all. Answer."
 
 
-def test_answers_count_at_the_end_only_and_memories_before():
+def test_only_summaries_count_before_the_last_part():
     env, _ = reset({}, 0)
     right = f"<answer>{env.chain[-1].value}</answer>"
-    for said in (right, "<memory> </memory>", "Part 2", "<memory>unclosed"):
-        told = env.step(said)
-        assert told[4]["invalid_action"], said
-        assert told[1] == 0.0
+    for completion in (right, "<memory> </memory>", "Part 2", "<memory>unclosed"):
+        observed = env.step(completion)
+        assert observed[4]["invalid_action"], completion
+        assert observed[1] == 0.0
         assert env.read == 0
     for _ in range(3):
         assert not env.step(f"{right} <memory>x</memory>")[4]["invalid_action"]
@@ -115,7 +115,7 @@ def test_wrong_answers_end_without_reward():
     assert info["metrics"] == {"kept": 0.0}
 
 
-def test_info_says_which_needed_facts_the_memory_holds():
+def test_info_holds_the_needed_facts_in_memory():
     env, _ = reset({"hops": 2}, 1)
     first, second = env.chain
     info = env.step(f"<memory>{first.entity}: {first.value}.</memory>")[4]

@@ -35,7 +35,7 @@ def test_marks_of_all_pairs():
         assert code_marks(*pair) == _marks(*pair)
 
 
-def test_marks_told():
+def test_marks_in_observations():
     env = Mastermind({"length": 4, "symbols": 6})
     env.reset(seed=0)
     env.secret = "1223"
@@ -80,7 +80,7 @@ def test_larger_codes_are_found_in_time():
     assert all(play(env, seed, expert_policy).success for seed in range(30))
 
 
-def test_guesses_are_those_that_tell_most():
+def test_expert_guesses_have_the_highest_entropy():
     secrets = ("a", "b", "c", "d")
     answers = {"a": "xyyy", "b": "xxyy", "c": "uvwx", "d": "xyxx"}
 
@@ -92,7 +92,7 @@ def test_guesses_are_those_that_tell_most():
     assert most_telling(("d",), marks) == "d"
 
 
-def test_what_the_expert_computes_is_bounded():
+def test_expert_computation_is_bounded():
     calls = []
 
     def marks(guess, secret):

@@ -187,7 +187,7 @@ def test_metrics_stand_in_the_actors_info():
     assert env.infos["ben_0"] == {}
 
 
-def test_success_is_undefined_without_the_notion():
+def test_success_is_none_without_has_success():
     env = start(Scripted, [over()], has_success=False)
     say(env, "x")
     assert env.infos["ann_0"]["success"] is None

@@ -21,18 +21,18 @@ from rllib_llm.errors import ConfigError
 
 
 class Relay(MultiAgentTextEnv):
-    """One tells the other a digit; the base of all broken ones."""
+    """One agent passes a digit to the other; the base of all broken games."""
 
     possible_agents = ["teller_0", "hearer_0"]
     max_turns = 4
 
     def start(self, rng, upper: int = 9):
-        self.digit, self.heard = int(rng.integers(upper + 1)), None
+        self.digit, self.received = int(rng.integers(upper + 1)), None
 
     def prompt_for(self, agent):
         if agent == "teller_0":
             return f"Tell {self.digit}"
-        return f"Heard {self.heard}"
+        return f"Heard {self.received}"
 
     def parse(self, agent, text):
         text = text.strip()
@@ -40,7 +40,7 @@ class Relay(MultiAgentTextEnv):
 
     def apply(self, agent, action):
         if agent == "teller_0":
-            self.heard = action
+            self.received = action
             return None
         right = action == self.digit
         rewards = dict.fromkeys(self.possible_agents, float(right))
@@ -68,11 +68,11 @@ class GlobalNumpyRandom(Relay):
 
 
 class SharedState(Relay):
-    heard_by_all: ClassVar[list[int]] = []
+    received_by_all: ClassVar[list[int]] = []
 
     def prompt_for(self, agent):
-        self.heard_by_all.append(1)
-        return f"So far {len(self.heard_by_all)}"
+        self.received_by_all.append(1)
+        return f"So far {len(self.received_by_all)}"
 
 
 class RaisesInApply(Relay):
@@ -105,7 +105,7 @@ class Endless(Relay):
 
 
 class FragileHearer(Relay):
-    """Only the second agent's parser breaks."""
+    """A game in which only the second agent's parser fails."""
 
     def parse(self, agent, text):
         return super().parse(agent, text) if agent == "teller_0" else int(text)
@@ -119,7 +119,7 @@ class FragileTeller(Relay):
 class NotReadyToBeCut(Relay):
     def prompt_for(self, agent):
         if agent == "hearer_0":
-            return f"Heard {self.heard + 0}"
+            return f"Heard {self.received + 0}"
         return super().prompt_for(agent)
 
 
@@ -152,7 +152,7 @@ class FoolishExpert(Relay):
 
 
 class NotPettingZoo(Relay):
-    """Rewards every turn without telling PettingZoo's books."""
+    """A game that adds rewards without PettingZoo's bookkeeping."""
 
     def apply(self, agent, action):
         outcome = super().apply(agent, action) or Outcome()
@@ -200,7 +200,7 @@ def test_the_sound_game_passes_and_is_measured():
 @pytest.mark.parametrize(
     ("env", "words"), BROKEN, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_broken_game_is_found(env, words):
+def test_broken_game_is_reported(env, words):
     report = check_multi_env(env)
     assert not report.ok
     assert any(re.search(words, p) for p in report.problems), str(report)
@@ -254,7 +254,7 @@ def test_system_prompts_count_per_agent():
     assert numbers["conversation_tokens_max"] == 100 + len("\nTell 7\n7")
 
 
-def test_experts_of_a_game_without_success_need_not_gain():
+def test_experts_without_success_need_no_positive_return():
     class Rivals(Relay):
         has_success = False
 

@@ -1,4 +1,4 @@
-"""MultiAgentAdapter: nothing that wrappers tend to lose is lost."""
+"""MultiAgentAdapter: infos, rewards, order and ends that other wrappers lose."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def test_only_agents_with_an_invalid_action_are_asked_again():
 
 
 def test_rewards_to_anyone_at_any_time():
-    """Before the first action, while waiting, after leaving, before joining."""
+    """Reward agents before their first action, while waiting, and after leaving."""
     plan = [
         Outcome({"ben_0": 1.0, "cid_0": 2.0}, terminated=["ann_0"]),
         over({"ann_0": 3.0, "ben_0": 4.0, "cid_0": 5.0}),
@@ -170,7 +170,7 @@ def test_plain_aec_env_is_played_to_its_end():
     assert step.stop_reason == "max_turns" and env.unwrapped.agents == []
 
 
-def test_an_end_is_told_once_though_the_agent_waits_for_its_dead_step():
+def test_ends_are_reported_once_before_the_dead_step():
     events = [({}, ["cid_0"], []), ({}, [], []), ({}, [], ["ann_0", "ben_0"])]
     env = RawAEC(events, in_turn=True)
     env.possible_agents = ["ann_0", "ben_0", "cid_0"]

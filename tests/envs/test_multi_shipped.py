@@ -1,4 +1,4 @@
-"""What holds for every shipped multi-agent game."""
+"""Common checks of every shipped multi-agent game."""
 
 import pathlib
 import pickle
@@ -30,7 +30,7 @@ GAMES = [
     "secret_sum-v0",
     "team-v0",
 ]
-# What experts earn together: 1 each, unless only one of them is paid for success.
+# Total return of experts: 1 each, unless only one agent is rewarded for success.
 EXPERTS_EARN = {"scout_porter-v0": 1.0}
 HELD_OUT = ["negotiation-v0", "path_checker-v0", "referential-v0"]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -75,8 +75,8 @@ def test_experts_succeed_in_both_splits(name):
         assert transcript.success is True, dialogue(transcript)
         assert transcript.terminated
         if name != "negotiation-v0":  # its worth differs by instance
-            earned = EXPERTS_EARN.get(name, 2.0)
-            assert sum(transcript.rewards) == pytest.approx(earned)
+            returns = EXPERTS_EARN.get(name, 2.0)
+            assert sum(transcript.rewards) == pytest.approx(returns)
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -1,4 +1,4 @@
-"""Agents of numbers beside agents of text: what the environments hand over."""
+"""Numeric agents beside text agents: observations, actions, and checks."""
 
 import numpy as np
 import pytest
@@ -30,48 +30,51 @@ def test_the_checks_play_the_speakers_and_draw_for_the_rest(env):
     assert not report.problems, report.problems
 
 
-def test_numbers_pass_untouched_and_text_is_taken_out():
+def test_numbers_are_unchanged_and_text_is_extracted():
     joint = MultiAgentAdapter(Errand())
     assert joint.number_spaces("speaker_0") is None
     assert joint.number_spaces("runner_0") == (Errand.reads, Errand.acts)
-    told = joint.reset(seed=1)
-    assert told.observations == {"speaker_0": "Turn 0."} == texts_of(joint, told)
-    told = joint.step({"speaker_0": "hi"})
-    (numbers,) = told.observations.values()
+    shown = joint.reset(seed=1)
+    assert shown.observations == {"speaker_0": "Turn 0."} == texts_of(joint, shown)
+    shown = joint.step({"speaker_0": "hi"})
+    (numbers,) = shown.observations.values()
     assert numbers is joint.unwrapped.observe("runner_0")
-    assert texts_of(joint, told) == {}
-    told = joint.step({"runner_0": np.int64(1)})
+    assert texts_of(joint, shown) == {}
+    shown = joint.step({"runner_0": np.int64(1)})
     assert joint.unwrapped.seen == [1]
 
 
 def test_a_parallel_game_mixes_both_and_cuts_both():
     joint = MultiAgentAdapter(Beside())
-    told = joint.reset(seed=0)
-    assert list(told.observations) == ["speaker_0", "runner_0", "runner_1"]
-    while not told.is_over:
-        told = joint.step(
-            {a: "go" if isinstance(o, str) else 3 for a, o in told.observations.items()}
+    shown = joint.reset(seed=0)
+    assert list(shown.observations) == ["speaker_0", "runner_0", "runner_1"]
+    while not shown.is_over:
+        shown = joint.step(
+            {
+                a: "go" if isinstance(o, str) else 3
+                for a, o in shown.observations.items()
+            }
         )
-    assert told.final_observations["speaker_0"] == "At 4."
-    assert told.final_observations["runner_0"] == np.array([4.0], np.float32)
+    assert shown.final_observations["speaker_0"] == "At 4."
+    assert shown.final_observations["runner_0"] == np.array([4.0], np.float32)
     assert [len(got) for got in joint.env.got] == [3, 3, 2, 2]
 
 
 class Resting(Beside):
-    """Runners are asked in every second round only."""
+    """Runners act in every second round only."""
 
     def _tell(self, names):
-        told = super()._tell(names)
+        shown = super()._tell(names)
         if self.t % 2:
-            told |= {"runner_0": None, "runner_1": None}
-        return {a: told[a] for a in names}
+            shown |= {"runner_0": None, "runner_1": None}
+        return {a: shown[a] for a in names}
 
 
-def test_an_agent_of_numbers_sits_a_round_out_with_none():
+def test_numeric_agent_skips_a_round_with_none():
     joint = MultiAgentAdapter(Resting())
     joint.reset(seed=0)
-    told = joint.step({"speaker_0": "go", "runner_0": 3, "runner_1": 3})
-    assert list(told.observations) == ["speaker_0"]
+    shown = joint.step({"speaker_0": "go", "runner_0": 3, "runner_1": 3})
+    assert list(shown.observations) == ["speaker_0"]
     joint.step({"speaker_0": "go"})
     assert joint.env.got[1] == {"speaker_0": "go", "runner_0": None, "runner_1": None}
 
@@ -86,7 +89,7 @@ class WrongType(Errand):
         return super().observed().astype(np.float64)
 
 
-def test_what_is_not_in_the_space_is_refused():
+def test_values_outside_of_the_space_are_refused():
     with pytest.raises(EnvContractError, match=r"99.*'runner_0'.*observation space"):
         MultiAgentAdapter(OutOfBounds()).reset(seed=0)
     with pytest.raises(EnvContractError, match=r"prompt_for\('runner_0'\).*dtype"):
@@ -112,7 +115,7 @@ def test_one_player_draws_for_agents_of_numbers_by_the_seed():
 
     assert seen(1) == seen(1)
     assert len({tuple(seen(s)[0]) for s in range(8)}) > 1
-    assert sum(seen(5)[1]) >= 3 * 0.1  # all that anyone was paid is told
+    assert sum(seen(5)[1]) >= 3 * 0.1  # all rewards are reported
 
 
 class Taught(Errand):
@@ -131,7 +134,7 @@ def test_demonstrations_are_of_speakers_only():
 
 
 class Undeclared(Beside):
-    """Says what it wants in attributes, as PettingZoo's defaults read them."""
+    """Declares spaces in attributes, which PettingZoo's default methods read."""
 
     observation_space = ParallelEnv.observation_space
     action_space = ParallelEnv.action_space
@@ -149,14 +152,14 @@ def test_spaces_may_stand_in_attributes_or_nowhere(recwarn):
 @pytest.mark.parametrize("game", [Errand, Beside])
 def test_rllibs_view_of_a_game_has_the_same_spaces(game):
     env = to_rllib_env(MultiAgentAdapter(game()))
-    told, _ = env.reset(seed=0)
+    shown, _ = env.reset(seed=0)
     over, seen = False, set()
     while not over:
-        seen |= set(told)
-        actions = {a: "go" if isinstance(o, str) else 1 for a, o in told.items()}
-        told, _, terminated, truncated, _ = env.step(actions)
+        seen |= set(shown)
+        actions = {a: "go" if isinstance(o, str) else 1 for a, o in shown.items()}
+        shown, _, terminated, truncated, _ = env.step(actions)
         over = terminated["__all__"] or truncated["__all__"]
-        for agent, observation in told.items():
+        for agent, observation in shown.items():
             assert env.observation_spaces[agent].contains(observation), agent
     assert seen == set(env.possible_agents)
     assert env.action_spaces["runner_0"] == game.acts

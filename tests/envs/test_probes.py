@@ -15,14 +15,14 @@ def test_random_return_is_one_in_words(env_class, words):
     assert np.mean(returns) == pytest.approx(1 / words, abs=0.08)
 
 
-def test_only_one_word_of_the_bandit_pays():
+def test_bandit_rewards_one_word_only():
     env = BanditProbe()
-    pays = {}
+    word_reward = {}
     for word in ("red", "green", "blue", "gold", "white"):
         env.reset(seed=0)
-        pays[word] = env.step(f"I say {word}!")[1:3]
-    assert pays.pop("blue") == (1.0, True)
-    assert set(pays.values()) == {(0.0, True)}
+        word_reward[word] = env.step(f"I say {word}!")[1:3]
+    assert word_reward.pop("blue") == (1.0, True)
+    assert set(word_reward.values()) == {(0.0, True)}
 
 
 def test_copying_one_of_two_words_earns_half():
@@ -44,16 +44,16 @@ def test_copy_retry_asks_for_the_same_word():
 
 
 @pytest.mark.parametrize("distance", [1, 3, 12])
-def test_only_the_first_word_counts_and_only_the_last_turn_pays(distance):
+def test_delay_probe_rewards_the_first_word_in_the_last_turn(distance):
     env = DelayProbe({"distance": distance})
-    for first, later, paid in (("blue", "red", 1.0), ("red", "blue", 0.0)):
+    for first, later, granted in (("blue", "red", 1.0), ("red", "blue", 0.0)):
         env.reset(seed=0)
         turns = [env.step(first), *(env.step(later) for _ in range(distance))]
-        assert [turn[1] for turn in turns] == [0.0] * distance + [paid]
+        assert [turn[1] for turn in turns] == [0.0] * distance + [granted]
         assert [turn[2] for turn in turns] == [False] * distance + [True]
 
 
-def test_looking_pays_off_where_the_word_is_hidden_alone():
+def test_looking_raises_the_return_of_hidden_words_only():
     returns = {True: [], False: []}
     for seed in range(100):
         env = ToolProbe({"cost": 0.3})

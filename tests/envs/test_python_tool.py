@@ -35,27 +35,30 @@ def test_the_expert_solves_every_level(level):
         assert 0.0 <= sum(play(env, seed, random_policy).rewards) <= 1.0
 
 
-def test_what_programs_do_is_told():
+def test_outputs_of_programs_are_observed():
     env = make_env("python_tool-v0", {"max_turns": 20})
     env.reset(seed=0)
 
-    def told(program):
+    def observed(program):
         text, reward, *_, info = env.step(f"<python>{program}</python>")
         assert (reward, info["tool"]) == (0.0, "python")
         return text, info["tool_error"]
 
-    assert told("\nprint(6 * 7)\n") == ("42", False)
-    assert told("x = 1") == ("It printed nothing.", False)
-    assert told("print(1)\n1 / 0") == ("1\nZeroDivisionError: division by zero", True)
-    assert told("print(x)") == ("NameError: name 'x' is not defined", True)
-    assert told("while True: pass") == ("It took too long.", True)
-    assert told("x = 'a' * 10 ** 10") == ("It took too much memory.", True)
-    assert told("import os; os.abort()") == ("It crashed.", True)
-    assert told("print('a' * 300)") == ("a" * 200 + "...", False)
-    text, is_error = told("while True: print('ab')")
+    assert observed("\nprint(6 * 7)\n") == ("42", False)
+    assert observed("x = 1") == ("It printed nothing.", False)
+    assert observed("print(1)\n1 / 0") == (
+        "1\nZeroDivisionError: division by zero",
+        True,
+    )
+    assert observed("print(x)") == ("NameError: name 'x' is not defined", True)
+    assert observed("while True: pass") == ("It took too long.", True)
+    assert observed("x = 'a' * 10 ** 10") == ("It took too much memory.", True)
+    assert observed("import os; os.abort()") == ("It crashed.", True)
+    assert observed("print('a' * 300)") == ("a" * 200 + "...", False)
+    text, is_error = observed("while True: print('ab')")
     assert is_error
     assert text.endswith("...\nIt printed too much.")
-    text, is_error = told("open('/etc/passwd')")
+    text, is_error = observed("open('/etc/passwd')")
     assert (text[:15], is_error) == ("PermissionError", True)
     *_, info = env.step("nothing")
     assert (info["tool"], info["invalid_action"]) == (None, True)
@@ -70,8 +73,8 @@ def test_answers_are_numbers(answer, reward):
     for seed in range(10):
         env.reset(seed=seed)
         text = f"<answer>{answer.format(env.question.answer)}</answer>"
-        _, paid, terminated, _, info = env.step(text)
-        assert (paid, terminated, info["success"]) == (reward, True, bool(reward))
+        _, granted, terminated, _, info = env.step(text)
+        assert (granted, terminated, info["success"]) == (reward, True, bool(reward))
         assert info["gold_answers"] == [str(env.question.answer)]
 
 

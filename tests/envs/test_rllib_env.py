@@ -1,4 +1,4 @@
-"""RLlib's MultiAgentEnv is played as PettingZoo's environments are."""
+"""RLlib's MultiAgentEnv in MultiAgentAdapter."""
 
 import dataclasses
 
@@ -20,16 +20,16 @@ MAPPING = dict(zip(AGENTS, "abc", strict=True))
 
 
 def steps(env, answer="4"):
-    """Play an episode; return what MultiAgentAdapter says, step by step."""
+    """Play an episode; return the adapter's steps."""
     env = MultiAgentAdapter(env)
-    told = [env.reset(seed=3)]
-    while not told[-1].is_over:
-        told.append(env.step(dict.fromkeys(told[-1].observations, answer)))
-    return [dataclasses.replace(step, infos={}) for step in told]
+    observed = [env.reset(seed=3)]
+    while not observed[-1].is_over:
+        observed.append(env.step(dict.fromkeys(observed[-1].observations, answer)))
+    return [dataclasses.replace(step, infos={}) for step in observed]
 
 
 @pytest.mark.parametrize("config", [{}, {"rounds": 4}, {"cut": True}])
-def test_it_tells_what_the_same_game_of_pettingzoo_tells(config):
+def test_rllib_and_pettingzoo_versions_agree(config):
     ours, theirs = steps(RelayTogether(config)), steps(RelayRLlib(config))
     assert theirs == ours
     assert theirs[0].observations == {"giver_0": "The number is 4."}
@@ -39,7 +39,7 @@ def test_it_tells_what_the_same_game_of_pettingzoo_tells(config):
 
 
 @pytest.mark.parametrize("name", ["class", "id", "path", "instance"])
-def test_it_is_named_in_every_way(name):
+def test_specs_of_an_rllib_env(name):
     register_env("relay_of_rllib", RelayRLlib)
     env = {
         "class": RelayRLlib,
@@ -87,13 +87,13 @@ def test_it_is_sampled_with_exact_rewards_and_ends(cut):
         assert episode_data(episode).success
 
 
-def test_check_plays_it():
+def test_check_env_accepts_an_rllib_env():
     report = check_env(RelayRLlib, seeds=range(3))
     assert report.ok, report
     assert report.measurements["random_return"] == 1.75
 
 
-def test_rllibs_own_runner_plays_it_through_us():
+def test_rllibs_runner_samples_the_adapter():
     env = to_rllib_env(MultiAgentAdapter(RelayRLlib({})))
     observations, _ = env.reset(seed=3)
     assert observations == {"giver_0": "The number is 4."}
@@ -102,14 +102,14 @@ def test_rllibs_own_runner_plays_it_through_us():
 
 
 class Mute(RelayRLlib):
-    """Asks nobody, for ever."""
+    """Never returns an observation."""
 
     def step(self, action_dict):
         return {}, {}, {"__all__": False}, {"__all__": False}, {}
 
 
 class Haunted(RelayRLlib):
-    """Asks an agent that has left."""
+    """Returns an observation of an agent that has left."""
 
     def step(self, action_dict):
         given = super().step(action_dict)
@@ -133,6 +133,6 @@ class Numbered(RelayRLlib):
         (TextToNumbers, "acts in Discrete.* declare gymnasium.spaces.Text"),
     ],
 )
-def test_what_breaks_the_contract_is_named(cls, message):
+def test_contract_violations_are_reported(cls, message):
     with pytest.raises(EnvContractError, match=message):
         steps(cls({}))

@@ -1,4 +1,4 @@
-"""search_qa: every question can be answered by searching, and real facts are right."""
+"""search_qa: questions can be answered by searching, and facts are real."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ LEVELS = [
 DATA = Path(__file__).parents[2] / "rllib_llm" / "envs" / "data" / "geonames.json"
 
 
-def test_the_data_are_small_and_of_the_size_that_is_told():
+def test_data_have_the_documented_size():
     assert DATA.stat().st_size <= 600_000
     world = geography()
     assert len(world.facts) == 243
@@ -127,17 +127,17 @@ def test_countries_are_asked_about_equally_often():
     ],
 )
 def test_rewards(given, em, f1):
-    for name, paid in (("exact_match", em), ("f1", f1)):
+    for name, granted in (("exact_match", em), ("f1", f1)):
         env = make_env("search_qa-v0", {"hops": 1, "reward": name})
         env.reset(seed=0)
         env.chain = [PlaceFact("India", "capital", "New Delhi")]
-        told = env.step(f"<answer>{given}</answer>")
-        assert told[1] == pytest.approx(paid)
-        assert told[2]
-        assert told[4]["success"] == (em == 1.0)
+        observed = env.step(f"<answer>{given}</answer>")
+        assert observed[1] == pytest.approx(granted)
+        assert observed[2]
+        assert observed[4]["success"] == (em == 1.0)
 
 
-def test_info_says_what_was_needed_and_found():
+def test_info_holds_needed_and_returned_documents():
     env = make_env("search_qa-v0", {"results": 1})
     env.reset(seed=5)
     city, country = env.chain
@@ -168,7 +168,7 @@ def test_distractors_are_others_and_anywhere():
     assert places == set(range(5))
 
 
-def test_noise_hides_the_passage_as_often_as_told():
+def test_noise_hides_passages_at_the_given_rate():
     env = make_env("search_qa-v0", {"results": 2, "noise": 0.5, "max_turns": 200})
     env.reset(seed=0)
     gold = env.chain[0]

@@ -1,4 +1,4 @@
-"""The service desk: its rules, its customer, and what counts as served."""
+"""The service desk: its rules, its customer, and its success."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 def started(config=None, seed=0, **wanted):
-    """Return an environment whose first request is as wanted."""
+    """Return an environment whose first request has the given fields."""
     env = make_env(NAME, config or {})
     for attempt in range(seed, seed + 500):
         env.reset(seed=attempt)
@@ -39,10 +39,10 @@ def started(config=None, seed=0, **wanted):
 
 
 def talk(env, *turns):
-    """Say something in each turn; return what came of the last one."""
+    """Play the texts as turns; return the result of the last one."""
     for text in turns:
-        told = env.step(text)
-    return told
+        observed = env.step(text)
+    return observed
 
 
 @pytest.mark.parametrize("config", OPTIONS)
@@ -108,22 +108,24 @@ def test_a_change_before_the_customer_is_known_breaks_a_rule():
 
 
 @pytest.mark.parametrize(
-    "said", ["Order 1 is cancelled.", "Something else: 17.", "It is done, sir 0."]
+    "completion", ["Order 1 is cancelled.", "Something else: 17.", "It is done, sir 0."]
 )
-def test_the_customer_must_be_told(said):
+def test_desk_must_inform_the_customer(completion):
     env = started({"stubborn": 0.0}, kind="cancel", allowed=True)
-    *_, info = talk(env, *cancelled(env), said)
+    *_, info = talk(env, *cancelled(env), completion)
     assert info["success"] is False
     assert info["violations"] == []
 
 
 def test_a_refund_must_name_its_price():
-    for told, solved in ((True, True), (False, False)):
+    for observed, solved in ((True, True), (False, False)):
         env = started(kind="refund", allowed=True)
         number, price = env.customer.request.required_words
         find = f"<find_user>{env.customer.name}</find_user>"
-        said = f"Order {number} is refunded{', price ' + price if told else ''}."
-        *_, info = talk(env, find, f"<refund>{number}</refund>", said)
+        completion = (
+            f"Order {number} is refunded{', price ' + price if observed else ''}."
+        )
+        *_, info = talk(env, find, f"<refund>{number}</refund>", completion)
         assert info["success"] is solved
 
 
@@ -147,14 +149,14 @@ def test_changing_more_than_was_asked_fails():
     assert info["success"] is False
 
 
-def test_doing_nothing_fails_even_where_nothing_may_be_done():
+def test_doing_nothing_fails_even_if_changes_are_forbidden():
     env = started({"forbidden": 1.0, "stubborn": 0.0})
     *_, terminated, _, info = talk(env, "No, 1.")
     assert terminated
     assert info["success"] is False
 
 
-def test_the_fifth_rule_wants_a_yes_to_this_order():
+def test_fifth_rule_requires_a_confirmation_of_the_order():
     config = {"rules": 5, "stubborn": 0.0}
     for asked, solved in ((True, True), (False, False)):
         env = started(config, kind="cancel", allowed=True)
@@ -197,7 +199,7 @@ def test_a_stubborn_customer_insists_once_and_must_not_get_it():
     assert (text, reward, terminated) == ("Customer: Bye.", 1.0, True)
 
 
-def test_statements_without_a_number_conclude_nothing():
+def test_statements_without_a_number_continue_the_request():
     text, _, terminated, *_ = talk(started(), "One moment, please.")
     assert text == "Customer: Please go on."
     assert not terminated
@@ -209,8 +211,8 @@ def test_questions_of_a_customer_with_several_requests():
         Request("cancel", 34, "blue cap", "", False, ("34", "shipped")),
     ]
     customer = Customer("Ada Kern", requests, stubborn=False)
-    said = customer.hear("What is your name, and which address?")
-    assert said == "I am Ada Kern. 3 Elm Street, please. The red mug."
+    completion = customer.hear("What is your name, and which address?")
+    assert completion == "I am Ada Kern. 3 Elm Street, please. The red mug."
     assert customer.hear("Order 12 is moved.") == "Thanks. Please cancel my blue cap."
     assert customer.hear("What address?") == "I do not understand."
     assert customer.hear("No: 34 is shipped.") == "Bye."
@@ -285,8 +287,8 @@ def test_any_text_is_answered_and_rewards_stay_in_bounds():
         total, done = 0.0, False
         while not done:
             text = "".join(source.choices(words, k=source.randint(0, 9)))
-            said, reward, terminated, truncated, _ = env.step(text)
-            assert said
+            completion, reward, terminated, truncated, _ = env.step(text)
+            assert completion
             total, done = total + reward, terminated or truncated
         assert total in (0.0, 1.0)
 

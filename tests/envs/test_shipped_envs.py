@@ -1,4 +1,4 @@
-"""What holds for every registered environment."""
+"""Common checks of every registered environment."""
 
 import pathlib
 import pickle
@@ -98,9 +98,9 @@ def test_admissible_actions_are_read_and_hold_what_experts_say(name):
             listed = info["admissible_actions"]
             assert len(set(listed)) == len(listed) > 1
             assert all(env.parse(action) is not None for action in listed)
-            said = env.expert_action(rng)
-            assert said in listed
-            _, _, terminated, truncated, info = env.step(said)
+            completion = env.expert_action(rng)
+            assert completion in listed
+            _, _, terminated, truncated, info = env.step(completion)
             ended = terminated or truncated
         assert ended == (name not in UNLISTED)
 

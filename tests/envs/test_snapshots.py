@@ -1,4 +1,4 @@
-"""Snapshots: every shipped environment goes on from one as if nothing had happened."""
+"""Snapshots: every shipped environment continues identically from one."""
 
 import re
 
@@ -21,7 +21,7 @@ ENGINES = ("scienceworld-v0", "textworld-v0")
 
 
 def made(name, config=None):
-    """Make an environment; skip where its library is not installed."""
+    """Return an environment; skip if its library is not installed."""
     try:
         return make_env(name, config)
     except MissingExtraError as error:
@@ -29,29 +29,29 @@ def made(name, config=None):
 
 
 def act(env, rng):
-    """Play a turn of the expert or a random one; tell all of it."""
+    """Play a turn of the expert or a random one; return its whole result."""
     if isinstance(env, TextEnv):
         policy = env.expert_action if rng.random() < 0.5 else env.random_action
         text = policy(rng)
-        told = env.step(text)
+        observed = env.step(text)
         # Addresses of parsed actions and times differ from run to run.
-        line = re.sub(r" at 0x\w+|_seconds': [\d.e-]+", "", repr((text, told)))
-        return line, told[2] or told[3]
+        line = re.sub(r" at 0x\w+|_seconds': [\d.e-]+", "", repr((text, observed)))
+        return line, observed[2] or observed[3]
     agent = env.agent_selection
     policy = env.expert_action if rng.random() < 0.5 else env.random_action
     text = policy(agent, rng)
     env.step(text)
-    told = (env.grants, env.terminations, env.truncations, env.infos, env._texts)
-    return repr((text, told)), not env.live_agents
+    observed = (env.grants, env.terminations, env.truncations, env.infos, env._texts)
+    return repr((text, observed)), not env.live_agents
 
 
 def go_on(env, rng):
-    """Play to the end and tell all that was said."""
-    told, is_over = [], False
+    """Play to the end and return all results."""
+    observed, is_over = [], False
     while not is_over:
         line, is_over = act(env, rng)
-        told.append(line)
-    return told
+        observed.append(line)
+    return observed
 
 
 # Engines take seconds to start.
@@ -62,7 +62,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_snapshot_has_one_future(name):
+def test_restored_episodes_continue_identically(name):
     env, other = made(name, CONFIGS.get(name)), made(name, CONFIGS.get(name))
     for seed in (1, 2) if name in ENGINES else range(6):
         options = {"split": ("train", "test")[seed % 2]}
@@ -87,8 +87,8 @@ def test_a_snapshot_has_one_future(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_taking_a_snapshot_changes_nothing(name):
-    told = []
+def test_taking_a_snapshot_leaves_the_episode_unchanged(name):
+    observed = []
     for takes in (False, True):
         env, rng = made(name), np.random.default_rng(0)
         env.reset(seed=4)
@@ -98,8 +98,8 @@ def test_taking_a_snapshot_changes_nothing(name):
                 env.snapshot()
             line, is_over = act(env, rng)
             lines.append(line)
-        told.append(lines)
-    assert told[0] == told[1]
+        observed.append(lines)
+    assert observed[0] == observed[1]
 
 
 def test_options_of_the_run_are_not_part_of_a_snapshot():

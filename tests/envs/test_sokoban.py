@@ -144,8 +144,10 @@ def test_directions_name_everything_that_is_not_floor():
         boxes=frozenset({(1, 1)}),
         player=(0, 1),
     )
-    told = "P 1 2, X 1 down, T 1 down 1 left of X, # 1 down 1 right, # 2 down 1 right"
-    assert level.directions == told
+    observed = (
+        "P 1 2, X 1 down, T 1 down 1 left of X, # 1 down 1 right, # 2 down 1 right"
+    )
+    assert level.directions == observed
 
 
 def _away(cell: tuple[int, int], words: list[str]) -> tuple[int, int]:

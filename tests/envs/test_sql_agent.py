@@ -174,7 +174,7 @@ def test_attacks_are_refused_or_stopped(scene):
         ("SELECT 9223372036854775807 + 1", ((9.223372036854775807e18,),)),
     ],
 )
-def test_what_is_permitted_works(sql, rows):
+def test_permitted_queries_work(sql, rows):
     result = query(IMAGE, TABLES, sql)
     assert (result.error, result.rows) == ("", rows)
 
@@ -258,7 +258,7 @@ def test_answers_are_compared_as_values():
     assert judged(("Kenor", "Basun"), "Kenor") == 0.0
 
 
-def test_turns_say_what_rewards_read():
+def test_infos_hold_the_keys_of_reward_components():
     env = make_env("sql_agent-v0")
     env.reset(seed=0)
     *_, info = env.step("<sql>SELECT x FROM cities</sql>")

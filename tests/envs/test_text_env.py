@@ -10,7 +10,7 @@ from rllib_llm.errors import ConfigError, EnvContractError
 
 
 class Echo(TextEnv):
-    """Says what it hears; the word "win" wins."""
+    """Repeats the model's text; the word "win" wins."""
 
     max_turns = 3
 
@@ -76,7 +76,7 @@ def test_turn_limit_truncates_and_counts_as_failure():
     assert results[-1][4]["success"] is False
 
 
-def test_success_stays_undefined_without_the_notion():
+def test_success_is_none_without_has_success():
     class Chat(Echo):
         has_success = False
 

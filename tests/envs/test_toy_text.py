@@ -295,16 +295,16 @@ def test_the_blackjack_expert_earns_the_optimal_return():
 
 
 def test_naturals_pay_more_where_asked():
-    paid = {True: set(), False: set()}
-    for natural in paid:
+    granted = {True: set(), False: set()}
+    for natural in granted:
         env = Blackjack({"natural": natural})
         for seed in range(300):
             if "21" in env.reset(seed=seed)[0].split("\n")[1]:
-                paid[natural].add(env.step("stick")[1])
-    assert 1.5 in paid[True] and 1.5 not in paid[False] and 1.0 in paid[False]
+                granted[natural].add(env.step("stick")[1])
+    assert 1.5 in granted[True] and 1.5 not in granted[False] and 1.0 in granted[False]
 
 
-def test_what_is_told_in_blackjack():
+def test_blackjack_observations():
     env = Blackjack()
     env.reset(seed=0)
     env._table.player, env._table.dealer = [1, 5], [1, 9]

@@ -1,4 +1,4 @@
-"""webshop_text-v0: WebShop's pages and reward, on a made-up catalogue."""
+"""webshop_text-v0: WebShop's pages and reward, on a synthetic catalogue."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ def started(config=None, seed=0):
 
 
 def say(env, *actions):
-    """Say something in each turn; return the last observation."""
+    """Play the texts as turns; return the last observation."""
     for action in actions:
         text, *_ = env.step(action)
     return text
@@ -47,7 +47,7 @@ def say(env, *actions):
 
 
 def published(goal, bought, chosen):
-    """The reward as the paper writes it, from sets and in exact fractions."""
+    """Return the reward as the paper defines it, from sets and in exact fractions."""
     wanted = goal.product
     title = {word.lower() for word in wanted.brand.split() + wanted.type.split()}
     title |= {word.lower() for word in wanted.uses}
@@ -188,12 +188,12 @@ def test_parts_lead_back_to_the_item_and_that_to_its_page_of_results():
     item = say(env, f"click[{product.id}]")
     assert f"Price: ${product.price:.2f} Rating: {product.rating}" in item
     assert product.title() in item
-    for part, told in (
+    for part, observed in (
         ("description", product.attributes[0]),
         ("features", "\n- ".join(product.attributes)),
         ("reviews", "\n".join(product.remarks)),
     ):
-        assert told in say(env, f"click[{part}]")
+        assert observed in say(env, f"click[{part}]")
         assert env.admissible_actions() == ["click[back to search]", "click[< prev]"]
         assert say(env, "click[< prev]") == item
     assert "Page 2" in say(env, "click[< prev]")
@@ -222,7 +222,7 @@ def test_buttons_of_a_page_have_different_names():
         assert not {"[", "]"} & {*"".join(names)}
 
 
-def test_what_a_page_has_no_button_for_changes_nothing():
+def test_actions_without_a_button_change_nothing():
     env = started()
     first = say(env, "click[buy now]")
     assert first.endswith("[Search]")
@@ -310,13 +310,13 @@ def test_the_expert_recovers_from_any_mistakes(config):
     assert recovered > 20  # the others bought something at random
 
 
-def test_the_expert_buys_only_what_it_was_told_of():
+def test_expert_buys_seen_products_only():
     env = make_env(NAME, {"attributes": 3, "options": 2, "hidden": 2})
     for seed in range(60):
         played = play(env, seed, expert_policy)
-        told = " ".join(played.observations[1:]).lower()
-        assert all(value in told for value in env.goal.options.values())
-        assert all(f"- {attribute}" in told for attribute in env.goal.attributes)
+        observed = " ".join(played.observations[1:]).lower()
+        assert all(value in observed for value in env.goal.options.values())
+        assert all(f"- {attribute}" in observed for attribute in env.goal.attributes)
         assert "click[features]" in played.actions
 
 
@@ -347,14 +347,14 @@ def test_instructions_say_what_is_asked_for():
     wordings = set()
     for seed in range(100):
         prompt, _ = env.reset(seed=seed)
-        goal, said = env.goal, env.instruction
-        assert f"Instruction: {said}\n" in prompt
+        goal, sampled_text = env.goal, env.instruction
+        assert f"Instruction: {sampled_text}\n" in prompt
         parts = [goal.product.type, *goal.attributes, f"{goal.highest:.2f} dollars"]
         parts += [f"{name}: {value}" for name, value in goal.options.items()]
-        assert all(part in said for part in parts)
+        assert all(part in sampled_text for part in parts)
         assert goal.highest % 10 == 0
         assert 10 < goal.highest - goal.product.price // 10 * 10 <= 40
-        wordings.add(said[:6])
+        wordings.add(sampled_text[:6])
     assert len(wordings) == 3
 
 

@@ -95,7 +95,7 @@ def test_letters_are_shown_and_lives_taken(hangman):
     assert info["success"] is True
 
 
-def test_without_lives_the_word_is_told(hangman):
+def test_losing_reveals_the_word(hangman):
     for letter in "xy":
         assert not hangman.step(f"letter {letter}")[2]
     text, reward, terminated, _, info = hangman.step("letter z")

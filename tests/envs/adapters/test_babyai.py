@@ -16,7 +16,7 @@ from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
 
 
-def test_what_is_seen_is_told_with_its_place():
+def test_view_describes_things_with_their_positions():
     grid = Grid(7, 7)
     grid.set(3, 2, Wall())
     grid.set(1, 6, Wall())
@@ -65,8 +65,8 @@ def test_the_bot_solves_levels_also_after_mistakes(level):
         is_over = False
         while not is_over:  # turns do no harm but take time
             erring = rng.random() < 0.2
-            said = "turn left" if erring else env.expert_action(rng)
-            _, _, terminated, truncated, info = env.step(said)
+            completion = "turn left" if erring else env.expert_action(rng)
+            _, _, terminated, truncated, info = env.step(completion)
             is_over = terminated or truncated
         assert info["success"] is True
 

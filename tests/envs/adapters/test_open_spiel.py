@@ -32,15 +32,15 @@ def play(env, seed, policy):
     rng = np.random.default_rng(seed)
     env.reset(seed=seed)
     read = {agent: [] for agent in env.possible_agents}
-    earned = dict.fromkeys(env.possible_agents, 0.0)
+    total_returns = dict.fromkeys(env.possible_agents, 0.0)
     for agent in env.agent_iter():
         observation, reward, terminated, truncated, _ = env.last()
-        earned[agent] += reward
+        total_returns[agent] += reward
         over = terminated or truncated
         if not over:
             read[agent].append(observation["text"])
         env.step(None if over else policy(agent, rng))
-    return read, earned
+    return read, total_returns
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -56,8 +56,8 @@ def test_games_are_played_to_the_end_with_openspiels_returns(game, style):
     config = {"style": style, **({} if named else {"game": game})}
     env = make_env(game if named else "open_spiel-v0", config)
     for seed in range(5):
-        read, earned = play(env, seed, env.random_action)
-        assert list(earned.values()) == pytest.approx(env.state.returns())
+        read, total_returns = play(env, seed, env.random_action)
+        assert list(total_returns.values()) == pytest.approx(env.state.returns())
         assert all(text for texts in read.values() for text in texts)
         if style == "full":
             assert any(
@@ -213,10 +213,10 @@ def test_tic_tac_toe_expert_never_loses():
             choose = env.expert_action if agent == expert else env.random_action
             return choose(agent, rng)
 
-        _, earned = play(env, seed, policy)
-        assert earned[expert] >= 0
-    _, earned = play(env, 0, env.expert_action)
-    assert set(earned.values()) == {0.0}
+        _, total_returns = play(env, seed, policy)
+        assert total_returns[expert] >= 0
+    _, total_returns = play(env, 0, env.expert_action)
+    assert set(total_returns.values()) == {0.0}
 
 
 def test_kuhn_expert_never_folds_a_king_nor_calls_with_a_jack():
@@ -298,7 +298,7 @@ def test_bad_options_are_refused(config, words):
         ({"game": "leduc_poker", "invalid_opponent_reward": 0.0}, -19.5, 0.0),
     ],
 )
-def test_nonsense_costs_more_than_any_loss(config, own, others):
+def test_forfeits_cost_more_than_any_loss(config, own, others):
     env = OpenSpielGame(config)
     env.reset(seed=0)
     env.step("???")
@@ -307,17 +307,17 @@ def test_nonsense_costs_more_than_any_loss(config, own, others):
 
 def test_truncation_keeps_the_game_open():
     env = make_env("open_spiel/connect_four-v0", {"max_turns": 3})
-    read, earned = play(env, 0, env.random_action)
+    read, total_returns = play(env, 0, env.random_action)
     assert sum(map(len, read.values())) == 3
-    assert set(earned.values()) == {0.0}
+    assert set(total_returns.values()) == {0.0}
     assert not env.state.is_terminal()
 
 
 def test_more_players_than_two():
     env = OpenSpielGame({"game_options": {"players": 3}})
     assert env.possible_agents == ["player_0", "player_1", "player_2"]
-    _, earned = play(env, 1, env.random_action)
-    assert sum(earned.values()) == pytest.approx(0)
+    _, total_returns = play(env, 1, env.random_action)
+    assert sum(total_returns.values()) == pytest.approx(0)
     env.reset(seed=0)
     env.step("fold?")
     assert env.rewards == {"player_0": -3.0, "player_1": 2.0, "player_2": 2.0}

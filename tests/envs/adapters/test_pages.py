@@ -1,4 +1,4 @@
-"""What the pages of optional libraries show is what is printed."""
+"""Examples on the pages of optional libraries print the documented output."""
 
 from __future__ import annotations
 

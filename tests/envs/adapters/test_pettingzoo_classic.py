@@ -22,13 +22,13 @@ GAMES = ["tictactoe", "connect_four", "rps", "leduc_holdem", "texas_holdem"]
 def play(env, seed):
     rng = np.random.default_rng(seed)
     env.reset(seed=seed)
-    earned = dict.fromkeys(env.possible_agents, 0.0)
+    returns = dict.fromkeys(env.possible_agents, 0.0)
     for agent in env.agent_iter():
         _, reward, terminated, truncated, info = env.last()
-        earned[agent] += reward
+        returns[agent] += reward
         over = terminated or truncated
         env.step(None if over else env.random_action(agent, rng))
-    return earned, info
+    return returns, info
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -44,7 +44,7 @@ def test_returns_are_those_of_the_game(game):
         taken = []
         step = env.game.step
         env.game.step = lambda a, step=step, taken=taken: (taken.append(a), step(a))
-        earned, _ = play(env, seed)
+        returns, _ = play(env, seed)
 
         # The same actions in PettingZoo's own environment and books.
         twin = PettingZooGame({"game": game}).game
@@ -55,7 +55,7 @@ def test_returns_are_those_of_the_game(game):
             _, reward, terminated, truncated, _ = twin.last()
             wanted[agent] += reward
             twin.step(None if terminated or truncated else next(actions))
-        assert earned == wanted
+        assert returns == wanted
 
 
 def test_boards_are_seen_from_the_own_side():

@@ -88,10 +88,12 @@ def test_reference_answers_score_full_and_junk_does_not(task, tmp_path):
         transcript = play(env, seed, expert_policy, options=options)
         assert transcript.success is True, str(transcript)
     probe = tmp_path / "probe"
-    for said in (*PROBES[:1], *JUNK):
-        said = said.format(path=str(probe)) if "path" in said else said
-        score = grading.grade(task, env._settings, env.instance, said)
-        assert score < 0.5 or said == env.instance["answer"], said
+    for completion in (*PROBES[:1], *JUNK):
+        completion = (
+            completion.format(path=str(probe)) if "path" in completion else completion
+        )
+        score = grading.grade(task, env._settings, env.instance, completion)
+        assert score < 0.5 or completion == env.instance["answer"], completion
     assert not probe.exists()
 
 
@@ -108,16 +110,18 @@ def test_tasks_whose_scorers_evaluate_are_graded_here(task, tmp_path):
     env.reset(seed=0)
     pid = grading._WORKER.process and grading._WORKER.process.pid
     probe = tmp_path / "probe"
-    for said in PROBES:
-        said = said.format(path=str(probe)) if "path" in said else said
-        assert grading.grade(task, {}, env.instance, said) == 0.0
+    for completion in PROBES:
+        completion = (
+            completion.format(path=str(probe)) if "path" in completion else completion
+        )
+        assert grading.grade(task, {}, env.instance, completion) == 0.0
     assert not probe.exists()
     assert (grading._WORKER.process and grading._WORKER.process.pid) == pid
 
 
 def test_countdown_wants_each_number_once_and_the_target():
     instance = {"metadata": {"numbers": [3, 4, 5], "target": 17}}
-    for said, score in {
+    for completion, score in {
         "3*4 + 5": 1.0,
         "5 + 4*3": 1.0,
         "17": 0.0,
@@ -127,10 +131,10 @@ def test_countdown_wants_each_number_once_and_the_target():
         "3**4 + 5": 0.0,
         "1/0": 0.0,
     }.items():
-        assert grading.grade("countdown", {}, instance, said) == score
+        assert grading.grade("countdown", {}, instance, completion) == score
 
 
-def test_what_pays_in_the_library_by_mistake_does_not_here():
+def test_answers_that_the_library_accepts_by_mistake_are_wrong():
     env = env_of("number_sorting")
     env.reset(seed=0)
     count = env.instance["answer"].count(",") + 1

@@ -41,7 +41,7 @@ def test_environments_share_a_process_and_the_last_one_ends_it(env):
     assert env.reset(seed=0)[0]  # it is started again
 
 
-def test_a_forgotten_environment_leaves_no_process_behind():
+def test_a_collected_environment_stops_its_process():
     code = (
         "from rllib_llm.envs import make_env\n"
         "from rllib_llm.envs.adapters import scienceworld_engine as engine\n"
@@ -67,7 +67,7 @@ def test_the_same_commands_are_answered_alike(env, task):
     assert str(again) == str(first)
 
 
-def test_what_the_simulator_does_not_know_is_invalid(env):
+def test_unknown_commands_are_invalid_actions(env):
     env.reset(seed=0)
     text, _, terminated, _, info = env.step("dance wildly")
     assert text == env.format_hint and info["invalid_action"] and not terminated
@@ -81,7 +81,7 @@ def test_what_the_simulator_does_not_know_is_invalid(env):
     assert terminated and info["stop_reason"] == "parse_error"
 
 
-def test_random_play_leaves_out_what_closed_things_hide(env):
+def test_random_play_omits_contents_of_closed_things(env):
     env.reset(seed=2)
     env.step("go to kitchen")
     hidden = "pick up tin cup"  # in the closed cupboard

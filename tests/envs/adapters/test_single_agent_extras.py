@@ -1,6 +1,6 @@
-"""What holds for every single-agent environment that stands on an optional library.
+"""Common checks of single-agent environments on optional libraries.
 
-Each runs where its library is installed, and is skipped elsewhere.
+Each runs if its library is installed, and is skipped otherwise.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_interleaved_episodes_do_not_disturb_each_other(made):
     alone = [str(play(made(), seed, random_policy)) for seed in (1, 2)]
     envs = [made(), made()]
     rngs = [np.random.default_rng((seed, 1)) for seed in (1, 2)]
-    told = [[env.reset(seed=s)[0]] for env, s in zip(envs, (1, 2), strict=True)]
+    observed = [[env.reset(seed=s)[0]] for env, s in zip(envs, (1, 2), strict=True)]
     running = [0, 1]
     while running:
         random.seed(0)  # what a careless neighbour does
@@ -94,14 +94,14 @@ def test_interleaved_episodes_do_not_disturb_each_other(made):
             text, _, terminated, truncated, _ = envs[i].step(
                 envs[i].random_action(rngs[i])
             )
-            told[i].append(text)
+            observed[i].append(text)
             if terminated or truncated:
                 running.remove(i)
-    for transcript, texts in zip(alone, told, strict=True):
+    for transcript, texts in zip(alone, observed, strict=True):
         assert all(f"env> {text}" in transcript for text in texts)
 
 
-def test_whatever_a_model_says_is_answered(made):
+def test_any_text_is_answered(made):
     env = made({"max_turns": 12})
     source = random.Random(0)
     words = ["go", "north", "take", "<answer>", "</answer>", "(", "9" * 40, "\n", " "]
@@ -110,8 +110,8 @@ def test_whatever_a_model_says_is_answered(made):
         is_over = False
         while not is_over:
             letters = map(chr, source.choices(range(32, 0x800), k=20))
-            said = "".join([*letters, *source.choices(words, k=4)])
-            text, reward, terminated, truncated, info = env.step(said)
+            completion = "".join([*letters, *source.choices(words, k=4)])
+            text, reward, terminated, truncated, info = env.step(completion)
             assert isinstance(text, str) and text and np.isfinite(reward)
             assert isinstance(info["invalid_action"], bool)
             is_over = terminated or truncated

@@ -21,7 +21,7 @@ MOVES = ["[check]", "[bet]", "[fold]", "[call]"]
 
 
 def play(env, answers, seed=0):
-    """Return everything that was read and earned."""
+    """Return all observations and returns."""
     env.reset(seed=seed)
     log = []
     answers = iter(answers)
@@ -120,7 +120,7 @@ def test_invalid_moves_follow_our_allowance():
     assert env.infos["player_1"]["stop_reason"] == "parse_error"
 
 
-def test_what_the_game_fails_to_read_is_invalid():
+def test_text_that_the_game_cannot_parse_is_invalid():
     env = TextArenaGame({"error_allowance": 1})
     env.reset(seed=0)
     env.step("[" + "9" * 5000 + "]")  # more digits than Python converts

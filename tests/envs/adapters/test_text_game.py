@@ -1,4 +1,4 @@
-"""What all game adapters share, on a game written here."""
+"""Shared behaviour of all game adapters, on a game defined here."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Race(TextGame):
 def play(env, answers, seed=0):
     """Give the answers in turn; return rewards by agent and the last infos."""
     env.reset(seed=seed)
-    earned = dict.fromkeys(env.possible_agents, 0.0)
+    returns = dict.fromkeys(env.possible_agents, 0.0)
     answers = iter(answers)
     infos = {}
     for agent in env.agent_iter():
         _, reward, terminated, truncated, info = env.last()
-        earned[agent] += reward
+        returns[agent] += reward
         infos[agent] = info
         over = terminated or truncated
         env.step(None if over else next(answers))
-    return earned, infos
+    return returns, infos
 
 
 def test_pettingzoo_tests_pass():
@@ -61,9 +61,9 @@ def test_pettingzoo_tests_pass():
 
 def test_rewards_ends_and_metrics():
     env = Race()
-    earned, infos = play(env, ["2"] * 9, seed=1)
-    assert {*earned.values()} == {1.0, -1.0}
-    winner = max(earned, key=earned.get)
+    returns, infos = play(env, ["2"] * 9, seed=1)
+    assert {*returns.values()} == {1.0, -1.0}
+    winner = max(returns, key=returns.get)
     for info in infos.values():
         assert info["stop_reason"] is StopReason.TERMINATED
         assert info["success"] is None
@@ -84,8 +84,8 @@ def test_a_text_is_made_once_per_turn_and_observe_repeats_it():
 
 
 def test_an_invalid_answer_forfeits_the_game():
-    earned, infos = play(Race(), ["1", "nonsense"])
-    assert earned == {"player_0": 0.5, "player_1": -1.5}
+    returns, infos = play(Race(), ["1", "nonsense"])
+    assert returns == {"player_0": 0.5, "player_1": -1.5}
     assert infos["player_1"]["invalid_action"] is True
     assert {info["stop_reason"] for info in infos.values()} == {StopReason.PARSE_ERROR}
 
@@ -133,8 +133,8 @@ def test_joint_env_sees_everything():
     assert step.stop_reason == "parse_error"
 
 
-class PaidRace(Race):
-    """Every move earns 0.25 at once."""
+class RewardedRace(Race):
+    """A race in which every move has a reward of 0.25."""
 
     def _move(self, agent, text):
         granted = super()._move(agent, text)
@@ -144,19 +144,19 @@ class PaidRace(Race):
 
 
 def test_rewards_on_the_way_count_once():
-    env = PaidRace()
-    earned, _ = play(env, ["1"] * 9, seed=0)
-    joint = MultiAgentAdapter(PaidRace())
+    env = RewardedRace()
+    returns, _ = play(env, ["1"] * 9, seed=0)
+    joint = MultiAgentAdapter(RewardedRace())
     step = joint.reset(seed=0)
-    paid = dict.fromkeys(earned, 0.0)
+    given_rewards = dict.fromkeys(returns, 0.0)
     moves = 0
     while not step.is_over:
         step = joint.step(dict.fromkeys(step.observations, "1"))
         moves += 1
         for agent, reward in step.rewards:
-            paid[agent] += reward
-    assert paid == earned
-    assert sum(paid.values()) == 0.25 * moves
+            given_rewards[agent] += reward
+    assert given_rewards == returns
+    assert sum(given_rewards.values()) == 0.25 * moves
     assert moves >= 5
 
 

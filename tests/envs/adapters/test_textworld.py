@@ -18,10 +18,10 @@ SMALL = {"games": 2, "level": 2}
 
 
 def test_banner_prompt_and_status_line_are_left_out():
-    said = (
+    feedback = (
         "\n | $$\\$$ |\n\nHey!\n\n\n\n-= Studio =-\nAn exit.\n\n>      -= Studio =-0/1"
     )
-    assert tell(said) == "Hey!\n\n-= Studio =-\nAn exit."
+    assert tell(feedback) == "Hey!\n\n-= Studio =-\nAn exit."
     end = "You eat.\n\n\n     *** The End ***\n\nYou scored 1.\n>   -= Studio =-0/5"
     assert tell(end) == "You eat.\n*** The End ***"
 
@@ -44,7 +44,7 @@ def test_experts_win_every_challenge_also_after_mistakes(challenge):
     env.close()
 
 
-def test_points_can_be_paid_as_they_come():
+def test_rewards_can_be_score_increases():
     env = make_env(
         "textworld-v0", {"challenge": "cooking", "games": 1, "reward": "score"}
     )
@@ -58,8 +58,8 @@ def test_points_can_be_paid_as_they_come():
 def test_only_possible_commands_reach_the_engine():
     env = make_env("textworld-v0", SMALL)
     env.reset(seed=0)
-    for said in ("save", "quit", "restart", "take the moon", "tw-print"):
-        text, _, terminated, _, info = env.step(said)
+    for completion in ("save", "quit", "restart", "take the moon", "tw-print"):
+        text, _, terminated, _, info = env.step(completion)
         assert text == "That is not possible now." and info["invalid_action"]
         assert not terminated
     assert env.commands == []
@@ -75,11 +75,11 @@ def test_games_are_made_once_and_are_the_same_elsewhere(tmp_path, monkeypatch):
     assert game_file("coin_collector", settings, "train", 0) == first
     assert first.stat().st_mtime_ns == changed
     one = make_env("textworld-v0", {"games": 1, "level": 2})
-    told = str(play(one, 0, expert_policy))
+    observed = str(play(one, 0, expert_policy))
     one.close()
     monkeypatch.setenv("RLLIB_LLM_CACHE", str(tmp_path))
     other = make_env("textworld-v0", {"games": 1, "level": 2})
-    assert str(play(other, 0, expert_policy)) == told
+    assert str(play(other, 0, expert_policy)) == observed
     other.close()
 
 

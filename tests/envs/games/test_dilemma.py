@@ -50,11 +50,11 @@ def test_moves_are_simultaneous():
     }
 
 
-def test_talk_is_heard_with_the_next_prompt():
+def test_talk_is_part_of_the_next_prompt():
     env = MultiAgentAdapter(make_env("dilemma-v0", {"talk": True}))
     env.reset(seed=0)
-    said = {"row_0": "Trust me!\ncooperate", "column_0": "x" * 300 + " defect"}
-    step = env.step(said)
+    completion = {"row_0": "Trust me!\ncooperate", "column_0": "x" * 300 + " defect"}
+    step = env.step(completion)
     assert step.observations["column_0"] == "row_0: Trust me! cooperate. Your move?"
     assert len(step.observations["row_0"]) < 240
 

@@ -17,7 +17,7 @@ def table(counts=(2, 1), alice=(3, 4), bob=(5, 0), **options):
     return env
 
 
-def test_accepting_pays_both_their_shares():
+def test_accepting_rewards_both_with_their_shares():
     env = table()
     step = env.step({"alice_0": "I would keep 0 1"})
     assert step.observations["bob_0"] == (
@@ -38,7 +38,7 @@ def test_wasteful_deals_are_not_pareto_optimal():
     assert step.metrics["joint_worth"] == pytest.approx(0.6 / 1.4)
 
 
-def test_counter_offers_are_told_from_the_readers_side():
+def test_counter_offers_show_the_readers_share():
     env = table()
     env.step({"alice_0": "keep 2 1"})
     step = env.step({"bob_0": "keep 1 0"})
@@ -122,6 +122,6 @@ def test_the_expert_strikes_nashs_bargain():
         while not step.is_over:
             (agent,) = step.observations
             step = env.step({agent: game.expert_action(agent, rng)})
-        paid = dict(step.rewards)
-        product = paid.get("alice_0", 0.0) * paid.get("bob_0", 0.0)
+        granted = dict(step.rewards)
+        product = granted.get("alice_0", 0.0) * granted.get("bob_0", 0.0)
         assert product == pytest.approx(best) and step.success

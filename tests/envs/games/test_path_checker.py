@@ -1,4 +1,4 @@
-"""Path checker: who sees what, verdicts true and false, and the experts."""
+"""Path checker: observations, true and false replies, and the experts."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Referential game: what each sees, and what a message can mean."""
+"""Referential game: observations, and the capacity of messages."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.transcript import expert_policy, play
 
 
-def test_the_listener_hears_words_and_sees_no_target():
+def test_listener_observes_words_but_not_the_target():
     env = make_env("referential-v0")
     env.reset(seed=0)
     env.target, env.objects = (0, 0), [(0, 0), (1, 1), (2, 2)]
@@ -44,7 +44,7 @@ def test_the_target_stands_anywhere_among_the_candidates():
         ({"words": 2}, (0.6, 0.99)),  # too few words
     ],
 )
-def test_what_the_code_can_say_bounds_the_experts(options, success):
+def test_code_capacity_bounds_the_experts(options, success):
     env = OnePlayer(MultiAgentAdapter(make_env("referential-v0", options)))
     won = [play(env, seed, expert_policy).success for seed in range(300)]
     low, high = success

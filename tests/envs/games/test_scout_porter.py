@@ -1,4 +1,4 @@
-"""Scout and porter: who sees what, who is paid for what, and which play pays most."""
+"""Scout and porter: observations, rewards, and the best policies."""
 
 import itertools
 
@@ -10,17 +10,17 @@ from rllib_llm.envs import MultiAgentAdapter, make_env
 AGENTS = ("scout_0", "porter_0")
 
 
-def finish(goods, said, walked, **options):
-    """Play one game; return what each earned, and the last step."""
+def finish(goods, completion, walked, **options):
+    """Play one game; return each agent's return, and the last step."""
     env = MultiAgentAdapter(make_env("scout_porter-v0", options))
     env.reset(seed=0)
     env.unwrapped.goods = goods
-    env.step({"scout_0": said})
+    env.step({"scout_0": completion})
     step = env.step({"porter_0": walked})
     return dict.fromkeys(AGENTS, 0.0) | dict(step.rewards), step
 
 
-def test_the_porter_hears_the_word_and_sees_no_goods():
+def test_porter_observes_the_word_but_not_the_goods():
     env = make_env("scout_porter-v0", {"doors": 3})
     env.reset(seed=0)
     env.goods = "gold"
@@ -33,7 +33,7 @@ def test_the_porter_hears_the_word_and_sees_no_goods():
 
 
 @pytest.mark.parametrize(
-    ("said", "walked", "scout", "porter", "metrics"),
+    ("completion", "walked", "scout", "porter", "metrics"),
     [
         ("gold", "gold", 0.0, 1.0, {"honesty": 1.0, "trust": 1.0}),
         ("gold", "blue", 0.0, 0.0, {"honesty": 1.0, "trust": 0.0}),
@@ -42,24 +42,24 @@ def test_the_porter_hears_the_word_and_sees_no_goods():
         ("blue", "red", 0.0, 0.0, {"honesty": 0.0, "trust": 0.0}),
     ],
 )
-def test_the_scout_is_paid_for_lies_that_are_followed_the_porter_for_arriving(
-    said, walked, scout, porter, metrics
-):
-    rewards, step = finish("gold", said, walked, tip=0.25)
+def test_rewards_of_scout_and_porter(completion, walked, scout, porter, metrics):
+    rewards, step = finish("gold", completion, walked, tip=0.25)
     assert rewards == {"scout_0": scout, "porter_0": porter}
     assert step.success is (porter == 1.0) and step.terminated
     assert step.metrics == metrics
 
 
-def test_own_reward_wants_lies_where_the_team_wants_arrival():
-    """Every table of messages that a scout can have, beside a porter that trusts."""
+def test_scouts_best_policy_lies_and_the_teams_best_policy_arrives():
+    """Try every table of messages of a scout, beside a porter that trusts it."""
     doors, tip = ("red", "blue", "gold"), 0.5
     found = {}
     for words in itertools.product(doors, repeat=len(doors)):
-        said = dict(zip(doors, words, strict=True))
-        earned = [finish(goods, word, word, tip=tip)[0] for goods, word in said.items()]
-        honesty = np.mean([word == goods for goods, word in said.items()])
-        scout, porter = (np.mean([e[a] for e in earned]) for a in AGENTS)
+        completion = dict(zip(doors, words, strict=True))
+        returns = [
+            finish(goods, word, word, tip=tip)[0] for goods, word in completion.items()
+        ]
+        honesty = np.mean([word == goods for goods, word in completion.items()])
+        scout, porter = (np.mean([e[a] for e in returns]) for a in AGENTS)
         found[words] = honesty, scout, scout + porter
     own = max(found.values(), key=lambda entry: entry[1])
     team = max(found.values(), key=lambda entry: entry[2])

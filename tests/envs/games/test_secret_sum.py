@@ -17,9 +17,9 @@ def uniform(agents, n):
 
 
 def expert(agents, n):
-    heard, own = np.indices((n, n))
+    received, own = np.indices((n, n))
     table = np.zeros((n, n, n))
-    table[heard, own, (heard + own) % n] = 1.0
+    table[received, own, (received + own) % n] = 1.0
     return [table] * agents
 
 
@@ -42,15 +42,15 @@ def test_the_chain_of_experts_always_answers_right(agents, numbers):
         assert len(transcript.actions) == agents
 
 
-def test_each_sees_only_its_own_number_and_what_it_hears():
+def test_agents_observe_their_number_and_the_last_message():
     env = make_env("secret_sum-v0", {"agents": 3, "numbers": 10})
     texts = {}
     for secrets in ([1, 2, 3], [1, 7, 8]):
         env.reset(seed=0)
         env.secrets = secrets
-        for agent, said in zip(NAMES, (4, 5, 6)):
+        for agent, messages in zip(NAMES, (4, 5, 6)):
             texts.setdefault(agent, []).append(env.prompt_for(agent))
-            env.step(f"say {said}")
+            env.step(f"say {messages}")
     # Alice's number did not change, so she reads the same.
     assert texts["alice_0"][0] == texts["alice_0"][1]
     assert texts["bob_0"][1] == "alice_0 says 4. You have 7. Tell carol_0 0 to 9."
@@ -77,11 +77,11 @@ def test_no_policy_of_the_last_agent_alone_beats_chance():
         (3, 0.9, [0, 0, 1]),
     ],
 )
-def test_partial_credit_falls_with_the_distance(numbers, partial, expected):
+def test_partial_reward_falls_with_the_distance(numbers, partial, expected):
     assert answer_rewards([1, 1], numbers, partial) == pytest.approx(expected)
 
 
-def test_partial_credit_is_paid_and_is_no_success():
+def test_partial_reward_is_not_a_success():
     env = MultiAgentAdapter(make_env("secret_sum-v0", {"partial": 0.5}))
     env.reset(seed=0)
     env.unwrapped.secrets = [1, 1]
@@ -91,15 +91,15 @@ def test_partial_credit_is_paid_and_is_no_success():
     assert step.success is False and step.is_over
 
 
-def slow_value(policies, secrets, said, partial):
-    """Enumerate everything that may still be said."""
+def slow_value(policies, secrets, messages, partial):
+    """Enumerate all messages that are still possible."""
     n = policies[0].shape[-1]
     total = 0.0
-    for rest in itertools.product(range(n), repeat=len(policies) - len(said)):
-        whole, probability = [*said, *rest], 1.0
-        for k in range(len(said), len(policies)):
-            heard = whole[k - 1] if k else 0
-            probability *= policies[k][heard, secrets[k], whole[k]]
+    for rest in itertools.product(range(n), repeat=len(policies) - len(messages)):
+        whole, probability = [*messages, *rest], 1.0
+        for k in range(len(messages), len(policies)):
+            received = whole[k - 1] if k else 0
+            probability *= policies[k][received, secrets[k], whole[k]]
         off = abs(whole[-1] - sum(secrets) % n)
         distance = min(off, n - off)
         far = max(n // 2, 1)
@@ -115,10 +115,10 @@ def test_exact_values_match_enumeration(agents, partial):
     policies = random_policies(agents, n)
     rng = np.random.default_rng(1)
     for _ in range(5):
-        secrets, said = rng.integers(n, size=(2, agents))
-        values = exact_values(policies, secrets, said, partial)
+        secrets, messages = rng.integers(n, size=(2, agents))
+        values = exact_values(policies, secrets, messages, partial)
         slow = [
-            slow_value(policies, secrets, list(said[:k]), partial)
+            slow_value(policies, secrets, list(messages[:k]), partial)
             for k in range(agents + 1)
         ]
         np.testing.assert_allclose(values, slow, atol=1e-12)
@@ -127,23 +127,25 @@ def test_exact_values_match_enumeration(agents, partial):
 def test_advantages_add_up_and_average_to_zero():
     n, secrets = 4, [3, 2, 1]
     policies = random_policies(3, n)
-    said = [1, 0, 2]
-    values = exact_values(policies, secrets, said)
-    advantages = exact_advantage(policies, secrets, said)
+    messages = [1, 0, 2]
+    values = exact_values(policies, secrets, messages)
+    advantages = exact_advantage(policies, secrets, messages)
     assert advantages.sum() == pytest.approx(values[-1] - values[0])
     assert values[-1] == 1.0
-    for k, heard in enumerate([0, *said[:2]]):
+    for k, received in enumerate([0, *messages[:2]]):
         mean = sum(
-            p * exact_advantage(policies, secrets, [*said[:k], a])[k]
-            for a, p in enumerate(policies[k][heard, secrets[k]])
+            p * exact_advantage(policies, secrets, [*messages[:k], a])[k]
+            for a, p in enumerate(policies[k][received, secrets[k]])
         )
         assert mean == pytest.approx(0.0, abs=1e-12)
 
 
-def test_credit_names_the_agent_that_was_wrong():
+def test_advantage_is_negative_for_the_agent_at_fault():
     n, secrets = 4, [3, 2]
     policies = [0.9 * e + 0.1 * u for e, u in zip(expert(2, n), uniform(2, n))]
-    good, bad = (exact_advantage(policies, secrets, said) for said in ([3, 1], [2, 0]))
+    good, bad = (
+        exact_advantage(policies, secrets, messages) for messages in ([3, 1], [2, 0])
+    )
     assert (good > 0).all()
     assert bad[0] < -0.5 and abs(bad[1]) < 0.1
     assert exact_values(expert(2, n), secrets, [])[0] == 1.0
@@ -154,17 +156,17 @@ def test_sampled_returns_agree_with_the_exact_value():
     n, agents = 4, 3
     policies = random_policies(agents, n, seed=3)
     env = MultiAgentAdapter(make_env("secret_sum-v0", {"agents": agents, "numbers": n}))
-    rng, earned, step = np.random.default_rng(0), [], None
+    rng, returns, step = np.random.default_rng(0), [], None
     for _ in range(3000):
         step = env.reset(seed=5)
         for k, agent in enumerate(NAMES[:agents]):
             game = env.unwrapped
-            heard = game.messages[-1] if game.messages else 0
-            message = rng.choice(n, p=policies[k][heard, game.secrets[k]])
+            received = game.messages[-1] if game.messages else 0
+            message = rng.choice(n, p=policies[k][received, game.secrets[k]])
             step = env.step({agent: f"say {message}"})
-        earned.append(dict(step.rewards).get("bob_0", 0.0))
+        returns.append(dict(step.rewards).get("bob_0", 0.0))
     exact = exact_values(policies, env.unwrapped.secrets, [])[0]
-    assert np.mean(earned) == pytest.approx(exact, abs=4 * np.std(earned) / 3000**0.5)
+    assert np.mean(returns) == pytest.approx(exact, abs=4 * np.std(returns) / 3000**0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One agent in all seats."""
+"""One agent that acts for all agents of a game."""
 
 import pytest
 
@@ -8,16 +8,16 @@ from rllib_llm.errors import ConfigError
 
 
 @pytest.mark.parametrize("game", ["secret_sum-v0", "path_checker-v0", "team-v0"])
-def test_it_plays_as_the_experts_of_all_seats_do(game):
+def test_expert_acts_for_every_agent(game):
     solo = make_env("solo-v0", {"game": game})
     for seed in range(8):
         played = play(solo, seed, expert_policy)
-        speaker = solo.player.adapter.unwrapped.possible_agents[0]
-        assert played.observations[0].startswith(f"You are {speaker}.")
+        first_agent = solo.player.adapter.unwrapped.possible_agents[0]
+        assert played.observations[0].startswith(f"You are {first_agent}.")
         assert played.success is True and sum(played.rewards) > 0
 
 
-def test_it_earns_what_all_earn_and_sees_what_all_see():
+def test_return_and_observations_are_those_of_all_agents():
     solo = make_env("solo-v0", {"game": "secret_sum-v0"})
     first, _ = solo.reset(seed=3)
     secrets = solo.player.adapter.unwrapped.secrets

@@ -1,4 +1,4 @@
-"""Teams on tasks of one agent: who reads whom, who answers, who is paid."""
+"""Teams on single-agent tasks: communication, decisions, rewards."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,16 @@ TRIO = ["a_0", "b_0", "c_0"]
 PROBE = {"task": "copy_probe-v0"}
 
 
-def heard(topology, rounds=2):
-    """What each agent reads, round by round, if everybody says its own name."""
+def received(topology, rounds=2):
+    """Return each agent's observations by round, if every agent says its name."""
     env = MultiAgentAdapter(make_env("team-v0", {"agents": TRIO, "topology": topology}))
     step, found = env.reset(seed=0), []
     for _ in range(rounds * len(TRIO)):
         ((agent, text),) = step.observations.items()
-        said = [w.split(" says")[0][0] for w in text.splitlines() if " says: " in w]
-        found.append((agent[0], "".join(sorted(said))))
+        completion = [
+            w.split(" says")[0][0] for w in text.splitlines() if " says: " in w
+        ]
+        found.append((agent[0], "".join(sorted(completion))))
         step = env.step({agent: f"I am {agent}"})
     return found
 
@@ -33,8 +35,8 @@ def heard(topology, rounds=2):
         ({"b_0": ["a_0"], "c_0": ["b_0"]}, ["", "a", "b"], ["", "a", "b"]),
     ],
 )
-def test_agents_read_those_they_may(topology, first, second):
-    assert heard(topology) == list(zip("abc" * 2, first + second, strict=True))
+def test_agents_read_their_neighbours_in_the_graph(topology, first, second):
+    assert received(topology) == list(zip("abc" * 2, first + second, strict=True))
 
 
 def test_the_graph_decides_who_speaks_last_and_answers():
@@ -63,7 +65,7 @@ def test_a_team_plays_what_the_answerer_alone_would():
 def test_most_votes_decide_and_invalid_ones_do_not_count():
     config = {**PROBE, "agents": TRIO, "topology": {}, "decide": "vote"}
     env = MultiAgentAdapter(make_env("team-v0", config))
-    for said, earns in (
+    for completion, earns in (
         (["{w}", "other", "{w}!"], True),
         (["{w}", "nonsense", "nonsense"], True),
         (["{x}", "{w}", "{x}"], False),
@@ -71,7 +73,7 @@ def test_most_votes_decide_and_invalid_ones_do_not_count():
     ):
         word = env.reset(seed=1).observations["a_0"].removeprefix("Say ")
         wrong = "red" if word != "red" else "blue"
-        for agent, text in zip(TRIO, said, strict=True):
+        for agent, text in zip(TRIO, completion, strict=True):
             step = env.step({agent: text.format(w=word, x=wrong)})
         assert (sum(r for _, r in step.rewards) > 0) is earns
 
