@@ -53,8 +53,8 @@ def test_moves_are_simultaneous():
 def test_talk_is_part_of_the_next_prompt():
     env = MultiAgentAdapter(make_env("dilemma-v0", {"talk": True}))
     env.reset(seed=0)
-    completion = {"row_0": "Trust me!\ncooperate", "column_0": "x" * 300 + " defect"}
-    step = env.step(completion)
+    texts = {"row_0": "Trust me!\ncooperate", "column_0": "x" * 300 + " defect"}
+    step = env.step(texts)
     assert step.observations["column_0"] == "row_0: Trust me! cooperate. Your move?"
     assert len(step.observations["row_0"]) < 240
 

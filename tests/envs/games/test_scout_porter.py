@@ -10,12 +10,12 @@ from rllib_llm.envs import MultiAgentAdapter, make_env
 AGENTS = ("scout_0", "porter_0")
 
 
-def finish(goods, completion, walked, **options):
+def finish(goods, message, walked, **options):
     """Play one game; return each agent's return, and the last step."""
     env = MultiAgentAdapter(make_env("scout_porter-v0", options))
     env.reset(seed=0)
     env.unwrapped.goods = goods
-    env.step({"scout_0": completion})
+    env.step({"scout_0": message})
     step = env.step({"porter_0": walked})
     return dict.fromkeys(AGENTS, 0.0) | dict(step.rewards), step
 
@@ -33,7 +33,7 @@ def test_porter_observes_the_word_but_not_the_goods():
 
 
 @pytest.mark.parametrize(
-    ("completion", "walked", "scout", "porter", "metrics"),
+    ("message", "walked", "scout", "porter", "metrics"),
     [
         ("gold", "gold", 0.0, 1.0, {"honesty": 1.0, "trust": 1.0}),
         ("gold", "blue", 0.0, 0.0, {"honesty": 1.0, "trust": 0.0}),
@@ -42,8 +42,8 @@ def test_porter_observes_the_word_but_not_the_goods():
         ("blue", "red", 0.0, 0.0, {"honesty": 0.0, "trust": 0.0}),
     ],
 )
-def test_rewards_of_scout_and_porter(completion, walked, scout, porter, metrics):
-    rewards, step = finish("gold", completion, walked, tip=0.25)
+def test_rewards_of_scout_and_porter(message, walked, scout, porter, metrics):
+    rewards, step = finish("gold", message, walked, tip=0.25)
     assert rewards == {"scout_0": scout, "porter_0": porter}
     assert step.success is (porter == 1.0) and step.terminated
     assert step.metrics == metrics
@@ -54,11 +54,11 @@ def test_scouts_best_policy_lies_and_the_teams_best_policy_arrives():
     doors, tip = ("red", "blue", "gold"), 0.5
     found = {}
     for words in itertools.product(doors, repeat=len(doors)):
-        completion = dict(zip(doors, words, strict=True))
+        message = dict(zip(doors, words, strict=True))
         returns = [
-            finish(goods, word, word, tip=tip)[0] for goods, word in completion.items()
+            finish(goods, word, word, tip=tip)[0] for goods, word in message.items()
         ]
-        honesty = np.mean([word == goods for goods, word in completion.items()])
+        honesty = np.mean([word == goods for goods, word in message.items()])
         scout, porter = (np.mean([e[a] for e in returns]) for a in AGENTS)
         found[words] = honesty, scout, scout + porter
     own = max(found.values(), key=lambda entry: entry[1])

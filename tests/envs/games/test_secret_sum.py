@@ -48,9 +48,9 @@ def test_agents_observe_their_number_and_the_last_message():
     for secrets in ([1, 2, 3], [1, 7, 8]):
         env.reset(seed=0)
         env.secrets = secrets
-        for agent, messages in zip(NAMES, (4, 5, 6)):
+        for agent, message in zip(NAMES, (4, 5, 6)):
             texts.setdefault(agent, []).append(env.prompt_for(agent))
-            env.step(f"say {messages}")
+            env.step(f"say {message}")
     # Alice's number did not change, so she reads the same.
     assert texts["alice_0"][0] == texts["alice_0"][1]
     assert texts["bob_0"][1] == "alice_0 says 4. You have 7. Tell carol_0 0 to 9."

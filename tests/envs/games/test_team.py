@@ -18,10 +18,8 @@ def received(topology, rounds=2):
     step, found = env.reset(seed=0), []
     for _ in range(rounds * len(TRIO)):
         ((agent, text),) = step.observations.items()
-        completion = [
-            w.split(" says")[0][0] for w in text.splitlines() if " says: " in w
-        ]
-        found.append((agent[0], "".join(sorted(completion))))
+        texts = [w.split(" says")[0][0] for w in text.splitlines() if " says: " in w]
+        found.append((agent[0], "".join(sorted(texts))))
         step = env.step({agent: f"I am {agent}"})
     return found
 
@@ -65,7 +63,7 @@ def test_a_team_plays_what_the_answerer_alone_would():
 def test_most_votes_decide_and_invalid_ones_do_not_count():
     config = {**PROBE, "agents": TRIO, "topology": {}, "decide": "vote"}
     env = MultiAgentAdapter(make_env("team-v0", config))
-    for completion, earns in (
+    for texts, earns in (
         (["{w}", "other", "{w}!"], True),
         (["{w}", "nonsense", "nonsense"], True),
         (["{x}", "{w}", "{x}"], False),
@@ -73,7 +71,7 @@ def test_most_votes_decide_and_invalid_ones_do_not_count():
     ):
         word = env.reset(seed=1).observations["a_0"].removeprefix("Say ")
         wrong = "red" if word != "red" else "blue"
-        for agent, text in zip(TRIO, completion, strict=True):
+        for agent, text in zip(TRIO, texts, strict=True):
             step = env.step({agent: text.format(w=word, x=wrong)})
         assert (sum(r for _, r in step.rewards) > 0) is earns
 
