@@ -65,6 +65,12 @@ def results(folder):
     return {row["training_iteration"]: row for row in rows}
 
 
+def json_lines(folder):
+    """Return how many results the only trial of a stage reported."""
+    (path,) = folder.glob("trial_*/result.json")
+    return len(path.read_text().splitlines())
+
+
 def telling(row):
     learner = row["learners"]["default_policy"]
     return [row["env_runners"]["episode_return_mean"], *(learner[k] for k in TELLING)]
@@ -143,30 +149,36 @@ def test_stages_run_from_python(storage):
     assert every[1][0].metrics["training_iteration"] == 2
 
 
-def killed_in_the_second_stage(path, storage):
+def in_the_second_stage(path, storage, errors=subprocess.DEVNULL):
+    """Start a run whose second stage has no end; return it once that has checkpoints.
+
+    Returns:
+        The process and the run's folder.
+    """
     endless = "stages.first.stop.training_iteration=100000"
     command = [sys.executable, "-m", "rllib_llm", "train", path, endless]
     process = subprocess.Popen(
         [*map(str, command), "--storage", str(storage)],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
+        stderr=errors,
     )
     deadline = time.monotonic() + 300
     newest = None
     while newest is None or newest.name < "checkpoint_000003":
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-        trials = storage.glob("killed_*/2_first/trial_*")
+        trials = storage.glob(f"{path.stem}_*/2_first/trial_*")
         newest = next((runs.newest_checkpoint(t) for t in trials), None)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    (run,) = storage.glob("killed_*")
-    return run
+    (run,) = storage.glob(f"{path.stem}_*")
+    return process, run
 
 
 def test_a_run_killed_in_its_second_stage_goes_on_exactly(call, storage):
     path = write(storage / "killed.yaml")
-    run = killed_in_the_second_stage(path, storage)
+    process, run = in_the_second_stage(path, storage)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     (trial,) = (run / "2_first").glob("trial_*")
     at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
     first = results(run / "1_sft")
@@ -182,3 +194,26 @@ def test_a_run_killed_in_its_second_stage_goes_on_exactly(call, storage):
         for iteration in iterations:
             assert telling(got[iteration]) == telling(expected[iteration]), folder
     assert sorted(got) == [1, 2]
+
+
+def test_sigterm_saves_the_second_stage_and_begins_no_third(call, storage, tmp_path):
+    path = write(storage / "ended.yaml", tune={"checkpoint_frequency": 3})
+    with open(tmp_path / "errors", "w") as errors:
+        process, run = in_the_second_stage(path, storage, errors)
+        first = results(run / "1_sft")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 143
+    said = (tmp_path / "errors").read_text()
+    assert "SIGTERM: stopped before the end. Saved: " in said, said
+    assert not (run / "3_second").exists()
+    (trial,) = (run / "2_first").glob("trial_*")
+    at = max(results(run / "2_first"))
+    saved = runs.newest_checkpoint(trial)
+    assert str(saved) in said.replace("\n", "")
+    end = f"stages.first.stop.training_iteration={at + 1}"
+    status, _, err = call("train", "--resume", run, end)
+    assert status == 0, err
+    assert results(run / "1_sft") == first
+    assert sorted(results(run / "2_first")) == list(range(1, at + 2))
+    assert json_lines(run / "2_first") == at + 1  # none was trained twice
+    assert sorted(results(run / "3_second")) == [1, 2]
