@@ -86,6 +86,14 @@ def test_several_steps_do(steps):
     assert calls == {"scored": 1, "trained": 2}
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_leaves_the_module_in_its_mode(training):
+    learner = make_learner(make_config(LLMPPOConfig, old_logps="learner"))
+    policy(learner).train(training)
+    make_batch(learner, credited())
+    assert policy(learner).training is training
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("tis", [None, "token"])
 def test_the_gradient_is_that_of_recomputed_log_probabilities(algorithm, tis):

@@ -61,6 +61,18 @@ def test_rows_are_cut_to_the_longest_of_their_part():
     ]
 
 
+def test_the_column_of_the_bootstrap_value_is_not_cut_off():
+    lengths = torch.tensor([5, 900, 4])
+    attention = torch.arange(1000)[None] < lengths[:, None]
+    batch = {
+        columns.ATTENTION_MASK: attention,
+        columns.BOOTSTRAP_COLUMN: torch.tensor([5, -1, -1]),
+    }
+    (_, short), (_, long) = micro_batches(batch, None)
+    assert short[columns.ATTENTION_MASK].shape == (2, 6)
+    assert long[columns.ATTENTION_MASK].shape == (1, 900)
+
+
 @pytest.mark.parametrize("max_tokens", [None, 40, 300, 2000])
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_that_belong_together_are_never_parted(seed, max_tokens):
