@@ -128,6 +128,7 @@ def test_settings_without_effect_are_refused(section, key, remedy):
         ({"stop": None}, "'stop' is missing"),
         ({"stop": {"training_iteration": "ten"}}, "must be a number"),
         ({"training": [1]}, "must be a mapping"),
+        ({"training": {5: 1}}, "the key 5 must be the name of a setting"),
         ({"env_config": 3}, "must be a mapping"),
         ({"tune": {"num_sample": 2}}, "Did you mean 'num_samples'"),
         ({"tune": {"mode": "best"}}, "must be one of min, max or None"),
