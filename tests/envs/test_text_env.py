@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from rllib_llm.data.types import StopReason
 from rllib_llm.envs import TextEnv, TurnResult, in_split, register_text_env
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, EnvContractError
@@ -62,6 +63,32 @@ def test_base_options_are_checked(config):
         Echo(config)
 
 
+@pytest.mark.parametrize(("invalid_action", "ends"), [("retry", False), ("end", True)])
+def test_an_invalid_action_costs_its_reward_and_may_end_the_episode(
+    invalid_action, ends
+):
+    class Strict(Echo):
+        def parse(self, completion):
+            return None if completion == "?" else completion
+
+    env = Strict({"invalid_action": invalid_action, "invalid_action_reward": -0.25})
+    env.reset(seed=0)
+    observation, reward, terminated, _, info = env.step("?")
+    assert (observation, reward, terminated) == (Strict.format_hint, -0.25, ends)
+    assert info["invalid_action"] and info.get("stop_reason") == (
+        StopReason.PARSE_ERROR if ends else None
+    )
+
+
+def test_the_seed_decides_the_episode():
+    class Dice(Echo):
+        def start(self, rng):
+            return str(rng.integers(10**9))
+
+    first, again, other = (Dice().reset(seed=seed)[0] for seed in (3, 3, 4))
+    assert first == again != other
+
+
 def test_unknown_split_is_refused():
     with pytest.raises(ConfigError, match="split='dev'"):
         Echo().reset(options={"split": "dev"})
@@ -74,6 +101,8 @@ def test_turn_limit_truncates_and_counts_as_failure():
     assert [r[2:4] for r in results] == [(False, False), (False, False), (False, True)]
     assert results[-1][4]["stop_reason"] == "max_turns"
     assert results[-1][4]["success"] is False
+    env.reset(seed=0)
+    assert env.step("a")[2:4] == (False, False)  # turns are counted per episode
 
 
 def test_success_is_none_without_has_success():

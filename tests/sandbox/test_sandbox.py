@@ -223,6 +223,28 @@ def test_each_isolation_step_suffices_alone(tmp_path):
         assert done.stdout.split() == numbers.split(), (wall, done.stderr)
 
 
+def test_the_filter_of_system_calls_holds_alone():
+    """Neither files nor executable memory, without Landlock and without limits."""
+    if "fork_server" not in probe()["backends"]:
+        pytest.skip("no fork server here")
+    code = (
+        "import mmap, os\nfrom rllib_llm.sandbox import jail\n"
+        "filtered = jail.Jail()\n"
+        "jail._libc.prctl(jail._PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)\n"
+        "filtered._install_filter()\n"
+        "mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()\n"
+        "executable = mmap.PROT_READ | mmap.PROT_EXEC\n"
+        "for act in (lambda: open('/etc/passwd'), lambda: os.listdir('/'),\n"
+        "            lambda: mmap.mmap(-1, 4096, prot=executable)):\n"
+        "    try:\n        act()\n        print('got it')\n"
+        "    except OSError as error:\n        print(error.errno)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["1", "1", "1"], done.stderr
+
+
 def test_platforms_that_cannot_isolate_are_refused(monkeypatch):
     for found, lacking in (
         ({"landlock": 0}, "lacks Landlock"),
