@@ -34,9 +34,9 @@ class ExpectationResult:
     @property
     def ok(self) -> bool:
         """Whether the value was reported, is a number, and lies within bounds."""
-        if self.value is None or math.isnan(self.value):
+        if self.value is None:
             return False
-        low = self.bounds.get("min", -math.inf)
+        low = self.bounds.get("min", -math.inf)  # NaN lies within no bounds
         return low <= self.value <= self.bounds.get("max", math.inf)
 
 

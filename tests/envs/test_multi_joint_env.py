@@ -249,9 +249,10 @@ def test_wrapped_text_envs_keep_their_rounds_and_grants():
 def test_plain_parallel_env_keeps_the_order_of_possible_agents():
     rounds = [(["cid_0", "ann_0"], {"ben_0": 1.0}, ["ben_0"], [])]
     rounds.append(([], {"ann_0": 2.0}, ["ann_0"], ["cid_0"]))
-    env = MultiAgentAdapter(RawParallel(["cid_0", "ben_0", "ann_0"], rounds))
+    possible = ("ann_0", "cid_0", "ben_0")
+    env = MultiAgentAdapter(RawParallel(["cid_0", "ben_0", "ann_0"], rounds, possible))
     step = env.reset(seed=3)
-    assert list(step.observations) == ["ann_0", "ben_0", "cid_0"]
+    assert list(step.observations) == list(possible)
     assert step.infos["ben_0"] == {"seed": 3}
     step = env.step({"ann_0": "a", "ben_0": "b", "cid_0": "c"})
     assert step.terminated == ("ben_0",) and list(step.observations) == [
