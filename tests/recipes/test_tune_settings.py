@@ -10,6 +10,7 @@ import pytest
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import recipe_from_dict, spaces
+from rllib_llm.recipes.spaces import has_space
 from rllib_llm.recipes.tune_settings import num_trials
 
 RETURN = "env_runners/episode_return_mean"
@@ -128,6 +129,13 @@ def test_trials_are_counted():
 def test_names_are_checked_before_anything_runs(fields, message):
     with pytest.raises(ConfigError, match=message):
         recipe_from_dict({**BASE, **fields}).validate()
+
+
+def test_spaces_are_found_at_any_depth():
+    space = {"grid": [1, 2]}
+    for value in (space, {"a": {"b": space}}, [1, [space]], {"a": [{"b": space}]}):
+        assert has_space(value)
+    assert not has_space({"a": [1, {"b": {"c": 2}}]})
 
 
 def test_spaces_that_tune_would_not_see_are_errors():
