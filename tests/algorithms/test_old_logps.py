@@ -90,7 +90,7 @@ def test_several_steps_do(steps):
 def test_scoring_leaves_the_module_in_its_mode(training):
     learner = make_learner(make_config(LLMPPOConfig, old_logps="learner"))
     policy(learner).train(training)
-    make_batch(learner, credited())
+    make_batch(learner, with_advantages())
     assert policy(learner).training is training
 
 
