@@ -49,7 +49,7 @@ def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
             "model",
             f"{config.lm_model} {config.lm_dtype}, LoRA {config.lm_lora or 'off'}",
         ),
-        ("warm start", f"{config.sft_demonstrations} demonstrations"),
+        ("SFT", f"{config.sft_demonstrations} demonstrations"),
         ("trials", trials),
         ("stop", stop),
         ("expect", expect or "nothing"),
