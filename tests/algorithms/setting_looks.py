@@ -198,7 +198,7 @@ def driven(algo: str, env: Any = None, **sections: Any) -> Any:
     runner = Run(config, learner=False).runner
     tasks = components.assign(config.build_task_source().next_groups(2), 0)
     episodes = runner.sample(tasks=tasks)
-    parts = components.pay(episodes, 0)
+    parts = components.assign_rewards(episodes, 0)
     left, shares = components.select(episodes)
     lengths = [len(e) for e in episodes]
     return [parts, [list(e.get_rewards()) for e in left], shares, lengths]
