@@ -62,9 +62,9 @@ def test_advantages_of_moves_average_over_the_others_moves(ray_session):
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        ("secret_sum-v0", {}, "'bob_0' was sampled .* nobody reads what others say"),
-        ("referential-v0", {}, "'listener_0' was sampled"),
-        ("team-v0", {}, "'solver_0' was sampled"),
+        ("secret_sum-v0", {}, "'bob_0' observed .* no agent observes another"),
+        ("referential-v0", {}, "'listener_0' observed"),
+        ("team-v0", {}, "'solver_0' observed"),
         ("guess_number-v0", {}, "guess_number-v0' has one agent"),
     ],
 )
