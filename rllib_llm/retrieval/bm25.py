@@ -1,4 +1,7 @@
-"""BM25 search in NumPy, with precomputed scores of every (word, document) pair."""
+"""BM25 search in NumPy, with precomputed scores of every (word, document) pair.
+
+Without a library: docs/dependencies.md gives the reasons against bm25s.
+"""
 
 from __future__ import annotations
 
