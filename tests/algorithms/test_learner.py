@@ -147,6 +147,17 @@ def test_every_episode_once_per_epoch_whole_rows_together():
     assert seen[:3] != seen[3:]
 
 
+def test_minibatches_are_counted_over_all_learners(monkeypatch):
+    """Another Learner has four episodes as well: eight, two at a time."""
+    from rllib_llm.algorithms.learner import llm_learner as module
+
+    learner = make_learner(make_config())
+    data = {DEFAULT_MODULE_ID: make_batch(learner, [fake_episode(i) for i in range(4)])}
+    assert len(list(learner._minibatches(data, 1, 2, 4))) == 2
+    monkeypatch.setattr(module, "all_reduce_sum", lambda values, _: [values[0] + 4])
+    assert len(list(learner._minibatches(data, 1, 2, 4))) == 4
+
+
 def test_minibatches_cover_uneven_counts():
     learner = make_learner(make_config())
     before = weights(learner)
