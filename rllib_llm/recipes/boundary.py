@@ -1,4 +1,4 @@
-"""One place where whatever loading a recipe raises becomes a ConfigError."""
+"""Conversion of errors raised while a recipe is loaded into ConfigError."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 
 from rllib_llm.errors import ConfigError, RLlibLLMError, summarize
 
-# Characters of a message that is still read.
+# Longer messages are cut: they hide the error that they report.
 MAX_MESSAGE = 2000
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raise ConfigError in the place of any error that is not one of the package's.
+def errors_as_config_error(source: str) -> Iterator[None]:
+    """Convert any error that is not one of the package's into a ConfigError.
 
-    Recipes name code of users, which may raise anything when it is imported or called,
-    ``SystemExit`` included. Ctrl-C goes through.
+    Recipes name user code, which may raise anything when it is imported or called,
+    ``SystemExit`` included. ``KeyboardInterrupt`` is not converted.
 
     Args:
-        what: What is being read, for the message, e.g. ``"my.yaml"``.
+        source: Name of the recipe, for the message, e.g. ``"my.yaml"``.
 
     Raises:
-        ConfigError: Naming the error and its origin; the error is its cause.
+        ConfigError: The original error is its cause.
     """
     try:
         yield
@@ -33,6 +33,6 @@ def explained(what: str) -> Iterator[None]:
         raise type(error)(f"{text[:MAX_MESSAGE]}...") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{what} cannot be used: {summarize(error)}. Mend the setting or the code "
+            f"{source} cannot be used: {summarize(error)}. Fix the setting or the code "
             "that raised it; --verbose shows the traceback."
         ) from error

@@ -1,4 +1,4 @@
-"""What a recipe will do, in numbers, before it does it."""
+"""Dry run of a recipe: the sizes of one iteration, computed before training."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from rllib_llm.recipes.memory import Memory, count_weights
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One iteration of a recipe.
+    """Sizes of one training iteration.
 
     Attributes:
         episodes: Episodes sampled per iteration.
-        groups: Tasks per iteration; each is played ``group_size`` times.
+        groups: Tasks per iteration; each has ``group_size`` rollouts.
         group_size: Rollouts per task.
-        max_turns: Most turns of an episode; None: neither the environment nor
-            ``rollouts(max_turns=...)`` says.
-        first_prompt_tokens: Longest first prompt among a few.
-        context_tokens: Most tokens of a conversation.
-        episode_tokens: Most sampled tokens of an episode.
-        iteration_tokens: Most sampled tokens of an iteration.
+        max_turns: Maximum turns of an episode; None: neither the environment nor
+            ``rollouts(max_turns=...)`` limits them.
+        first_prompt_tokens: Longest first prompt of a few sampled tasks.
+        context_tokens: Maximum tokens of a conversation.
+        episode_tokens: Maximum sampled tokens of an episode.
+        iteration_tokens: Maximum sampled tokens of an iteration.
         rows_per_update: Training rows per optimiser step (one per episode, or one per
             turn under ``row_per_turn``).
         updates: Optimiser steps per iteration.
-        micro_batch_tokens: Most tokens per forward pass of the learner; None: all.
+        micro_batch_tokens: Maximum tokens per forward pass of the Learner; None: the
+            whole minibatch.
         parameters: Parameters of all policies and critics; a base model that adapters
             share counts once.
-        trained: Those that are trained.
-        memory: Estimated bytes.
+        trained: Number of trained parameters.
+        memory: Estimated memory of one process.
     """
 
     episodes: int
@@ -55,23 +56,23 @@ class Plan:
 def make_plan(
     config: Any, on_progress: Callable[[str, float], None] | None = None
 ) -> Plan:
-    """Return the plan of a config, without warm start or training.
+    """Return the plan of a config without SFT or training.
 
-    The tokenizer and random weights of the tiny model are built (seconds, cached),
-    since prompts can only be measured with them. Weights of other models are not
+    Prompts can only be measured with a tokenizer, so the tokenizer and random weights
+    of the tiny model are built (seconds, cached). Weights of other models are not
     loaded: their parameters are counted from their config.
 
     Raises:
-        ConfigError, ModelError, TemplateError: What ``validate`` and
-            :func:`preflight` find.
+        ConfigError, ModelError, TemplateError: As ``validate`` and :func:`preflight`.
     """
     config = config.copy(copy_frozen=False).sft(demonstrations=0)
     config.validate()
     config = with_models(config, on_progress)
     policies = map(config.get_config_for_module, config.llm_module_ids)
-    checked = [preflight(own) for own in policies]
+    checked = [preflight(policy) for policy in policies]
     context_tokens = max(c.context_tokens for c in checked)
     turns = _max_turns(config)
+    # A conversation also holds prompts, so the context bounds what is sampled.
     budget = context_tokens
     if _samples_tokens(config) and turns is not None:
         budget = min(turns * config.max_new_tokens, budget)
@@ -89,7 +90,7 @@ def make_plan(
         context_tokens=context_tokens,
         episode_tokens=budget,
         iteration_tokens=budget * config.episodes_per_iteration,
-        # Every turn samples a token or more.
+        # Every turn samples at least one token, so the budget bounds the turns too.
         rows_per_update=minibatch * ((turns or budget) if config.row_per_turn else 1),
         updates=steps * config.num_epochs,
         micro_batch_tokens=config.micro_batch_tokens,
@@ -105,7 +106,7 @@ def _samples_tokens(config: Any) -> bool:
 
 def _max_turns(config: Any) -> int | None:
     env = config.make_text_env()
-    own = getattr(env.unwrapped, "max_turns", None)
+    env_limit = getattr(env.unwrapped, "max_turns", None)
     env.close()
-    known = [turns for turns in (own, config.max_turns) if turns is not None]
-    return min(known, default=None)
+    limits = [turns for turns in (env_limit, config.max_turns) if turns is not None]
+    return min(limits, default=None)

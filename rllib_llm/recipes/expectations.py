@@ -1,4 +1,4 @@
-"""What a recipe promises, and whether a run kept it."""
+"""Expected results of a recipe (``expect``) and their check after a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Bounds(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class ExpectationResult:
-    """One expectation held against one trial.
+    """The outcome of one expectation for one trial.
 
     Attributes:
         trial: Name of the trial's folder.
@@ -33,10 +33,10 @@ class ExpectationResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the value was reported, is a number, and lies within bounds."""
+        """True if the value was reported, is a number and is within the bounds."""
         if self.value is None:
             return False
-        low = self.bounds.get("min", -math.inf)  # NaN lies within no bounds
+        low = self.bounds.get("min", -math.inf)  # comparisons with NaN are False
         return low <= self.value <= self.bounds.get("max", math.inf)
 
 
@@ -47,17 +47,17 @@ def check_expectations(expect: Any) -> dict[str, dict[str, float]]:
         ConfigError: If a bound is neither a number nor such a mapping.
     """
     expect = {} if expect is None else expect
-    require("expect", expect, dict[str, Any], "Result keys stand before numbers.")
+    require("expect", expect, dict[str, Any], "It maps result keys to numbers.")
     return {metric: _bounds(metric, given) for metric, given in expect.items()}
 
 
 def _bounds(metric: str, given: Any) -> dict[str, float]:
-    example = "The least value, or a mapping such as {min: 0.5, max: 1.0}."
+    example = "Give the minimum, or a mapping such as {min: 0.5, max: 1.0}."
     require(f"expect.{metric}", given, float | _Bounds, example)
     bounds = given if isinstance(given, dict) else {"min": given}
     if not bounds or bounds.get("min", -math.inf) > bounds.get("max", math.inf):
         raise ConfigError(
-            f"expect.{metric}={given!r} is fulfilled by no value. {example}"
+            f"expect.{metric}={given!r} does not admit any value. {example}"
         )
     return bounds
 
@@ -65,7 +65,7 @@ def _bounds(metric: str, given: Any) -> dict[str, float]:
 def judge(
     expect: dict[str, dict[str, float]], results: dict[str, dict[str, Any]]
 ) -> list[ExpectationResult]:
-    """Hold expectations against the last values of every trial.
+    """Compare the last values of every trial with the expectations.
 
     Args:
         expect: From :func:`check_expectations`.

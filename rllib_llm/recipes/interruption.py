@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a run finishes its iteration, writes a checkpoint and stops."""
+"""Orderly end of a run on SIGTERM or Ctrl-C, with a last checkpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Interruption:
     """The signal that asked this process to stop, if one did.
 
     Attributes:
-        number: Of the signal; None: nobody asked.
-        is_training: Whether there are trials to end in order.
+        number: Number of the signal; None: none was received.
+        is_training: Whether trials are running that must be saved first.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Interruption:
 
     @property
     def name(self) -> str:
-        """The signal's name."""
+        """The signal's name, e.g. ``"SIGTERM"``."""
         return signal.Signals(self.number).name
 
     @property
@@ -46,7 +46,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Let a first signal end trials in order meanwhile, not the process."""
+        """Let the first signal within the block end the trials, not the process."""
         self.is_training = True
         try:
             yield
@@ -55,7 +55,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Let a first signal end the process meanwhile: there are no trials yet."""
+        """Let the first signal within the block end the process: no trials run yet."""
         before, self.is_training = self.is_training, False
         try:
             yield
@@ -63,21 +63,23 @@ class Interruption:
             self.is_training = before
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal; the second one ends the process at once."""
-        again, self.number = self.number is not None, number
-        if again:
-            _say(f"{self.name} again: ended at once, without a checkpoint.")
+        """Record the first signal; end the process at once on the second."""
+        is_second, self.number = self.number is not None, number
+        if is_second:
+            _write(f"{self.name} received twice: stopped without a checkpoint.")
+            # Not sys.exit, which would first run Tune's cleanup.
             os._exit(self.status)
         if not self.is_training:
-            _say(f"{self.name}: ended before training began.")
+            _write(f"{self.name} received: stopped before training began.")
             raise SystemExit(self.status)
-        _say(
-            f"{self.name}: this iteration is finished and a checkpoint written, then "
-            "the run stops. Once more ends it at once."
+        _write(
+            f"{self.name} received: the run stops after this iteration and a "
+            "checkpoint. Send it again to stop at once."
         )
 
 
-# Signals belong to a process; Tune's callbacks, which are pickled, look here.
+# At module level, not in SaveAndStop: Tune pickles its callbacks, and a copy would
+# never see the signal.
 _current = Interruption()
 
 
@@ -91,7 +93,7 @@ def interruptible() -> Iterator[Interruption]:
         return
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     tune_setting = os.environ.get(_NO_HANDLER)
-    os.environ[_NO_HANDLER] = "1"  # Tune's own abandons the iteration
+    os.environ[_NO_HANDLER] = "1"  # Tune's own handler aborts the iteration
     for each in _SIGNALS:
         signal.signal(each, _current.handle)
     try:
@@ -105,10 +107,10 @@ def interruptible() -> Iterator[Interruption]:
 
 
 class SaveAndStop(Callback):
-    """Saves every running trial after its iteration and ends the experiment, if asked.
+    """Saves running trials and ends the experiment after an interruption.
 
-    Trials are left as Tune's own interruption leaves them, so that a resumed run goes
-    on with them and with those that had not begun.
+    Trials keep the state in which Tune's own interruption leaves them, so that a
+    resumed run continues them and starts the pending ones.
     """
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class SaveAndStop(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Have Tune save the trial."""
+        """Make Tune save the trial."""
         if _current.number is not None:
             result[SHOULD_CHECKPOINT] = True
 
@@ -131,7 +133,7 @@ class SaveAndStop(Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, *args: Any, **info: Any
     ) -> None:
-        """Note that it was saved."""
+        """Record that the trial was saved."""
         if _current.number is not None:
             self._saved.add(trial.trial_id)
 
@@ -142,8 +144,9 @@ class SaveAndStop(Callback):
             return
         running = {t.trial_id for t in trials if t.status == t.RUNNING}
         if running <= self._saved:
-            signal.raise_signal(signal.SIGUSR1)  # Tune's way to be interrupted
+            signal.raise_signal(signal.SIGUSR1)  # Tune stops on it, state saved
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
+    # os.write, not print: a signal handler may interrupt a buffered write to stderr.
     os.write(_STANDARD_ERROR, f"\n{text}\n".encode())

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run folder."""
+"""Lock of a run folder, so that one process at a time trains in it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _OWNER_FILE = "run.owner.json"
 
 @contextlib.contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Hold a run folder meanwhile; the operating system frees it if the process dies.
+    """Hold the lock of a run folder within the block.
+
+    The operating system releases it if the process dies.
 
     Raises:
-        ConfigError: If another process holds it.
+        ConfigError: Another process holds the lock.
     """
     _acquire(run)
     try:
@@ -47,17 +49,17 @@ class HoldRunLock(Callback):
 
     @override(Callback)
     def setup(self, *args: Any, **info: Any) -> None:
-        """Take the lock, or refuse to begin."""
+        """Acquire the lock; raise ConfigError if another process holds it."""
         _acquire(self._run)
 
     @override(Callback)
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Give it back."""
+        """Release the lock."""
         _lock_of(self._run).release()
 
 
-# One object per file, so that holders within a process nest; a lock that nobody refers
-# to would be released.
+# One object per file makes the lock reentrant within a process. The reference keeps it
+# held: filelock releases a lock whose object is garbage collected.
 _locks: dict[str, FileLock] = {}
 
 
@@ -73,21 +75,21 @@ def _acquire(run: Path) -> None:
         _lock_of(run).acquire(timeout=0)
     except Timeout:
         raise ConfigError(
-            f"The run {run} is being trained by {_describe(owner)}. Two processes "
-            "would overwrite each other's checkpoints. Wait until it ends, stop it, or "
-            "start a run of another name."
+            f"The run {run} is being trained by {_describe(owner)}. A second process "
+            "would overwrite its checkpoints. Wait until it ends, stop it, or start a "
+            "run with another name."
         ) from None
-    told = {
+    holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
     }
-    owner.write_text(json.dumps(told), encoding="utf-8")
+    owner.write_text(json.dumps(holder), encoding="utf-8")
 
 
 def _describe(owner: Path) -> str:
     try:
-        told = json.loads(owner.read_text(encoding="utf-8"))
-        return f"process {told['pid']} on {told['host']} since {told['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is being written
+        holder = json.loads(owner.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # being written right now
         return "another process"

@@ -1,4 +1,4 @@
-"""Where a recipe's numbers go beside its files: TensorBoard, W&B, MLflow."""
+"""Loggers of a recipe besides its files: TensorBoard, W&B, MLflow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
 LOGGERS = (TENSORBOARD, WANDB, MLFLOW)
 _OPTIONAL = (WANDB, MLFLOW)
 _SIMPLE = (bool, int, float, str)
-# Of a recipe's fields, those that are no settings of the experiment.
-_NO_SETTINGS = ("name", "description", "expect", "tune", "loggers")
+# Fields of a recipe that are not hyperparameters.
+_NOT_LOGGED = ("name", "description", "expect", "tune", "loggers")
 
 
 def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
@@ -30,7 +30,7 @@ def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
         given: A list of names, or mappings of one name to its settings.
 
     Raises:
-        ConfigError: For an unknown logger, or settings that it does not have.
+        ConfigError: A logger is unknown, repeated or has an unknown setting.
     """
     if given is None:
         return {TENSORBOARD: {}}
@@ -39,19 +39,19 @@ def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
             f"loggers: {show(given)} must be a list, e.g. [tensorboard, "
             "{wandb: {project: my_project}}]."
         )
-    found: dict[str, dict[str, Any]] = {}
+    loggers: dict[str, dict[str, Any]] = {}
     for entry in given:
         name, settings = _entry(entry)
         if name not in LOGGERS:
             raise ConfigError(
-                f"loggers: there is no logger {show(name, 60)}. "
+                f"loggers: unknown logger {show(name, 60)}. "
                 f"{did_you_mean(name[:60], LOGGERS)}"
             )
-        if name in found:
-            raise ConfigError(f"loggers: {name} stands there twice; once is enough.")
+        if name in loggers:
+            raise ConfigError(f"loggers: {name} is listed twice. Remove one of them.")
         _check_settings(name, settings)
-        found[name] = settings
-    return found
+        loggers[name] = settings
+    return loggers
 
 
 def _entry(entry: Any) -> tuple[str, dict[str, Any]]:
@@ -69,15 +69,15 @@ def _entry(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _check_settings(name: str, settings: dict[str, Any]) -> None:
     if name == WANDB:
-        return  # what it does not know itself goes to wandb.init
-    known: list[str] = []
+        return  # its callback passes unknown settings on to wandb.init
+    valid: list[str] = []
     if name == MLFLOW:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        known = list(inspect.signature(MLflowLoggerCallback).parameters)
+        valid = list(inspect.signature(MLflowLoggerCallback).parameters)
     for key in settings:
-        if key not in known:
-            hint = did_you_mean(str(key), known)
+        if key not in valid:
+            hint = did_you_mean(str(key), valid)
             raise ConfigError(f"loggers: {name} has no setting {key!r}. {hint}")
 
 
@@ -85,7 +85,7 @@ def require_loggers(loggers: dict[str, dict[str, Any]]) -> None:
     """Check that the packages of the loggers are installed.
 
     Raises:
-        MissingExtraError: Naming the extra of the first that is not.
+        MissingExtraError: A package is missing; the message has the extra to install.
     """
     for name in loggers:
         if name in _OPTIONAL and importlib.util.find_spec(name) is None:
@@ -96,7 +96,7 @@ def build_loggers(recipe: Recipe, run: Path) -> list[Any]:
     """Return Ray's callbacks of the optional loggers.
 
     Args:
-        recipe: What is run.
+        recipe: The recipe of the run.
         run: The run folder.
     """
     require_loggers(recipe.loggers)
@@ -120,28 +120,28 @@ def _wandb(name: str, settings: dict[str, Any], run: Path) -> Any:
 
     mode = settings.get("mode")
     if mode in ("offline", "disabled"):
-        # Ray asks for a key unless this says that none is needed.
+        # Ray demands an API key unless the environment says that none is needed.
         os.environ.setdefault("WANDB_MODE", mode)
     defaults = {
         "project": name,
-        "resume": "allow",  # a resumed trial goes on in its W&B run
-        # Ray's own place is copied into the run folder before W&B has written all.
+        "resume": "allow",  # a resumed trial continues its W&B run
+        # Not Ray's default: Tune copies that folder before W&B has written all of it.
         "dir": str(run),
     }
     return WandbLoggerCallback(**defaults | settings)
 
 
 def hyperparameters(resolved: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's settings that are plain values, by their dotted names."""
-    settings = {k: v for k, v in resolved.items() if k not in _NO_SETTINGS}
+    """Return the settings of a recipe that are scalars, by their dotted names."""
+    settings = {k: v for k, v in resolved.items() if k not in _NOT_LOGGED}
     return {k: v for k, v in _flat(settings) if isinstance(v, _SIMPLE)}
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    items: list[tuple[str, Any]] = []
     for key, value in data.items():
         if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{key}.")
+            items += _flat(value, f"{prefix}{key}.")
         else:
-            found.append((f"{prefix}{key}", value))
-    return found
+            items.append((f"{prefix}{key}", value))
+    return items

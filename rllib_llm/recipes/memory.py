@@ -1,4 +1,4 @@
-"""Parameters of a recipe's models and the memory they need, without building them."""
+"""Parameter counts and memory estimates of a recipe's models, built without weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOAT32_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one process that both samples and learns.
+    """Estimated bytes of one process that both samples and trains.
 
     Activations are not included; ``micro_batch_tokens`` bounds them.
 
@@ -39,38 +39,39 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Return the sum."""
+        """The sum of all parts."""
         held = self.weights + self.gradients + self.optimizer
+        # step is temporary, but the peak of the process includes it.
         return held + self.kv_cache + self.step
 
 
 def count_weights(config: Any) -> tuple[int, int, Memory]:
-    """Return all parameters, the trained ones, and the memory they need.
+    """Return the number of parameters, of trained ones, and their memory.
 
     Args:
-        config: A validated config whose models are built or found.
+        config: A validated config whose models are resolved.
     """
     held: list[Any] = []
     trained: list[Any] = []
     references = cache = 0
     bases: set[tuple[str, str]] = set()
     for module_id in config.llm_module_ids:
-        own = config.get_config_for_module(module_id)
-        settings = own.language_model_config()
+        policy = config.get_config_for_module(module_id)
+        settings = policy.language_model_config()
         lm, head = _skeleton(settings)
         weights = [*lm.parameters(), *_parameters(head)]
         learns = module_id in config.trained_module_ids
         trained += [p for p in weights if p.requires_grad and learns]
         base = (settings["model"], settings["dtype"])
-        if settings["lora"] and base in bases:  # a process holds it once
+        if settings["lora"] and base in bases:  # adapters share one copy per process
             weights = [p for p in weights if p.requires_grad]
         elif settings["lora"]:
             bases.add(base)
         elif settings["reference"]:
             references += _bytes(lm.parameters())
         held += weights
-        if own.action_head == "generate":
-            tokens = own.resolved_context_tokens() * _slots(config)
+        if policy.action_head == "generate":
+            tokens = policy.resolved_context_tokens() * _slots(config)
             cache += _kv_bytes_per_token(lm) * tokens
     critic = config.critic_module_spec()
     if critic is not None:
@@ -92,7 +93,7 @@ def count_weights(config: Any) -> tuple[int, int, Memory]:
 
 
 def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
-    """Build an LLMRLModule's model and value head without memory for weights."""
+    """Return an LLMRLModule's model and value head on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_config = AutoConfig.from_pretrained(settings["model"])
@@ -105,8 +106,8 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
         if settings["value_head"] is None:
             return lm, None
         width = lm.config.get_text_config().hidden_size
-        own = settings["value_model"] == "own"
-        trunk = copy.deepcopy(lm.base_model) if own else None
+        is_separate = settings["value_model"] == "own"
+        trunk = copy.deepcopy(lm.base_model) if is_separate else None
         return lm, ValueHead(width, **settings["value_head"], trunk=trunk)
 
 
@@ -119,6 +120,7 @@ def _bytes(parameters: Any) -> int:
 
 
 def _optimizer_bytes(parameter: Any) -> int:
+    # Low-precision parameters have a float32 master copy; AdamW has two moments.
     masters = _FLOAT32_BYTES if parameter.element_size() < _FLOAT32_BYTES else 0
     return 2 * _FLOAT32_BYTES + masters
 
@@ -134,4 +136,5 @@ def _kv_bytes_per_token(lm: Any) -> int:
         config.hidden_size // config.num_attention_heads
     )
     element = next(lm.parameters()).element_size()
+    # Keys and values of every layer.
     return 2 * config.num_hidden_layers * heads * width * element

@@ -1,4 +1,4 @@
-"""Where the shipped recipes lie, and what they are called."""
+"""Names and paths of the shipped recipes, and names of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rllib_llm.errors import ConfigError, did_you_mean, summarize
 from rllib_llm.schema import show
 
-# One folder's name on any file system, which cannot lead anywhere else.
+# A folder name that is valid on any file system and cannot leave its parent folder.
 RUN_NAME = re.compile(r"\w[\w .+=@-]{0,99}")
 
 
@@ -18,16 +18,16 @@ def check_run_name(name: Any) -> None:
     """Raise ConfigError unless ``name`` can name a run's folder."""
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise ConfigError(
-            f"name={show(name, 100)} names a folder of results: it must begin with a "
-            "letter, digit or '_', have at most 100 characters, and no '/'."
+            f"name={show(name, 100)} cannot name a run folder. It must begin with a "
+            "letter, digit or '_', have at most 100 characters, and contain no '/'."
         )
 
 
 def recipes_folder() -> Path:
     """Return the folder of shipped recipes.
 
-    In an installed wheel that is package data, ``rllib_llm/tuned_examples``; in a
-    checkout it is ``tuned_examples`` beside the package.
+    An installed wheel has them as package data in ``rllib_llm/tuned_examples``, a
+    checkout in ``tuned_examples`` beside the package.
     """
     package = Path(__file__).resolve().parents[1]
     inside = package / "tuned_examples"
@@ -35,34 +35,34 @@ def recipes_folder() -> Path:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the path of every shipped recipe by its name (the file's stem)."""
+    """Return the paths of the shipped recipes by name (the stem of the file)."""
     return {p.stem: p for p in sorted(recipes_folder().rglob("*.yaml"))}
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """Return the file of a shipped recipe's name, or of a path.
+    """Return the file of a recipe given by the name of a shipped one or by a path.
 
     Raises:
-        ConfigError: If there is no such file or name.
+        ConfigError: Neither a file nor a shipped recipe matches.
     """
     text = str(name_or_path)
     try:
         path = Path(text).expanduser()
         if path.is_file():
             return path
-    except (OSError, RuntimeError, ValueError) as error:  # no path at all
+    except (OSError, RuntimeError, ValueError) as error:  # not a valid path
         raise ConfigError(
-            f"{text[:100]!r} names no recipe: {summarize(error, 100)}. 'rllib-llm list "
-            "examples' shows the shipped ones."
+            f"{text[:100]!r} does not name a recipe: {summarize(error, 100)}. "
+            "'rllib-llm list examples' shows the shipped ones."
         ) from error
     shipped = shipped_recipes()
     if text in shipped:
         return shipped[text]
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         stem = difflib.get_close_matches(path.stem, shipped, n=1)
-        hint = f" Shipped under the name {stem[0]!r}." if stem else ""
+        hint = f" A shipped recipe has the name {stem[0]!r}." if stem else ""
         raise ConfigError(f"The recipe file {text!r} does not exist.{hint}")
     raise ConfigError(
         f"Unknown recipe {text!r}. {did_you_mean(text, shipped)} 'rllib-llm list "
-        "examples' shows all; a path to a YAML file works too."
+        "examples' shows all. You can also give the path of a YAML file."
     )

@@ -1,4 +1,4 @@
-"""Dotted overrides from the command line: ``training.lr=2e-5``."""
+"""Dotted overrides of a recipe, e.g. ``training.lr=2e-5``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rllib_llm.schema import show
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return a copy of ``data`` with every ``path.to.key=value`` set.
 
-    Paths are split at dots, so that ``stop.env_runners/episode_return_mean=0.9`` names
-    a nested metric; values are YAML.
+    Paths are split at dots only, so ``stop.env_runners/episode_return_mean=0.9`` sets
+    the bound of a nested metric. Values are YAML.
 
     Raises:
-        ConfigError: If an override has no ``=``, or its path runs through a value.
+        ConfigError: An override has no ``=``, or a prefix of its path is not a mapping.
     """
     data = copy.deepcopy(data)
     for override in overrides:
@@ -26,8 +26,8 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(
-                f"The override {show(override)} must read section.key=value, e.g. "
-                "training.lr=2e-5."
+                f"The override {show(override)} must have the form section.key=value, "
+                "e.g. training.lr=2e-5."
             )
         _set(data, keys, yaml_io.parse(text, f"The value of {path[:100]}"), override)
     return data
@@ -41,7 +41,8 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
         node = node[key]
         if not isinstance(node, dict):
             raise ConfigError(
-                f"The override {show(override)} looks inside "
-                f"{'.'.join(keys[:depth])}={show(node)}, which is not a mapping."
+                f"The override {show(override)} sets a key of "
+                f"{'.'.join(keys[:depth])}={show(node)}, which is not a mapping. "
+                "Set that value as a whole."
             )
     node[keys[-1]] = value

@@ -1,4 +1,4 @@
-"""Load a YAML recipe: one experiment, strictly checked."""
+"""Recipes: experiments in YAML, loaded and strictly validated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import spaces
-from rllib_llm.recipes.boundary import explained
+from rllib_llm.recipes.boundary import errors_as_config_error
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
 from rllib_llm.recipes.names import check_run_name, find_recipe
 from rllib_llm.recipes.overrides import apply_overrides
-from rllib_llm.recipes.rllib_yaml import from_rllib_yaml, is_non_llm
+from rllib_llm.recipes.rllib_yaml import from_rllib_yaml, is_rllib_yaml
 from rllib_llm.recipes.stages import (
     STAGES,
     override_stages,
@@ -49,23 +49,23 @@ FIELDS = (
     STAGES,
 )
 TRAINING_ITERATION = "training_iteration"
-# Written into a run's recipe.yaml for the record; of no effect when read back.
+# Recorded in a run's recipe.yaml; ignored when that file is loaded.
 VERSIONS = "versions"
 
 
 @dataclasses.dataclass
 class Recipe:
-    """One experiment, as :func:`load_recipe` read it.
+    """One experiment, as loaded by :func:`load_recipe`.
 
     Attributes:
-        name: Names the run folder.
+        name: Name of the recipe; run folders begin with it.
         algo: Registered name of the algorithm.
         config: The algorithm's config, search spaces included.
         stop: Result keys (nested with ``/``) to the value that ends a trial.
         expect: Result keys to ``{"min": .., "max": ..}`` of the last reported value.
         tune: Settings of Tune, defaults included.
         loggers: Settings of loggers by name; see :mod:`rllib_llm.recipes.loggers`.
-        resolved: The recipe after translation and overrides, loadable again.
+        resolved: The recipe's fields after translation and overrides; loadable.
     """
 
     name: str
@@ -79,17 +79,17 @@ class Recipe:
 
     @property
     def description(self) -> str:
-        """What the recipe says about itself."""
+        """The ``description`` of the recipe."""
         return self.resolved.get("description", "")
 
     @property
     def stages(self) -> list[Recipe]:
-        """This alone, as :attr:`StagedRecipe.stages` has several."""
+        """The recipe itself as its only stage; see :attr:`StagedRecipe.stages`."""
         return [self]
 
     @property
     def has_search(self) -> bool:
-        """Whether a search space stands anywhere."""
+        """True if any setting is a search space."""
         return spaces.has_space(self.resolved)
 
     @property
@@ -103,21 +103,21 @@ class Recipe:
         """Return a new config object.
 
         Args:
-            values: What stands for search spaces: ``spaces.to_tune`` (Tune's own
-                objects), ``spaces.first_of`` or ``spaces.last_of`` (one value each).
+            values: Replaces search spaces: ``spaces.to_tune`` (by Tune's objects),
+                ``spaces.first_of`` or ``spaces.last_of`` (by one value each).
         """
         return _build_config(self.resolved, values)
 
     def validate(self) -> None:
-        """Check every setting, and begin one episode of the environment.
+        """Check every setting and reset the environment once.
 
-        Search spaces are checked at each of their values (ranges at both bounds), one
-        after the other, not in every combination.
+        Each value of a search space is checked (of a range, both bounds), but not every
+        combination of values.
 
         Raises:
-            ConfigError: Naming the value, the rule, and the remedy.
+            ConfigError: A setting is invalid.
         """
-        with explained(self.name):
+        with errors_as_config_error(self.name):
             self._validate()
 
     def _validate(self) -> None:
@@ -133,28 +133,29 @@ class Recipe:
             config = self.build_config(spaces.nth_of(n))
             config.validate()
             env = config.make_text_env()
-            env.reset(seed=0, options={"split": "train"})  # options are read here
+            # Environments read some of their options only in reset().
+            env.reset(seed=0, options={"split": "train"})
             env.close()
 
     def _check_all_spaces_are_seen(self) -> None:
-        """Refuse search spaces that a config keeps where Tune does not look."""
+        """Reject search spaces in settings whose values Tune does not search."""
         paths = paths_searched(self.resolved)
         seen = spaces.count_in_config(self.build_config().to_dict())
         if seen < len(paths):
             raise ConfigError(
                 f"Of the search spaces at {', '.join(paths)} Tune would see {seen}: "
-                "the others stand in a setting that becomes an object, such as "
-                "multi_agent.policy_mapping_fn. Search multi_agent.sharing_mode, or "
-                "run one recipe for each of its values."
+                "the others are inside a setting that is converted to an object, such "
+                "as multi_agent.policy_mapping_fn. Search multi_agent.sharing_mode "
+                "instead, or run one recipe for each value."
             )
 
     def tuner(
         self, storage_path: str | Path | None = None, **kwargs: Any
     ) -> tune.Tuner:
-        """Return a Tuner that runs this recipe (``rllib-llm train`` does no more).
+        """Return a Tuner that runs this recipe, as ``rllib-llm train`` does.
 
         Args:
-            storage_path: Where the run folder goes; None: see
+            storage_path: Parent of the run folder; None: see
                 :func:`rllib_llm.runs.folders.default_storage`.
             kwargs: See :func:`rllib_llm.recipes.tuning.make_tuner`.
         """
@@ -165,13 +166,13 @@ class Recipe:
 
 @dataclasses.dataclass
 class StagedRecipe:
-    """Several recipes, one after another; each begins with what the last one learnt.
+    """A sequence of recipes; each starts from the weights of the one before.
 
     Attributes:
-        name: Names the run folder.
-        stages: A recipe each, in their order.
-        stage_names: What each is called.
-        resolved: The whole after overrides, loadable again.
+        name: Name of the recipe; run folders begin with it.
+        stages: The recipes in their order.
+        stage_names: Their names.
+        resolved: The fields of the whole recipe after overrides; loadable.
     """
 
     name: str
@@ -181,7 +182,7 @@ class StagedRecipe:
 
     @property
     def description(self) -> str:
-        """What the recipe says about itself."""
+        """The ``description`` of the recipe."""
         return self.resolved.get("description", "")
 
     @property
@@ -190,22 +191,22 @@ class StagedRecipe:
         return [stage_folder(i, name) for i, name in enumerate(self.stage_names)]
 
     def validate(self) -> None:
-        """Check every stage as :meth:`Recipe.validate` does, and what is handed over.
+        """Check every stage, and that each can load the weights of the one before.
 
         Raises:
-            ConfigError: Naming the stage, the value, the rule, and the remedy.
+            ConfigError: A stage is invalid; the message has its name.
         """
         from rllib_llm.algorithms.driver.init_from_checkpoint import check_initialisable
 
-        earlier = None
+        previous = None
         for name, stage in zip(self.stage_names, self.stages, strict=True):
-            with _named(f"stage {name!r}"):
+            with _prefixed(f"stage {name!r}"):
                 stage.validate()
                 config = stage.build_config()
                 config.validate()
-                if earlier is not None:
-                    check_initialisable(earlier, config)
-            earlier = config
+                if previous is not None:
+                    check_initialisable(previous, config)
+            previous = config
 
     def run(self, storage_path: str | Path | None = None, **kwargs: Any) -> list[Any]:
         """Run the stages; see :func:`rllib_llm.recipes.run_stages.run_stages`."""
@@ -215,12 +216,12 @@ class StagedRecipe:
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Say in a ConfigError where it lies."""
+def _prefixed(prefix: str) -> Iterator[None]:
+    """Prefix the message of any ConfigError."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{what}: {error}") from error
+        raise ConfigError(f"{prefix}: {error}") from error
 
 
 def load_recipe(
@@ -230,13 +231,13 @@ def load_recipe(
 
     Args:
         name_or_path: E.g. ``"frozen_lake_ppo"`` or ``"my/recipe.yaml"``.
-        overrides: Dotted, e.g. ``["training.lr=2e-5", "seed=3"]``; they win.
+        overrides: Overrides of the file, e.g. ``["training.lr=2e-5", "seed=3"]``.
 
     Returns:
-        The recipe, every name in it checked. :meth:`Recipe.validate` checks values.
+        The recipe, all names in it checked. :meth:`Recipe.validate` checks the values.
 
     Raises:
-        ConfigError: For an unknown recipe, field, section or key.
+        ConfigError: A recipe, field, section or key is unknown.
 
     Example:
         >>> recipe = load_recipe("frozen_lake_ppo", ["seed=3"])
@@ -245,20 +246,20 @@ def load_recipe(
         >>> results = recipe.tuner().fit()  # doctest: +SKIP
     """
     path = find_recipe(name_or_path)
-    with explained(path.name), _named(path.name):
+    with errors_as_config_error(path.name), _prefixed(path.name):
         return recipe_from_dict(yaml_io.read(path), path.stem, overrides)
 
 
 def recipe_from_dict(
     data: Any, name: str = "recipe", overrides: Iterable[str] = ()
 ) -> Recipe | StagedRecipe:
-    """Return the recipe that ``data`` (parsed YAML) describes."""
+    """Return the recipe described by ``data`` (parsed YAML)."""
     if not isinstance(data, dict):
         raise ConfigError(
-            f"A recipe is a mapping of fields, not {type(data).__name__}. Write e.g. "
-            "algo: LLMPPO, env: frozen_lake-v0, stop: {training_iteration: 100}."
+            f"A recipe must be a mapping of fields, not {type(data).__name__}, e.g. "
+            "{algo: LLMPPO, env: frozen_lake-v0, stop: {training_iteration: 100}}."
         )
-    if is_non_llm(data):
+    if is_rllib_yaml(data):
         data = from_rllib_yaml(data)
     data = {k: v for k, v in data.items() if k != VERSIONS}
     if data.get(STAGES) is not None:
@@ -268,12 +269,12 @@ def recipe_from_dict(
 
 def _staged(data: dict[str, Any], name: str, overrides: Iterable[str]) -> StagedRecipe:
     data = override_stages(stages_by_name(data), overrides)
-    _check_names(data)
+    _check_field_names(data)
     data.setdefault("name", name)
     check_run_name(data["name"])
     stages = []
     for stage, merged in recipes_of_stages(data, str(data["name"])).items():
-        with _named(f"stage {stage!r}"):
+        with _prefixed(f"stage {stage!r}"):
             recipe = _single(merged, stage)
             _refuse_search(recipe)
             stages.append(recipe)
@@ -285,9 +286,9 @@ def _staged(data: dict[str, Any], name: str, overrides: Iterable[str]) -> Staged
 def _refuse_search(recipe: Recipe) -> None:
     if recipe.has_search or recipe.tune["num_samples"] != 1:
         raise ConfigError(
-            "a stage is one trial: it is not clear which of several would be handed "
-            "over. Take search spaces and tune.num_samples away, search in a recipe of "
-            "this stage alone, and put the values found here."
+            "a stage must be a single trial, otherwise the next stage cannot tell "
+            "which checkpoint to load. Remove the search spaces and tune.num_samples; "
+            "tune this stage in its own recipe and copy the result."
         )
 
 
@@ -311,7 +312,7 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
     )
 
 
-def _check_names(data: dict[str, Any]) -> None:
+def _check_field_names(data: dict[str, Any]) -> None:
     for key in data:
         if key not in FIELDS:
             raise ConfigError(
@@ -321,21 +322,21 @@ def _check_names(data: dict[str, Any]) -> None:
 
 
 def _check_fields(data: dict[str, Any]) -> None:
-    _check_names(data)
+    _check_field_names(data)
     for key, example in (("algo", "LLMPPO"), ("env", "frozen_lake-v0")):
         if data.get(key) is None:
             raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")
         if not isinstance(data[key], str):
             raise ConfigError(
                 f"{key}: {show(data[key])} must be one name, e.g. {key}: {example}. "
-                "Train on each in a run of its own."
+                "For several, start one run each."
             )
 
 
 def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any:
     config = ALGORITHMS.get(resolved["algo"]).config_class()()
     env_config = resolved.get("env_config", {})
-    hint = "It holds the environment's options; search spaces go into them."
+    hint = "It maps the environment's options to values; those can be search spaces."
     if spaces.is_space(env_config):
         raise ConfigError(f"env_config={show(env_config)} must be a mapping. {hint}")
     require("env_config", env_config, dict[str, Any], hint)
@@ -350,11 +351,11 @@ def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any
 def _check_stop(stop: Any) -> dict[str, float]:
     if not isinstance(stop, dict) or not stop:
         raise ConfigError(
-            "The field 'stop' is missing: nothing would end the run. Set e.g. "
+            "The field 'stop' is missing, so the run would not end. Set e.g. "
             "stop: {training_iteration: 100}."
         )
     hint = (
-        "A trial ends when the result reaches it. Nested results are written with '/', "
+        "A trial ends when a result reaches its bound. Separate nested keys with '/', "
         "e.g. env_runners/episode_return_mean."
     )
     require("stop", stop, dict[str, float], hint)

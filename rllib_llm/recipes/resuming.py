@@ -1,8 +1,8 @@
-"""Continue an interrupted run from its newest complete checkpoints.
+"""Continuation of an interrupted run from its newest complete checkpoints.
 
-Tune's own record of a run (``experiment_state-*.json``) is written now and then, so
-after a hard kill it may lag behind the checkpoints on disk, or name one that was
-deleted meanwhile. The disk is right: the record is brought in line with it first.
+Tune writes its record of a run (``experiment_state-*.json``) only now and then. After a
+hard kill it may be older than the checkpoints on disk, or name a deleted one. The
+checkpoints on disk are authoritative, so the record is updated from them first.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rllib_llm.runs.folders import (
 )
 from rllib_llm.runs.reading import read_history
 
-_OWN_STATE = f"{PACKAGE_STATE}/{STATE_FILE}"
+_ALGORITHM_STATE = f"{PACKAGE_STATE}/{STATE_FILE}"
 _STATE_FILES = "experiment_state-*.json"
-# What Tune would bring back of the interrupted process: its stopping condition, which
-# the recipe decides, and its wish to stop.
-_FORGOTTEN = ("_stopper", "_should_stop_experiment", "_has_errored")
-
-
+# State of the interrupted process that Tune would restore: its stopping condition,
+# which the recipe defines, and its request to stop, which would end the resumed run at
+# once.
+_DROPPED = ("_stopper", "_should_stop_experiment", "_has_errored")
+# Fields of a recipe that may differ from those of the run.
 _MAY_CHANGE = ("stop", "name", "description")
 
 
@@ -50,15 +50,15 @@ def recipe_of_run(
     given: Recipe | StagedRecipe | None = None,
     overrides: list[str] | None = None,
 ) -> Recipe | StagedRecipe:
-    """Return the recipe to continue ``run`` with.
+    """Return the recipe with which to continue ``run``.
 
     Args:
         run: The run folder.
-        given: The recipe the user named; None: the stored one.
+        given: The recipe that the user gave; None: the stored one.
         overrides: Dotted overrides of the stored recipe.
 
     Raises:
-        ConfigError: If anything but ``stop`` differs from the stored recipe.
+        ConfigError: Another field than ``stop`` differs from the stored recipe.
     """
     stored = {k: v for k, v in stored_recipe(run).items() if k != VERSIONS}
     if given is None:
@@ -67,9 +67,9 @@ def recipe_of_run(
     differing = [k for k in keys if _field(k) not in _MAY_CHANGE]
     if differing:
         raise ConfigError(
-            f"{run.name} was started with another recipe; it differs in "
-            f"{', '.join(differing)}. A run continues as it began (only 'stop' may "
-            "change): drop the changes, or start a new run."
+            f"{run.name} was started with another recipe, which differs in "
+            f"{', '.join(differing)}. Only 'stop' may change when a run is resumed. "
+            "Drop the changes, or start a new run."
         )
     return given
 
@@ -79,41 +79,42 @@ def _by_name(resolved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _field(key: str) -> str:
-    """Return the field of a dotted key, of whichever stage."""
+    """Return the recipe field of a dotted key, with or without a stage prefix."""
     parts = key.split(".")
     return parts[2] if parts[0] == STAGES and len(parts) > 2 else parts[0]
 
 
 def has_reached_stop(run: Path, recipe: Recipe) -> bool:
-    """Whether the newest checkpoint of a run of one trial is that of its end."""
+    """Return True if the newest checkpoint of a one-trial run has reached ``stop``."""
     try:
         checkpoint = locate_checkpoint(run).checkpoint
-    except CheckpointError:  # none yet
+    except CheckpointError:  # no checkpoint yet
         return False
     last = flatten_dict(_metrics_of(checkpoint), delimiter="/")
     return RecipeStopper(recipe.stop).is_reached(last)
 
 
 def stored_values(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the last reported value of every result of a run, by trial folder."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the last reported value of every metric of a run, by trial folder."""
+    by_trial: dict[str, dict[str, Any]] = {}
     for log in sorted(run.glob("trial_*/result.json")):
-        values = found.setdefault(log.parent.name, {})
+        values = by_trial.setdefault(log.parent.name, {})
         for row in read_history(log):
             values |= row
-    return found
+    return by_trial
 
 
 def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
-    """Bring Tune's record in line with the disk and say what to continue.
+    """Update Tune's record from the checkpoints and return how to resume.
 
     Returns:
-        What Tune is to do, or None if every trial has reached ``stop``.
+        The resume settings for Tune; None if every trial has reached ``stop``.
 
     Raises:
-        CheckpointError: If the run was killed before anything was recorded.
+        CheckpointError: The run was killed before Tune recorded anything.
     """
-    register_trainables()  # reading trials looks their algorithm up
+    # Trial.from_json_state looks up the trainable by name.
+    register_trainables()
     path, record = _read_record(run)
     trials = [_read_trial(*entry) for entry in record["trial_data"]]
     mutable = _mutable_keys(recipe)
@@ -125,7 +126,7 @@ def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
         if trial.status == Trial.TERMINATED and _may_go_on(trial, old, new):
             trial.set_status(Trial.PENDING)
     record["trial_data"] = [t.get_json_state() for t in trials]
-    for key in _FORGOTTEN:
+    for key in _DROPPED:
         record["runner_data"].pop(key, None)
     path.write_text(json.dumps(record, cls=TuneFunctionEncoder))
     finished = all(t.status == Trial.TERMINATED for t in trials)
@@ -136,29 +137,30 @@ def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
 
 
 def _may_go_on(trial: Trial, old: RecipeStopper, new: RecipeStopper) -> bool:
-    """Whether a trial that was ended has not reached ``stop`` (any more)."""
+    """Return True if a terminated trial has not reached the new ``stop``."""
     last = _last_result(trial)
-    by_scheduler = last.get("done") and not old.is_reached(last)  # its verdict stands
+    # A trial that a scheduler ended stays ended, also if ``stop`` was raised.
+    by_scheduler = last.get("done") and not old.is_reached(last)
     return not by_scheduler and not new.is_reached(last)
 
 
 def _mutable_keys(recipe: Recipe) -> list[str]:
-    """Return the config's keys that change while trials train."""
+    """Return the config keys that PBT changes while trials train."""
     if not is_pbt(recipe.tune):
         return []
     return [path.rpartition(".")[2] for path in paths_searched(recipe.resolved)]
 
 
 def _read_record(run: Path) -> tuple[Path, dict[str, Any]]:
-    """Return Tune's newest readable record; unreadable ones are set aside."""
+    """Return Tune's newest readable record; rename unreadable ones."""
     for path in sorted(run.glob(_STATE_FILES), reverse=True):
         try:
             return path, json.loads(path.read_text())
-        except json.JSONDecodeError:  # the kill came while it was written
+        except json.JSONDecodeError:  # killed while writing it
             path.rename(path.with_suffix(".json.incomplete"))
     raise CheckpointError(
-        f"{run} holds no {_STATE_FILES}: the run was stopped before Tune recorded "
-        f"anything. Start it anew: rllib-llm train {run / 'recipe.yaml'}"
+        f"{run} does not contain {_STATE_FILES}: the run was stopped before Tune "
+        f"recorded anything. Start it again: rllib-llm train {run / 'recipe.yaml'}"
     )
 
 
@@ -169,13 +171,13 @@ def _read_trial(state: str, metadata: str) -> Trial:
 
 
 def _adopt_newest_checkpoint(trial: Trial, run: Path, mutable: list[str]) -> None:
-    """Let a trial go on from its newest checkpoint, and with the settings of then."""
+    """Make a trial resume from its newest checkpoint, with the settings in it."""
     config = trial.config
     newest = newest_checkpoint(run / trial.storage.trial_dir_name)
     if newest is not None:
-        metrics, known = _metrics_of(newest), trial.checkpoint
-        path = Path(known.path) if known is not None else None
-        if path is None or not _goes_on_from_another(path, newest, metrics):
+        metrics, recorded = _metrics_of(newest), trial.checkpoint
+        path = Path(recorded.path) if recorded is not None else None
+        if path is None or not _has_exploited(path, newest, metrics):
             config = {**config, **metrics.get("config", {})}
             if path != newest:
                 compat.set_only_checkpoint(trial, newest, metrics)
@@ -183,20 +185,22 @@ def _adopt_newest_checkpoint(trial: Trial, run: Path, mutable: list[str]) -> Non
         compat.change_trial_config(trial, {key: config[key] for key in mutable})
 
 
-def _goes_on_from_another(known: Path, newest: Path, metrics: dict[str, Any]) -> bool:
-    """Whether a trial copied another one's checkpoint and has written none since."""
-    if known.parent.name == newest.parent.name or not is_complete(known):
+def _has_exploited(recorded: Path, newest: Path, metrics: dict[str, Any]) -> bool:
+    """Return True if a PBT trial copied another's checkpoint and wrote none since."""
+    if recorded.parent.name == newest.parent.name or not is_complete(recorded):
         return False
-    return _metrics_of(known)[TRAINING_ITERATION] >= metrics[TRAINING_ITERATION]
+    return _metrics_of(recorded)[TRAINING_ITERATION] >= metrics[TRAINING_ITERATION]
 
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:
     """Return the result that was reported when ``checkpoint`` was written."""
-    own = json_state.loads((checkpoint / _OWN_STATE).read_text(encoding="ascii"))
-    iteration = own[TRAINING_ITERATION]
+    state = json_state.loads(
+        (checkpoint / _ALGORITHM_STATE).read_text(encoding="ascii")
+    )
+    iteration = state[TRAINING_ITERATION]
     log = checkpoint.parent / "result.json"
     for line in reversed(log.read_text().splitlines() if log.is_file() else []):
-        with contextlib.suppress(json.JSONDecodeError):  # the line being written
+        with contextlib.suppress(json.JSONDecodeError):  # a line cut by the kill
             result = json.loads(line)
             if result.get(TRAINING_ITERATION) == iteration:
                 return result

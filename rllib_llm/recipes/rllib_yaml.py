@@ -1,4 +1,4 @@
-"""The classic RLlib shape: ``name: {env, run, stop, config: {flat keys}}``."""
+"""Translation of RLlib's flat YAML, ``name: {env, run, stop, config: {flat keys}}``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _CHECKPOINT = {
     "num_to_keep": "num_to_keep",
     "checkpoint_at_end": None,  # always done
 }
-# Attributes of the config that stand under another name in a section.
+# Prefixes of config attributes whose section has the name without the prefix.
 _PREFIXES = {"lm_": "language_model", "sft_": "sft"}
-# RLlib's own sections first: a flat ``lr`` is the training one.
+# ``training`` and what follows first: a flat ``lr`` means ``training.lr``.
 _FIRST = SECTIONS.index("training")
 _SEARCH_ORDER = (*SECTIONS[_FIRST:], *SECTIONS[:_FIRST])
 
 
-def is_non_llm(data: dict[str, Any]) -> bool:
-    """Whether ``data`` has one entry that names ``run`` and ``env`` or ``config``."""
+def is_rllib_yaml(data: dict[str, Any]) -> bool:
+    """Return True if ``data`` has a single entry, which has the key ``run``."""
     if len(data) != 1:
         return False
     (body,) = data.values()
@@ -32,10 +32,10 @@ def is_non_llm(data: dict[str, Any]) -> bool:
 
 
 def from_rllib_yaml(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the same experiment as sections.
+    """Return the same experiment as a recipe with sections.
 
     Raises:
-        ConfigError: For a key that has no counterpart.
+        ConfigError: A key does not have a counterpart.
     """
     ((name, body),) = data.items()
     require("the recipe", data, dict[str, dict[str, Any]])
@@ -43,7 +43,7 @@ def from_rllib_yaml(data: dict[str, Any]) -> dict[str, Any]:
         if key not in _TOP:
             raise ConfigError(
                 f"{name}: unknown field {key!r}. {suggestion(key[:60], _TOP)}"
-                f"Fields of the classic shape: {', '.join(_TOP)}."
+                f"Fields of RLlib's flat YAML: {', '.join(_TOP)}."
             )
     recipe: dict[str, Any] = {"name": name, "algo": body["run"]}
     for field in ("config", "checkpoint_config"):
@@ -82,7 +82,7 @@ def _tune_settings(name: str, body: dict[str, Any]) -> dict[str, Any]:
 def _place(
     recipe: dict[str, Any], config_class: type[Any], key: str, value: Any
 ) -> None:
-    """Put one flat key where it belongs."""
+    """Set one flat key in its section of ``recipe``."""
     if isinstance(value, dict) and set(value) == {"grid_search"}:
         value = {"grid": value["grid_search"]}
     if key in ("env_config", "seed"):
@@ -91,8 +91,8 @@ def _place(
         return
     elif key == "model" and not isinstance(value, str):
         raise ConfigError(
-            f"config.model={show(value)} describes a network of the old API stack. "
-            "Name a language model instead, e.g. model: tiny."
+            f"config.model={show(value)} is a network of RLlib's old API stack, which "
+            "is not supported. Name a language model instead, e.g. model: tiny."
         )
     else:
         section, keyword = _locate(config_class, RENAMED.get(key, key))
@@ -100,16 +100,16 @@ def _place(
 
 
 def _locate(config_class: type[Any], key: str) -> tuple[str, str]:
-    known = {s: section_keys(config_class, s) for s in _SEARCH_ORDER}
+    by_section = {s: section_keys(config_class, s) for s in _SEARCH_ORDER}
     for prefix, section in _PREFIXES.items():
-        if key.startswith(prefix) and key[len(prefix) :] in known[section]:
+        if key.startswith(prefix) and key[len(prefix) :] in by_section[section]:
             return section, key[len(prefix) :]
-    for section, keys in known.items():
+    for section, keys in by_section.items():
         if key in keys:
             return section, key
-    every = {k for keys in known.values() for k in keys}
+    every = {k for keys in by_section.values() for k in keys}
     raise ConfigError(
-        f"config.{key} is no setting of {config_class.__name__} (new API stack). "
+        f"{config_class.__name__} has no setting {key!r} (new API stack). "
         f"{suggestion(key, {*every, *RENAMED})}"
         "See 'rllib-llm list algorithms' and docs for the settings of each section."
     )

@@ -1,4 +1,4 @@
-"""Run a staged recipe: one stage after another, each in a folder of its own."""
+"""Execution of a staged recipe, each stage in a folder of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rllib_llm.runs.folders import (
 logger = logging.getLogger("rllib_llm")
 
 Progress = Callable[[str, float], None]
-# Settings that decide which model is prepared.
+# Settings on which the prepared model depends.
 _MODEL_FIELDS = ("language_model", "sft", "env_config", "seed", "debugging")
 
 
@@ -41,24 +41,24 @@ def run_stages(
     prepare_model: Callable[[StagedRecipe], Any] | None = None,
     on_stage: Callable[[int, ResultGrid | None], bool] | None = None,
 ) -> list[ResultGrid | None]:
-    """Run the stages in their order; each begins with the policies of the one before.
+    """Run the stages in order; each starts from the policies of the one before.
 
     Args:
-        recipe: What to run.
+        recipe: The recipe.
         storage_path: Parent of the run folder; None: ``runs.default_storage``.
-        resume: A run folder to go on in; finished stages are not run again.
-        prepare_model: Called in the place of :func:`prepare_stages`.
-        on_stage: Called with a stage's index and its results; what follows is left out
-            if it returns False.
+        resume: A run folder to continue; finished stages are not run again.
+        prepare_model: Called instead of :func:`prepare_stages`.
+        on_stage: Called with the index of a stage and its results; if it returns
+            False, later stages are not run.
 
     Returns:
-        Tune's results of each stage up to the first that failed or was interrupted;
-        None of those that were finished before.
+        Tune's results of each stage, up to the first that failed or was interrupted;
+        None for stages that were finished before.
 
     Raises:
-        ConfigError: If a stage cannot take over what the one before hands over,
-            ``stop`` of a stage was changed that others have built upon, or another
-            process trains in the run folder.
+        ConfigError: A stage cannot load the policies of the one before, the ``stop`` of
+            a stage with a successor was changed, or another process trains in the
+            folder.
     """
     recipe.validate()
     run = Path(resume) if resume else _new_run(recipe, storage_path)
@@ -72,30 +72,31 @@ def _run_all(
     prepare_model: Callable[[StagedRecipe], Any],
     on_stage: Callable[[int, ResultGrid | None], bool] | None,
 ) -> list[ResultGrid | None]:
-    begin = next_stage(recipe, run)
+    first = next_stage(recipe, run)
     configs = [stage.build_config() for stage in recipe.stages]
-    if begin == 0:
+    if first == 0:
         configs[0] = prepare_model(recipe)
     write_recipe(recipe, run)
-    every: list[ResultGrid | None] = []
+    by_stage: list[ResultGrid | None] = []
     for index, config in enumerate(configs):
-        is_new = index >= begin
+        is_new = index >= first
         results = _run_stage(recipe, run, index, config) if is_new else None
-        every.append(results)
-        goes_on = on_stage is None or on_stage(index, results)
-        if not goes_on or (results is not None and not is_done(results)):
+        by_stage.append(results)
+        # on_stage comes first: it reports also the results of a failed stage.
+        continues = on_stage is None or on_stage(index, results)
+        if not continues or (results is not None and not is_done(results)):
             break
-    return every
+    return by_stage
 
 
 def is_done(results: ResultGrid) -> bool:
-    """Whether every trial came to its end, without an error and not by an alarm."""
+    """Return True if every trial finished without an error or an alarm."""
     ended = all((r.metrics or {}).get("done") for r in results)
     return ended and not results.errors and not any(map(stopped_by, results))
 
 
 def stopped_by(result: Any) -> str | None:
-    """Return the alarm that ended a trial, if one did."""
+    """Return the name of the alarm that stopped a trial, or None."""
     return (result.metrics or {}).get("alarms", {}).get("stopped_by")
 
 
@@ -105,10 +106,10 @@ def _new_run(recipe: StagedRecipe, storage_path: str | Path | None) -> Path:
 
 
 def next_stage(recipe: StagedRecipe, run: Path) -> int:
-    """Return the index of the first stage that is not finished.
+    """Return the index of the first unfinished stage.
 
     Raises:
-        ConfigError: If ``stop`` of a stage was changed that others have built upon.
+        ConfigError: The ``stop`` of a stage with a successor was changed.
     """
     folders = [run / folder for folder in recipe.folders]
     begun = [f for f in folders if (f / RECIPE_FILE).is_file()]
@@ -119,9 +120,9 @@ def next_stage(recipe: StagedRecipe, run: Path) -> int:
         stop = stored_recipe(folder)["stop"]
         if stop != stage.stop:
             raise ConfigError(
-                f"stop={stage.stop} of {folder.name}, which ran until {stop}: the "
-                "stage after it has begun with its result. Drop the change, or start "
-                "a new run."
+                f"stop={stage.stop} of {folder.name} differs from the {stop} with "
+                "which it ran, and the next stage has already started from its "
+                "result. Drop the change, or start a new run."
             )
     return last + has_reached_stop(begun[last], recipe.stages[last])
 
@@ -131,19 +132,19 @@ def _run_stage(recipe: StagedRecipe, run: Path, index: int, config: Any) -> Resu
     if index:
         before = run / recipe.folders[index - 1]
         config.initial_checkpoint = str(locate_checkpoint(before).checkpoint)
-    how = None
+    resume = None
     if (run / name).is_dir():
         try:
-            how = prepare_resume(run / name, stage)
+            resume = prepare_resume(run / name, stage)
         except CheckpointError as error:
-            logger.warning("Stage %s begins anew. %s", name, error)
+            logger.warning("Stage %s starts again. %s", name, error)
             shutil.rmtree(run / name)
     seed_search(stage)
-    return make_tuner(stage, run, config=config, run_name=name, resume=how).fit()
+    return make_tuner(stage, run, config=config, run_name=name, resume=resume).fit()
 
 
 def prepare_stages(recipe: StagedRecipe, on_progress: Progress | None = None) -> Any:
-    """Prepare the first stage's model; hold the prompts of all stages against it.
+    """Prepare the first stage's model and check the prompts of all stages with it.
 
     Returns:
         The first stage's config, ready to train.
@@ -151,23 +152,23 @@ def prepare_stages(recipe: StagedRecipe, on_progress: Progress | None = None) ->
     first, *later = recipe.stages
     config = prepare(first, on_progress)
     for stage in later:
-        bare = stage.build_config()
-        bare.resolved_model = config.resolved_model
-        preflight(bare)
+        later_config = stage.build_config()
+        later_config.resolved_model = config.resolved_model
+        preflight(later_config)
     return config
 
 
 def prepare(recipe: Recipe, on_progress: Progress | None = None) -> Any:
     """Return the recipe's config with its model prepared, unless trials differ in it.
 
-    Prompts are held against the context before the long part begins.
+    Prompts are checked against the context before SFT, which can take long.
     """
     config = recipe.build_config()
     if spaces.has_space({f: recipe.resolved.get(f) for f in _MODEL_FIELDS}):
-        return config  # every trial prepares its own, once per machine
-    bare = recipe.build_config(spaces.first_of)
-    bare.sft(demonstrations=0)
-    bare.resolved_model = prepare_language_model(bare, on_progress)
-    preflight(bare)
+        return config  # each trial prepares its model, cached per machine
+    without_sft = recipe.build_config(spaces.first_of)
+    without_sft.sft(demonstrations=0)
+    without_sft.resolved_model = prepare_language_model(without_sft, on_progress)
+    preflight(without_sft)
     config.resolved_model = prepare_language_model(config, on_progress)
     return config

@@ -1,4 +1,4 @@
-"""Tune's ASHA and PBT, so that they survive a resume and stay within bounds."""
+"""Tune's ASHA and PBT, restored on resume; PBT stays within the search spaces."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rllib_llm.runs.reading import RESULT_FILE, read_history
 if TYPE_CHECKING:
     from rllib_llm.recipes.recipe import Recipe
 
-# What trials have reported before a resume: by trial id, iterations and values.
+# Results reported before a resume: (iteration, value) pairs by trial id.
 Recorded = Mapping[str, Sequence[tuple[int, float]]]
 _PREFIX = "trial_"
 
 
 def make_scheduler(recipe: Recipe, run: Path) -> TrialScheduler | None:
-    """Return the scheduler that ``tune.scheduler`` asks for, or None.
+    """Return the scheduler of ``tune.scheduler``, or None.
 
     Args:
         recipe: A recipe.
-        run: Its run folder; what lies there already is what trials have reported.
+        run: Its run folder; results in it restore the scheduler's state.
     """
     settings = dict(recipe.tune["scheduler"] or {})
     if not settings:
@@ -49,7 +49,7 @@ def make_scheduler(recipe: Recipe, run: Path) -> TrialScheduler | None:
 
 
 def read_recorded(run: Path, metric: str) -> dict[str, list[tuple[int, float]]]:
-    """Return what the trials in a run folder have reported."""
+    """Return the values of ``metric`` that trials in a run folder have reported."""
     return {
         path.parent.name.removeprefix(_PREFIX): [
             (int(row[TRAINING_ITERATION]), row[metric])
@@ -61,13 +61,13 @@ def read_recorded(run: Path, metric: str) -> dict[str, list[tuple[int, float]]]:
 
 
 class ResumableASHA(ASHAScheduler):
-    """ASHA whose rungs are filled again when a run goes on.
+    """ASHA that refills its rungs when a run is resumed.
 
-    Tune forgets schedulers. Without this, trials after a resume would be compared with
-    one another only, and the first one at every rung would always pass.
+    Tune does not save schedulers. Without this, resumed trials would be compared only
+    with one another, and the first at every rung would always be promoted.
 
     Args:
-        recorded: What trials reported before.
+        recorded: Results reported before the resume.
         kwargs: As for ``ASHAScheduler``.
     """
 
@@ -86,14 +86,14 @@ class ResumableASHA(ASHAScheduler):
 class Population(PopulationBasedTraining):
     """Synchronous PBT over a recipe's search spaces.
 
-    Trials wait for one another every ``perturbation_interval`` iterations; then the
-    worst go on from checkpoints of the best, with changed settings. Unlike in Tune's,
-    values never leave their search space, a member that ends early does not keep the
-    others waiting, and a run that was interrupted goes on where it was.
+    Trials synchronise every ``perturbation_interval`` iterations; then the worst load
+    checkpoints of the best and change their settings. Unlike Tune's PBT, values never
+    leave their search space, a trial that ends early does not block the others, and an
+    interrupted run resumes where it stopped.
 
     Args:
-        searched: The config's keys to their search spaces as in YAML.
-        recorded: What trials reported before.
+        searched: Config keys to their search spaces as in YAML.
+        recorded: Results reported before the resume.
         kwargs: As for ``PopulationBasedTraining``.
     """
 
@@ -108,7 +108,7 @@ class Population(PopulationBasedTraining):
         self._recorded = recorded
         super().__init__(
             time_attr=TRAINING_ITERATION,
-            # Values to choose from are a list here: neighbours are tried.
+            # Tune perturbs a list to a neighbouring value, a Domain by a factor.
             hyperparam_mutations={
                 key: spaces.to_tune(space)
                 if spaces.is_range(space)
@@ -116,7 +116,7 @@ class Population(PopulationBasedTraining):
                 for key, space in searched.items()
             },
             custom_explore_fn=self._within_bounds,
-            require_attrs=False,  # evaluations are not in every result
+            require_attrs=False,  # evaluation metrics are not in every result
             synch=True,
             **kwargs,
         )
@@ -134,21 +134,22 @@ class Population(PopulationBasedTraining):
         newest = trial.run_metadata.checkpoint_manager.latest_checkpoint_result
         if newest is None:
             return
-        self._bring_back(trial, newest.metrics)
+        self._restore_state(trial, newest.metrics)
         if trial.status == Trial.PENDING:
-            # Tune starts what is pending; what is paused begins when it is its turn.
+            # Tune starts pending trials at once, paused ones when the scheduler says.
             trial.set_status(Trial.PAUSED)
 
-    def _bring_back(self, trial: Trial, result: dict[str, Any]) -> None:
-        """Put a trial that is resumed where it stood among the others."""
+    def _restore_state(self, trial: Trial, result: dict[str, Any]) -> None:
+        """Restore the scheduler's state of a resumed trial."""
         interval = self._perturbation_interval
-        at = result[TRAINING_ITERATION] // interval * interval
+        # The last synchronisation before the checkpoint: scores are compared there.
+        last_sync = result[TRAINING_ITERATION] // interval * interval
         state = self._trial_state[trial]
-        state.last_train_time = state.last_perturbation_time = at
+        state.last_train_time = state.last_perturbation_time = last_sync
         state.last_result = result
         values = dict(self._recorded.get(trial.trial_id, ()))
-        if at in values:
-            state.last_score = self._metric_op * values[at]
+        if last_sync in values:
+            state.last_score = self._metric_op * values[last_sync]
         live = [s for t, s in self._trial_state.items() if not t.is_finished()]
         if live:
             slowest = min(s.last_train_time for s in live)
@@ -168,11 +169,13 @@ class Population(PopulationBasedTraining):
         super().on_trial_error(tune_controller, trial)
         self._release(tune_controller, trial)
 
-    def _release(self, tune_controller: Any, gone: Trial) -> None:
-        """Let the others go on if ``gone`` was the one they waited for."""
-        states = [
-            self._trial_state[t] for t in tune_controller.get_live_trials() if t != gone
-        ]
+    def _release(self, tune_controller: Any, ended: Trial) -> None:
+        """Let the others continue if ``ended`` was the last they waited for.
+
+        Tune advances the synchronisation point only when a live trial reports.
+        """
+        others = [t for t in tune_controller.get_live_trials() if t != ended]
+        states = [self._trial_state[t] for t in others]
         due = self._next_perturbation_sync
         if not states or any(s.last_train_time < due for s in states):
             return

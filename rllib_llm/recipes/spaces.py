@@ -14,12 +14,12 @@ _RANGES = ("uniform", "loguniform", "randint")
 
 
 def is_space(value: Any) -> bool:
-    """Whether ``value`` is a search space, e.g. ``{"grid": [1, 2]}``."""
+    """Return True if ``value`` is a search space, e.g. ``{"grid": [1, 2]}``."""
     return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in SPACES
 
 
 def has_space(value: Any) -> bool:
-    """Whether a search space stands anywhere in ``value``."""
+    """Return True if ``value`` is or contains a search space."""
     if is_space(value):
         return True
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def has_space(value: Any) -> bool:
 
 
 def paths_of_spaces(value: Any, prefix: str = "") -> list[str]:
-    """Return the dotted paths at which search spaces stand in ``value``."""
+    """Return the dotted paths of the search spaces in ``value``."""
     if is_space(value):
         return [prefix]
     items: Any = value.items() if isinstance(value, dict) else ()
@@ -46,14 +46,14 @@ def _joined(prefix: str, key: Any) -> str:
 
 
 def at_path(data: dict[str, Any], path: str) -> Any:
-    """Return what stands at a dotted path of mappings."""
+    """Return the value at a dotted path of nested mappings."""
     for key in path.split("."):
         data = data[key]
     return data
 
 
 def grid_sizes(value: Any) -> list[int]:
-    """Return how many values each grid in ``value`` has."""
+    """Return the number of values of each grid in ``value``."""
     if is_space(value):
         kind, arguments = _checked(value)
         return [len(arguments)] if kind == "grid" else []
@@ -64,17 +64,17 @@ def grid_sizes(value: Any) -> list[int]:
 
 
 def arguments_of(space: dict[str, Any]) -> list[Any]:
-    """Return a space's values, or the bounds of a range."""
+    """Return the values of a search space, or the bounds of a range."""
     return _checked(space)[1]
 
 
 def is_range(space: dict[str, Any]) -> bool:
-    """Whether a space has bounds, rather than values to choose from."""
+    """Return True if a search space is a range given by bounds."""
     return next(iter(space)) in _RANGES
 
 
 def to_tune(value: Any) -> Any:
-    """Return ``value`` with every search space as Tune's own object."""
+    """Return ``value`` with every search space replaced by Tune's object."""
     if is_space(value):
         from ray import tune
 
@@ -86,7 +86,7 @@ def to_tune(value: Any) -> Any:
 
 
 def count_in_config(value: Any) -> int:
-    """Return how many of Tune's spaces Tune will find in a config's dictionary."""
+    """Return the number of search spaces that Tune finds in a config's dictionary."""
     from ray.tune.search.sample import Domain
 
     if isinstance(value, Domain) or (
@@ -108,23 +108,23 @@ def last_of(value: Any) -> Any:
 
 
 def nth_of(n: int) -> Callable[[Any], Any]:
-    """Return a function that puts each search space's value ``n``, or else its last.
+    """Return a function that replaces search spaces by their value ``n``, or the last.
 
     Args:
         n: From 0; -1: the last of each. Ranges have two values, their bounds.
     """
 
-    def put(value: Any) -> Any:
+    def replace(value: Any) -> Any:
         if not is_space(value):
-            return _mapped(value, put)
+            return _mapped(value, replace)
         values = _values(value)
         return values[n if n < len(values) else -1]
 
-    return put
+    return replace
 
 
 def most_values(value: Any) -> int:
-    """Return how many values the longest search space in ``value`` has, 0 for none."""
+    """Return the size of the largest search space in ``value``, 0 without any."""
     if is_space(value):
         return len(_values(value))
     inner = value.values() if isinstance(value, dict) else value
@@ -136,7 +136,7 @@ def most_values(value: Any) -> int:
 def _values(space: dict[str, Any]) -> list[Any]:
     kind, arguments = _checked(space)
     if kind == "randint":
-        return [arguments[0], arguments[1] - 1]
+        return [arguments[0], arguments[1] - 1]  # Tune's upper bound is exclusive
     return arguments
 
 
@@ -163,7 +163,7 @@ def _checked(space: dict[str, Any]) -> tuple[str, list[Any]]:
     kind, arguments = next(iter(space.items()))
     if not isinstance(arguments, list) or not arguments:
         raise ConfigError(
-            f"{{{kind}: {show(arguments)}}} needs a list, e.g. {{{kind}: [1, 2]}}."
+            f"{{{kind}: {show(arguments)}}} must have a list, e.g. {{{kind}: [1, 2]}}."
         )
     if kind in _RANGES:
         _check_range(kind, arguments)
@@ -173,10 +173,10 @@ def _checked(space: dict[str, Any]) -> tuple[str, list[Any]]:
 def _check_range(kind: str, bounds: list[Any]) -> None:
     numbers = all(is_number(b, int if kind == "randint" else float) for b in bounds)
     if len(bounds) != 2 or not numbers or bounds[0] >= bounds[1]:
-        what = "two whole numbers" if kind == "randint" else "two numbers"
+        pair = "two whole numbers" if kind == "randint" else "two numbers"
         raise ConfigError(
-            f"{{{kind}: {show(bounds)}}} needs {what}, the lower bound first, e.g. "
+            f"{{{kind}: {show(bounds)}}} must have {pair}, the lower bound first, e.g. "
             f"{{{kind}: [1, 10]}}."
         )
     if kind == "loguniform" and bounds[0] <= 0:
-        raise ConfigError(f"{{loguniform: {bounds!r}}} needs bounds above 0.")
+        raise ConfigError(f"{{loguniform: {bounds!r}}} must have bounds above 0.")

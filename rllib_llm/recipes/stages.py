@@ -1,4 +1,4 @@
-"""Stages of a recipe as data: what is common, and what each stage changes."""
+"""Stages of a recipe as data: the common settings and those of each stage."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FIRST_ONLY = "sft"
 
 
 def stages_by_name(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe with its list of stages as a mapping of their names.
+    """Return the recipe with its list of stages as a mapping by name.
 
     Raises:
-        ConfigError: If a stage is no mapping, or its name is missing or not its own.
+        ConfigError: A stage is not a mapping, or its name is missing or not unique.
     """
     given = data[STAGES]
     if not isinstance(given, list) or not given:
@@ -34,8 +34,9 @@ def stages_by_name(data: Mapping[str, Any]) -> dict[str, Any]:
         name = stage.get("name") if isinstance(stage, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in named:
             raise ConfigError(
-                f"stages: number {number} is {show(stage)}. Each needs a name of its "
-                "own, of letters, digits, '_' and '-', e.g. {name: rl, algo: GRPO}."
+                f"stages: stage {number} is {show(stage)}. Each stage must have a "
+                "unique name of letters, digits, '_' and '-', e.g. "
+                "{name: rl, algo: GRPO}."
             )
         named[name] = {k: v for k, v in stage.items() if k != "name"}
     return {**data, STAGES: named}
@@ -47,7 +48,8 @@ def override_stages(
     """Return the recipe, stages by name, with dotted overrides applied.
 
     Raises:
-        ConfigError: If an override names no stage, or every stage sets its own value.
+        ConfigError: An override names an unknown stage, or a common setting that every
+            stage overrides.
     """
     overrides = list(overrides)
     for override in overrides:
@@ -56,19 +58,20 @@ def override_stages(
             _check_reaches(data, keys, override)
         elif len(keys) < 3 or keys[1] not in data[STAGES]:
             raise ConfigError(
-                f"The override {override!r} must read stages.NAME.section.key=value. "
+                f"The override {override!r} must have the form "
+                "stages.NAME.section.key=value. "
                 f"{did_you_mean(keys[1] if len(keys) > 1 else '', data[STAGES])}"
             )
     return apply_overrides(dict(data), overrides)
 
 
 def _check_reaches(data: Mapping[str, Any], keys: list[str], override: str) -> None:
-    """Refuse a change of what is common that no stage would see."""
+    """Reject an override of a common setting that every stage sets itself."""
     if all(_is_set(stage, keys) for stage in data[STAGES].values()):
         paths = ", ".join(f"stages.{name}.{'.'.join(keys)}" for name in data[STAGES])
         raise ConfigError(
             f"The override {override!r} would have no effect: every stage sets its "
-            f"own. Use {paths}."
+            f"own value. Use {paths}."
         )
 
 
@@ -81,41 +84,43 @@ def _is_set(stage: Any, keys: list[str]) -> bool:
 
 
 def recipes_of_stages(data: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Return what each stage is as a recipe of its own, by the stage's name.
+    """Return each stage as a complete recipe, by the name of the stage.
 
     Args:
         data: The recipe, stages by name.
         name: The recipe's name.
     """
     common = {k: v for k, v in data.items() if k not in _OF_THE_WHOLE}
-    found = {}
-    for number, (stage, own) in enumerate(data[STAGES].items()):
+    recipes = {}
+    for number, (stage, settings) in enumerate(data[STAGES].items()):
         for key in (STAGES, *([_FIRST_ONLY] if number else [])):
-            if own.get(key) is not None:
+            if settings.get(key) is not None:
                 raise ConfigError(
-                    f"stage {stage!r}: {key} has no place in it. "
+                    f"stage {stage!r}: {key} is not allowed here. "
                     + (
-                        "Stages follow one another; put it into the list."
+                        "Stages cannot be nested; add it to the list of stages."
                         if key == STAGES
-                        else "A later stage begins with what the one before learnt; "
-                        "put it into the first, or outside of the stages."
+                        else "A later stage starts from the weights of the one before; "
+                        "set it in the first stage, or outside of the stages."
                     )
                 )
-        merged = merge(common, own)
+        merged = merge(common, settings)
         if number:
+            # A common ``sft`` is the first stage's: it would overwrite loaded weights.
             merged.pop(_FIRST_ONLY, None)
-        found[stage] = {**merged, "name": f"{name}_{stage}"}
-    return found
+        recipes[stage] = {**merged, "name": f"{name}_{stage}"}
+    return recipes
 
 
-def merge(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``common`` with ``own`` laid over it, mapping by mapping.
+def merge(common: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``common`` updated recursively with ``overlay``.
 
-    None takes away what is common; where nothing is, it is a value. A piece (a mapping
-    with a ``name``) is replaced as a whole: another's settings would not be its own.
+    None removes a common setting; if there is none, None is the value. A component (a
+    mapping with a ``name``) is replaced as a whole, since the settings of one component
+    are not valid for another.
     """
     merged = copy.deepcopy(dict(common))
-    for key, value in own.items():
+    for key, value in overlay.items():
         old = merged.get(key)
         if value is None and old is not None:
             del merged[key]
@@ -127,6 +132,6 @@ def merge(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stages_as_list(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe as it stands in YAML; see :func:`stages_by_name`."""
+    """Return the recipe with stages as a list; inverts :func:`stages_by_name`."""
     listed = [{"name": name, **stage} for name, stage in data[STAGES].items()]
     return {**data, STAGES: listed}

@@ -1,4 +1,4 @@
-"""End trials as a recipe's ``stop`` says."""
+"""Stopper of trials at the bounds of a recipe's ``stop``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ray.tune.utils.util import flatten_dict
 
 from rllib_llm.errors import ConfigError, did_you_mean
 
-# Reported only in iterations that evaluate.
+# Prefixes of metrics that only iterations with an evaluation report.
 _SPORADIC = ("evaluation/", "evaluation_before_training/")
 
 
 class RecipeStopper(Stopper):
-    """Ends a trial once any result reaches its bound.
+    """Ends a trial when any metric reaches its bound.
 
-    Tune keeps a plain ``stop`` dictionary inside every trial, where a resumed run could
-    not extend it; a Stopper belongs to the run.
+    Tune stores a plain ``stop`` dictionary inside every trial, so a resumed run could
+    not change it. A Stopper belongs to the run.
 
     Args:
         stop: Result keys (nested with ``/``) to bounds.
@@ -31,17 +31,17 @@ class RecipeStopper(Stopper):
         for key in self.stop:
             if key not in flat and not key.startswith(_SPORADIC):
                 raise ConfigError(
-                    f"stop names {key!r}, which the first iteration did not report. "
+                    f"stop.{key}: the first iteration did not report this metric. "
                     f"{did_you_mean(key, flat)}"
                 )
         return self.is_reached(flat)
 
     def is_reached(self, flat: dict[str, Any]) -> bool:
-        """Whether flattened results reach any bound."""
+        """Return True if flattened results reach any bound."""
         return any(
             key in flat and flat[key] >= bound for key, bound in self.stop.items()
         )
 
     def stop_all(self) -> bool:
-        """Trials end one by one."""
+        """Return False: trials end independently."""
         return False

@@ -1,4 +1,4 @@
-"""The ``tune`` section: how many trials, which scheduler, which settings it changes."""
+"""The ``tune`` section of a recipe: trials, schedulers and their checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rllib_llm.schema import (
 
 
 class TuneSettings(TypedDict, total=False):
-    """Settings of ``tune``; missing ones take ``TUNE_DEFAULTS``."""
+    """Settings of ``tune``; ``TUNE_DEFAULTS`` fills in missing ones."""
 
     num_samples: PositiveInt
     metric: str | None
@@ -41,7 +41,7 @@ class AshaSettings(TypedDict, total=False):
     name: str
     grace_period: PositiveInt
     reduction_factor: Annotated[
-        float, Gt(1), Hint("Of the trials at a rung, one in so many goes on.")
+        float, Gt(1), Hint("At a rung, 1 / reduction_factor of the trials continue.")
     ]
     max_t: PositiveInt | None
 
@@ -67,7 +67,7 @@ TUNE_DEFAULTS: TuneSettings = {
     "num_to_keep": 2,
     "max_failures": 0,
 }
-# Settings of each scheduler; None: decided by the recipe.
+# Defaults of each scheduler; None: taken from the recipe.
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "asha": {"grace_period": 1, "reduction_factor": 4, "max_t": None},
     "pbt": {
@@ -77,8 +77,8 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "burn_in_period": 0,
     },
 }
-# What an algorithm that goes on from another's checkpoint takes from its own config.
-# Everything else shapes the checkpoint, or is kept in it.
+# Settings that PBT can change: an algorithm that restores another trial's checkpoint
+# takes these from its own config. All others shape the checkpoint or are stored in it.
 MUTABLE = (
     "training.lr",
     "training.critic_lr",
@@ -101,7 +101,7 @@ def check_tune(given: Any) -> dict[str, Any]:
     """Return the settings of ``tune`` with defaults.
 
     Raises:
-        ConfigError: For an unknown or impossible setting.
+        ConfigError: A setting is unknown or invalid.
     """
     given = {} if given is None else given
     require("tune", given, TuneSettings)
@@ -115,41 +115,41 @@ def check_tune(given: Any) -> dict[str, Any]:
 
 
 def is_pbt(tune: dict[str, Any]) -> bool:
-    """Whether trials copy one another while they train."""
+    """Return True if the scheduler is PBT, whose trials copy one another."""
     return (tune["scheduler"] or {}).get("name") == "pbt"
 
 
 def check_search(tune: dict[str, Any], resolved: dict[str, Any]) -> None:
-    """Hold the scheduler against the search spaces of a whole recipe.
+    """Check that the scheduler suits the search spaces of the recipe.
 
     Raises:
-        ConfigError: If population based training could not change a setting, or has no
-            population.
+        ConfigError: PBT cannot change a searched setting, or has fewer than two trials.
     """
     if tune["scheduler"] is not None and not is_pbt(tune):
         _check_asha(tune["scheduler"], resolved)
     if not is_pbt(tune):
         return
-    found = paths_searched(resolved)
-    for path in found:
+    paths = paths_searched(resolved)
+    for path in paths:
         _check_mutable(path, resolved)
-    if not found:
+    if not paths:
         raise ConfigError(
-            "tune.scheduler: pbt changes the settings that have search spaces, and "
-            "none has. Give e.g. training.lr={loguniform: [1e-5, 1e-3]}."
+            "tune.scheduler: pbt requires at least one setting with a search space. "
+            "Give e.g. training.lr={loguniform: [1e-5, 1e-3]}."
         )
     population = num_trials(tune, resolved)
     if population < 2:
         raise ConfigError(
-            f"tune.num_samples={tune['num_samples']} with pbt is a population of one. "
-            "Set e.g. num_samples: 4."
+            f"tune.num_samples={tune['num_samples']} gives pbt a population of one; it "
+            "needs at least two. Set e.g. num_samples: 4."
         )
-    most = tune["max_concurrent_trials"]
-    if most is not None and most < population:
+    limit = tune["max_concurrent_trials"]
+    if limit is not None and limit < population:
         raise ConfigError(
-            f"tune.max_concurrent_trials={most} with pbt must not be below the "
-            f"population of {population}: later trials would begin when the first have "
-            "ended. Leave it out; trials take turns on the machine they have."
+            f"tune.max_concurrent_trials={limit} with pbt must be at least the "
+            f"population of {population}, otherwise the remaining trials would start "
+            "only when the first have ended. Remove it; pbt pauses trials that do not "
+            "fit on the machine."
         )
 
 
@@ -159,7 +159,7 @@ def paths_searched(resolved: dict[str, Any]) -> list[str]:
 
 
 def num_trials(tune: dict[str, Any], resolved: dict[str, Any]) -> int:
-    """Return how many trials a recipe makes."""
+    """Return the number of trials of a recipe."""
     return tune["num_samples"] * math.prod(spaces.grid_sizes(resolved))
 
 
@@ -191,13 +191,13 @@ def _check_asha(asha: dict[str, Any], resolved: dict[str, Any]) -> None:
     longest = asha["max_t"] or (resolved.get("stop") or {}).get("training_iteration")
     if longest is None:
         raise ConfigError(
-            "tune.scheduler: asha needs to know how long a trial may become. Set "
+            "tune.scheduler: asha requires the maximum length of a trial. Set "
             "stop.training_iteration, or max_t of the scheduler."
         )
     if asha["grace_period"] > longest:
         raise ConfigError(
-            f"tune.scheduler (asha).grace_period={asha['grace_period']} must not be "
-            f"above the longest trial's {longest:g} iterations."
+            f"tune.scheduler (asha).grace_period={asha['grace_period']} must be at "
+            f"most {longest:g}, the iterations of the longest trial."
         )
 
 
@@ -208,32 +208,35 @@ def _check_pbt(merged: dict[str, Any], given: dict[str, Any]) -> None:
     if kept is not None and kept < _PBT_TO_KEEP:
         raise ConfigError(
             f"tune.num_to_keep={kept} with pbt must be at least {_PBT_TO_KEEP}, or "
-            "null: a checkpoint may be deleted before another trial has copied it."
+            "null "
+            "(all), otherwise a checkpoint may be deleted before another trial copies "
+            "it."
         )
 
 
 def _check_mutable(path: str, resolved: dict[str, Any]) -> None:
     if path == "seed":
         raise ConfigError(
-            "seed cannot be searched with tune.scheduler: pbt: a trial that copies "
-            "another takes its seed, too. Start one run per seed."
+            "tune.scheduler: pbt cannot search the seed, since a trial that copies "
+            "another takes its seed too. Start one run per seed."
         )
     if path not in MUTABLE:
         raise ConfigError(
-            f"tune.scheduler: pbt cannot change {path}: a trial goes on from another's "
-            f"checkpoint, which {path} shapes or is kept in. Search over "
-            f"{', '.join(MUTABLE)}; for other settings use asha."
+            f"tune.scheduler: pbt cannot change {path}, because it shapes the "
+            "checkpoint "
+            "or is stored in it, and trials copy checkpoints. Search over "
+            f"{', '.join(MUTABLE)}, or use asha."
         )
     if path == "training.ref_kl_coeff":
         space = spaces.at_path(resolved, path)
         if 0 in spaces.arguments_of(space):
             raise ConfigError(
-                f"training.ref_kl_coeff={space!r} with pbt must not "
-                "hold 0: trials without a reference model cannot go on from a "
-                "checkpoint of one that has it. Use a small value, e.g. 1e-4."
+                f"training.ref_kl_coeff={space!r} with pbt must not contain 0: a trial "
+                "without a reference model cannot load the checkpoint of one that has "
+                "it. Use a small value, e.g. 1e-4."
             )
         if resolved["training"].get("ref_kl_target") is not None:
             raise ConfigError(
-                "training.ref_kl_coeff cannot be searched with pbt beside "
-                "ref_kl_target, which steers it. Take one of them away."
+                "pbt cannot search training.ref_kl_coeff together with ref_kl_target, "
+                "which adapts it. Remove one of them."
             )

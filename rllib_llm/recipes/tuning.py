@@ -1,4 +1,4 @@
-"""Run a recipe with Ray Tune, and continue a run."""
+"""Ray Tune's Tuner of a recipe, for a new or a resumed run."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def make_tuner(
     """Return a Tuner for ``recipe`` and write its ``recipe.yaml``.
 
     Args:
-        recipe: What to run.
+        recipe: The recipe.
         storage_path: Parent of the run folder; None: :func:`default_storage`.
         config: The config to train instead of ``recipe.config``, e.g. with its model
             prepared.
         run_name: Name of the run folder; None: recipe name and time.
-        callbacks: Tune callbacks; None: progress, transcripts and TensorBoard.
-        resume: Continue the run of that name as this says.
+        callbacks: Tune callbacks; None: those of :func:`run_callbacks`.
+        resume: How to resume the run of that name; None: start a new run.
     """
     register_trainables()
     config = recipe.build_config() if config is None else config
@@ -58,7 +58,8 @@ def make_tuner(
         callbacks = run_callbacks(recipe, config, storage / name)
     with run_lock(storage / name):
         write_recipe(recipe, storage / name)
-    # Metrics are checked by name; evaluations are not in every result.
+    # Tune would fail on results without ``tune.metric``, and evaluation metrics are not
+    # in every result. Recipe.validate checks the name instead.
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     tuner = tune.Tuner(
         recipe.algo,
@@ -72,10 +73,10 @@ def make_tuner(
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=recipe.tune["checkpoint_frequency"],
                 num_to_keep=recipe.tune["num_to_keep"],
-                checkpoint_at_end=True,
+                checkpoint_at_end=True,  # evaluate, export and stages load this one
             ),
             failure_config=tune.FailureConfig(max_failures=recipe.tune["max_failures"]),
-            verbose=0,
+            verbose=0,  # the package's own callbacks report progress
         ),
     )
     if resume is not None:
@@ -84,11 +85,11 @@ def make_tuner(
 
 
 def run_callbacks(recipe: Recipe, config: Any, run: Path) -> list[Any]:
-    """Return the Tune callbacks that show a run.
+    """Return the Tune callbacks that report and log a run.
 
     Args:
-        recipe: What is run.
-        config: Its config, as it is trained.
+        recipe: The recipe.
+        config: Its config, with the model prepared.
         run: The run folder.
     """
     from rllib_llm.callbacks import run_callbacks as build
@@ -114,7 +115,7 @@ def write_recipe(recipe: Recipe | StagedRecipe, run: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what decides a run's numbers."""
+    """Return the versions of the packages on which results depend."""
     packages = ("ray", "torch", "transformers", "gymnasium", "numpy")
     installed = {p: metadata.version(p) for p in packages}
     return {
@@ -135,7 +136,7 @@ def _tune_config(recipe: Recipe, run: Path) -> tune.TuneConfig:
 
 
 def seed_search(recipe: Recipe) -> None:
-    """Make what Tune draws repeatable: search spaces and PBT use global generators."""
+    """Seed the global generators from which Tune and PBT draw search spaces."""
     seed = spaces.first_of(recipe.resolved.get("seed", 0))
     np.random.seed(seed)
     random.seed(seed)

@@ -47,7 +47,7 @@ def searcher(index, searches, answer, *, failed=0, task=0, **fields):
     Args:
         index: Number of the rollout.
         searches: Pairs of a query and the documents that it found.
-        answer: What is said in the end; None: nothing that is an answer. "right" is.
+        answer: The final answer; None: a completion without one. "right" is correct.
         failed: How many of the searches, the first ones, found nothing.
         task: Number of the task.
         fields: See ``rollout``.
@@ -61,17 +61,17 @@ def searcher(index, searches, answer, *, failed=0, task=0, **fields):
         {"tool": "search", "tool_error": i < failed, "query": q, "documents": found}
         for i, (q, found) in enumerate(searches)
     ] + [{"tool": None, "tool_error": False, "query": None, "documents": []}]
-    said = [f"<search>{query}</search>" for query, _ in searches]
-    said.append("well" if answer is None else f"<answer>{answer}</answer>")
-    turns = len(said)
+    completions = [f"<search>{query}</search>" for query, _ in searches]
+    completions.append("well" if answer is None else f"<answer>{answer}</answer>")
+    turns = len(completions)
     defaults = {
         "infos": [known | info for info in infos],
-        "completions": said,
+        "completions": completions,
         "invalid": [False] * (turns - 1) + [answer is None],
         "success": answer == "right",
     }
-    paid = [0.0] * (turns - 1) + [float(answer == "right")]
-    return rollout(index, paid, task=task, **defaults | fields)
+    rewards = [0.0] * (turns - 1) + [float(answer == "right")]
+    return rollout(index, rewards, task=task, **defaults | fields)
 
 
 def advantages_of(name, trajectories, **of):

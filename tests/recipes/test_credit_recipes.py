@@ -1,4 +1,4 @@
-"""The shipped recipes of credit pieces train, and each does what its paper is about.
+"""Shipped recipes of advantage estimators train as their papers describe.
 
 That they load and dry-run is tested with all others in tests/cli/test_cli_light.py.
 """
@@ -22,7 +22,7 @@ SMALL = (
     "sft={demonstrations: 200, lr: 1e-2}",
     "training.minibatch_size=16",
 )
-# So that something is credited in groups of a model that has learnt next to nothing.
+# Without it, an untrained model's groups have uniform rewards and zero advantages.
 KEPT = (
     "evaluation.evaluation_interval=null",
     "training.drop_zero_variance_groups=false",
@@ -57,7 +57,7 @@ def gigpo(table, advantages):
 
 
 def mt_grpo(table, advantages):
-    """What the first turn gets more than the second is its own reward's standing."""
+    """The first turn's advantage exceeds the second's by that of its own reward."""
     first, second = table.turn == 0, table.turn == 1
     went_on = np.isin(table.owner[first], table.owner[second])
     early = group_advantages(table.rewards[first], table.task, scale="group")
@@ -100,9 +100,7 @@ def magrpo(table, advantages):
 
 def magrpo_cross(table, advantages):
     sums_to_nothing(advantages, by_agent(table))
-    teams = advantages.reshape(
-        -1, 3
-    )  # who voted for another word is credited otherwise
+    teams = advantages.reshape(-1, 3)  # votes for another word have other advantages
     assert np.ptp(teams, axis=1).max() > 0.01
 
 
@@ -147,24 +145,26 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", CASES)
-def test_two_iterations_give_the_credit_of_the_paper(ray_session, monkeypatch, name):
+def test_two_iterations_give_the_advantages_of_the_paper(
+    ray_session, monkeypatch, name
+):
     check, more = CASES[name]
     algo = load_recipe(name, (*SMALL, *more)).config.build_algo()
-    give, credited = algo._set_advantages, []
+    give, with_advantages = algo._set_advantages, []
 
     def give_and_keep(episodes):
         give(episodes)
         found = algo._trajectories(episodes)
         per_turn = [np.broadcast_to(data.advantage, len(one)) for data, one in found]
-        credited.append((TurnTable([one for _, one in found]), per_turn))
+        with_advantages.append((TurnTable([one for _, one in found]), per_turn))
 
     monkeypatch.setattr(algo, "_set_advantages", give_and_keep)
     results = [algo.train() for _ in range(2)]
     algo.stop()
-    assert len(credited) == 2
-    table = TurnTable([t for made, _ in credited for t in made.trajectories])
-    assert len(table) >= 64 and np.abs(np.concatenate(credited[0][1])).max() > 0
-    for made, per_turn in credited:
+    assert len(with_advantages) == 2
+    table = TurnTable([t for made, _ in with_advantages for t in made.trajectories])
+    assert len(table) >= 64 and np.abs(np.concatenate(with_advantages[0][1])).max() > 0
+    for made, per_turn in with_advantages:
         check(made, np.concatenate(per_turn))
     for learnt in results[-1]["learners"].values():
         if isinstance(learnt, dict) and "grad_norm" in learnt:

@@ -54,12 +54,12 @@ def needed(recipe: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_first_lines_name_the_extras(name):
     head = shipped_recipes()[name].read_text(encoding="utf-8").split("\ndesc")[0]
-    said = set(re.findall(r"pip install 'rllib-llm\[(\w+)\]'", head))
+    documented = set(re.findall(r"pip install 'rllib-llm\[(\w+)\]'", head))
     stages = load_recipe(name).stages
-    assert said == set().union(*(needed(stage.resolved) for stage in stages))
+    assert documented == set().union(*(needed(stage.resolved) for stage in stages))
 
 
-def test_extras_of_environments_are_those_that_their_errors_name():
+def test_errors_of_environments_name_their_extras():
     from rllib_llm.envs import TEXT_ENVS, make_env
     from rllib_llm.errors import MissingExtraError
 

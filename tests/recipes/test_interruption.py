@@ -1,4 +1,4 @@
-"""Signals end a run in order once, and at once the second time."""
+"""A first signal ends a run in order, a second one at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllib_llm.recipes.interruption import SaveAndStop, interruptible
 
 @pytest.fixture
 def usr1():
-    """Counts SIGUSR1, by which Tune is interrupted."""
+    """Count SIGUSR1, the signal that interrupts Tune."""
     received = []
     before = signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
     yield received
@@ -54,7 +54,7 @@ def test_trials_are_saved_before_tune_is_interrupted(number, usr1, capfd):
     assert signal.getsignal(number) == before
     name = signal.Signals(number).name
     assert (
-        f"{name}: this iteration is finished and a checkpoint" in capfd.readouterr()[1]
+        f"{name} received: the run stops after this iteration" in capfd.readouterr()[1]
     )
 
 
@@ -69,7 +69,7 @@ def test_trials_that_ended_are_not_waited_for(usr1):
         assert usr1 == [1]
 
 
-def test_before_training_a_signal_ends_the_command(capfd):
+def test_signal_before_training_ends_the_command(capfd):
     with (
         pytest.raises(SystemExit) as exit_,
         interruptible() as interruption,
@@ -78,7 +78,7 @@ def test_before_training_a_signal_ends_the_command(capfd):
     ):
         os.kill(os.getpid(), signal.SIGTERM)
     assert exit_.value.code == 143
-    assert "SIGTERM: ended before training began" in capfd.readouterr()[1]
+    assert "SIGTERM received: stopped before training began" in capfd.readouterr()[1]
 
 
 _TWICE = """
@@ -103,4 +103,4 @@ def test_a_second_signal_ends_the_process_at_once(signals, status):
         timeout=120,
     )
     assert done.returncode == status
-    assert f"{signals[1]} again: ended at once" in done.stderr
+    assert f"{signals[1]} received twice: stopped" in done.stderr

@@ -1,4 +1,4 @@
-"""Recipes are strict: every name is checked, every number is a number."""
+"""Recipes are strict: names and types of all fields are checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_numbers_are_read_as_yaml_1_2_does(text, value):
     assert got == value and type(got) is type(value)
 
 
-def test_a_key_that_stands_twice_is_refused():
+def test_duplicate_keys_are_rejected():
     with pytest.raises(ConfigError, match="'lr' stands twice \\(line 3\\)"):
         yaml_io.parse("training:\n  lr: 1\n  lr: 2\n", "test")
 
@@ -97,7 +97,7 @@ def test_a_misspelt_key_is_recognised():
         recipe(training={"clip_parm": 0.1})
 
 
-def test_keys_reach_through_all_signatures():
+def test_keys_of_all_base_classes_are_valid():
     keys = section_keys(type(recipe().config), "training")
     # LLMPPOConfig, LLMConfigMixin, PPOConfig, AlgorithmConfig.
     assert {"gamma_token", "critic_lr", "clip_param", "gamma"} <= set(keys)
@@ -136,7 +136,7 @@ def test_settings_without_effect_are_refused(section, key, remedy):
         ({"expect": {"x": {"least": 1}}}, "expect.x has no setting 'least'"),
     ],
 )
-def test_faulty_fields_say_what_is_needed(fields, message):
+def test_invalid_fields_are_rejected(fields, message):
     with pytest.raises(ConfigError, match=message):
         recipe(**fields)
 
@@ -207,16 +207,16 @@ def test_faulty_overrides_are_refused(override):
         recipe(override)
 
 
-def test_overrides_leave_their_source_alone():
+def test_overrides_do_not_change_their_source():
     data = {"training": {"lr": 1}}
     assert apply_overrides(data, ["training.lr=2"]) == {"training": {"lr": 2}}
     assert data == {"training": {"lr": 1}}
 
 
-# The classic shape ---------------------------------------------------------------
+# RLlib's flat YAML ---------------------------------------------------------------
 
 
-def test_the_classic_shape_loads():
+def test_rllib_yaml_loads():
     loaded = recipe_from_dict(
         {
             "my-run": {
@@ -268,7 +268,7 @@ def test_the_classic_shape_loads():
         ({"checkpoint_config": {"every": 1}}, "checkpoint_config"),
     ],
 )
-def test_the_classic_shape_is_strict(body, message):
+def test_rllib_yaml_is_strict(body, message):
     body = {"run": "LLMPPO", "env": "guess_number-v0", **body}
     with pytest.raises(ConfigError, match=message):
         recipe_from_dict({"old": {**body, "stop": {"training_iteration": 1}}})
@@ -277,7 +277,7 @@ def test_the_classic_shape_is_strict(body, message):
 # Search spaces -------------------------------------------------------------------
 
 
-def test_search_spaces_become_tunes():
+def test_search_spaces_become_tune_objects():
     from ray.tune.search.sample import Categorical, Float, Integer
 
     loaded = recipe(
@@ -324,7 +324,7 @@ def test_faulty_search_spaces_are_refused(space):
 # Expectations --------------------------------------------------------------------
 
 
-def test_expectations_are_held_against_last_values():
+def test_expectations_are_compared_with_last_values():
     expect = check_expectations({"a": 1, "b": {"max": 2}, "c": {"min": 0, "max": 1}})
     ok = judge(expect, {"t": {"a": 1.0, "b": 2.0, "c": 0.5}})
     assert [v.ok for v in ok] == [True, True, True]

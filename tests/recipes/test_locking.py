@@ -1,4 +1,4 @@
-"""One process at a time in a run folder."""
+"""The lock of a run folder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _HOLD = (
 )
 
 
-def test_a_run_that_another_process_trains_is_refused_until_it_dies(tmp_path):
+def test_lock_of_another_process_is_respected_until_it_dies(tmp_path):
     run = tmp_path / "run"
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(run)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        told = rf"{run} is being trained by process {holder.pid} on \S+ since 20"
+        message = rf"{run} is being trained by process {holder.pid} on \S+ since 20"
         for _ in range(2):  # asking changes nothing
-            with pytest.raises(ConfigError, match=told), run_lock(run):
+            with pytest.raises(ConfigError, match=message), run_lock(run):
                 raise AssertionError("both hold it")
         with pytest.raises(ConfigError, match="start a run of another name"):
             HoldRunLock(run).setup()
@@ -42,7 +42,7 @@ def test_a_run_that_another_process_trains_is_refused_until_it_dies(tmp_path):
         pass
 
 
-def test_holders_within_a_process_nest(tmp_path):
+def test_the_lock_is_reentrant_within_a_process(tmp_path):
     check = (
         "import sys\n"
         "from filelock import FileLock, Timeout\n"

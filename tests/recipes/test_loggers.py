@@ -32,14 +32,14 @@ def test_tensorboard_is_the_default():
     ("given", "message"),
     [
         ("wandb", "must be a list, e.g. "),
-        (["wandbb"], "no logger 'wandbb'. Did you mean 'wandb'"),
-        (["mlflow", {"mlflow": None}], "mlflow stands there twice"),
+        (["wandbb"], "unknown logger 'wandbb'. Did you mean 'wandb'"),
+        (["mlflow", {"mlflow": None}], "mlflow is listed twice"),
         ([{"wandb": 1}], "must be a name, or a name with its settings"),
         ([{"mlflow": {"tracking_url": "x"}}], "Did you mean 'tracking_uri'"),
         ([{"tensorboard": {"log_dir": "x"}}], "tensorboard has no setting 'log_dir'"),
     ],
 )
-def test_bad_loggers_are_named(given, message):
+def test_invalid_loggers_are_rejected(given, message):
     with pytest.raises(ConfigError, match=message):
         check_loggers(given)
 
@@ -59,7 +59,7 @@ def test_a_recipe_without_tensorboard_names_no_curves(tmp_path):
     assert not progress.tensorboard and type(logger).__name__ == "NoTensorBoard"
 
 
-def test_plain_settings_are_hyperparameters():
+def test_scalar_settings_are_hyperparameters():
     recipe = load_recipe("guess_number_grpo", ["training.lr=1e-3"])
     found = hyperparameters(recipe.resolved)
     assert found["training.lr"] == 1e-3 and found["env_config.upper"] == 15

@@ -1,4 +1,4 @@
-"""The plan of a recipe against what is built from it."""
+"""The plan of a recipe agrees with the models and buffers built from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_parameters_and_bytes_are_those_of_the_learner(ray_session, name, change
 
 @pytest.mark.ray
 def test_every_policy_counts_with_its_own_context(ray_session):
-    """The longest context counts for prompts, each policy's own for its cache."""
+    """Prompts use the longest context, each policy's cache its own."""
 
     def plan(*overrides):
         return make_plan(load_recipe("duo_action", (*SMALL, *overrides)).build_config())
@@ -75,7 +75,7 @@ def test_every_policy_counts_with_its_own_context(ray_session):
 
 
 def _weights(learner):
-    """Return values held (shared ones once), values that learn, and bytes held."""
+    """Return the number of parameters (shared ones once), trained ones, and bytes."""
     held, trained = {}, 0
     for module_id in learner.module.keys():
         module = learner.module[module_id].unwrapped()

@@ -1,4 +1,4 @@
-"""What each preset's update does, by its own YAML and by hand: losses and critics."""
+"""Losses and critics of each preset, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_dual_clip_bounds_punishment_only(name, bound):
     assert slope == approx([0.0 if bound < 25 else 25.0, -0.1])
 
 
-def test_loop_clips_multiplicatively_and_drops_small_credit():
+def test_loop_clips_multiplicatively_and_drops_small_advantages():
     assert loss_of("loop", [2.0, 0.5], [1, -1]) == approx([-1.1, 1 / 1.1])
     batch, _ = tokens([1.0] * 3, [0.009, -0.011, 1.0])
     kept = config_of("loop").build_composed_loss().transform(batch)
@@ -136,7 +136,7 @@ OF_RETURNS = ["search_r1", "stepsearch", "ppr_renorm", "deepretrieval"]
 
 
 @pytest.mark.parametrize("name", OF_RETURNS)
-def test_search_presets_credit_what_follows_less_the_value(name):
+def test_advantages_of_search_presets_are_return_to_go_less_value(name):
     to_go = REWARDS[::-1].cumsum()[::-1]
     advantages, targets = gae(name)
     assert advantages == approx(to_go - VALUES) and targets == approx(to_go)

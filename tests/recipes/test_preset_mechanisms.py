@@ -1,6 +1,6 @@
-"""What each preset is about, by its own YAML and by hand: credit, rewards, choices.
+"""Advantages, rewards and filters of each preset, compared with values by hand.
 
-Losses and critics: test_preset_losses.py. Two iterations of each preset, held against
+Losses and critics: test_preset_losses.py. Two iterations of each preset, compared with
 the same formulas: test_credit_recipes.py, test_reward_recipes.py,
 tests/components/test_loss_recipes.py, test_preset_runs.py.
 """
@@ -51,12 +51,12 @@ OF_GROUPS = {
     "practitioners_guide": (1.0, -1 / 3),
     "maxrl": (3.0, -1.0),
     "lite_ppo": (0.75 / SPREAD, -0.25 / SPREAD),
-    "remax": (0.75, -0.25),  # one greedy rollout earned 1/4
+    "remax": (0.75, -0.25),  # the greedy rollout has return 1/4
 }
 
 
 @pytest.mark.parametrize("name", OF_GROUPS)
-def test_credit_of_a_group_by_hand(name):
+def test_advantages_of_a_group_by_hand(name):
     success, failure = OF_GROUPS[name]
     *mixed, a, b, c, d = advantages_of(name, one_success() + all_succeed())
     assert mixed[0] == approx([success], rel=1e-5)
@@ -134,7 +134,7 @@ def test_mt_grpo_gives_the_first_turn_its_own_reward_too():
 # Rewards -----------------------------------------------------------------------------
 
 
-def paid(name, *trajectories, iteration=0, stage=-1):
+def rewards_of(name, *trajectories, iteration=0, stage=-1):
     """Return what a preset pays in each turn of each trajectory."""
     DriverComponents(config_of(name, stage=stage)).rewards(trajectories, iteration)
     return [t.rewards for t in trajectories]
@@ -149,66 +149,68 @@ FIND_HOME, FIND_RIVER = (HOME[0], [HOME[1]]), (RIVER[0], [RIVER[1]])
 
 @pytest.mark.parametrize("name", ["starpo", "starpo_s"])
 def test_starpo_takes_a_tenth_for_each_turn_without_an_action(name):
-    found = paid(name, rollout(0, [0, 0, 1], invalid=[True, True, False]))
+    found = rewards_of(name, rollout(0, [0, 0, 1], invalid=[True, True, False]))
     assert found[0] == approx([-0.1, -0.1, 1.0])
 
 
-def test_search_r1_pays_exact_answers_alone():
+def test_search_r1_rewards_exact_answers_only():
     made = [searcher(0, [FIND_HOME], a) for a in ("The right.", "right one", None)]
-    assert paid("search_r1", *made) == [[0, 1], [0, 0], [0, 0]]
+    assert rewards_of("search_r1", *made) == [[0, 1], [0, 0], [0, 0]]
 
 
-def test_r1_searcher_pays_search_and_form_then_answers():
+def test_r1_searcher_rewards_search_and_format_then_answers():
     def made():
         yield searcher(0, [FIND_HOME, FIND_RIVER], "wrong")
         yield searcher(1, [FIND_HOME], "right", failed=1)
         yield searcher(2, [FIND_HOME], None)
 
-    sums = [sum(r) for r in paid("r1_searcher", *made(), stage=0)]
+    sums = [sum(r) for r in rewards_of("r1_searcher", *made(), stage=0)]
     assert sums == approx([1.0, 0.5, 0.5])
-    sums = [sum(r) for r in paid("r1_searcher", *made())]
+    sums = [sum(r) for r in rewards_of("r1_searcher", *made())]
     assert sums == approx([0.0, 1.0, -2.0])
 
 
-def test_research_pays_f1_or_a_tenth_for_form():
+def test_research_rewards_f1_or_a_tenth_for_format():
     answers = ("right", "right or wrong", "wrong", None)
     made = [searcher(0, [FIND_HOME], a) for a in answers]
-    sums = [sum(r) for r in paid("research", *made)]
+    sums = [sum(r) for r in rewards_of("research", *made)]
     assert sums == approx([1.0, 2 * (1 / 3) / (1 / 3 + 1), 0.1, 0.0])
 
 
-def test_deepretrieval_pays_recall_in_steps():
+def test_deepretrieval_rewards_recall_in_steps():
     made = [
         searcher(0, [("both", [HOME[1], RIVER[1]])], "right"),
         searcher(1, [FIND_HOME], "right"),
         searcher(2, [("none", ["noise"])], "right"),
     ]
-    assert [sum(r) for r in paid("deepretrieval", *made)] == approx([5.0, 4.0, -3.5])
+    assert [sum(r) for r in rewards_of("deepretrieval", *made)] == approx(
+        [5.0, 4.0, -3.5]
+    )
     assert config_of("deepretrieval").max_turns == 1
     # The critic may learn from all of these returns.
     assert config_of("deepretrieval").vf_clip_param > 8.5**2
 
 
-def test_stepsearch_pays_what_is_new_and_charges_repeats():
+def test_stepsearch_rewards_new_results_and_penalises_repeats():
     good = searcher(0, [FIND_HOME, FIND_HOME, FIND_RIVER], "right")
     silent = searcher(1, [("noise", ["noise"])], None)
-    first, again, second, end = paid("stepsearch", good)[0]
+    first, again, second, end = rewards_of("stepsearch", good)[0]
     # The first document matches one of two needed ones, and a little of the other.
     assert 0.3 <= first < 0.6 and first + second == approx(0.6)
     assert again == approx(-0.6)
     assert end == approx(1 + 0.618)
-    assert paid("stepsearch", silent)[0] == approx([0.0, -1.0])
+    assert rewards_of("stepsearch", silent)[0] == approx([0.0, -1.0])
 
 
 def test_otc_multiplies_success_by_how_few_calls_it_took():
     made = [searcher(i, [FIND_HOME] * m, "right") for i, m in enumerate((1, 2, 3))]
     made.append(searcher(3, [FIND_HOME], "wrong"))
-    sums = [sum(r) for r in paid("otc", *made)]
+    sums = [sum(r) for r in rewards_of("otc", *made)]
     assert sums == approx(
         [1.0, math.sin(2 * math.pi / 3), math.sin(3 * math.pi / 4), 0]
     )
     made = [searcher(i, [FIND_HOME] * m, "right") for i, m in enumerate((0, 2))]
-    sums = [sum(r) for r in paid("otc", *made)]
+    sums = [sum(r) for r in rewards_of("otc", *made)]
     assert sums == approx([1.0, math.cos(2 * math.pi / 5)])
 
 
@@ -216,12 +218,12 @@ def test_otc_multiplies_success_by_how_few_calls_it_took():
 def test_atom_searchers_judge_fades_linearly(iteration, judge):
     """The search follows one of two rules, the answer none: 1/4 of the judge."""
     made = searcher(0, [FIND_HOME], "right")
-    (search, answer) = paid("atom_searcher", made, iteration=iteration)[0]
+    (search, answer) = rewards_of("atom_searcher", made, iteration=iteration)[0]
     assert search == approx(judge / 4) and answer == approx(1 - judge)
 
 
 def test_ppr_takes_half_of_both_signals():
-    found = paid(
+    found = rewards_of(
         "ppr_renorm",
         searcher(0, [("home of Zanos", []), ("home?", [])], "right"),
         searcher(1, [("home of Zanos", [])], "wrong"),
@@ -239,7 +241,7 @@ def test_demystifying_punishes_length_softly():
     free = longest - buffer
     for count, punishment in ((free, 0), (free + buffer // 2, -0.5), (longest + 9, -1)):
         turn = searcher(0, [], "right", num_tokens=[count])
-        (found,) = paid("demystifying", turn)
+        (found,) = rewards_of("demystifying", turn)
         assert found == approx([1.0 + punishment])
 
 
@@ -248,8 +250,8 @@ def test_demystifying_punishes_length_softly():
 
 def left(name, made):
     """Return the rollouts that a preset learns from."""
-    verdicts, _ = DriverComponents(config_of(name)).filters(made)
-    return [t for t, v in zip(made, verdicts, strict=True) if not v.is_dropped]
+    results, _ = DriverComponents(config_of(name)).filters(made)
+    return [t for t, v in zip(made, results, strict=True) if not v.is_dropped]
 
 
 def test_roc_keeps_half_in_proportion_and_the_cleanest_successes():

@@ -1,4 +1,4 @@
-"""Every preset trains two iterations somewhere; here those that no other test has."""
+"""Presets that no other test trains, trained for two iterations."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_two_iterations_learn_something(ray_session, name):
         assert learnt["loss_term_distill"] > 0
     if name == "deepretrieval":
         # One turn each, a document found or not.
-        paid = result["env_runners"]["episode_return_mean"]
-        assert result["env_runners"]["turns_mean"] == 1 and -3.5 <= paid <= 5
+        mean_return = result["env_runners"]["episode_return_mean"]
+        assert result["env_runners"]["turns_mean"] == 1 and -3.5 <= mean_return <= 5
 
 
 def test_every_preset_is_trained_by_a_test(monkeypatch):

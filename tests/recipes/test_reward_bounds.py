@@ -70,7 +70,7 @@ def config_of(name):
 
 def play(env, moves, rollout):
     """Play until the game ends; a move says what to do, given the game and the turn."""
-    told, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     t = Trajectory(
         Task(0, rollout, seed=0),
         *(rollout, 0, "agent", "policy"),
@@ -78,10 +78,10 @@ def play(env, moves, rollout):
         success=False,
     )
     for index, move in enumerate(moves):
-        said = move(env, index)
-        t.observations.append(told)
-        told, reward, ended, cut, info = env.step(said)
-        t.completions.append(said)
+        action = move(env, index)
+        t.observations.append(observation)
+        observation, reward, ended, cut, info = env.step(action)
+        t.completions.append(action)
         t.rewards.append(reward)
         t.steps.append(index)
         t.num_tokens.append(2)
@@ -147,7 +147,7 @@ def played(name, is_long):
 
 
 def found_all(t):
-    """Whether the documents that the question needs were found."""
+    """Return True if the documents that the question needs were found."""
     found = {text for info in t.infos for text in info["documents"]}
     return set(t.infos[-1]["gold_documents"]) <= found
 
@@ -170,12 +170,12 @@ NOT_BY_OUTCOME = {
 
 
 def returns(name, iteration, *, is_long=False):
-    """What a recipe pays for each game [N], and which are solved. [N]"""
+    """Return the episodes, their returns [N] and whether each is solved [N]."""
     made = copy.deepcopy(played(name, is_long))
     DriverComponents(config_of(name)).rewards(made, iteration=iteration)
     solved = SOLVED.get(name, lambda t: t.success)
-    earned = np.array([t.episode_return for t in made])
-    return made, earned, np.array([bool(solved(t)) for t in made])
+    returns_ = np.array([t.episode_return for t in made])
+    return made, returns_, np.array([bool(solved(t)) for t in made])
 
 
 def test_recipes_are_found():
@@ -186,27 +186,27 @@ def test_recipes_are_found():
 @pytest.mark.parametrize("iteration", ITERATIONS)
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {*NOT_BY_OUTCOME}))
 def test_no_failed_trajectory_earns_more_than_a_solved_one(name, iteration):
-    made, earned, solved = returns(name, iteration)
+    made, returns_, solved = returns(name, iteration)
     assert 4 < solved.sum() < len(made) - 4
     best, worst = np.flatnonzero(~solved), np.flatnonzero(solved)
-    best, worst = best[earned[best].argmax()], worst[earned[worst].argmin()]
-    told = f"{made[best].completions} vs. {made[worst].completions}"
-    assert earned[best] <= earned[worst] + 1e-9, told
+    best, worst = best[returns_[best].argmax()], worst[returns_[worst].argmin()]
+    observation = f"{made[best].completions} vs. {made[worst].completions}"
+    assert returns_[best] <= returns_[worst] + 1e-9, observation
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
 @pytest.mark.parametrize("name", ANSWERED)
 def test_a_right_end_never_earns_less_than_another(name, iteration):
     """Of games whose turns before the last are the same; and nobody beats the best."""
-    made, earned, solved = returns(name, iteration)
-    assert earned[~solved].max() <= earned[solved].max() + 1e-9
+    made, returns_, solved = returns(name, iteration)
+    assert returns_[~solved].max() <= returns_[solved].max() + 1e-9
     before = {}
-    for t, paid, is_solved in zip(made, earned, solved, strict=True):
-        before.setdefault(tuple(t.completions[:-1]), []).append((is_solved, paid))
+    for t, total, is_solved in zip(made, returns_, solved, strict=True):
+        before.setdefault(tuple(t.completions[:-1]), []).append((is_solved, total))
     compared = 0
     for ends in before.values():
-        right = [paid for is_solved, paid in ends if is_solved]
-        other = [paid for is_solved, paid in ends if not is_solved]
+        right = [total for is_solved, total in ends if is_solved]
+        other = [total for is_solved, total in ends if not is_solved]
         if right and other:
             assert max(other) <= min(right) + 1e-9
             compared += 1
@@ -216,5 +216,5 @@ def test_a_right_end_never_earns_less_than_another(name, iteration):
 @pytest.mark.parametrize("name", RECIPES)
 def test_long_failed_games_earn_less_than_the_best_solved_one(name):
     """Also where the game's own limit on turns does not bound what they earn."""
-    _, earned, solved = returns(name, 0, is_long=True)
-    assert earned[~solved].max() <= earned[solved].max() + 1e-9
+    _, returns_, solved = returns(name, 0, is_long=True)
+    assert returns_[~solved].max() <= returns_[solved].max() + 1e-9

@@ -190,18 +190,18 @@ def scripted(env, tasks=4, rollouts=8):
             *([], [], [], [], [], []),
             success=False,
         )
-        told, _ = env.reset(seed=task)
+        observation, _ = env.reset(seed=task)
         done = False
         while not done:
             how = rng.choice(3, p=[0.75, 0.15, 0.1])
-            said = (env.expert_action, env.random_action, lambda _: "well")[how](rng)
-            t.observations.append(told)
-            told, reward, ended, cut, info = env.step(said)
+            action = (env.expert_action, env.random_action, lambda _: "well")[how](rng)
+            t.observations.append(observation)
+            observation, reward, ended, cut, info = env.step(action)
             done = ended or cut
-            t.completions.append(said)
+            t.completions.append(action)
             t.rewards.append(reward)
             t.steps.append(len(t.steps))
-            t.num_tokens.append(len(said.split()) + int(rng.integers(40)))
+            t.num_tokens.append(len(action.split()) + int(rng.integers(40)))
             t.invalid.append(info["invalid_action"])
             t.infos.append(info)
         t.success = info["success"]
@@ -213,7 +213,7 @@ ON_SEARCH = [name for name, (_, settings) in CASES.items() if SEARCH[0] in setti
 
 
 @pytest.mark.parametrize("name", ON_SEARCH)
-def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
+def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     """As below, on rollouts of which enough are right, wrong, and without form."""
     config = config_of(name)
     played = scripted(config.make_text_env())
@@ -221,11 +221,13 @@ def test_good_and_bad_rollouts_are_told_apart_as_the_paper_says(name):
     assert len(set(map(num_calls, played))) > 2
     components = DriverComponents(config)
     parts = components.rewards(played, iteration=1)
-    verdicts, shares = components.filters(played)
-    left = [t for t, v in zip(played, verdicts, strict=True) if not v.is_dropped]
-    paid = {part: p.sum() / len(played) for part, p in parts.items()}
+    results, shares = components.filters(played)
+    left = [t for t, v in zip(played, results, strict=True) if not v.is_dropped]
+    reward_parts = {part: p.sum() / len(played) for part, p in parts.items()}
     assert returns(played).std() > 0.05
-    CASES[name][0](played, left, {"reward_parts": paid, "filtered_frac": shares})
+    CASES[name][0](
+        played, left, {"reward_parts": reward_parts, "filtered_frac": shares}
+    )
 
 
 @pytest.mark.slow

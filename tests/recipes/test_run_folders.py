@@ -73,7 +73,7 @@ def _flip(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (_cut, r"algorithm_state\.pkl has \d+ bytes of \d+"),
         (_flip, r"algorithm_state\.pkl has other content"),
@@ -82,15 +82,15 @@ def _flip(path):
         (lambda path: path.with_name("manifest.json").unlink(), "written last"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_and_named(run, caplog, damage, told):
+def test_damaged_checkpoints_are_skipped_with_a_warning(run, caplog, damage, message):
     newest = run / "trial_a" / "checkpoint_000001"
     damage(newest / "algorithm_state.pkl")
     assert not folders.is_complete(newest)
     assert folders.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
     assert folders.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
     (text, _) = (record.getMessage() for record in caplog.records)
-    assert re.search(f"{newest} is not whole: .*{told}.* is used instead", text)
-    with pytest.raises(CheckpointError, match=told):
+    assert re.search(f"{newest} is not whole: .*{message}.* is used instead", text)
+    with pytest.raises(CheckpointError, match=message):
         folders.locate_checkpoint(newest)
 
 
@@ -101,7 +101,7 @@ def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
     assert not folders.is_complete(folder)
 
 
-def test_missing_runs_say_what_there_is(run, tmp_path):
+def test_error_for_missing_runs_lists_existing_ones(run, tmp_path):
     with pytest.raises(CheckpointError, match="Runs in .*: run"):
         folders.find_run("no_such_run", run.parent)
     empty = tmp_path / "empty"

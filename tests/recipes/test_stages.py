@@ -1,4 +1,4 @@
-"""Staged recipes: what is common, what each stage changes, what is refused."""
+"""Staged recipes: common settings, settings of a stage, and invalid ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_stage(index, **changes):
     return {"stages": stages}
 
 
-def test_each_stage_is_what_is_common_and_its_own():
+def test_stages_merge_common_and_own_settings():
     recipe = staged()
     assert isinstance(recipe, StagedRecipe)
     sft, rl = recipe.stages[:2]
@@ -51,21 +51,21 @@ def test_each_stage_is_what_is_common_and_its_own():
     recipe.validate()
 
 
-def test_only_the_first_stage_is_warm_started():
+def test_only_the_first_stage_runs_sft():
     demos = [s.config.sft_demonstrations for s in staged().stages]
     assert demos == [5, 0, 0]
-    with pytest.raises(ConfigError, match="stage 'rl': sft has no place"):
+    with pytest.raises(ConfigError, match="stage 'rl': sft is not allowed here"):
         staged(**with_stage(1, sft={"demonstrations": 3}))
 
 
-def test_null_takes_away_and_pieces_are_replaced_as_a_whole():
-    common = {"a": {"b": 1, "c": 2}, "piece": {"name": "ladder", "levels": [1]}}
-    own = {"a": {"b": None, "d": None}, "piece": {"name": "horizon", "turns": [2]}}
-    assert merge(common, own) == {"a": {"c": 2, "d": None}, "piece": own["piece"]}
+def test_null_removes_settings_and_components_are_replaced():
+    common = {"a": {"b": 1, "c": 2}, "loss": {"name": "threshold", "levels": [1]}}
+    stage = {"a": {"b": None, "d": None}, "loss": {"name": "horizon", "turns": [2]}}
+    assert merge(common, stage) == {"a": {"c": 2, "d": None}, "loss": stage["loss"]}
     assert common["a"] == {"b": 1, "c": 2}
 
 
-def test_what_is_resolved_loads_again():
+def test_resolved_recipe_loads_again():
     recipe = staged("seed=3", "stages.rl.training.lr=1e-5")
     again = recipe_from_dict(yaml_io.parse(yaml_io.dump(recipe.resolved), "dump"))
     assert again.resolved == recipe.resolved and again.folders == recipe.folders
@@ -88,15 +88,21 @@ def test_overrides_reach_one_stage_or_all():
     [
         ({"stages": []}, "must be a list of mappings"),
         ({"stages": {"rl": {}}}, "must be a list of mappings"),
-        (with_stage(1, name="sft"), "number 2 .* a name of its own"),
-        (with_stage(1, name="a/b"), "number 2 .* a name of its own"),
-        (with_stage(1, stages=[{"name": "x"}]), "stage 'rl': stages has no place"),
+        (with_stage(1, name="sft"), "stage 2 .*must have a unique name"),
+        (with_stage(1, name="a/b"), "stage 2 .*must have a unique name"),
+        (
+            with_stage(1, stages=[{"name": "x"}]),
+            "stage 'rl': stages is not allowed here",
+        ),
         (with_stage(1, trainig={}), "stage 'rl': .*Did you mean 'training'"),
         (with_stage(0, training={"clip_param": 1}), "stage 'sft': .*clip_param"),
         (with_stage(2, stop=None), "stage 'hard': .*'stop' is missing"),
         ({"trainig": {}}, "^Unknown field 'trainig'"),
-        ({"seed": {"grid": [0, 1]}}, "stage 'sft': a stage is one trial"),
-        (with_stage(1, tune={"num_samples": 2}), "stage 'rl': a stage is one trial"),
+        ({"seed": {"grid": [0, 1]}}, "stage 'sft': a stage must be a single trial"),
+        (
+            with_stage(1, tune={"num_samples": 2}),
+            "stage 'rl': a stage must be a single trial",
+        ),
     ],
 )
 def test_faults_name_the_stage(changes, message):
@@ -137,7 +143,7 @@ def test_value_heads_must_agree_where_both_have_one():
     staged(stages=[{"name": "sft", "algo": "SFT"}, stages[1]]).validate()
 
 
-def test_policies_that_are_trained_must_be_handed_over():
+def test_trained_policies_must_be_in_the_stage_before():
     def roles(*names):
         table = dict(zip(("alice", "bob"), names, strict=True))
         policies = sorted(set(names))
@@ -192,5 +198,5 @@ def test_only_stop_may_change_on_resume_in_every_stage(run):
     with pytest.raises(ConfigError, match=r"differs in env_config\.upper"):
         recipe_of_run(run, staged("env_config.upper=8"))
     built_upon = recipe_of_run(run, overrides=["stages.sft.stop.training_iteration=9"])
-    with pytest.raises(ConfigError, match="1_sft, which ran until"):
+    with pytest.raises(ConfigError, match="1_sft differs from the"):
         next_stage(built_upon, run)

@@ -1,4 +1,4 @@
-"""Sweeps at work: killed and resumed, ended early by ASHA, copied by PBT."""
+"""Sweeps that are killed and resumed, ended early by ASHA, or run by PBT."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def fit(data, storage, name):
     return storage / name
 
 
-def test_asha_ends_the_weak_and_a_resume_leaves_them(tmp_path):
+def test_asha_stops_trials_and_a_resume_keeps_them_stopped(tmp_path):
     from rllib_llm.recipes.resuming import prepare_resume, recipe_of_run
     from rllib_llm.recipes.tuning import make_tuner
 
@@ -202,7 +202,7 @@ def test_pbt_copies_weights_and_changes_settings(tmp_path):
         assert row[RATE] == rate
 
 
-def test_ways_of_sharing_are_searched(tmp_path):
+def test_sharing_modes_are_searched(tmp_path):
     modes = {
         "own": {
             "policies": ["a", "b"],

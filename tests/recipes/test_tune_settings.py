@@ -1,4 +1,4 @@
-"""The tune section: schedulers, what they may change, and names before the start."""
+"""The tune section: schedulers, the settings they may change, and metric names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_schedulers_get_their_defaults():
         ),
         (
             {"scheduler": {"name": "asha", "grace_period": 9}, **ORDER},
-            r"grace_period=9 must not be above the longest trial's 8",
+            r"grace_period=9 must be at most 8, the iterations of the longest",
         ),
         (
             {"scheduler": {"name": "asha", "reduction_factor": 1}, **ORDER},
@@ -66,7 +66,7 @@ def test_schedulers_get_their_defaults():
         (pbt(quantile_fraction=0.6), r"must be a number in \[0, 0\.5\]"),
         (pbt(perturbation_interval=0), "must be a whole number >= 1"),
         ({**pbt(), "num_samples": 1}, "population of one"),
-        ({**pbt(), "max_concurrent_trials": 2}, "below the population of 4"),
+        ({**pbt(), "max_concurrent_trials": 2}, "at least the population of 4"),
         ({**pbt(), "num_to_keep": 2}, "at least 4"),
     ],
 )
@@ -81,22 +81,22 @@ def test_impossible_settings_are_errors(tune, message):
         ({"seed": {"grid": [0, 1]}}, "one run per seed"),
         ({"language_model": {"tiny": {"hidden_size": {"choice": [32, 64]}}}}, "asha"),
         ({"rollouts": {"group_size": {"choice": [4, 8]}}}, r"change rollouts\.group"),
-        ({"training": {"lr": 1e-4}}, "none has"),
+        ({"training": {"lr": 1e-4}}, "at least one setting with a search space"),
         ({"training": {"weight_decay": {"uniform": [0, 1]}}}, "training.lr, "),
-        ({"training": {"ref_kl_coeff": {"choice": [0, 0.1]}}}, "must not hold 0"),
+        ({"training": {"ref_kl_coeff": {"choice": [0, 0.1]}}}, "must not contain 0"),
         (
             {"training": {"ref_kl_coeff": {"choice": [1, 2]}, "ref_kl_target": 0.1}},
-            "which steers it",
+            "which adapts it",
         ),
     ],
 )
-def test_pbt_refuses_what_a_checkpoint_holds(fields, message):
+def test_pbt_rejects_settings_stored_in_checkpoints(fields, message):
     with pytest.raises(ConfigError, match=message):
         recipe(pbt(), **fields)
     assert recipe({"scheduler": "asha", **ORDER}, seed={"grid": [0, 1]}).has_search
 
 
-def test_asha_needs_an_end():
+def test_asha_requires_max_iterations():
     with pytest.raises(ConfigError, match="how long a trial may become"):
         recipe({"scheduler": "asha", **ORDER}, stop={RETURN: 0.9})
 
@@ -138,7 +138,7 @@ def test_spaces_are_found_at_any_depth():
     assert not has_space({"a": [1, {"b": {"c": 2}}]})
 
 
-def test_spaces_that_tune_would_not_see_are_errors():
+def test_search_spaces_hidden_from_tune_are_rejected():
     mapping = {"policies": ["a", "b"], "policy_mapping_fn": {"grid": ["a", "b"]}}
     found = recipe_from_dict({**BASE, "multi_agent": mapping})
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_trials_may_share_a_cpu_and_a_gpu():
 
 
 def make(found, tmp_path, recorded=()):
-    """Return the scheduler with what trials reported before."""
+    """Return the scheduler with the results reported before."""
     from run_builder import write_trial
 
     from rllib_llm.recipes.schedulers import make_scheduler
@@ -180,7 +180,7 @@ def make(found, tmp_path, recorded=()):
 
 
 def trial(name, iteration=None, status="PENDING", **config):
-    """Return what the schedulers look at in a Tune trial."""
+    """Return a stand-in for a Tune trial with the attributes that schedulers read."""
     newest = None
     if iteration is not None:
         newest = SimpleNamespace(metrics={"training_iteration": iteration})
@@ -212,7 +212,7 @@ def result(iteration, value):
     return {"training_iteration": iteration, RETURN: value}
 
 
-def test_asha_remembers_what_trials_reported_before_a_resume(tmp_path):
+def test_asha_restores_results_reported_before_a_resume(tmp_path):
     scheduler = {"name": "asha", "grace_period": 2, "reduction_factor": 2}
     found = recipe({"scheduler": scheduler, **ORDER})
     fresh = make(found, tmp_path)
@@ -231,7 +231,7 @@ def population(tmp_path, recorded=(), **fields):
     return make(recipe(pbt(), **fields), tmp_path, recorded)
 
 
-def test_values_of_a_population_stay_in_their_spaces(tmp_path):
+def test_pbt_values_stay_in_their_search_spaces(tmp_path):
     scheduler = population(
         tmp_path,
         training={
@@ -256,7 +256,7 @@ def test_values_of_a_population_stay_in_their_spaces(tmp_path):
 
 
 class Controller(SimpleNamespace):
-    """Enough of Tune's controller."""
+    """Stand-in for Tune's controller."""
 
     search_alg = None
 
@@ -267,7 +267,7 @@ class Controller(SimpleNamespace):
         return [t for t in self.trials if not t.is_finished()]
 
 
-def test_a_resumed_population_goes_on_where_it_stood(tmp_path):
+def test_resumed_pbt_restores_its_state(tmp_path):
     recorded = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.1, 0.2, 0.3], "c": [0.5] * 8}
     scheduler = population(tmp_path, recorded)
     members = [
@@ -289,7 +289,7 @@ def test_a_resumed_population_goes_on_where_it_stood(tmp_path):
     assert a.last_checkpoint == "checkpoint of a"
 
 
-def test_a_member_that_ends_early_keeps_nobody_waiting(tmp_path):
+def test_pbt_continues_after_a_trial_ends_early(tmp_path):
     scheduler = population(tmp_path)
     members = [trial(name, lr=1e-4) for name in "abc"]
     controller = Controller(trials=members)

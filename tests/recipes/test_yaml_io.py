@@ -1,4 +1,4 @@
-"""What YAML may say, within bounds, and what is refused with place and remedy."""
+"""YAML values that are read, and invalid ones rejected with their line."""
 
 import datetime
 
@@ -56,13 +56,13 @@ def test_yaml_is_read(tmp_path, text, value):
         ),
     ],
 )
-def test_what_no_recipe_holds_is_refused(text, message):
+def test_invalid_yaml_is_rejected(text, message):
     with pytest.raises(ConfigError, match=rf"(?s)my\.yaml.*{message}") as refused:
         yaml_io.parse(text, "my.yaml")
     assert len(str(refused.value)) < 1000
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path):
+def test_unreadable_files_are_rejected(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_bytes(b"a: \xff\xfe")
     with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 3\). Save it as"):
@@ -83,12 +83,12 @@ def test_dates_survive_a_dump():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: ..", r"name='..' names a folder of results"),
-        ("name: ../../x", r"name='../../x' names a folder"),
+        ("name: ..", r"name='..' cannot name a run folder"),
+        ("name: ../../x", r"name='../../x' cannot name a run folder"),
         ("name: a/b", "no '/'"),
-        ("name: [a]", r"name=\['a'\] names a folder"),
+        ("name: [a]", r"name=\['a'\] cannot name a run folder"),
         ("name: " + "x" * 101, "at most 100 characters"),
-        ("expect: {return_std: {min: 2, max: 1}}", "fulfilled by no value"),
+        ("expect: {return_std: {min: 2, max: 1}}", "does not admit any value"),
         ("expect: {return_std: .nan}", r"expect.return_std=nan must be a number"),
         ("tune: {num_samples: .inf}", r"tune.num_samples=inf must be a whole number"),
         ("env_config: {size: .nan}", "FrozenLake.size=nan must be a whole number"),
@@ -102,7 +102,7 @@ def test_dates_survive_a_dump():
         ("checkpointing: 3", "checkpointing: 3 must be a mapping"),
     ],
 )
-def test_nonsense_in_recipes_is_refused(tmp_path, text, message):
+def test_invalid_recipe_values_are_rejected(tmp_path, text, message):
     path = tmp_path / "x.yaml"
     path.write_text(RECIPE + text, encoding="utf-8")
     with pytest.raises((ConfigError, ModelError), match=message):
@@ -131,7 +131,7 @@ def test_modules_of_users_may_raise_anything(
         load_recipe("frozen_lake_ppo", [f"{setting}='{name}:Make'"]).validate()
 
 
-def test_what_nobody_foresaw_is_explained(tmp_path, monkeypatch):
+def test_unexpected_errors_become_config_errors(tmp_path, monkeypatch):
     code = "def make(config):\n    raise ZeroDivisionError('by zero')\n"
     (tmp_path / "zero_env.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
