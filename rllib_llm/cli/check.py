@@ -1,58 +1,46 @@
-"""``rllib-llm check``: play an environment and report."""
+"""The command ``rllib-llm check``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from rllib_llm.cli.terminal import printable
-from rllib_llm.errors import ConfigError
-from rllib_llm.recipes.overrides import apply_overrides
+from rllib_llm.cli.session import configure_output
 
 
 def check(
-    env: str,
-    options: list[str],
-    model: str | None,
-    max_context_tokens: int | None,
-    *,
-    env_processes: bool = False,
-) -> bool:
-    """Print :func:`rllib_llm.envs.check`'s report; return whether it is clean."""
-    from rllib_llm.envs import check_env
+    env: Annotated[
+        str,
+        typer.Argument(help="Registered name, Gymnasium id or package.module:Name."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Options (env_config), e.g. size=5."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Also check with the tokenizer and chat template of this model."
+        ),
+    ] = None,
+    max_context_tokens: Annotated[
+        int | None, typer.Option(help="With --model: maximum tokens of a conversation.")
+    ] = None,
+    env_processes: Annotated[
+        bool,
+        typer.Option(
+            "--env-processes", help="Check as with rollouts(env_processes=True)."
+        ),
+    ] = False,
+) -> None:
+    """Play an environment and report errors that would break training."""
+    configure_output(verbose=False)
+    from rllib_llm.cli.implementation import check as implementation
 
-    report = check_env(
-        env,
-        apply_overrides({}, options),
-        tokenizer=_tokenizer(model),
-        max_context_tokens=_context(model, max_context_tokens),
-        env_processes=env_processes,
+    ok = implementation.check(
+        env, options or [], model, max_context_tokens, env_processes=env_processes
     )
-    typer.echo(printable(str(report)))
-    return report.ok
-
-
-def _tokenizer(model: str | None) -> Any:
-    if model is None:
-        return None
-    _refuse_tiny(model)
-    from rllib_llm.modules.loading import load_tokenizer
-
-    return load_tokenizer(model)
-
-
-def _context(model: str | None, given: int | None) -> int | None:
-    if model is None or given is not None:
-        return given
-    from rllib_llm.modules.context_length import model_context_length
-
-    return model_context_length(model)
-
-
-def _refuse_tiny(model: str) -> None:
-    if model == "tiny":
-        raise ConfigError(
-            "The tiny model's tokenizer is made for each environment and fits it. Give "
-            "a checkpoint folder or a hub id."
-        )
+    raise typer.Exit(0 if ok else 1)

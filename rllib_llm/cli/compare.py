@@ -1,166 +1,52 @@
-"""``rllib-llm compare``: two runs, their recipes, results and play."""
+"""The command ``rllib-llm compare``."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from rllib_llm.cli.sweep import interval
-from rllib_llm.cli.tables import print_table
-from rllib_llm.errors import ConfigError
-from rllib_llm.runs.comparing import (
-    Paired,
-    differences,
-    last_values,
-    paired_returns,
-    paired_successes,
-)
-from rllib_llm.runs.folders import default_storage, find_run, locate_checkpoint
-from rllib_llm.runs.plotting import check_plotting, lines_of, plot_lines, shown
-from rllib_llm.runs.reading import Run, read_run
-
-_SAME_GAME = ("env", "env_config")
+from rllib_llm.cli.options import Picture, Storage, Verbose
+from rllib_llm.cli.session import configure_output
 
 
 def compare(
-    a: str,
-    b: str,
-    *,
-    episodes: int,
-    greedy: bool,
-    metric: str,
-    plot: Path | None,
-    as_json: bool,
-    storage: Path | None,
-    verbose: bool,
+    a: Annotated[str, typer.Argument(help="Folder or name of a run or trial.")],
+    b: Annotated[str, typer.Argument(help="Folder or name of the other.")],
+    episodes: Annotated[
+        int,
+        typer.Option(min=0, help="Held-out tasks that both play; 0: none."),
+    ] = 200,
+    greedy: Annotated[
+        bool,
+        typer.Option(
+            "--greedy/--sampled", help="Most likely tokens, or sampled as in training."
+        ),
+    ] = True,
+    metric: Annotated[
+        str, typer.Option(help="Result key for --plot.")
+    ] = "env_runners/episode_return_mean",
+    plot: Picture = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage: Storage = None,
+    verbose: Verbose = False,
 ) -> None:
-    """Print what differs between two runs, and which of them plays better."""
-    if plot is not None:
-        check_plotting(plot)
-    first, second = read_run(a, storage), read_run(b, storage)
-    if episodes:
-        _check_same_game(first, second)
-    if plot is not None:
-        first.check_metric(metric)
-        plot_lines(lines_of([first, second]), [metric], plot)
-    found: list[Paired] = []
-    left_out = 0
-    if episodes:
-        paths = [find_run(given, storage or default_storage()) for given in (a, b)]
-        checkpoints = [locate_checkpoint(path).checkpoint for path in paths]
-        found, left_out = _play_both(checkpoints, episodes, greedy, verbose)
-    if as_json:
-        typer.echo(json.dumps(_plain(first, second, found, left_out), indent=2))
-        return
-    _print_recipes(first, second)
-    _print_results(first, second)
-    _print_play(found, left_out, greedy)
-    if plot is not None:
-        typer.echo(f"\ncurves: {plot}")
+    """Compare two runs: settings, results, and play on the same held-out tasks.
 
+    The newest checkpoints play. McNemar's exact test and a permutation test estimate
+    whether the difference is due to chance.
+    """
+    configure_output(verbose=verbose)
+    from rllib_llm.cli.implementation import compare as implementation
 
-def _check_same_game(a: Run, b: Run) -> None:
-    for key in _SAME_GAME:
-        one, other = a.recipe.get(key), b.recipe.get(key)
-        if (one or None) != (other or None):
-            raise ConfigError(
-                f"{a.name} and {b.name} do not play the same tasks: {key} is {one!r} "
-                f"and {other!r}. Give --episodes 0 to compare recipes and results only."
-            )
-
-
-def _play_both(
-    checkpoints: list[Path], episodes: int, greedy: bool, verbose: bool
-) -> tuple[list[Paired], int]:
-    """Play the same held-out tasks with both; return the tests, and tasks left out."""
-    from rllib_llm.cli.loading import load_algorithm
-    from rllib_llm.cli.session import ray_session
-    from rllib_llm.evaluation.outcomes import held_out_tasks, play_tasks
-
-    tasks: Any = None
-    played = []
-    with ray_session(verbose=verbose):
-        for checkpoint in checkpoints:
-            algo = load_algorithm(checkpoint)
-            tasks = tasks or held_out_tasks(algo.config, episodes)
-            played.append(play_tasks(algo, tasks, greedy=greedy))
-            algo.stop()
-    pairs = [
-        pair
-        for pair in zip(*played, strict=True)
-        if all(outcome.failure is None for outcome in pair)
-    ]
-    if not pairs:
-        raise ConfigError(
-            f"None of the {episodes} tasks was played to its end by both policies: "
-            "their environment failed. See 'rllib-llm check'."
-        )
-    returns = [(a.episode_return, b.episode_return) for a, b in pairs]
-    found = [paired_returns(*zip(*returns, strict=True))]
-    solved = [(a.success, b.success) for a, b in pairs]
-    if all(value is not None for pair in solved for value in pair):
-        found.insert(0, paired_successes(*zip(*solved, strict=True)))
-    return found, len(tasks) - len(pairs)
-
-
-def _print_recipes(a: Run, b: Run) -> None:
-    rows = [(key, shown(x), shown(y)) for key, x, y in differences(a, b)]
-    typer.echo(f"A: {a.name}\nB: {b.name}\n")
-    if rows:
-        print_table(["setting", "A", "B"], rows)
-    else:
-        typer.echo("The recipes are the same.")
-
-
-def _print_results(a: Run, b: Run) -> None:
-    first, second = last_values(a), last_values(b)
-    rows = [
-        (metric, interval(first.get(metric)), interval(second.get(metric)))
-        for metric in {**first, **second}
-    ]
-    iterations = [
-        str(max((trial.iterations for trial in run.trials), default=0))
-        for run in (a, b)
-    ]
-    typer.echo("")
-    print_table(["last value", "A", "B"], [("training_iteration", *iterations), *rows])
-
-
-def _print_play(found: list[Paired], left_out: int, greedy: bool) -> None:
-    if not found:
-        return
-    how = "greedy" if greedy else "sampled"
-    typer.echo(f"\nplayed: the same {found[0].n} held-out tasks, {how}")
-    if left_out:
-        typer.echo(f"left out, because the environment failed: {left_out} tasks")
-    rows = [
-        (
-            p.what,
-            f"{p.mean_a:.3f}",
-            f"{p.mean_b:.3f}",
-            f"{p.difference:+.3f}",
-            f"{p.low:+.3f} to {p.high:+.3f}",
-            f"{p.p_value:.4f}",
-            p.test,
-        )
-        for p in found
-    ]
-    print_table(["", "A", "B", "B - A", "95% interval", "p", "test"], rows)
-
-
-def _plain(a: Run, b: Run, found: list[Paired], left_out: int) -> dict[str, Any]:
-    return {
-        "a": str(a.path),
-        "b": str(b.path),
-        "settings": {key: [x, y] for key, x, y in differences(a, b)},
-        "last_values": [
-            {metric: dataclasses.asdict(v) for metric, v in last_values(run).items()}
-            for run in (a, b)
-        ],
-        "played": [dataclasses.asdict(paired) for paired in found],
-        "left_out": left_out,
-    }
+    implementation.compare(
+        a,
+        b,
+        episodes=episodes,
+        greedy=greedy,
+        metric=metric,
+        plot=plot,
+        as_json=json,
+        storage=storage,
+        verbose=verbose,
+    )

@@ -1,49 +1,32 @@
-"""``rllib-llm doctor``: what would make a run fail or crawl."""
+"""The command ``rllib-llm doctor``."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
-from rllib_llm.doctor.findings import FAIL, Finding
-from rllib_llm.doctor.machine import examine_machine
+from rllib_llm.cli.options import Verbose
+from rllib_llm.cli.session import configure_output
 
 
-def doctor(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
-    """Print findings as they come; return 1 if one of them is a failure.
+def doctor(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|FILE] [SECTION.KEY=VALUE]...",
+            help="Recipe to try, as for train. Default: check the machine only.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find problems that would make a run fail or slow.
 
-    Args:
-        arguments: A recipe and its overrides; none looks at the machine alone.
-        as_json: Print JSON in the end instead.
-        verbose: Show the output of Ray and all processes.
+    Exits with status 1 if a check fails.
     """
-    findings = []
-    for finding in _examine(arguments, verbose):
-        findings.append(finding)
-        if not as_json:
-            typer.echo(_line(finding))
-    if as_json:
-        listed = [dataclasses.asdict(finding) for finding in findings]
-        typer.echo(json.dumps({"findings": listed}, indent=2))
-    return int(any(finding.status == FAIL for finding in findings))
+    configure_output(verbose=verbose)
+    from rllib_llm.cli.implementation import doctor as implementation
 
-
-def _examine(arguments: list[str], verbose: bool) -> Iterator[Finding]:
-    yield from examine_machine()
-    if not arguments:
-        return
-    from rllib_llm.cli.failures import describe
-    from rllib_llm.cli.session import ray_session
-    from rllib_llm.doctor.recipe import examine_recipe
-
-    name, *overrides = arguments
-    with ray_session(verbose=verbose):
-        yield from examine_recipe(name, overrides, describe)
-
-
-def _line(finding: Finding) -> str:
-    line = f"{finding.status:<4}  {finding.name:<17}  {finding.found}"
-    return f"{line}\n{'':25}{finding.remedy}" if finding.remedy else line
+    code = implementation.doctor(arguments or [], as_json=json, verbose=verbose)
+    raise typer.Exit(code)

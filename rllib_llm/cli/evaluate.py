@@ -1,138 +1,65 @@
-"""``rllib-llm evaluate``: a checkpoint on held-out tasks."""
+"""The command ``rllib-llm evaluate``."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from rllib_llm.cli.env_options import parse_env
-from rllib_llm.cli.loading import load_algorithm, locate
-from rllib_llm.cli.session import ray_session
-from rllib_llm.errors import ConfigError
-from rllib_llm.evaluation.outcomes import Outcome
-from rllib_llm.evaluation.success_statistics import Estimate
-from rllib_llm.evaluation.summary import Evaluation, evaluate_algorithm
-
-Played = list[tuple[Evaluation, list[Outcome]]]
+from rllib_llm.cli.options import Run, Storage, Verbose
+from rllib_llm.cli.session import configure_output
 
 
 def evaluate(
-    run: str,
-    *,
-    episodes: int,
-    samples: int,
-    modes: list[str],
-    envs: list[str],
-    as_json: bool,
-    out: Path | None,
-    storage: Path | None,
-    verbose: bool,
-) -> int:
-    """Evaluate the newest checkpoint of ``run``, print the result, return the status.
+    run: Run,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,...]",
+            help="Environment to use instead of the run's, with its options. Can be "
+            "given several times.",
+        ),
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option(min=1, help="Number of held-out tasks; always the same ones.")
+    ] = 200,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Rollouts per task, for pass@k.")
+    ] = 1,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Most likely tokens (default).")
+    ] = False,
+    sampled: Annotated[
+        bool,
+        typer.Option(
+            "--sampled", help="Sampled as in training (default if --samples > 1)."
+        ),
+    ] = False,
+    both: Annotated[
+        bool, typer.Option("--both", help="Both greedy and sampled.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSON with all outcomes to this file.")
+    ] = None,
+    storage: Storage = None,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate the newest checkpoint of a run on held-out tasks."""
+    configure_output(verbose=verbose)
+    from rllib_llm.cli.implementation import evaluate as implementation
 
-    Args:
-        run: Names a run, trial or checkpoint.
-        episodes: Held-out tasks of each environment.
-        samples: How often each is played where tokens are sampled.
-        modes: ``"greedy"``, ``"sampled"``, ``"both"``: at most one; none means
-            greedy, or sampled if there are several samples.
-        envs: Environments as ``NAME[:key=value,...]``; none means the run's own.
-        as_json: Print JSON.
-        out: File for the JSON with every single outcome.
-        storage: Parent of run folders.
-        verbose: Show the output of all processes.
-    """
-    ways = _ways(modes, samples)
-    places = [parse_env(text) for text in envs] or [(None, {})]
-    paths = locate(run, storage)
-    with ray_session(verbose=verbose):
-        algo = load_algorithm(paths.checkpoint)
-        played = [
-            evaluate_algorithm(
-                algo,
-                episodes,
-                greedy=greedy,
-                samples=1 if greedy else samples,
-                env=env,
-                env_config=options,
-            )
-            for env, options in places
-            for greedy in ways
-        ]
-        iteration = algo.training_iteration
-        algo.stop()
-    head = {"checkpoint": str(paths.checkpoint), "iteration": iteration}
-    if out is not None:
-        out.write_text(_as_json(head, played, outcomes=True) + "\n", encoding="utf-8")
-    if as_json:
-        typer.echo(_as_json(head, played, outcomes=False))
-    else:
-        typer.echo(f"checkpoint: {paths.checkpoint}, after {iteration} iterations")
-        for evaluation, _ in played:
-            typer.echo("\n".join(_report(evaluation)))
-    return 0 if all(evaluation.episodes for evaluation, _ in played) else 1
-
-
-def _ways(modes: list[str], samples: int) -> list[bool]:
-    """Return whether to be greedy, for each of the asked ways."""
-    if len(modes) > 1:
-        raise ConfigError(
-            f"{' and '.join(f'--{m}' for m in modes)} exclude each other. Give one of "
-            "--greedy, --sampled and --both."
-        )
-    mode = modes[0] if modes else "sampled" if samples > 1 else "greedy"
-    if mode == "greedy" and samples > 1:
-        raise ConfigError(
-            f"--samples {samples} with --greedy: the most likely tokens are the same "
-            "every time. Use --sampled or --both."
-        )
-    return {"greedy": [True], "sampled": [False], "both": [True, False]}[mode]
-
-
-def _as_json(head: dict[str, Any], played: Played, *, outcomes: bool) -> str:
-    found = []
-    for evaluation, each in played:
-        found.append(dataclasses.asdict(evaluation))
-        if outcomes:
-            found[-1]["outcomes"] = [dataclasses.asdict(o) for o in each]
-    return json.dumps({**head, "evaluations": found}, indent=2)
-
-
-def _report(result: Evaluation) -> list[str]:
-    how = "greedy" if result.greedy else f"{result.samples} sampled"
-    options = ", ".join(f"{k}={v}" for k, v in result.env_config.items())
-    lines = [
-        f"{result.env}{f' ({options})' if options else ''}: {result.tasks} held-out "
-        f"tasks, {how}"
-    ]
-    if result.failures:
-        reasons = ", ".join(f"{k} {v}" for k, v in result.failures.items())
-        lines.append(f"  failed    {sum(result.failures.values())}  ({reasons})")
-    if result.success is not None:
-        lines.append(f"  success   {_with_interval(result.success)}")
-    for k, estimate in result.pass_at.items():
-        lines.append(f"  {f'pass@{k}':<9} {_with_interval(estimate)}")
-    if result.optimal_value is not None:
-        lines.append(
-            f"  optimal   {result.optimal_value:.3f}  (best policy, the same tasks)"
-        )
-    if result.episode_return is not None:
-        lines += [
-            f"  return    {_with_interval(result.episode_return)}",
-            f"  turns     {result.turns:.1f}",
-            f"  tokens    {result.tokens:.1f}",
-        ]
-    ends = ", ".join(f"{k} {v}" for k, v in result.stop_reasons.items())
-    return [*lines, f"  ended by  {ends or 'nothing: every episode failed'}"]
-
-
-def _with_interval(estimate: Estimate) -> str:
-    if estimate.low is None:
-        return f"{estimate.mean:.3f}  (one task tells no interval)"
-    return (
-        f"{estimate.mean:.3f}  (95% interval {estimate.low:.3f} to {estimate.high:.3f})"
+    modes = {"greedy": greedy, "sampled": sampled, "both": both}
+    code = implementation.evaluate(
+        run,
+        episodes=episodes,
+        samples=samples,
+        modes=[name for name, wanted in modes.items() if wanted],
+        envs=env or [],
+        as_json=json,
+        out=out,
+        storage=storage,
+        verbose=verbose,
     )
+    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Find the first real error under the layers that Ray and Tune wrap around it."""
+"""Root causes of errors that Ray and Tune have wrapped."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from pathlib import Path
 
 from rllib_llm import errors
 
+# An error of the package in a printed remote traceback.
 _NAMED = re.compile(r"^(?:rllib_llm\.errors\.)(\w+): (.*)", re.MULTILINE | re.DOTALL)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SAID = "No space left on device"
+_FULL_MESSAGE = "No space left on device"
 _ALMOST_NOTHING = 2**20  # bytes
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the error that started it: ours if there is one, else the innermost."""
+    """Return the package's error in the chain if there is one, else the innermost."""
     chain = list(_chain(error))
     for link in chain:
         if isinstance(link, errors.RLlibLLMError) and not hasattr(link, "cause"):
             return link
+    # An error from another process may survive only as text in a traceback.
     for link in chain:
         named = _named_in(str(link))
         if named is not None:
@@ -41,16 +43,16 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _named_in(text: str) -> errors.RLlibLLMError | None:
-    """Read one of our errors out of a printed remote traceback."""
-    found = _NAMED.search(text)
-    if found is None or not hasattr(errors, found[1]):
+    """Return the package's error printed in a remote traceback, if any."""
+    match = _NAMED.search(text)
+    if match is None or not hasattr(errors, match[1]):
         return None
-    message = found[2].split("\n\n")[0].strip()
-    return getattr(errors, found[1])(message)
+    message = match[2].split("\n\n")[0].strip()
+    return getattr(errors, match[1])(message)
 
 
 def describe(error: BaseException) -> str:
-    """Return what to print last: one of our messages as it is, else with its origin."""
+    """Return the message of the root cause; of a foreign error, with its origin."""
     cause = root_cause(error)
     if isinstance(cause, errors.RLlibLLMError):
         return f"{type(cause).__name__}: {cause}"
@@ -60,25 +62,27 @@ def describe(error: BaseException) -> str:
 
 
 def describe_full_disk(error: BaseException, folder: Path) -> str | None:
-    """Return what to print if a full disk explains an error, else None.
+    """Return the message if a full disk explains an error, else None.
 
-    Tune's own files are empty then, and reading them fails with an error of its own.
+    On a full disk Tune's files may be empty, so that reading them raises another error.
 
     Args:
-        error: What was raised.
-        folder: Parent of run folders, or a folder below which they come to be.
+        error: The error.
+        folder: The folder of results; it need not exist yet.
     """
     folder = next(f for f in (folder, *folder.parents) if f.is_dir())
     free = shutil.disk_usage(folder).free
     chain = list(_chain(error))
-    says_so = any(getattr(e, "errno", None) in _FULL or _SAID in str(e) for e in chain)
-    unread = any(isinstance(e, EOFError | pickle.UnpicklingError) for e in chain)
-    if not says_so and not (unread and free < _ALMOST_NOTHING):
+    is_reported = any(
+        getattr(e, "errno", None) in _FULL or _FULL_MESSAGE in str(e) for e in chain
+    )
+    is_unreadable = any(isinstance(e, EOFError | pickle.UnpicklingError) for e in chain)
+    if not is_reported and not (is_unreadable and free < _ALMOST_NOTHING):
         return None
     return (
-        f"The disk is full: {free / 2**20:.1f} MiB are free in {folder}. Checkpoints "
-        "that were complete are kept. Free some space, or keep fewer checkpoints "
-        "(tune.num_to_keep), then go on with rllib-llm train --resume RUN."
+        f"The disk is full: {free / 2**20:.1f} MiB are free in {folder}. Complete "
+        "checkpoints are kept. Free some space, or keep fewer checkpoints "
+        "(tune.num_to_keep), then run rllib-llm train --resume RUN."
     )
 
 

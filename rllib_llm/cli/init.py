@@ -1,23 +1,21 @@
-"""``rllib-llm init``: files to begin with."""
+"""The command ``rllib-llm init``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from rllib_llm.templates import write_template
 
+def init(
+    kind: Annotated[str, typer.Argument(help="env, reward or algorithm.")],
+    name: Annotated[str, typer.Argument(help="Name in snake_case, e.g. my_game.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Folder to write into.")] = Path(
+        "."
+    ),
+) -> None:
+    """Create a small environment, reward or algorithm with a test and a recipe."""
+    from rllib_llm.cli.implementation import init as implementation
 
-def init(kind: str, name: str, folder: Path) -> None:
-    """Write the files and say what to do with them."""
-    module, test, recipe = write_template(kind, name, folder)
-    for path in (module, test, recipe):
-        typer.echo(path)
-    words = "".join(part.capitalize() for part in name.split("_"))
-    inside = "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
-    checked = f"rllib-llm check {name}:{words}\n  " if kind == "env" else ""
-    typer.echo(
-        f"\nNext:\n  {inside}{checked}pytest {test.name}\n"
-        f"  rllib-llm train {recipe.name} --dry-run\n  rllib-llm train {recipe.name}"
-    )
+    implementation.init(kind, name, folder)

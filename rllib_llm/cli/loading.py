@@ -1,4 +1,4 @@
-"""Bring a run's newest checkpoint back to life."""
+"""Loading of a run's newest checkpoint."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rllib_llm.runs.folders import (
 
 
 def locate(run: str, storage: Path | None) -> RunPaths:
-    """Return where the checkpoint lies that ``run`` names.
+    """Return the paths of the newest checkpoint of ``run``.
 
     Raises:
-        CheckpointError: If there is none.
+        CheckpointError: The run does not have a complete checkpoint.
     """
     return locate_checkpoint(find_run(run, storage or default_storage()))
 
 
 def load_algorithm(checkpoint: Path) -> Any:
-    """Return the algorithm of a checkpoint, in this process alone. Ray must run.
+    """Return the algorithm of a checkpoint, built in this process; Ray must run.
 
-    Remote EnvRunners and Learners of the training run are left out, so that a large
-    run's checkpoint loads on a small machine.
+    The remote EnvRunners and Learners of the training run are not created, so that the
+    checkpoint of a large run loads on a small machine.
     """
     from rllib_llm.algorithms.algorithm import LLMAlgorithm
     from rllib_llm.algorithms.registry import register_trainables

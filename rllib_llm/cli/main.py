@@ -1,18 +1,26 @@
-"""The ``rllib-llm`` command. Importing it loads neither torch nor ray."""
+"""The ``rllib-llm`` command line; importing it loads neither torch nor ray."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rllib_llm.cli import analysis_commands, commands
-from rllib_llm.cli.options import Run, Storage, Verbose
-from rllib_llm.cli.session import configure_output
+from rllib_llm.cli import sweep
+from rllib_llm.cli.check import check
+from rllib_llm.cli.compare import compare
+from rllib_llm.cli.doctor import doctor
+from rllib_llm.cli.evaluate import evaluate
+from rllib_llm.cli.export import export
+from rllib_llm.cli.init import init
+from rllib_llm.cli.list import list_
+from rllib_llm.cli.play import play
+from rllib_llm.cli.plot import plot
+from rllib_llm.cli.train import train
+from rllib_llm.cli.view import view
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.version import __version__
 
@@ -26,8 +34,10 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; our own errors end it with their message and status 1."""
-    if os.getcwd() not in sys.path:  # modules of one's own, as with python -m
+    """Run the command line; the package's errors print a message and exit with 1."""
+    # A console script, unlike python -m, does not have the working directory on the
+    # path, and recipes name modules of the user.
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         app(args=arguments)
@@ -38,8 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"rllib-llm {__version__}")
         raise typer.Exit
 
@@ -59,108 +69,10 @@ def _options(
     """Train LLM agents by reinforcement learning, with RLlib."""
 
 
-@app.command()
-def train(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME|FILE] [SECTION.KEY=VALUE]...",
-            help="A shipped recipe's name or a YAML file, then overrides of its "
-            "settings, e.g. training.lr=2e-5 seed=3.",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(help="Continue this run. Only 'stop' may change.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, stop.")
-    ] = False,
-    as_test: Annotated[
-        bool,
-        typer.Option("--as-test", help="Fail (status 1) unless 'expect' is fulfilled."),
-    ] = False,
-    storage: Storage = None,
-    verbose: Verbose = False,
-) -> None:
-    """Train a recipe, or continue a run.
-
-    Examples: rllib-llm train frozen_lake_ppo | rllib-llm train my.yaml
-    training.lr=2e-5 seed=3 | rllib-llm train --resume RUN stop.training_iteration=200
-    """
-    configure_output(verbose=verbose)
-    from rllib_llm.cli import train as command
-
-    code = command.train(
-        arguments or [],
-        resume=resume,
-        dry_run=dry_run,
-        as_test=as_test,
-        storage=storage,
-        verbose=verbose,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def export(
-    run: Run,
-    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="LoRA: the adapter only, not merged.")
-    ] = False,
-    policy: Annotated[
-        str | None, typer.Option(help="Which one, if the run has several.")
-    ] = None,
-    storage: Storage = None,
-    verbose: Verbose = False,
-) -> None:
-    """Write a run's policy as a Hugging Face folder, and load it back."""
-    configure_output(verbose=verbose)
-    from rllib_llm.cli import export as command
-
-    command.export(
-        run, out, policy=policy, adapter=adapter, storage=storage, verbose=verbose
-    )
-
-
-@app.command()
-def view(
-    run: Run,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write. Default: transcripts.html in the run."),
-    ] = None,
-    most_episodes: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Of more, whole iterations are left out evenly.",
-        ),
-    ] = 5000,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    storage: Storage = None,
-) -> None:
-    """Write a run's transcripts as one HTML file; it needs no server and no network."""
-    configure_output(verbose=False)
-    from rllib_llm.cli import view as command
-
-    command.view(run, out, most_episodes=most_episodes, show=show, storage=storage)
-
-
-@app.command("list")
-def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            help="algorithms, envs, examples, pieces or systems; all if missing."
-        ),
-    ] = None,
-) -> None:
-    """List algorithms, environments, shipped recipes, pieces and systems."""
-    from rllib_llm.cli import listing
-
-    listing.show(kind)
-
-
-commands.register(app)
-analysis_commands.register(app)
+# In the order of ``--help``.
+for _command in (train, export, view):
+    app.command()(_command)
+app.command("list")(list_)
+for _command in (evaluate, play, init, check, doctor, plot, compare):
+    app.command()(_command)
+app.add_typer(sweep.app, name="sweep")

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Command line options shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ Verbose = Annotated[
 Storage = Annotated[
     Path | None,
     typer.Option(
-        help="Parent of run folders. Default: $RLLIB_LLM_RESULTS, else "
+        help="Parent of run folders. Default: $RLLIB_LLM_RESULTS, or "
         "~/rllib_llm_results."
     ),
 ]
 Run = Annotated[
     str,
     typer.Argument(help="A run, trial or checkpoint folder, or a run's name."),
+]
+Picture = Annotated[
+    Path | None, typer.Option(help="Draw the curves into this file (.png, .svg, .pdf).")
 ]

@@ -1,4 +1,4 @@
-"""``rllib-llm train --dry-run``: check everything and print the plan."""
+"""Output of ``rllib-llm train --dry-run``: the plan of a recipe."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rllib_llm.recipes.tune_settings import num_trials
 
 
 def show_plan(recipe: Recipe | StagedRecipe) -> None:
-    """Print what ``recipe`` would do; search spaces count at their first values."""
+    """Print the plan of ``recipe``, with the first value of each search space."""
     model = None
     for index, stage in enumerate(recipe.stages):
         config = stage.build_config(spaces.first_of)
         headline = _headline(stage, config)
-        if model is not None:  # tokenizer and sizes are those of the first stage's
+        if model is not None:  # later stages use the first one's tokenizer and weights
             config.language_model(model=model, tiny={})
         if isinstance(recipe, StagedRecipe):
             typer.echo(f"stage {recipe.folders[index]}")
         with preparing() as on_progress:
             plan = make_plan(config, on_progress)
             if model is None and len(recipe.stages) > 1:
-                bare = config.copy(copy_frozen=False).sft(demonstrations=0)
-                model = prepare_language_model(bare, on_progress)
+                without_sft = config.copy(copy_frozen=False).sft(demonstrations=0)
+                model = prepare_language_model(without_sft, on_progress)
         for name, value in (*headline, *_lines(plan)):
             typer.echo(f"{name:<14} {value}")
     typer.echo("Dry run: nothing was trained. All checks passed.")

@@ -1,4 +1,4 @@
-"""Progress of the stages before training."""
+"""Progress bars of the preparation before training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 @contextlib.contextmanager
 def preparing() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback for :func:`prepare_language_model` that draws one bar a phase.
+    """Yield a callback for :func:`prepare_language_model` that draws a bar per phase.
 
-    Without a terminal, each phase is a plain line per quarter.
+    Without a terminal it prints a line per quarter of a phase.
     """
     console = Console()
     tasks: dict[str, Any] = {}

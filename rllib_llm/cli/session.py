@@ -1,4 +1,4 @@
-"""Start Ray quietly; one place decides what is silenced, ``--verbose`` restores it."""
+"""Local Ray session and output settings of the commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _QUIET_ENVIRONMENT = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables; the progress line replaces them
+    "RAY_AIR_NEW_OUTPUT": "0",  # no tables of Tune: the progress line replaces them
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -19,17 +19,17 @@ _QUIET_ENVIRONMENT = {
 }
 _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
-    # Seconds between Tune's records of a run: less is lost when it is killed.
+    # Seconds between Tune's records of a run; short, so that a kill loses little.
     "TUNE_GLOBAL_CHECKPOINT_S": "5",
-    # Ray starts its workers at niceness 15, where anything else on the machine would
-    # starve the run that this command is for.
+    # Ray's default niceness of 15 lets any other process on the machine starve the
+    # workers.
     "RAY_worker_niceness": "0",
 }
 _LOGGER_LEVELS = {
     "ray": logging.ERROR,
     "ray.rllib": logging.ERROR,
-    # Tune logs the whole remote traceback of a failed trial; the command prints the
-    # error itself, last, and where the traceback lies.
+    # Tune logs the whole remote traceback of a failed trial; the command prints only
+    # the error and the path of the traceback.
     "ray.tune": logging.CRITICAL,
     "ray.train": logging.ERROR,
     "transformers": logging.ERROR,
@@ -37,9 +37,10 @@ _LOGGER_LEVELS = {
 
 
 def configure_output(*, verbose: bool) -> None:
-    """Silence what does not help the user, before ray is imported.
+    """Set the environment variables that silence Ray and transformers.
 
-    Variables that are set already are left alone.
+    Call it before ray is imported, which reads them. Variables that are set already
+    keep their values.
     """
     for name, value in {**_ALWAYS, **({} if verbose else _QUIET_ENVIRONMENT)}.items():
         os.environ.setdefault(name, value)
@@ -48,9 +49,9 @@ def configure_output(*, verbose: bool) -> None:
 
 
 def quiet_loggers() -> None:
-    """Raise the levels of chatty libraries' loggers."""
+    """Raise the log levels of verbose libraries."""
     import ray.rllib
-    import ray.tune  # noqa: F401  (their imports set the levels that are raised here)
+    import ray.tune  # noqa: F401  (their imports would reset the levels)
 
     for name, level in _LOGGER_LEVELS.items():
         logging.getLogger(name).setLevel(level)
@@ -58,11 +59,11 @@ def quiet_loggers() -> None:
 
 @contextlib.contextmanager
 def ray_session(*, cpus: float = 1, verbose: bool = False) -> Iterator[None]:
-    """Run a block with Ray, starting and stopping a local one if there is none.
+    """Run a block with Ray; start a local session if none is running.
 
     Args:
-        cpus: What the block asks Ray for. A local Ray is told that there are at least
-            so many, else a recipe made for a larger machine would wait forever.
+        cpus: CPUs that the block requests. A local Ray is started with at least as
+            many, else a recipe for a larger machine would wait forever.
         verbose: Show the output of all processes.
     """
     import ray
@@ -79,7 +80,7 @@ def ray_session(*, cpus: float = 1, verbose: bool = False) -> Iterator[None]:
             options["include_dashboard"] = False
         ray.init(**options)
     if not verbose:
-        quiet_loggers()
+        quiet_loggers()  # again: ray.init resets the levels
     try:
         yield
     finally:

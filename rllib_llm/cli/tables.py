@@ -1,4 +1,4 @@
-"""Tables in plain ASCII: aligned on a terminal, whole in a file."""
+"""Plain text tables, aligned on a terminal and unwrapped in a file."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Nothing is wrapped or cut where no terminal sets a width.
+# Width without a terminal: large, so that rich does not wrap or cut rows.
 _WIDE = 400
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()
 ) -> None:
-    """Print rows under bold titles.
+    """Print a table with bold titles.
 
     Args:
         columns: The titles.
         rows: The cells.
-        numbers: Titles of columns that are aligned to the right.
+        numbers: Titles of right-aligned columns.
     """
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -1,18 +1,18 @@
-"""Text that others wrote, made safe to print."""
+"""Escaping of untrusted text before it is printed."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters but for line ends and tabs, and those that change the direction in
-# which a terminal writes.
+# Control characters except tabs and line feeds, and characters that change the writing
+# direction.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with every control character spelt out, e.g. ``\\x1b``.
+    """Return ``text`` with control characters escaped, e.g. ``\\x1b``.
 
-    What a model or an environment writes could move the cursor, retitle the window or
-    hide what was said otherwise.
+    Text of a model or an environment could otherwise move the cursor, change the title
+    of the window or hide other text.
     """
     return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)

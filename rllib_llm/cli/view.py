@@ -1,30 +1,41 @@
-"""``rllib-llm view``: a run's transcripts as one HTML file."""
+"""The command ``rllib-llm view``."""
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from rllib_llm.runs.folders import default_storage, find_run
-from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE
-from rllib_llm.viewer import write_page
+from rllib_llm.cli.options import Run, Storage
+from rllib_llm.cli.session import configure_output
 
 
 def view(
-    run: str, out: Path | None, *, most_episodes: int, show: bool, storage: Path | None
+    run: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write. Default: transcripts.html in the run folder."
+        ),
+    ] = None,
+    most_episodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Maximum number of episodes. If there are more, iterations are "
+            "dropped evenly.",
+        ),
+    ] = 5000,
+    show: Annotated[
+        bool, typer.Option("--open", help="Open the file in a browser.")
+    ] = False,
+    storage: Storage = None,
 ) -> None:
-    """Write the page, say where it is, and open it if asked to."""
-    folder = find_run(run, storage or default_storage())
-    file, contents = write_page(folder, out, most_episodes=most_episodes)
-    mib = file.stat().st_size / 2**20
-    typer.echo(f"{file} ({mib:.1f} MiB): {', '.join(contents['facts'])}")
-    if show:
-        webbrowser.open(file.resolve().as_uri())
+    """Write a run's transcripts as one self-contained HTML file."""
+    configure_output(verbose=False)
+    from rllib_llm.cli.implementation import view as implementation
 
-
-def write_view(run: Path) -> None:
-    """Write the page of a run that has ended, if it kept transcripts, and say where."""
-    if any(run.rglob(TRANSCRIPTS_FILE)):
-        typer.echo(f"view:        {write_page(run)[0]}")
+    implementation.view(
+        run, out, most_episodes=most_episodes, show=show, storage=storage
+    )

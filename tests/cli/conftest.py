@@ -14,7 +14,7 @@ LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray.train", "transformers")
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was():
-    """The command silences its process; the other tests share it here."""
+    """Restore the environment and log levels that a command changes."""
     environment = dict(os.environ)
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     yield

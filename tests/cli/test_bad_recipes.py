@@ -1,4 +1,4 @@
-"""The command line refuses what cannot be loaded: one paragraph, status 1."""
+"""Invalid recipes on the command line: one paragraph and status 1."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command line as it is read, without training."""
+"""Parsing, help and errors of the command line, without training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_help_names_every_verb(call):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(call, verb):
+def test_verbs_have_help(call, verb):
     status, out, _ = call(verb, "--help")
     assert status == 0 and "Usage" in out
 
@@ -43,7 +43,7 @@ def test_version(call):
     assert call("--version") == (0, f"rllib-llm {__version__}\n", "")
 
 
-def test_help_is_light():
+def test_help_does_not_import_heavy_packages():
     code = (
         "import sys\n"
         "from rllib_llm.cli.main import main\n"
@@ -67,15 +67,15 @@ def test_list_shows_all_kinds(call):
     "arguments, message",
     [
         (["list", "algorithm"], "Did you mean 'algorithms'"),
-        (["train"], "Which recipe?"),
-        (["train", "seed=3"], "Which recipe?"),
+        (["train"], "The recipe is missing"),
+        (["train", "seed=3"], "The recipe is missing"),
         (["train", "frozen_lake_pp"], "Did you mean 'frozen_lake_ppo'"),
         (["train", "frozen_lake_ppo", "training.lrr=3"], "Did you mean 'lr'"),
         (["train", "--resume", "/no/such/run"], "does not exist"),
         (["evaluate", "/no/such/run"], "does not exist"),
         (["evaluate", "x", "--greedy", "--both"], "exclude each other"),
         (["evaluate", "x", "--greedy", "--samples", "2"], "same every time"),
-        (["evaluate", "x", "--env", ":size=4"], "names no environment"),
+        (["evaluate", "x", "--env", ":size=4"], "does not name an environment"),
         (["init", "enf", "mine"], "Did you mean 'env'"),
         (["init", "env", "Mine"], "lower-case"),
         (["export", "/no/such/run", "/tmp/none"], "does not exist"),
@@ -84,7 +84,7 @@ def test_list_shows_all_kinds(call):
         (["check", "frozen_lake-v0", "--model", "tiny"], "checkpoint folder"),
     ],
 )
-def test_mistakes_end_with_status_1_and_a_remedy(call, arguments, message):
+def test_errors_exit_with_status_1_and_a_remedy(call, arguments, message):
     status, _, err = call(*arguments)
     assert status == 1 and message in err and "Traceback" not in err
 
@@ -94,7 +94,7 @@ def test_check_reports_an_environment(call):
     assert status == 0 and "guess_number-v0: ok" in out and "expert_success" in out
 
 
-def test_as_test_needs_an_expectation(call, tmp_path):
+def test_as_test_requires_expectations(call, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(
         "{algo: LLMPPO, env: bandit_probe-v0, stop: {training_iteration: 1}}"
@@ -107,14 +107,14 @@ def test_as_test_needs_an_expectation(call, tmp_path):
 def test_every_shipped_recipe_dry_runs(call, name):
     status, out, err = call("train", name, "--dry-run")
     if status and "pip install 'rllib-llm[" in err:
-        pytest.skip(err)  # its environment stands on an optional library
+        pytest.skip(err)  # its environment requires an optional package
     assert status == 0, err
     for part in ("per iteration", "tokens", "updates", "parameters", "memory"):
         assert part in out
     assert "nothing was trained" in out
 
 
-def test_the_first_real_error_is_found_under_its_wrappers():
+def test_root_cause_of_wrapped_errors():
     class Wrapper(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""sweep report and plot as commands."""
+"""The commands ``sweep report``, ``plot`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_report_is_a_table_in_ascii(call, run):
     assert lines[1] == ["#", "lr", "final", "best", "seeds", "iterations", "state"]
     assert lines[2][:5] == ["1", "0.2", "0.7", "+-", "6.4"]
     assert lines[3][:5] == ["2", "0.1", "0.6", "+-", "6.4"]
-    assert "what mattered" in out and "seed" in out
+    assert "effects (share" in out and "seed" in out
 
 
 def test_the_report_as_json(call, run):
@@ -57,7 +57,7 @@ def test_curves_are_drawn(call, run, tmp_path):
     assert status == 1 and "must end in .png" in err
 
 
-def test_without_matplotlib_the_extra_is_named(call, run, monkeypatch):
+def test_plot_without_matplotlib_names_the_extra(call, run, monkeypatch):
     imported = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -78,7 +78,7 @@ def test_without_matplotlib_the_extra_is_named(call, run, monkeypatch):
         (["compare", ".", "."], "holds no trial"),
     ],
 )
-def test_mistakes_name_the_remedy(call, arguments, message, tmp_path, monkeypatch):
+def test_errors_name_the_remedy(call, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, err = call(*arguments)
     assert status == 1 and message in err

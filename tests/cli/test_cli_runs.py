@@ -1,4 +1,4 @@
-"""The command line at work: train, evaluate, export, resume, fail."""
+"""Commands on real runs: train, evaluate, export, resume, failures."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def storage(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def after_sft(storage, ray_session):
-    """A run of two iterations, begun with a warm start."""
-    from rllib_llm.cli.train import train
+    """A run of two iterations after SFT."""
+    from rllib_llm.cli.implementation.train import train
 
     settings = {"demonstrations": 8, "epochs": 1, "minibatch_size": 4}
     path = write(storage / "probe.yaml", sft=settings)
@@ -87,7 +87,7 @@ def pick(result, key):
     return result
 
 
-def test_a_run_leaves_all_that_is_promised(after_sft):
+def test_a_run_writes_its_documented_files(after_sft):
     (trial,) = after_sft.glob("trial_*")
     assert runs.newest_checkpoint(trial) is not None
     assert sorted(results(after_sft)) == [1, 2]
@@ -103,12 +103,12 @@ def test_evaluate_gives_an_interval_and_repeats(call, after_sft):
     args = ("evaluate", after_sft, "--episodes", 12, "--json")
     first, again = call(*args), call(*args)
     assert first[0] == 0
-    told = json.loads(first[1])
-    (result,) = told["evaluations"]
-    assert result["episodes"] == 12 and told["iteration"] == 2
+    output = json.loads(first[1])
+    (result,) = output["evaluations"]
+    assert result["episodes"] == 12 and output["iteration"] == 2
     success = result["success"]
     assert success["low"] <= success["mean"] <= success["high"]
-    assert told == json.loads(again[1])
+    assert output == json.loads(again[1])
     status, out, _ = call("evaluate", after_sft.name, "--storage", after_sft.parent)
     assert status == 0 and "95% interval" in out
 
@@ -119,15 +119,15 @@ def test_evaluate_samples_elsewhere_and_writes_outcomes(call, after_sft, tmp_pat
     how = ("--episodes", 5, "--samples", 3, "--both", "--out", file)
     status, out, err = call("evaluate", after_sft, *elsewhere, *how)
     assert status == 0 and out.count("pass@3") == 2, err
-    told = json.loads(file.read_text())["evaluations"]
-    assert [(e["env"], e["greedy"]) for e in told] == [
+    output = json.loads(file.read_text())["evaluations"]
+    assert [(e["env"], e["greedy"]) for e in output] == [
         (env, greedy)
         for env in ("bandit_probe-v0", "copy_probe-v0")
         for greedy in (True, False)
     ]
-    assert [len(e["outcomes"]) for e in told] == [5, 15, 5, 15]
-    assert told[3]["env_config"] == {"words": 2}
-    for evaluation in told:
+    assert [len(e["outcomes"]) for e in output] == [5, 15, 5, 15]
+    assert output[3]["env_config"] == {"words": 2}
+    for evaluation in output:
         returns = [o["episode_return"] for o in evaluation["outcomes"]]
         assert np.mean(returns) == pytest.approx(evaluation["episode_return"]["mean"])
 
@@ -136,16 +136,16 @@ def test_play_shows_what_evaluate_counts(call, after_sft, tmp_path):
     file = tmp_path / "outcomes.json"
     how = ("--episodes", 3, "--sampled", "--out", file)
     assert call("evaluate", after_sft, *how)[0] == 0
-    (told,) = json.loads(file.read_text())["evaluations"]
+    (output,) = json.loads(file.read_text())["evaluations"]
     args = ("play", "copy_probe-v0", after_sft, "--episodes", 3)
     status, out, err = call(*args)
     assert status == 0, err
     shown = [line for line in out.splitlines() if ": return " in line]
-    for outcome, line in zip(told["outcomes"], shown, strict=True):
+    for outcome, line in zip(output["outcomes"], shown, strict=True):
         assert f": return {outcome['episode_return']:g}," in line
 
 
-def test_a_loaded_policy_needs_no_ray(after_sft):
+def test_a_loaded_policy_does_not_require_ray(after_sft):
     code = (
         "import ray, sys\n"
         "from rllib_llm import LLMPolicy\n"
@@ -164,8 +164,8 @@ def test_export_loads_with_the_auto_classes(call, after_sft, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "exported"
-    status, said, err = call("export", after_sft, out)
-    assert status == 0 and "loaded back" in said, err
+    status, stdout, err = call("export", after_sft, out)
+    assert status == 0 and "loaded back" in stdout, err
     model = AutoModelForCausalLM.from_pretrained(out)
     assert len(AutoTokenizer.from_pretrained(out)) == model.config.vocab_size
     assert [p.name for p in tmp_path.iterdir()] == ["exported"]
@@ -178,7 +178,7 @@ def test_export_loads_with_the_auto_classes(call, after_sft, tmp_path):
     assert status == 1 and "without LoRA" in err
 
 
-def test_a_finished_run_goes_on_when_stop_is_extended(call, after_sft):
+def test_a_finished_run_continues_when_stop_is_raised(call, after_sft):
     status, out, _ = call("train", "--resume", after_sft)
     assert status == 0 and "Nothing to do" in out
     longer = ("stop.training_iteration=3",)
@@ -192,7 +192,7 @@ def test_a_changed_recipe_is_not_resumed(call, after_sft):
     assert status == 1 and "differs in seed, training.lr" in err
 
 
-def test_a_broken_expectation_ends_with_status_1(call, storage):
+def test_an_unmet_expectation_exits_with_status_1(call, storage):
     bound = {
         "env_runners/episode_return_mean": 2.0,
         "learners/default_policy/ref_kl": 0,
@@ -267,7 +267,7 @@ def environment(*folders):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(call, storage):
+def test_a_killed_run_resumes_exactly(call, storage):
     sft = {"demonstrations": 200, "mistake_rate": 0.5, "lr": 5e-3}
     path = write(storage / "killed.yaml", evaluation=None, sft=sft)
     endless = ("train", path, "--storage", storage, "stop.training_iteration=100000")
@@ -311,8 +311,8 @@ def test_two_runs_are_compared_on_the_same_tasks(call, storage, after_sft):
     assert found == json.loads(again[1])
     assert found["settings"]["training.lr"] == [1e-3, 0.1]
     assert [p["what"] for p in found["played"]] == ["success", "return"]
-    told = call("evaluate", other, "--episodes", 6, "--json")[1]
-    (alone,) = json.loads(told)["evaluations"]
+    output = call("evaluate", other, "--episodes", 6, "--json")[1]
+    (alone,) = json.loads(output)["evaluations"]
     success, returns = found["played"]
     assert success["n"] == returns["n"] == 6 and found["left_out"] == 0
     assert success["mean_b"] == alone["success"]["mean"]

@@ -1,4 +1,4 @@
-"""A full disk ends the command with a sentence."""
+"""Errors on a full disk."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rllib_llm.cli.failures import describe_full_disk
 
 
 def wrapped(error):
-    """Return an error that another one caused, as Ray wraps them."""
+    """Return an error with a cause, wrapped as Ray does."""
     outer = RuntimeError("a trial failed")
     outer.__cause__ = error
     return outer
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_the_system_says_that_the_disk_is_full(number, tmp_path):
+def test_errno_of_a_full_disk(number, tmp_path):
     error = wrapped(OSError(number, "No space"))
-    told = describe_full_disk(error, tmp_path / "not" / "made" / "yet")
-    assert "The disk is full" in told and f"free in {tmp_path}." in told
+    message = describe_full_disk(error, tmp_path / "not" / "made" / "yet")
+    assert "The disk is full" in message and f"free in {tmp_path}." in message
 
 
-def test_tunes_empty_files_mean_a_full_disk_only_if_it_is(tmp_path, monkeypatch):
+def test_empty_files_of_tune_on_a_full_disk(tmp_path, monkeypatch):
     for error in (EOFError("Ran out of input"), pickle.UnpicklingError("cut")):
         assert describe_full_disk(wrapped(error), tmp_path) is None
     monkeypatch.setattr(
@@ -61,9 +61,7 @@ def small_disk(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_a_run_on_a_full_disk_ends_with_a_sentence_and_goes_on(
-    small_disk, call, tmp_path
-):
+def test_a_run_on_a_full_disk_fails_clearly_and_resumes(small_disk, call, tmp_path):
     from test_cli_runs import write
 
     from rllib_llm.runs import folders

@@ -1,4 +1,4 @@
-"""``rllib-llm play`` as it is typed, with the input of a pipe."""
+"""``rllib-llm play`` with the input of a pipe."""
 
 import io
 
@@ -12,7 +12,7 @@ from rllib_llm.inference.match import assign_agents
 
 
 class Painter(TextEnv):
-    """Says and answers what would clear a terminal's screen."""
+    """Environment whose texts contain terminal control sequences."""
 
     def start(self, rng):
         return "\x1b[2JPaint!\r\u202e"
@@ -29,7 +29,7 @@ class Painter(TextEnv):
 
 @pytest.fixture
 def play(call, monkeypatch):
-    """Run the command with lines to type; return status and what is shown."""
+    """Run the command with input lines; return the status and the output."""
 
     def run(*arguments, typed=()):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{t}\n" for t in typed)))
@@ -53,8 +53,8 @@ def test_environments_with_options(text, name, options):
 
 
 @pytest.mark.parametrize("text", ["", ":upper=3", "upper=3"])
-def test_options_need_an_environment(text):
-    with pytest.raises(ConfigError, match="names no environment"):
+def test_options_without_an_environment_are_rejected(text):
+    with pytest.raises(ConfigError, match="does not name an environment"):
         parse_env(text)
 
 
@@ -76,15 +76,15 @@ def test_control_characters_do_not_reach_the_terminal(play):
     assert r"You said \x1b]0;red\x07" in out
 
 
-def test_the_end_of_the_input_is_a_wish_to_stop(play):
+def test_end_of_input_quits(play):
     status, out = play("guess_number-v0", typed=["what?"])
     assert status == 0 and "stopped after" in out
 
 
-def test_moves_are_taken_back(play):
+def test_undo(play):
     env = "guess_number-v0:upper=31,max_turns=3"
     status, out = play(env, typed=["/undo", "nonsense", "guess 1", "/undo", "/quit"])
-    assert status == 0 and "There is nothing to take back." in out
+    assert status == 0 and "There is nothing to undo." in out
     assert "stopped after 1 turns" in out  # two answers, one taken back
     # What is taken back costs nothing: bisection still finds the number in time.
     typed = ["x", "x", "/undo", "/undo"] + ["/expert"] * 3
@@ -92,7 +92,7 @@ def test_moves_are_taken_back(play):
     assert ", solved" in out
 
 
-def test_commands_explain_themselves(play):
+def test_help_and_unknown_commands(play):
     typed = ["/help", "/what", "/actions", "/random", "//x", "two\\", "lines", "/quit"]
     out = play("guess_number-v0:upper=9", typed=typed)[1]
     assert out.count("/undo     take back") == 2 and "no command '/what'" in out
@@ -100,7 +100,7 @@ def test_commands_explain_themselves(play):
     assert "stopped after 3 turns" in out
 
 
-def test_several_seats(play):
+def test_several_agents(play):
     agents = ["--player", "alice=expert", "--player", "bob=person"]
     status, out = play("secret_sum-v0", *agents, typed=["/expert"] * 9)
     assert status == 0 and "alice_0 expert, bob_0 person" in out
@@ -128,12 +128,12 @@ def test_undo_among_scripts(play):
         (["secret_sum-v0", "/no/such/run"], "does not exist"),
     ],
 )
-def test_mistakes_end_with_status_1_and_a_remedy(play, arguments, message):
+def test_errors_exit_with_status_1_and_a_remedy(play, arguments, message):
     status, out = play(*arguments)
     assert status == 1 and message in out and "Traceback" not in out
 
 
-def test_seats_without_a_wish():
+def test_default_players():
     assert assign_agents(["x", "y", "z"], {}, None) == {
         "x": "person",
         "y": "random",

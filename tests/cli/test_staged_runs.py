@@ -59,7 +59,7 @@ def write(path, **changes):
 
 
 def results(folder):
-    """Return what the only trial of a stage reported last, by iteration."""
+    """Return the results of the only trial of a stage, by iteration."""
     (path,) = folder.glob("trial_*/result.json")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["training_iteration"]: row for row in rows}
@@ -79,7 +79,7 @@ def telling(row):
 @pytest.fixture(scope="module")
 def finished(storage, ray_session):
     """A run of three stages."""
-    from rllib_llm.cli.train import train
+    from rllib_llm.cli.implementation.train import train
 
     path = write(storage / "probe.yaml")
     options = {"resume": None, "dry_run": False, "verbose": False, "storage": storage}
@@ -102,13 +102,13 @@ def test_evaluate_and_export_take_the_last_stage(call, finished, tmp_path):
     status, out, err = call("evaluate", finished, "--episodes", 4, "--json")
     assert status == 0, err
     assert "/3_second/" in json.loads(out)["checkpoint"]
-    status, said, err = call("export", finished, tmp_path / "model")
-    assert status == 0 and "/3_second/" in said, err
+    status, stdout, err = call("export", finished, tmp_path / "model")
+    assert status == 0 and "/3_second/" in stdout, err
     status, out, _ = call("evaluate", finished / "1_sft", "--episodes", 4, "--json")
     assert status == 0 and "/1_sft/" in json.loads(out)["checkpoint"]
 
 
-def test_a_finished_run_is_judged_again_and_may_go_on(call, finished):
+def test_a_finished_run_is_judged_again_and_may_continue(call, finished):
     status, out, _ = call("train", "--resume", finished, "--as-test")
     assert status == 0 and "Nothing to do" in out and out.count(" ok") == 2
     earlier = "stages.sft.stop.training_iteration=3"
@@ -121,7 +121,7 @@ def test_a_finished_run_is_judged_again_and_may_go_on(call, finished):
     assert sorted(results(finished / "2_first")) == [1, 2]
 
 
-def test_a_stage_that_fails_its_test_ends_the_run(call, storage):
+def test_an_unmet_expectation_of_a_stage_ends_the_run(call, storage):
     expect = {"learners/default_policy/ref_kl": 1}
     stages = [{**RECIPE["stages"][0], "expect": expect}, RECIPE["stages"][1]]
     path = write(storage / "hopeless.yaml", stages=stages)
@@ -174,7 +174,7 @@ def in_the_second_stage(path, storage, errors=subprocess.DEVNULL):
     return process, run
 
 
-def test_a_run_killed_in_its_second_stage_goes_on_exactly(call, storage):
+def test_a_run_killed_in_its_second_stage_resumes_exactly(call, storage):
     path = write(storage / "killed.yaml")
     process, run = in_the_second_stage(path, storage)
     os.killpg(process.pid, signal.SIGKILL)

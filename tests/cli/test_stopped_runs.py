@@ -1,4 +1,4 @@
-"""Runs that a signal stops, and runs that somebody else trains."""
+"""Runs stopped by a signal, and runs locked by another process."""
 
 from __future__ import annotations
 

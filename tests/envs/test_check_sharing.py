@@ -85,7 +85,7 @@ def test_seeding_the_process_is_reported():
 
 
 def test_the_command_line_takes_processes(capsys):
-    from rllib_llm.cli.check import check
+    from rllib_llm.cli.implementation.check import check
 
     assert not check("check_toys:Seeds", [], None, None)
     assert check("check_toys:Seeds", [], None, None, env_processes=True)

@@ -305,7 +305,7 @@ def test_seeds_are_needed():
 
 
 def test_the_command_line_checks_games_of_several_agents(capsys):
-    from rllib_llm.cli.check import check
+    from rllib_llm.cli.implementation.check import check
 
     assert check("secret_sum-v0", ["agents=3"], None, None)
     printed = capsys.readouterr().out

@@ -33,7 +33,7 @@ def test_lock_of_another_process_is_respected_until_it_dies(tmp_path):
         for _ in range(2):  # asking changes nothing
             with pytest.raises(ConfigError, match=message), run_lock(run):
                 raise AssertionError("both hold it")
-        with pytest.raises(ConfigError, match="start a run of another name"):
+        with pytest.raises(ConfigError, match="start a run with another name"):
             HoldRunLock(run).setup()
     finally:
         os.kill(holder.pid, signal.SIGKILL)

@@ -97,7 +97,7 @@ def test_pbt_rejects_settings_stored_in_checkpoints(fields, message):
 
 
 def test_asha_requires_max_iterations():
-    with pytest.raises(ConfigError, match="how long a trial may become"):
+    with pytest.raises(ConfigError, match="requires the maximum length of a trial"):
         recipe({"scheduler": "asha", **ORDER}, stop={RETURN: 0.9})
 
 

@@ -1,4 +1,4 @@
-"""``rllib-llm list``: what can be named."""
+"""``rllib-llm list``: names that recipes can use."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from rllib_llm.yaml_io import read
 
 
 def show(kind: str | None) -> None:
-    """Print one kind of thing, or all.
+    """Print the names of one kind, or of all kinds.
 
     Raises:
-        ConfigError: For an unknown kind.
+        ConfigError: The kind is unknown.
     """
     if kind is not None and kind not in _KINDS:
-        raise ConfigError(
-            f"Nothing to list called {kind!r}. {did_you_mean(kind, _KINDS)}"
-        )
+        raise ConfigError(f"Unknown kind {kind!r}. {did_you_mean(kind, _KINDS)}")
     for name in [kind] if kind else _KINDS:
         rows = list(_KINDS[name]())
         typer.echo(f"{name}:")

@@ -1,0 +1,1 @@
+"""Implementations of the commands; they import torch and ray when they run."""

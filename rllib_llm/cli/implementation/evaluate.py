@@ -1,0 +1,138 @@
+"""``rllib-llm evaluate``: a checkpoint on held-out tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rllib_llm.cli.env_options import parse_env
+from rllib_llm.cli.loading import load_algorithm, locate
+from rllib_llm.cli.session import ray_session
+from rllib_llm.errors import ConfigError
+from rllib_llm.evaluation.outcomes import Outcome
+from rllib_llm.evaluation.success_statistics import Estimate
+from rllib_llm.evaluation.summary import Evaluation, evaluate_algorithm
+
+Played = list[tuple[Evaluation, list[Outcome]]]
+
+
+def evaluate(
+    run: str,
+    *,
+    episodes: int,
+    samples: int,
+    modes: list[str],
+    envs: list[str],
+    as_json: bool,
+    out: Path | None,
+    storage: Path | None,
+    verbose: bool,
+) -> int:
+    """Evaluate the newest checkpoint of ``run``; return the exit status.
+
+    Args:
+        run: Folder or name of a run, trial or checkpoint.
+        episodes: Number of held-out tasks of each environment.
+        samples: Rollouts per task if tokens are sampled.
+        modes: At most one of ``"greedy"``, ``"sampled"`` and ``"both"``; empty: greedy,
+            or sampled if there are several samples.
+        envs: Environments as ``NAME[:key=value,...]``; empty: the run's.
+        as_json: Print JSON.
+        out: File for JSON with all outcomes.
+        storage: Parent of run folders.
+        verbose: Show the output of all processes.
+    """
+    greedy_modes = _greedy_modes(modes, samples)
+    env_specs = [parse_env(text) for text in envs] or [(None, {})]
+    paths = locate(run, storage)
+    with ray_session(verbose=verbose):
+        algo = load_algorithm(paths.checkpoint)
+        played = [
+            evaluate_algorithm(
+                algo,
+                episodes,
+                greedy=greedy,
+                samples=1 if greedy else samples,
+                env=env,
+                env_config=options,
+            )
+            for env, options in env_specs
+            for greedy in greedy_modes
+        ]
+        iteration = algo.training_iteration
+        algo.stop()
+    head = {"checkpoint": str(paths.checkpoint), "iteration": iteration}
+    if out is not None:
+        out.write_text(_as_json(head, played, outcomes=True) + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(_as_json(head, played, outcomes=False))
+    else:
+        typer.echo(f"checkpoint: {paths.checkpoint}, after {iteration} iterations")
+        for evaluation, _ in played:
+            typer.echo("\n".join(_report(evaluation)))
+    return 0 if all(evaluation.episodes for evaluation, _ in played) else 1
+
+
+def _greedy_modes(modes: list[str], samples: int) -> list[bool]:
+    """Return the value of ``greedy`` for each evaluation."""
+    if len(modes) > 1:
+        raise ConfigError(
+            f"{' and '.join(f'--{m}' for m in modes)} exclude each other. Give only "
+            "one of --greedy, --sampled and --both."
+        )
+    mode = modes[0] if modes else "sampled" if samples > 1 else "greedy"
+    if mode == "greedy" and samples > 1:
+        raise ConfigError(
+            f"--samples {samples} cannot be combined with --greedy, since the most "
+            "likely tokens are the same every time. Use --sampled or --both."
+        )
+    return {"greedy": [True], "sampled": [False], "both": [True, False]}[mode]
+
+
+def _as_json(head: dict[str, Any], played: Played, *, outcomes: bool) -> str:
+    evaluations = []
+    for evaluation, each in played:
+        evaluations.append(dataclasses.asdict(evaluation))
+        if outcomes:
+            evaluations[-1]["outcomes"] = [dataclasses.asdict(o) for o in each]
+    return json.dumps({**head, "evaluations": evaluations}, indent=2)
+
+
+def _report(result: Evaluation) -> list[str]:
+    mode = "greedy" if result.greedy else f"{result.samples} sampled"
+    options = ", ".join(f"{k}={v}" for k, v in result.env_config.items())
+    lines = [
+        f"{result.env}{f' ({options})' if options else ''}: {result.tasks} held-out "
+        f"tasks, {mode}"
+    ]
+    if result.failures:
+        reasons = ", ".join(f"{k} {v}" for k, v in result.failures.items())
+        lines.append(f"  failed    {sum(result.failures.values())}  ({reasons})")
+    if result.success is not None:
+        lines.append(f"  success   {_with_interval(result.success)}")
+    for k, estimate in result.pass_at.items():
+        lines.append(f"  {f'pass@{k}':<9} {_with_interval(estimate)}")
+    if result.optimal_value is not None:
+        lines.append(
+            f"  optimal   {result.optimal_value:.3f}  (best policy, the same tasks)"
+        )
+    if result.episode_return is not None:
+        lines += [
+            f"  return    {_with_interval(result.episode_return)}",
+            f"  turns     {result.turns:.1f}",
+            f"  tokens    {result.tokens:.1f}",
+        ]
+    ends = ", ".join(f"{k} {v}" for k, v in result.stop_reasons.items())
+    return [*lines, f"  ended by  {ends or 'nothing: every episode failed'}"]
+
+
+def _with_interval(estimate: Estimate) -> str:
+    if estimate.low is None:
+        return f"{estimate.mean:.3f}  (no interval from one task)"
+    return (
+        f"{estimate.mean:.3f}  (95% interval {estimate.low:.3f} to {estimate.high:.3f})"
+    )

@@ -1,0 +1,96 @@
+"""``rllib-llm export``: a policy as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rllib_llm.cli.loading import load_algorithm, locate
+from rllib_llm.cli.session import ray_session
+from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
+from rllib_llm.evaluation.runner import local_runner
+from rllib_llm.manifest import built_whole
+
+
+def export(
+    run: str,
+    out: Path,
+    *,
+    policy: str | None,
+    adapter: bool,
+    storage: Path | None,
+    verbose: bool,
+) -> None:
+    """Write the newest policy of ``run`` into ``out`` and verify it.
+
+    Raises:
+        ConfigError: ``out`` exists, ``adapter`` is set without LoRA, or the policy is
+            ambiguous or unknown.
+        CheckpointError: The written model differs from the policy.
+    """
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ConfigError(
+            f"{out} exists, and export does not overwrite. Give a new folder."
+        )
+    paths = locate(run, storage)
+    with ray_session(verbose=verbose):
+        algo = load_algorithm(paths.checkpoint)
+        module = _choose(local_runner(algo).modules, policy)
+        # The folder appears only once it is complete and verified.
+        with built_whole(out, manifest=False) as work:
+            module.save_model(work, merged=not adapter)
+            parameters = verify(work, module)
+        algo.stop()
+    typer.echo(
+        f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
+        f"AutoTokenizer. From {paths.checkpoint}"
+    )
+
+
+def _choose(modules: dict[str, Any], policy: str | None) -> Any:
+    """Return the policy of that name, or the only one."""
+    if policy is None and len(modules) == 1:
+        policy = next(iter(modules))
+    if policy is None:
+        raise ConfigError(
+            f"The run has several policies: {', '.join(modules)}. Select one with "
+            "--policy."
+        )
+    if policy not in modules:
+        hint = did_you_mean(policy, modules)
+        raise ConfigError(f"The run does not have a policy {policy!r}. {hint}")
+    return modules[policy]
+
+
+def verify(folder: Path, module: Any) -> int:
+    """Load ``folder`` with the Auto classes and compare logits with ``module``'s.
+
+    Returns:
+        The number of parameters loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device = next(module.lm.parameters()).device
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=next(module.lm.parameters()).dtype
+    )
+    model.to(device).eval()
+    ids = tokenizer("Hello, world.", return_tensors="pt").input_ids.to(device)
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+        expected = module.lm.eval()(input_ids=ids, use_cache=False).logits.float()
+    error = (logits - expected).abs().max().item()
+    # Merging an adapter into bfloat16 weights rounds them once more.
+    is_float32 = model.dtype == torch.float32
+    tolerance = 1e-4 if is_float32 else 0.05 * expected.abs().max().item()
+    if error > tolerance:
+        raise CheckpointError(
+            "The logits of the exported model differ from the policy's by "
+            f"{error:.3g}, "
+            "so the export was deleted. Please report this as a bug."
+        )
+    return sum(p.numel() for p in model.parameters())
