@@ -1,6 +1,6 @@
-"""What people see of a run: metrics, transcripts, progress.
+"""Callbacks of RLlib and Tune: metrics, transcripts and progress of a run.
 
-Importing this package loads neither torch nor ray; env runners import its modules.
+Importing this package loads neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def run_callbacks(
     """Return the Tune callbacks of a run: progress, TensorBoard, transcripts, others.
 
     Pass them as ``tune.RunConfig(callbacks=..., verbose=0)``; ``verbose=0`` silences
-    Tune's own tables. Their order matters: TranscriptLogger takes transcripts and
-    histograms out of the result before ``loggers``, and Tune's JSON and CSV loggers,
-    which come after them, see it.
+    Tune's own tables. Their order matters: TranscriptLogger removes transcripts and
+    histograms from the result, so it must come before ``loggers`` and before Tune's
+    JSON and CSV loggers, which Tune appends.
 
     Args:
-        recipe_name: Shown in the first line.
-        algo_config: The config of the run; only read.
-        stop: Where training stops, by result key, for the time left.
-        time_budget_s: Seconds after which Tune stops all trials; None: no such limit.
-        expect: Thresholds by result key, marked when reached.
+        recipe_name: Name of the recipe, for the first line.
+        algo_config: The config of the run; it is only read.
+        stop: Bounds of result keys, to estimate the remaining time.
+        time_budget_s: Seconds after which Tune stops all trials; None: no limit.
+        expect: Thresholds by result key; the line that reaches them is marked.
         hyperparameters: Settings for TensorBoard's HParams tab, by dotted names.
-        tensorboard: Whether to write for TensorBoard.
-        loggers: More loggers; they see numbers only.
+        tensorboard: Whether to write TensorBoard files.
+        loggers: Further loggers; they get numbers only.
     """
     from rllib_llm.callbacks.tune_logging import (
         NoTensorBoard,
@@ -95,6 +95,6 @@ def _title(recipe_name: str, config: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    # In a sweep a setting may be a search space: a dictionary or a sampler of Tune.
+    # In a sweep a setting may be a search space: a dictionary or one of Tune's objects.
     simple = isinstance(value, str | int | float) or value is None
     return str(value) if simple else "searched"

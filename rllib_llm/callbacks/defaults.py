@@ -1,4 +1,4 @@
-"""What every LLM algorithm logs without being asked."""
+"""Default callbacks and statistics of every LLM algorithm."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rllib_llm.transcripts.collector import TranscriptCollector
 def install_defaults(config: Any) -> None:
     """Add the package's statistics and callbacks to ``config``.
 
-    Idempotent, and called again when the config is validated, so that callbacks and
-    statistics of the user's own come beside ours instead of replacing them. Among the
-    callbacks, a subclass of one of ours takes its place.
+    It is idempotent, and called again when the config is validated, so that callbacks
+    of the user are added to the defaults instead of replacing them. A subclass of a
+    default callback replaces that default.
     """
     if EPISODE_MEAN not in config.stats_cls_lookup:
         config.stats_cls_lookup = {
@@ -27,14 +27,14 @@ def install_defaults(config: Any) -> None:
     given = list(given) if isinstance(given, list | tuple) else [given]
     given = [c for c in given if c is not None and c is not RLlibCallback]
     missing = [
-        ours
-        for ours in (ExactResults, TranscriptCollector)
-        if not any(_is_subclass(c, ours) for c in given)
+        default
+        for default in (ExactResults, TranscriptCollector)
+        if not any(_is_subclass(c, default) for c in given)
     ]
     if missing:
         config.callbacks_class = [*missing, *given]
 
 
 def _is_subclass(callback: Any, base: type) -> bool:
-    # Callables that build a callback (functools.partial) are allowed as well.
+    # RLlib also accepts callables that build a callback, e.g. functools.partial.
     return isinstance(callback, type) and issubclass(callback, base)

@@ -1,4 +1,4 @@
-"""Per-episode numbers, logged by the env runner (docs/metrics.md explains each)."""
+"""Episode metrics logged by the EnvRunner (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rllib_llm.engines.base import GenerationEngine
 COMPLETION_TOKENS = "num_completion_tokens"
 COMPLETION_TOKENS_LIFETIME = "num_completion_tokens_lifetime"
 SUCCESS_RATE = "success_rate"
-# Of which values histograms are kept, and what they are called.
+# Metrics with histograms, and the names of those.
 _DISTRIBUTIONS = {
     EPISODE_RETURN_MEAN: "returns",
     "turns_mean": "turns",
@@ -46,11 +46,11 @@ _STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
 def log_episodes(metrics: Any, episodes: list[Any], num_failed: int) -> None:
-    """Log everything known about finished episodes.
+    """Log the metrics of finished episodes.
 
-    Means are exact over the episodes (or turns) since the last report, over all
-    EnvRunners and however many were played at a time, and not smoothed: with a fixed
-    number of episodes per iteration each value stands for one iteration.
+    Means are exact and unsmoothed: over all episodes (or turns) of all EnvRunners since
+    the last report. With a fixed number of episodes per iteration each value belongs to
+    one iteration.
     """
     metrics.log_value("num_episodes_failed", num_failed, reduce="sum")
     if not episodes:
@@ -104,7 +104,7 @@ def _num_sampled(episode: Any) -> int:
 
 
 def _episode_values(episode: Any) -> dict[Any, float]:
-    """Return what is averaged over episodes."""
+    """Return the values that are averaged over episodes."""
     data, parts = episode_data(episode), agent_episodes(episode)
     ret, length = float(episode.get_return()), len(episode)
     values: dict[Any, float] = {
@@ -120,8 +120,8 @@ def _episode_values(episode: Any) -> dict[Any, float]:
         agent_id = part.agent_id or DEFAULT_AGENT_ID
         values["agent_episode_return_mean", agent_id] = float(part.get_return())
         modules[part.module_id or DEFAULT_MODULE_ID] += float(part.get_return())
-    for module_id, earned in modules.items():
-        values["module_episode_return_mean", module_id] = earned
+    for module_id, episode_return in modules.items():
+        values["module_episode_return_mean", module_id] = episode_return
     if data.success is not None:
         values[SUCCESS_RATE] = float(data.success)
     values |= {("env", name): value for name, value in data.metrics.items()}
@@ -129,7 +129,7 @@ def _episode_values(episode: Any) -> dict[Any, float]:
 
 
 def _turn_values(episode: Any) -> dict[str, list[float]]:
-    """Return what is averaged over turns: long episodes count by their turns."""
+    """Return the values that are averaged over turns, not over episodes."""
     parts = [p.get_extra_model_outputs(columns.TURN) for p in agent_episodes(episode)]
     turns = [turn for part in parts for turn in part]
     repeated: dict[str, list[float]] = defaultdict(list)
@@ -146,9 +146,9 @@ def _turn_values(episode: Any) -> dict[str, list[float]]:
 
 
 def returns_std(episodes: list[Any], group_size: int) -> list[float]:
-    """Return the standard deviation of returns, a value per group.
+    """Return the standard deviation of returns of each group.
 
-    Groups of one have no spread; there it is that of all episodes together.
+    With groups of one it is that of all episodes together.
     """
     groups: dict[Any, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -159,7 +159,7 @@ def returns_std(episodes: list[Any], group_size: int) -> list[float]:
 
 
 def log_waits(metrics: Any, num_stalls: int, longest_s: float) -> None:
-    """Log how often and how long no turn finished."""
+    """Log the number of stalls and the longest wait for a turn, in seconds."""
     metrics.log_value("num_stalls", num_stalls, reduce="sum")
     metrics.log_value("longest_wait_s", longest_s, reduce="max")
 

@@ -1,4 +1,4 @@
-"""Repairs of RLlib's result: timers per iteration, no evaluation reported twice."""
+"""Callback for results with exact timers and without repeated evaluations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _EXACT_TIMERS = (
 
 
 class ExactResults(RLlibCallback):
-    """Makes every value of an iteration's result belong to that iteration.
+    """Makes every value of a result belong to its iteration.
 
-    Active in every LLM algorithm. RLlib smooths timers with a factor of 0.01, so that
-    they hardly leave their first value, and repeats an evaluation's numbers in the
-    result of the iteration after it.
+    Active in every LLM algorithm. RLlib smooths timers with a factor of 0.01, which
+    keeps them near their first value, and repeats an evaluation in the results of the
+    iterations after it.
     """
 
     def __init__(self) -> None:
@@ -43,24 +43,25 @@ class ExactResults(RLlibCallback):
     def on_algorithm_init(self, *, metrics_logger: Any, **kwargs: Any) -> None:
         """Create the timers as sums over the iteration."""
         for name in _EXACT_TIMERS:
-            # A key keeps the settings it was created with; RLlib gives its own later.
+            # A key keeps the settings of its first log_time; RLlib's own calls come
+            # later.
             metrics_logger.log_time((TIMERS, name), reduce="sum")
 
     @override(RLlibCallback)
     def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Remember that the next result has fresh evaluation numbers."""
-        # The evaluation before training stands in the result under its own name.
+        """Record that the next result has a new evaluation."""
+        # The evaluation before training has a result key of its own.
         self._evaluated = not getattr(algorithm, "is_evaluating_first", False)
 
     @override(RLlibCallback)
     def on_train_result(
         self, *, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Take stale evaluation numbers out of the result."""
+        """Remove a stale evaluation from the result."""
         timers = result.get(TIMERS, {})
         timers.pop(EVALUATION_ITERATION_TIMER, None)
         if self._evaluated:
-            # RLlib evaluates after it has compiled the timers.
+            # RLlib compiles the timers before it evaluates.
             timers[EVALUATION_ITERATION_TIMER] = metrics_logger.peek(
                 (TIMERS, EVALUATION_ITERATION_TIMER)
             )

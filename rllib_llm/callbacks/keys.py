@@ -1,4 +1,4 @@
-"""Result keys that the package reads or that recipes name (docs/metrics.md)."""
+"""Result keys read by the package or named by recipes (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SAMPLING_SECONDS = "timers/env_runner_sampling_timer"
 EVAL_RETURN = "evaluation/env_runners/episode_return_mean"
 EVAL_SUCCESS = "evaluation/env_runners/success_rate"
 EVAL_EPISODES = "evaluation/env_runners/num_episodes"
-# The policy that training began with, in the first iteration's result.
+# The evaluation before training, in the first iteration's result.
 FIRST_EVALUATION = "evaluation_before_training"
 FIRST_RETURN = f"{FIRST_EVALUATION}/env_runners/episode_return_mean"
 FIRST_SUCCESS = f"{FIRST_EVALUATION}/env_runners/success_rate"
 FIRST_EPISODES = f"{FIRST_EVALUATION}/env_runners/num_episodes"
-# Stop reasons that mean "the model ran out of tokens".
+# Stop reasons of episodes that ran out of tokens.
 TRUNCATED = (
     "env_runners/stop/max_tokens_turn",
     "env_runners/stop/max_tokens_episode",
@@ -58,20 +58,21 @@ def lookup(result: dict[str, Any], key: str) -> float | None:
 
 def truncated(result: dict[str, Any]) -> float | None:
     """Return the share of episodes that ran out of tokens."""
-    known = [s for s in (lookup(result, key) for key in TRUNCATED) if s is not None]
-    return sum(known) if known else None
+    shares = [lookup(result, key) for key in TRUNCATED]
+    reported = [share for share in shares if share is not None]
+    return sum(reported) if reported else None
 
 
 def modules(result: dict[str, Any]) -> list[str]:
-    """Return the modules that a result has learner statistics of."""
+    """Return the modules with Learner statistics in a result."""
     return [m for m in result.get("learners", {}) if m != ALL_MODULES]
 
 
 def lookup_learner(result: dict[str, Any], key: str) -> float | None:
     """Return ``learners/<module>/<key>``, averaged over the modules that have it."""
     values = [lookup(result, f"learners/{m}/{key}") for m in modules(result)]
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
+    reported = [v for v in values if v is not None]
+    return sum(reported) / len(reported) if reported else None
 
 
 def flat_keys(result: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Names of all results, so that a misspelt one is found before anything runs."""
+"""Names of all metrics, to reject misspelt ones before a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 from rllib_llm.errors import ConfigError, did_you_mean
 
-# Those of docs/metrics.md, in its order (a test compares them); "<..>" is any name.
+# The metrics of docs/metrics.md in its order (a test compares them); "<..>" is any
+# name.
 METRICS = (
     "env_runners/episode_return_mean",
     "env_runners/episode_return_min",
@@ -128,7 +129,7 @@ METRICS = (
     "timers/synch_weights",
     "timers/evaluation_iteration",
 )
-# What RLlib and Tune report about themselves.
+# Metrics of RLlib and Tune themselves.
 TUNES = (
     "training_iteration",
     "time_this_iter_s",
@@ -149,25 +150,25 @@ _EVALUATIONS = ("evaluation/", "evaluation_before_training/")
 
 
 def check_metric_name(name: str, where: str) -> None:
-    """Raise a ConfigError unless some run reports the result ``name``.
+    """Raise a ConfigError unless runs can report the metric ``name``.
 
     Args:
-        name: With ``/`` between levels.
-        where: Named in the message, e.g. ``"stop"``.
+        name: Result key with ``/`` between levels.
+        where: Field of the recipe, for the message, e.g. ``"stop"``.
     """
     prefix = next((p for p in _EVALUATIONS if name.startswith(p)), "")
     bare = name.removeprefix(prefix)
     bare = bare if bare.startswith("env_runners/") else name
-    known = (*METRICS, *TUNES)
-    if _THEIRS.fullmatch(name) or any(_matches(bare, pattern) for pattern in known):
+    patterns = (*METRICS, *TUNES)
+    if _THEIRS.fullmatch(name) or any(_matches(bare, pattern) for pattern in patterns):
         return
-    shown = [_filled(pattern, bare) for pattern in known]
+    shown = [_filled(pattern, bare) for pattern in patterns]
     if prefix:
         shown = [f"{prefix}{s}" for s in shown if s.startswith("env_runners/")]
     hint = did_you_mean(name, shown)
     if not hint.startswith("Did you mean"):
-        hint = "Results are listed in docs/metrics.md, e.g. " + ", ".join(shown[:4])
-    raise ConfigError(f"{where} names {name!r}, which no run reports. {hint}")
+        hint = "docs/metrics.md lists all metrics, e.g. " + ", ".join(shown[:4])
+    raise ConfigError(f"{where}: unknown metric {name!r}. {hint}")
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -176,10 +177,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _filled(pattern: str, name: str) -> str:
-    """Return the pattern with the names at the places in which ``name`` has some."""
-    theirs = name.split("/")
+    """Return the pattern with its placeholders replaced by the parts of ``name``."""
+    given = name.split("/")
     parts = pattern.split("/")
     return "/".join(
-        theirs[i] if re.fullmatch(r"<\w+>", part) and i < len(theirs) else part
+        given[i] if re.fullmatch(r"<\w+>", part) and i < len(given) else part
         for i, part in enumerate(parts)
     )

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class SettingsMLflow(MLflowLoggerCallback):
-    """Logs what the recipe says instead of RLlib's whole config.
+    """Logs the recipe's settings instead of RLlib's whole config.
 
-    That has hundreds of values, among them Python objects and texts that are longer
-    than MLflow takes.
+    The config has hundreds of values, among them Python objects and strings that exceed
+    MLflow's limit.
 
     Args:
-        settings: Plain values by their dotted names.
+        settings: Scalars by their dotted names.
         options: Keyword arguments of Ray's callback.
     """
 
@@ -31,7 +31,8 @@ class SettingsMLflow(MLflowLoggerCallback):
     def log_trial_start(self, trial: Trial) -> None:
         """Start the run and log the settings."""
         params = {**self._settings, **flatten_dict(trial.evaluated_params)}
-        # Ray logs the trial's config, now or at the end, as this says.
+        # True for this call, so that Ray does not log the config at the start; False
+        # after it, so that Ray does not log it at the end either.
         self.log_params_on_trial_end = True
         super().log_trial_start(trial)
         self.log_params_on_trial_end = False

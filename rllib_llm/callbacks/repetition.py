@@ -1,4 +1,4 @@
-"""How much turns repeat themselves, earlier turns, and what they read."""
+"""Metrics of repetition: within a turn, of earlier turns, and of prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 N = 4  # tokens of an n-gram
-# Odd, so that each n-gram of token ids keeps a hash of its own as good as always.
+# Odd factors are invertible modulo 2**64, which makes collisions of n-grams unlikely.
 _FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5],
     np.uint64,
@@ -21,19 +21,19 @@ COPIED_PROMPT = "copied_prompt_frac"
 
 
 def repetition(turns: Sequence[Any]) -> dict[str, list[float]]:
-    """Return shares of n-grams that are repeated, a value per turn.
+    """Return the shares of repeated n-grams, one value per turn.
 
     Args:
-        turns: An agent's turns of an episode, in order. Those with fewer than ``N``
-            tokens have no values.
+        turns: An agent's turns of an episode, in order. Turns with fewer than ``N``
+            tokens do not have values.
 
     Returns:
-        ``repeat_in_turn_frac``: n-grams of a turn that stood in it before.
-        ``repeat_of_turns_frac``: n-grams that stood in an earlier turn of the agent;
-        the first turn has none.
-        ``copied_prompt_frac``: n-grams that stand in what the turn's prompt added.
+        ``repeat_in_turn_frac``: n-grams that occur earlier in the same turn.
+        ``repeat_of_turns_frac``: n-grams that occur in earlier turns of the agent,
+        without a value for the first turn.
+        ``copied_prompt_frac``: n-grams that occur in the tokens added by the prompt.
     """
-    found: dict[str, list[float]] = {
+    shares: dict[str, list[float]] = {
         REPEAT_IN_TURN: [],
         REPEAT_OF_TURNS: [],
         COPIED_PROMPT: [],
@@ -44,13 +44,13 @@ def repetition(turns: Sequence[Any]) -> dict[str, list[float]]:
         if not len(grams):
             continue
         unique = np.unique(grams)
-        found[REPEAT_IN_TURN].append(1.0 - len(unique) / len(grams))
+        shares[REPEAT_IN_TURN].append(1.0 - len(unique) / len(grams))
         if index:
-            found[REPEAT_OF_TURNS].append(float(np.isin(grams, earlier).mean()))
-        read = _ngrams(turn.prompt_ids)
-        found[COPIED_PROMPT].append(float(np.isin(grams, read).mean()))
+            shares[REPEAT_OF_TURNS].append(float(np.isin(grams, earlier).mean()))
+        prompt = _ngrams(turn.prompt_ids)
+        shares[COPIED_PROMPT].append(float(np.isin(grams, prompt).mean()))
         earlier = np.union1d(earlier, unique)
-    return found
+    return shares
 
 
 def _ngrams(ids: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A mean that stays exact when several EnvRunners report."""
+"""Statistic for exact means over several EnvRunners."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ EPISODE_MEAN = "episode_mean"
 
 
 class EpisodeMeanStats(MeanStats):
-    """The mean of all values logged since the last report, wherever they were logged.
+    """Mean of all values logged by all EnvRunners since the last report.
 
-    RLlib's ``"mean"`` differs in two ways: it sends each runner's mean, so that the
-    root averages means of unequal numbers of episodes, and its window keeps the size
-    it was first created with. Here runners send the values themselves (one float per
-    episode or turn) and nothing is left over for the next report.
+    RLlib's ``"mean"`` differs in two ways: each runner sends its mean, so that the root
+    averages means over unequal numbers of episodes, and a window keeps its initial
+    size. This class sends the values (one float per episode or turn) and clears them
+    with every report.
 
-    Log with ``reduce="episode_mean"`` and no window, a number or a list of numbers.
+    Log a number or a list of numbers with ``reduce="episode_mean"`` without a window.
     """
 
     stats_cls_identifier = EPISODE_MEAN
 
     @override(MeanStats)
     def push(self, value: float | list[float]) -> None:
-        """Add one value or several: a call per value costs more than the value."""
+        """Add one value or a list of values; one call for many is faster."""
         self.values.extend(value if isinstance(value, list) else [value])
 
     @override(MeanStats)
     def reduce(self, compile: bool = True) -> Any:
-        """Return the mean, or a copy holding every value, and forget the values."""
+        """Return the mean, or a copy with all values, and clear the values."""
         if compile:
             return super().reduce(compile=True)
         report = self.clone()

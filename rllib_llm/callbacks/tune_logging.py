@@ -1,4 +1,4 @@
-"""Tune loggers: transcripts as JSONL beside result.json, and as TensorBoard text."""
+"""Tune loggers for transcripts (JSONL) and TensorBoard."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rllib_llm.transcripts.collector import (
     without_transcripts,
 )
 from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE
-from rllib_llm.transcripts.selection import SIBLING
+from rllib_llm.transcripts.selection import GROUP_MATE
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
 _SIMPLE = (bool, int, float, str)
-# What the HParams tab shows beside the settings.
+# Metrics in TensorBoard's HParams tab.
 _HPARAM_METRICS = (
     keys.RETURN,
     keys.SUCCESS,
@@ -50,17 +50,17 @@ _HPARAM_METRICS = (
 class TranscriptLogger(LoggerCallback):
     """Writes each trial's transcripts to ``transcripts.jsonl`` in its folder.
 
-    Also takes them and histograms out of the result, so that result.json, progress.csv,
-    Tune's own state and other loggers get numbers only. Tune hands one result to all
-    callbacks in turn, its own loggers last: put this one after everything that reads
-    transcripts or histograms.
+    It also removes them and histograms from the result, so that result.json,
+    progress.csv, Tune's state and other loggers get numbers only. Tune passes the same
+    dictionary to all callbacks in order, its own loggers last, so this callback must
+    come after every other that reads transcripts or histograms.
     """
 
     _SAVED_FILE_TEMPLATES = [TRANSCRIPTS_FILE]
 
     @override(LoggerCallback)
     def log_trial_start(self, trial: Trial) -> None:
-        """Bring back what a resumed trial wrote before."""
+        """Restore the transcripts of a resumed trial."""
         trial.init_local_path()
         self._restore_from_remote(TRANSCRIPTS_FILE, trial)
 
@@ -73,7 +73,7 @@ class TranscriptLogger(LoggerCallback):
         pop_histograms(result)
         if not records:
             return
-        # Opened anew each time: callbacks must stay picklable, and readers see it all.
+        # Reopened every time: Tune pickles callbacks, and readers see complete lines.
         path = Path(trial.local_path, TRANSCRIPTS_FILE)
         with path.open("a", encoding="utf-8") as file:
             for record in records:
@@ -83,11 +83,12 @@ class TranscriptLogger(LoggerCallback):
 class TranscriptTensorBoard(TBXLoggerCallback):
     """Tune's TensorBoard logger, with transcripts, histograms and hyperparameters.
 
-    A user-supplied TBXLoggerCallback replaces Tune's own, so scalars are written once.
+    Tune does not add its own TensorBoard logger if a TBXLoggerCallback is given, so
+    scalars are written once.
 
     Args:
         hyperparameters: Settings of the run by their dotted names, for the HParams tab
-            beside what a search varies.
+            in addition to the searched ones.
     """
 
     def __init__(self, hyperparameters: dict[str, Any] | None = None) -> None:
@@ -96,14 +97,15 @@ class TranscriptTensorBoard(TBXLoggerCallback):
 
     @override(TBXLoggerCallback)
     def log_trial_start(self, trial: Trial) -> None:
-        """Open the file in the run's own folder, where running curves are looked for.
+        """Open the file in the run folder, where TensorBoard shows it during the run.
 
-        Tune's place is a temporary folder that it copies from now and then.
+        Tune would write to a temporary folder that it copies only now and then.
         """
         if trial in self._trial_writer:
             self._trial_writer[trial].close()
         trial.init_local_path()
-        # Its thread may write what was logged after the flush that should have kept it.
+        # The writer's thread may write after flush() returned; a short interval bounds
+        # what a kill can lose.
         self._trial_writer[trial] = SummaryWriter(live_folder(trial), flush_secs=2)
         self._trial_result[trial] = {}
 
@@ -111,13 +113,13 @@ class TranscriptTensorBoard(TBXLoggerCallback):
     def log_trial_result(
         self, iteration: int, trial: Trial, result: dict[str, Any]
     ) -> None:
-        """Write scalars as ever, then histograms, and a text per split and pick."""
+        """Write scalars, histograms, and one text per split and kind of transcript."""
         bare = without_histograms(without_transcripts(result))
         super().log_trial_result(iteration, trial, bare)
         texts: dict[str, list[str]] = defaultdict(list)
         for record in read_result(result):
-            if record["picked"] == SIBLING:
-                continue  # a text for each would be most of the file
+            if record["picked"] == GROUP_MATE:
+                continue  # their texts would be most of the file
             tag = f"transcripts/{record['split']}/{record['picked']}"
             texts[tag].append(to_markdown(record))
         writer = self._trial_writer[trial]
@@ -131,8 +133,8 @@ class TranscriptTensorBoard(TBXLoggerCallback):
 
     @override(TBXLoggerCallback)
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Write hyperparameters, also those of a run that searches for none."""
-        # RLlib's own asks for what a search varies, and then calls the method below.
+        """Write hyperparameters, also for a run without a search."""
+        # The parent class calls _try_log_hparams only for trials of a search.
         if trial in self._trial_writer and not trial.evaluated_params:
             self._try_log_hparams(trial, self._trial_result[trial])
         super().log_trial_end(trial, failed)
@@ -151,11 +153,11 @@ class TranscriptTensorBoard(TBXLoggerCallback):
 
 
 def live_folder(trial: Trial, *, of_run: bool = False) -> str:
-    """Return the folder in which TensorBoard finds a trial's curves while it runs.
+    """Return the folder with a trial's TensorBoard files during the run.
 
     Args:
         trial: The trial.
-        of_run: Return that of all trials.
+        of_run: Whether to return the folder of the whole run.
     """
     storage = trial.storage
     if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
@@ -164,11 +166,11 @@ def live_folder(trial: Trial, *, of_run: bool = False) -> str:
 
 
 class NoTensorBoard(TBXLoggerCallback):
-    """Takes the place of Tune's TensorBoard logger, and writes nothing."""
+    """Replaces Tune's TensorBoard logger and writes nothing."""
 
     @override(TBXLoggerCallback)
     def log_trial_start(self, trial: Trial) -> None:
-        """Open no file."""
+        """Do not open a file."""
 
     @override(TBXLoggerCallback)
     def log_trial_result(
@@ -179,7 +181,8 @@ class NoTensorBoard(TBXLoggerCallback):
 
 def _add_histogram(writer: Any, tag: str, histogram: Histogram, step: int) -> None:
     filled = np.flatnonzero(histogram.counts)
-    # An empty bucket on each side, else TensorBoard draws from minus infinity.
+    # With an empty bucket on each side; otherwise TensorBoard draws from minus
+    # infinity.
     chosen = range(max(0, filled[0] - 1), min(len(LIMITS), filled[-1] + 2))
     limits = [min(float(LIMITS[i]), np.finfo(np.float64).max) for i in chosen]
     writer.add_histogram_raw(
@@ -206,7 +209,7 @@ def to_markdown(record: dict[str, Any]) -> str:
     expected = 0
     for turn in record["turns"]:
         if turn["turn"] != expected:
-            lines.append(f"*{turn['turn'] - expected} turns left out*")
+            lines.append(f"*{turn['turn'] - expected} turns omitted*")
         expected = turn["turn"] + 1
         notes = [f"{turn['tokens']} tokens", f"reward {turn['reward']:g}"]
         if turn["logp_mean"] is not None:
@@ -222,7 +225,7 @@ def to_markdown(record: dict[str, Any]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Put text into a code fence longer than any run of backticks in it."""
+    """Return the text in a code fence longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""A run's health in words, by documented thresholds (docs/live.md)."""
+"""Health gauges of a run with documented thresholds (docs/live.md)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rllib_llm.callbacks import keys
 from rllib_llm.callbacks.keys import lookup, lookup_learner
 
 OK, WATCH, BAD = "ok", "watch", "bad"
-SOLVED = 0.9  # mean success from which an even policy is no fault
+SOLVED = 0.9  # mean success from which low entropy and variance are expected
 
 
 @dataclasses.dataclass(frozen=True)
 class Gauge:
-    """A number and its bounds.
+    """A metric and its bounds.
 
     Attributes:
-        name: What the health line calls it.
-        key: Result key; of learners the part below the module.
-        ok: Largest healthy value (least, if ``falls``).
-        watch: Largest value that is not bad yet (least, if ``falls``).
-        form: How it is written.
-        falls: Whether low values are the bad ones.
-        unless_solved: Whether a solved task explains any value.
-        of_learners: Whether it is the mean over policies.
+        name: Its name in the health line.
+        key: Result key; with ``of_learners`` the part below the module.
+        ok: Largest value that is ok (smallest, if ``falls``).
+        watch: Largest value that is not bad (smallest, if ``falls``).
+        form: Format specification.
+        falls: Whether low values are bad.
+        unless_solved: Whether every value is ok once the task is solved.
+        of_learners: Whether to read the mean over policies.
     """
 
     name: str
@@ -50,13 +50,20 @@ GAUGES = (
         unless_solved=True,
         of_learners=True,
     ),
-    Gauge("flat groups", keys.ZERO_VARIANCE_GROUPS, 0.7, 0.95, unless_solved=True),
+    Gauge(
+        "zero-variance groups", keys.ZERO_VARIANCE_GROUPS, 0.7, 0.95, unless_solved=True
+    ),
     Gauge("invalid", keys.INVALID, 0.05, 0.3),
     Gauge("truncated", "truncated", 0.05, 0.3),
     Gauge(
-        "sampler gap", keys.TRAIN_INFERENCE_MISMATCH, 0.02, 0.1, ".1e", of_learners=True
+        "train-inference mismatch",
+        keys.TRAIN_INFERENCE_MISMATCH,
+        0.02,
+        0.1,
+        ".1e",
+        of_learners=True,
     ),
-    Gauge("weights lag", keys.POLICY_STALENESS, 1.0, 4.0, ".1f", of_learners=True),
+    Gauge("policy staleness", keys.POLICY_STALENESS, 1.0, 4.0, ".1f", of_learners=True),
 )
 
 
@@ -65,8 +72,8 @@ class Reading:
     """A gauge's value in one result.
 
     Attributes:
-        name: The gauge.
-        value: As text.
+        name: Name of the gauge.
+        value: The formatted value.
         state: "ok", "watch" or "bad".
     """
 
@@ -76,20 +83,20 @@ class Reading:
 
 
 def readings(result: dict[str, Any]) -> list[Reading]:
-    """Return what the gauges say; those whose metric is absent are left out."""
+    """Return the readings of the gauges whose metrics the result has."""
     success = lookup(result, keys.SUCCESS)
     solved = success is not None and success >= SOLVED
-    found = []
+    available = []
     for gauge in GAUGES:
         value = _value(gauge, result)
         if value is not None:
             state = OK if solved and gauge.unless_solved else state_of(gauge, value)
-            found.append(Reading(gauge.name, format(value, gauge.form), state))
-    return found
+            available.append(Reading(gauge.name, format(value, gauge.form), state))
+    return available
 
 
 def state_of(gauge: Gauge, value: float) -> str:
-    """Return the word for a value."""
+    """Return the state of a value."""
     sign = -1.0 if gauge.falls else 1.0
     if sign * value <= sign * gauge.ok:
         return OK

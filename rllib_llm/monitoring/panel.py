@@ -1,4 +1,4 @@
-"""What a terminal shows below the progress lines while trials run."""
+"""Live panel of the running trials below the progress lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rllib_llm.monitoring.live import algorithm as phases
 from rllib_llm.monitoring.live.board import ALGORITHM, Watcher
 
 _STYLES = {health.OK: "green", health.WATCH: "yellow", health.BAD: "bold red"}
-_PER_SECOND = 2  # looks at the notes
+_REFRESHES_PER_SECOND = 2
 _MOST_TRIALS = 6
 _BAR = 24
-# Which runners' notes tell how far a phase is.
+# Prefixes of the EnvRunners whose notes give the progress of a phase.
 _RUNNERS = {phases.SAMPLING: "train_", phases.EVALUATING: "eval_"}
 
 
@@ -33,9 +33,9 @@ class _Shown:
     """A trial on the panel.
 
     Attributes:
-        begun: When its current iteration began, in seconds since the epoch.
-        result: Its newest result.
-        left: Seconds to the end of training when that came; None: unknown.
+        begun: Start of the current iteration, in seconds since the epoch.
+        result: The newest result.
+        left: Estimated seconds to the end of training at that result; None: unknown.
         note: The algorithm's newest note.
         runners: Newest notes of the EnvRunners, by process.
     """
@@ -48,11 +48,11 @@ class _Shown:
 
 
 class LivePanel:
-    """Phases, episodes of the iteration, time left and health of every trial.
+    """Shows the phase, episodes, remaining time and health of every trial.
 
     Args:
-        total_iterations: Where training stops; None: unknown.
-        console: Where it is drawn; None: standard output.
+        total_iterations: Iterations of a trial; None: unknown.
+        console: Console to draw on; None: standard output.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class LivePanel:
         self._live = Live(
             get_renderable=self.render,
             console=self._console,
-            refresh_per_second=_PER_SECOND,
+            refresh_per_second=_REFRESHES_PER_SECOND,
             transient=True,
         )
 
     def start(self) -> None:
-        """Draw from now on; the terminal is left clean however the process ends."""
+        """Start drawing; the panel is removed also if the process exits early."""
         self._live.start()
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Take the panel away."""
+        """Remove the panel."""
         atexit.unregister(self.stop)
         self._live.stop()
         self._watcher.close()
@@ -85,20 +85,20 @@ class LivePanel:
         self._console.print(text, soft_wrap=True)
 
     def begin(self, trial_id: str) -> None:
-        """A trial starts."""
+        """Add a trial."""
         self._trials[trial_id] = _Shown()
 
     def end(self, trial_id: str) -> None:
-        """A trial has ended."""
+        """Remove a trial."""
         self._trials.pop(trial_id, None)
 
     def update(self, trial_id: str, result: dict[str, Any], left: float | None) -> None:
-        """An iteration has ended.
+        """Update a trial at the end of an iteration.
 
         Args:
-            trial_id: Whose.
-            result: What it reported.
-            left: Seconds to the end of training; None: unknown.
+            trial_id: The trial.
+            result: Its result.
+            left: Estimated seconds to the end of training; None: unknown.
         """
         shown = self._trials.setdefault(trial_id, _Shown())
         shown.begun, shown.result, shown.left = time.time(), result, left
@@ -106,7 +106,7 @@ class LivePanel:
     # Drawing -------------------------------------------------------------------------
 
     def render(self) -> RenderableType:
-        """Return the panel as it is now."""
+        """Return the current panel."""
         self._read_notes()
         shown = list(self._trials.items())
         rows: list[RenderableType] = []
@@ -117,10 +117,10 @@ class LivePanel:
         return Group(*rows)
 
     def _read_notes(self) -> None:
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        by_trial: dict[str, dict[str, dict[str, Any]]] = {}
         for trial_id, who, note in self._watcher.read():
-            found.setdefault(trial_id, {})[who] = note
-        for trial_id, notes in found.items():
+            by_trial.setdefault(trial_id, {})[who] = note
+        for trial_id, notes in by_trial.items():
             trial = self._trials.get(trial_id)
             if trial is not None:
                 trial.note, trial.runners = notes.pop(ALGORITHM, {}), notes
@@ -160,30 +160,31 @@ class LivePanel:
 
     @staticmethod
     def _episodes(trial: _Shown, phase: str) -> tuple[int, int]:
-        """Return finished and asked episodes of the phase, as far as they are known."""
+        """Return the finished and requested episodes of the phase, 0 if unknown."""
         prefix = _RUNNERS.get(phase)
         if prefix is None:
             return 0, 0
         began = trial.note.get("at", 0.0)
+        # Older notes belong to the phase before.
         notes = [
             note
             for who, note in trial.runners.items()
             if who.startswith(prefix) and note["at"] >= began
         ]
         done = sum(n["done"] for n in notes)
-        asked = sum(n["tasks"] for n in notes)
-        return done, max(asked, trial.note.get("episodes", 0))
+        requested = sum(n["tasks"] for n in notes)
+        return done, max(requested, trial.note.get("episodes", 0))
 
 
 def health_line(result: dict[str, Any]) -> Text:
-    """Return the gauges of a result, each with its word, and alarms that hold."""
+    """Return the gauges of a result with their states, and the active alarms."""
     line = Text("health  ")
     for reading in health.readings(result):
         line.append(f"{reading.name} {reading.value} ")
         line.append(reading.state, _STYLES[reading.state])
         line.append("  ")
     alarms = result.get("alarms", {})
-    holding = [n for n, v in alarms.items() if isinstance(v, int) and v and n in ALARMS]
-    if holding:
-        line.append("alarms: " + ", ".join(holding), "bold red")
+    active = [n for n, v in alarms.items() if isinstance(v, int) and v and n in ALARMS]
+    if active:
+        line.append("alarms: " + ", ".join(active), "bold red")
     return line

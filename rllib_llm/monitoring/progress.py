@@ -1,4 +1,4 @@
-"""One line per iteration, and at the end where everything lies."""
+"""Progress lines, one per iteration, and the paths of a run's files at its end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _truncated(result: dict[str, Any]) -> str:
 
 
 def _tokens_per_second(result: dict[str, Any]) -> str:
-    """Sampled tokens per second of sampling, environments' time included."""
+    """Return sampled tokens per second of sampling, environment time included."""
     tokens = lookup(result, keys.TOKENS)
     seconds = lookup(result, keys.SAMPLING_SECONDS)
     return _number(tokens / seconds if tokens is not None and seconds else None, ".0f")
@@ -58,7 +58,7 @@ def _elapsed(result: dict[str, Any]) -> str:
     return duration(lookup(result, keys.SECONDS_TOTAL))
 
 
-# Title, width, and what stands there; docs/metrics.md explains each.
+# Title, width and cell of each column; docs/metrics.md explains them.
 COLUMNS: tuple[tuple[str, int, Cell], ...] = (
     ("iter", 5, _value(keys.ITERATION, ".0f")),
     ("return", 7, _value(keys.RETURN, ".3f")),
@@ -78,24 +78,23 @@ _LEFT_WIDTH = 7
 
 
 class ProgressLine(Callback):
-    """Prints one line per iteration and trial; the terminal needs no special powers.
+    """Prints one line per iteration and trial.
 
-    Lines are plain ASCII. On a terminal the header is bold, what was reached is green
-    and alarms are red, unless ``NO_COLOR`` is set; below the lines a panel shows what
-    every trial is doing (docs/live.md).
+    Lines are plain ASCII. On a terminal the header is bold, reached expectations are
+    green and alarms are red, unless ``NO_COLOR`` is set. Below the lines a panel shows
+    the running trials (docs/live.md).
 
     Args:
-        title: What is run, e.g. ``"GRPO guess_number-v0"``; shown first.
-        stop: Bounds of result keys at which training stops, for the time left; without
-            one that grows with training (iterations, seconds, lifetime counts) it is
-            not shown.
-        time_budget_s: Seconds after which all trials are stopped; None: no such limit.
-        begin: Describes the policy that training begins with, in the row of its
-            evaluation.
+        title: Title of the run, e.g. ``"GRPO guess_number-v0"``; printed first.
+        stop: Bounds of result keys at which training stops, to estimate the remaining
+            time. Only those that grow with training (iterations, seconds, lifetime
+            counts) are used.
+        time_budget_s: Seconds after which all trials are stopped; None: no limit.
+        begin: Description of the initial policy, for the line of its evaluation.
         expect: Thresholds by result key, e.g.
             ``{"env_runners/episode_return_mean": 0.9}``; reached when every value is
             at least its threshold.
-        tensorboard: Whether there is something to look at with it.
+        tensorboard: Whether the run writes TensorBoard files.
     """
 
     def __init__(
@@ -120,17 +119,18 @@ class ProgressLine(Callback):
         self._several = False
         self._panel: LivePanel | None = None
         self._lines = 0
-        # Of the last iterations of a trial: the counters in ``stop``, and seconds.
+        # Counters of ``stop`` and seconds of a trial's last iterations.
         self._recent: dict[str, deque[dict[str, float]]] = {}
-        self._held_out: dict[str, list[str]] = {}  # trial id -> first and last
+        # First and last evaluation by trial id.
+        self._held_out: dict[str, list[str]] = {}
 
     # Tune's events -------------------------------------------------------------------
 
     @override(Callback)
     def setup(self, *args: Any, **info: Any) -> None:
-        """Learn how many trials there will be."""
+        """Read the number of trials and start the panel."""
         total = info.get("total_num_samples") or info.get("num_samples") or 1
-        self._several = total != 1  # -1 means without end
+        self._several = total != 1  # -1: unlimited
         self._began = time.time()
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from rllib_llm.monitoring.panel import LivePanel
@@ -139,14 +139,14 @@ class ProgressLine(Callback):
             self._panel.start()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles callbacks; what is drawn belongs to this process."""
+        """Return the state without the panel, since Tune pickles its callbacks."""
         return {**self.__dict__, "_panel": None}
 
     @override(Callback)
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Say what starts and where it can be watched."""
+        """Print what starts and how to watch it."""
         if self.title:
             folder = trial.storage.experiment_fs_path
             self._print(f"{self.title}   run: {folder}", "bold")
@@ -155,8 +155,9 @@ class ProgressLine(Callback):
                 self._print(f"watch: tensorboard --logdir {live}")
             self.title = ""
         if self._several:
-            drawn = trial.evaluated_params.items()  # PBT changes the config only
-            settings = ", ".join(f"{k}={trial.config.get(k, v)}" for k, v in drawn)
+            # Values come from the config: PBT does not update evaluated_params.
+            searched = trial.evaluated_params.items()
+            settings = ", ".join(f"{k}={trial.config.get(k, v)}" for k, v in searched)
             self._print(f"{trial.trial_id} starts: {settings or 'no search settings'}")
         if self._panel is not None:
             self._panel.begin(trial.trial_id)
@@ -170,7 +171,7 @@ class ProgressLine(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Print the line."""
+        """Print the line of an iteration."""
         self._several = self._several or len(trials) > 1
         prefix = f"{trial.trial_id} " if self._several else ""
         if self._lines % HEADER_EVERY == 0:
@@ -195,7 +196,7 @@ class ProgressLine(Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Say which alarm ended a trial."""
+        """Record the alarm that stopped a trial."""
         self._leave(trial)
         stopped_by = (trial.last_result or {}).get("alarms", {}).get("stopped_by")
         if stopped_by:
@@ -205,13 +206,13 @@ class ProgressLine(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Point at the error file."""
+        """Print the path of the error file."""
         self._leave(trial)
         self._print(f"{trial} failed; the error is in {trial.error_file}", "red")
 
     @override(Callback)
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        """Say where results, curves and checkpoints are, and how to go on."""
+        """Print the paths of results, curves and checkpoints, and how to resume."""
         if self._panel is not None:
             self._panel.stop()
             self._panel = None
@@ -221,10 +222,10 @@ class ProgressLine(Callback):
             name = f"{trial.trial_id} " if len(trials) > 1 else ""
             checkpoint = trial.checkpoint.path if trial.checkpoint else "none"
             if trial.trial_id in self.stopped_by:
-                why = self.stopped_by[trial.trial_id]
-                self._print(f"{name}stopped by:  alarm {why}", "red")
+                alarm = self.stopped_by[trial.trial_id]
+                self._print(f"{name}stopped by:  alarm {alarm}", "red")
             if self.expect:
-                self._print(f"{name}expect:      {self._verdict(trial.trial_id)}")
+                self._print(f"{name}expect:      {self._expectation(trial.trial_id)}")
             if len(self._held_out.get(trial.trial_id, ())) > 1:
                 self._print(f"{name}held out:    {self._first_and_last(trial)}")
             self._print(f"{name}transcripts: {trial.path}/{TRANSCRIPTS_FILE}")
@@ -259,7 +260,7 @@ class ProgressLine(Callback):
         return " ".join(cells) + (f"   eval {evaluation}" if evaluation else "")
 
     def _first_line(self, trial_id: str, result: dict[str, Any]) -> str:
-        """Return the line of the evaluation before training, where there was one."""
+        """Return the line of the evaluation before training, "" without one."""
         evaluation = _evaluation(result, first=True)
         if not evaluation:
             return ""
@@ -278,7 +279,7 @@ class ProgressLine(Callback):
         return bool(self.stop or self.time_budget_s)
 
     def _seconds_left(self, trial_id: str, result: dict[str, Any]) -> float | None:
-        """Return the time to the bound that is reached first; None: not known yet."""
+        """Return the estimated seconds to the first bound; None: unknown."""
         recent = list(self._recent.get(trial_id, ()))
         seconds = [r[keys.SECONDS] for r in recent if keys.SECONDS in r]
         if not seconds:
@@ -288,8 +289,8 @@ class ProgressLine(Callback):
         for key, bound in self.stop.items():
             value, rise = recent[-1].get(key), _rise(key, recent, mean)
             if value is not None and rise:
-                todo = max(0, math.ceil((bound - value) / rise))
-                ends.append(todo * mean)
+                remaining = max(0, math.ceil((bound - value) / rise))
+                ends.append(remaining * mean)
         if self.time_budget_s and self._began is not None:
             ends.append(max(0.0, self._began + self.time_budget_s - time.time()))
         return min(ends, default=None)
@@ -299,7 +300,7 @@ class ProgressLine(Callback):
             self._panel.end(trial.trial_id)
 
     def _check_expected(self, trial_id: str, result: dict[str, Any]) -> str:
-        """Return the marker if all thresholds are met for the first time."""
+        """Return the marker if all expectations are met for the first time."""
         if not self.expect or trial_id in self.reached:
             return ""
         for key, threshold in self.expect.items():
@@ -314,13 +315,13 @@ class ProgressLine(Callback):
             f"{k.split('/', 1)[-1]} >= {v:g}" for k, v in self.expect.items()
         )
 
-    def _verdict(self, trial_id: str) -> str:
+    def _expectation(self, trial_id: str) -> str:
         if trial_id not in self.reached:
             return f"{self._thresholds()} NOT reached"
         return f"{self._thresholds()} reached at iteration {self.reached[trial_id]}"
 
     def _print(self, text: str, style: str | None = None) -> None:
-        # Looked up at every line: notebooks and test runners exchange sys.stdout.
+        # Looked up for every line: notebooks and test runners replace sys.stdout.
         stream = sys.stdout
         if self._panel is not None:
             from rich.text import Text
@@ -338,12 +339,12 @@ class ProgressLine(Callback):
 
 
 def _grows(key: str) -> bool:
-    """Whether a result key counts what training goes through."""
+    """Return True if a result key grows with training."""
     return key in (keys.ITERATION, keys.SECONDS_TOTAL) or key.endswith("_lifetime")
 
 
 def _rise(key: str, recent: list[dict[str, float]], seconds: float) -> float | None:
-    """Return by how much a counter grows per iteration; None: not known yet."""
+    """Return the growth of a counter per iteration; None: unknown."""
     if key == keys.ITERATION:
         return 1.0
     if key == keys.SECONDS_TOTAL:
@@ -355,11 +356,11 @@ def _rise(key: str, recent: list[dict[str, float]], seconds: float) -> float | N
 
 
 def _evaluation(result: dict[str, Any], *, first: bool = False) -> str:
-    """Return an evaluation's numbers where this result has one.
+    """Return the text of a result's evaluation, "" without one.
 
     Args:
-        result: Of an iteration.
-        first: Ask for the evaluation before training.
+        result: Result of an iteration.
+        first: Whether to read the evaluation before training.
     """
     of = (keys.EVAL_RETURN, keys.EVAL_SUCCESS, keys.EVAL_EPISODES)
     of_first = (keys.FIRST_RETURN, keys.FIRST_SUCCESS, keys.FIRST_EPISODES)

@@ -1,7 +1,7 @@
-"""What driver and Learners add to the transcripts that EnvRunners began.
+"""Annotations that the driver and Learners add to transcripts.
 
-A note is a JSON string in a metric that is a series; it names its episode by RLlib's
-id. ``TranscriptCollector.on_train_result`` writes notes into the records.
+An annotation is a JSON string with the id of its episode, in a metric that is a series.
+``TranscriptCollector.on_train_result`` writes annotations into the records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 
-# A key at the top (driver) and below learners/__all_modules__.
+# Result key at the top level (driver) and below learners/__all_modules__.
 ANNOTATIONS = "transcript_annotations"
 DIGITS = 4  # significant digits of numbers per token
 
@@ -25,21 +25,21 @@ _PATHS = ((), (LEARNER_RESULTS, ALL_MODULES))
 
 
 def annotate_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
-    """Log what noted episodes earned after the driver's pieces paid."""
+    """Log the rewards of annotated episodes after the driver's reward functions."""
     for episode in _annotated(episodes):
         turns = []
         for part in agent_episodes(episode):
             data = episode_data(part)
             for index, reward in enumerate(part.get_rewards()):
-                paid = {n: number(p[index]) for n, p in data.reward_parts.items()}
+                parts = {n: number(p[index]) for n, p in data.reward_parts.items()}
                 turn = {"agent": data.agent_index, "index": index}
-                turns.append({**turn, "reward": number(reward), "reward_parts": paid})
+                turns.append({**turn, "reward": number(reward), "reward_parts": parts})
         note = {"return": number(episode.get_return()), "turns": turns}
         _log(metrics, episode, note)
 
 
 def annotate_advantages(metrics: Any, episodes: Iterable[Any]) -> None:
-    """Log that noted episodes go to the Learner, and with what credit."""
+    """Log that annotated episodes are trained on, and their advantages."""
     for episode in _annotated(episodes):
         turns = []
         for part in agent_episodes(episode):
@@ -67,7 +67,7 @@ def _log(metrics: Any, episode: Any, note: dict[str, Any]) -> None:
 
 
 def pop_annotations(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the notes out of a result; those of the driver come first."""
+    """Remove the annotations from a result and return them, the driver's first."""
     notes = []
     for path in _PATHS:
         level: Any = result
@@ -81,7 +81,7 @@ def pop_annotations(result: dict[str, Any]) -> list[dict[str, Any]]:
 def write_annotations(
     records: Iterable[dict[str, Any]], notes: Iterable[dict[str, Any]]
 ) -> None:
-    """Complete records of training episodes; notes about other episodes are ignored."""
+    """Write annotations into the records of their episodes; ignore other episodes."""
     by_episode = {record["episode"]: record for record in records}
     for note in notes:
         record = by_episode.get(note["episode"])
@@ -90,25 +90,27 @@ def write_annotations(
         turns = {(t["agent_index"], t["index"]): t for t in record["turns"]}
         for key in ("return", "trained"):
             record[key] = note.get(key, record[key])
-        for told in note.get("turns", ()):
-            turn = turns.get((told.pop("agent"), told.pop("index")))
+        for fields in note.get("turns", ()):
+            turn = turns.get((fields.pop("agent"), fields.pop("index")))
             if turn is not None:
-                turn.update(told)
-        for found in note.get("tokens", ()):
-            turn = turns.get((found.pop("agent"), found.pop("index")))
+                turn.update(fields)
+        for token_columns in note.get("tokens", ()):
+            agent, index = token_columns.pop("agent"), token_columns.pop("index")
+            turn = turns.get((agent, index))
             if turn is not None and turn["columns"] is not None:
-                turn["columns"].update(_padded(found, len(turn["columns"]["text"])))
+                length = len(turn["columns"]["text"])
+                turn["columns"].update(_padded(token_columns, length))
         advantages = {turn["advantage"] for turn in record["turns"] if turn["tokens"]}
         record["advantage"] = advantages.pop() if len(advantages) == 1 else None
 
 
-def _padded(found: dict[str, Any], length: int) -> dict[str, Any]:
-    """Fill up columns of turns that were chosen as a whole: one token stands for it."""
+def _padded(token_columns: dict[str, Any], length: int) -> dict[str, Any]:
+    """Pad the columns of scored actions, which have one value for a whole turn."""
     return {
         name: [*values, *[None] * (length - len(values))]
         if isinstance(values, list)
         else values
-        for name, values in found.items()
+        for name, values in token_columns.items()
     }
 
 
@@ -116,8 +118,8 @@ def _padded(found: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def parse(value: Any) -> list[dict[str, Any]]:
-    """Return what a series of JSON strings in a result says."""
-    # RLlib turns a series of one item into the item, and an empty one into NaN or [].
+    """Return the parsed items of a series of JSON strings in a result."""
+    # RLlib reports a series of one item as the item, and an empty one as NaN or [].
     items: Iterable[Any] = [value] if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         return []
@@ -130,14 +132,14 @@ def dumps(record: dict[str, Any]) -> str:
 
 
 def number(value: Any, digits: int = 6) -> float | None:
-    """Return a rounded number; None where it is missing or not finite."""
+    """Return a rounded number; None if it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return round(float(value), digits)
 
 
 def compact(values: Sequence[float] | np.ndarray) -> list[float | None] | float | None:
-    """Round to significant digits; equal numbers of a turn become that one number."""
+    """Return the values rounded to significant digits; one number if all are equal."""
     rounded = [_short(value) for value in np.asarray(values, np.float64).tolist()]
     if len(rounded) > 1 and len(set(rounded)) == 1:
         return rounded[0]

@@ -1,9 +1,9 @@
-"""Transcripts of a few episodes per iteration, carried by the result dictionary.
+"""Collector of transcripts of a few episodes per iteration.
 
-RLlib's result is the only channel that leads from every EnvRunner to the driver and
-through Tune; a transcript travels in it as one JSON string. The EnvRunner begins it;
-driver and Learners add notes (transcript_annotations.py). Its fields are in
-docs/transcripts.md; ``version`` rises when their meaning changes.
+RLlib's result is the only channel from every EnvRunner to the driver and through Tune,
+so a transcript is one JSON string in it. The EnvRunner creates it; driver and Learners
+add annotations (annotations.py). docs/transcripts.md has the fields; ``version`` rises
+when their meaning changes.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ _PATHS = ((ENV_RUNNER_RESULTS,), (EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
 
 
 class TranscriptCollector(RLlibCallback):
-    """Picks the best, the worst and some random episodes of every iteration.
+    """Records the best, the worst and some random episodes of every iteration.
 
-    Where tasks have several rollouts it picks groups, by their mean return, and keeps
-    the siblings. Active in every LLM algorithm. To change how much is kept, subclass it
-    and hand the subclass to ``config.callbacks(...)``; it takes the default's place.
+    If tasks have several rollouts, it selects groups by their mean return and records
+    all rollouts of a group. Active in every LLM algorithm. To record more or less, pass
+    a subclass to ``config.callbacks(...)``; it replaces the default.
 
     Example:
         >>> class MoreTranscripts(TranscriptCollector):
         ...     per_iteration = 16
 
     Attributes:
-        per_iteration: Episodes per sampling round and split, shared among the
+        per_iteration: Episodes per sampling round and split, divided among the
             EnvRunners (rounded up); 0 switches transcripts off.
-        groups_per_iteration: The like, of groups where ``group_size`` is above 1.
-        max_group_mates: Most episodes kept of a group.
-        max_tokens: Sampled tokens per sampling round and split that are kept one by
-            one, with what the Learner makes of them, shared among the EnvRunners; 0
-            keeps texts alone. Ten to sixty bytes each.
-        max_size: Characters of JSON per sampling round and split, before the Learner
-            adds to it, shared among the EnvRunners. Episodes beyond it are left out,
-            siblings first; one always stays.
-        max_chars: Longest observation or completion, in characters.
-        max_turns: Most turns of an episode; the middle is left out.
+        groups_per_iteration: Likewise for groups if ``group_size`` is above 1.
+        max_group_mates: Maximum episodes of a group.
+        max_tokens: Sampled tokens per sampling round and split with token columns,
+            including the Learner's, divided among the EnvRunners; 0: texts only. A
+            token takes ten to sixty bytes.
+        max_size: Characters of JSON per sampling round and split without the Learner's
+            columns, divided among the EnvRunners. Episodes beyond it are dropped, group
+            mates first, but at least one is kept.
+        max_chars: Maximum characters of an observation or completion.
+        max_turns: Maximum turns of an episode; those in the middle are dropped.
     """
 
     per_iteration = 4
@@ -86,7 +86,7 @@ class TranscriptCollector(RLlibCallback):
         samples: list[Any],
         **kwargs: Any,
     ) -> None:
-        """Log the picked episodes (on the EnvRunner)."""
+        """Log the selected episodes (on the EnvRunner)."""
         config = env_runner.config
         if not self.per_iteration or not samples:
             return
@@ -94,21 +94,21 @@ class TranscriptCollector(RLlibCallback):
         budget = self.max_tokens // runners
         renderers = config.chat_renderers() if budget else {}
         tokenizers = {m: r.tokenizer for m, r in renderers.items() if r is not None}
-        picked, most = self._pick(samples, runners)
+        selected, limit = self._select(samples, runners)
         split = EVALUATION if config.in_evaluation else TRAIN
         texts: list[str] = []
         with_tokens: list[bool] = []
-        for why, episode in picked:
+        for why, episode in selected:
             sampled = episode_data(episode).num_sampled
             with_tokens.append(0 < sampled <= budget)
             budget -= sampled * with_tokens[-1]
             tokens = tokenizers if with_tokens[-1] else None
             texts.append(dumps(self._record(episode, split, why, tokens)))
-        for place in that_fit(picked, texts, self.max_size // runners):
+        for place in that_fit(selected, texts, self.max_size // runners):
             metrics_logger.log_value(
-                TRANSCRIPTS, texts[place], reduce="item_series", window=most
+                TRANSCRIPTS, texts[place], reduce="item_series", window=limit
             )
-            data = episode_data(picked[place][1])
+            data = episode_data(selected[place][1])
             data.is_annotated = split == TRAIN
             data.annotates_tokens = data.is_annotated and with_tokens[place]
 
@@ -124,21 +124,21 @@ class TranscriptCollector(RLlibCallback):
             tokenizers=tokenizers,
         )
 
-    def _pick(
+    def _select(
         self, samples: Sequence[Any], runners: int
     ) -> tuple[list[tuple[str, Any]], int]:
-        """Return pairs of why and episode, and how many there can be."""
+        """Return pairs of reason and episode, and their maximum number."""
         groups = groups_of(samples)
         if len(groups) == len(samples):
             count = math.ceil(self.per_iteration / runners)
             return list(select_episodes(samples, count)), count
         count = math.ceil(self.groups_per_iteration / runners)
-        picked = select_groups(groups, count, self.max_group_mates)
-        return list(picked), count * self.max_group_mates
+        selected = select_groups(groups, count, self.max_group_mates)
+        return list(selected), count * self.max_group_mates
 
     @override(RLlibCallback)
     def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
-        """Write iteration and notes into the records (on the driver)."""
+        """Write the iteration and annotations into the records (on the driver)."""
         notes = pop_annotations(result)
         for holder in _holders(result):
             records = parse(holder[TRANSCRIPTS])
@@ -148,7 +148,7 @@ class TranscriptCollector(RLlibCallback):
             holder[TRANSCRIPTS] = [dumps(record) for record in records]
 
 
-# What is kept of them ----------------------------------------------------------------
+# Records ----------------------------------------------------------------
 
 
 def transcript_record(
@@ -160,21 +160,20 @@ def transcript_record(
     max_turns: int,
     tokenizers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what is kept of one finished episode (schema: docs/transcripts.md).
+    """Return the transcript of a finished episode (docs/transcripts.md).
 
     Args:
-        episode: RLlib's record.
+        episode: RLlib's episode.
         split: ``"train"`` or ``"evaluation"``.
-        picked: Why this one.
-        max_chars: Longest text.
-        max_turns: Most turns.
-        tokenizers: Of each policy, by ModuleID, to keep tokens one by one; None: the
-            texts are enough.
+        picked: Reason for the selection.
+        max_chars: Maximum characters of a text.
+        max_turns: Maximum number of turns.
+        tokenizers: Tokenizers by ModuleID, to record single tokens; None: texts only.
     """
     data = episode_data(episode)
     task = data.task
-    told = observed_turns(episode)
-    shown = [told[i] for i in _ends(len(told), max_turns)]
+    turns = observed_turns(episode)
+    kept = [turns[i] for i in _ends(len(turns), max_turns)]
     return {
         "version": VERSION,
         "iteration": None,
@@ -190,30 +189,30 @@ def transcript_record(
         "stop_policy": data.stop_policy.value,
         "trained": False,
         "advantage": None,
-        "weights": int(told[0][2].weights_seq_no) if told else None,
-        "num_turns": len(told),
+        "weights": int(turns[0][2].weights_seq_no) if turns else None,
+        "num_turns": len(turns),
         "num_tokens": data.num_sampled,
-        "agents": sorted({part.agent_id for part, _, _ in told if part.agent_id}),
-        "turns": [_turn_record(*each, max_chars, tokenizers) for each in shown],
+        "agents": sorted({part.agent_id for part, _, _ in turns if part.agent_id}),
+        "turns": [_turn_record(*each, max_chars, tokenizers) for each in kept],
         "final_observation": _shorten(_last_words(episode), max_chars),
     }
 
 
 def observed_turns(episode: Any) -> list[tuple[Any, int, Any]]:
-    """Return all turns of an episode in the order in which they were taken.
+    """Return all turns of an episode in order.
 
-    Each is an agent's part of the episode, the turn's index there, and the turn. In a
-    MultiAgentEpisode turns that scripts made are among them.
+    Each is an agent's part of the episode, the turn's index in it, and the turn. Those
+    of a MultiAgentEpisode include turns of scripted policies.
     """
     parts = getattr(episode, "agent_episodes", {None: episode}).values()
     parts = sorted(parts, key=lambda part: episode_data(part).agent_index)
-    told = [
+    turns = [
         (part, index, turn)
         for part in parts
         if len(part)
         for index, turn in enumerate(part.get_extra_model_outputs(columns.TURN))
     ]
-    return sorted(told, key=lambda each: each[2].env_t)
+    return sorted(turns, key=lambda each: each[2].env_t)
 
 
 def _last_words(episode: Any) -> str:
@@ -230,7 +229,8 @@ def _turn_record(
     max_chars: int,
     tokenizers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    whole = turn.choice is not None  # its log-probability stands on the first token
+    # The first token has the log-probability of a whole scored action.
+    whole = turn.choice is not None
     logps = np.asarray(turn.action_logps[: 1 if whole else None], np.float64)
     tokenizer = (tokenizers or {}).get(part.module_id or DEFAULT_MODULE_ID)
     prompt = token_columns = None
@@ -261,7 +261,7 @@ def _turn_record(
     }
 
 
-# Reading them from a result ----------------------------------------------------------
+# Reading from a result ----------------------------------------------------------
 
 
 def read_result(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ def read_result(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def pop_transcripts(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Like :func:`read_result`, and take them out of ``result``."""
+    """Remove the transcripts from ``result`` and return them."""
     records = read_result(result)
     for holder in _holders(result):
         del holder[TRANSCRIPTS]
@@ -278,7 +278,7 @@ def pop_transcripts(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_transcripts(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``result`` that lacks transcripts (other values are shared)."""
+    """Return a copy of ``result`` without transcripts (other values are shared)."""
     copy = dict(result)
     for path in _PATHS:
         level = copy
@@ -307,7 +307,7 @@ def _holders(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shorten(text: Any, max_chars: int) -> str:
-    """Cut the middle out of a long text; make it encodable in any case."""
+    """Return the text with its middle cut if it is too long, encodable as UTF-8."""
     text = str(text)
     if len(text) > max_chars:
         head = max_chars * 3 // 4
@@ -321,8 +321,9 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _ends(total: int, most: int) -> list[int]:
-    if total <= most:
+def _ends(total: int, limit: int) -> list[int]:
+    """Return the indices of the first and last items, ``limit`` at most."""
+    if total <= limit:
         return list(range(total))
-    head = most - most // 2
-    return [*range(head), *range(total - most // 2, total)]
+    head = limit - limit // 2
+    return [*range(head), *range(total - limit // 2, total)]

@@ -1,4 +1,4 @@
-"""JSON lines that a crash may have cut off."""
+"""Reader of JSON lines that tolerates lines cut by a crash."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 def read_records(path: Path, key: str) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSONL file.
 
-    A resumed run appends to what its predecessor left. If that ended in half a line,
-    the half is passed over, and the record behind it is found.
+    A resumed run appends to the file of the interrupted one. If that ended within a
+    line, the fragment is skipped and the record after it is read.
 
     Args:
         path: The file.
-        key: What every record has, and nothing inside of a record.
+        key: A key of every record that nested objects do not have.
     """
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
@@ -26,6 +26,7 @@ def read_records(path: Path, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _last_record(line: str, key: str) -> dict[str, Any] | None:
+    # Try every "{": the first that parses to the end begins after the fragment.
     start = line.find("{")
     while start >= 0:
         try:

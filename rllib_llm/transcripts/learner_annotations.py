@@ -1,4 +1,4 @@
-"""What the Learner knew of each token of the episodes that transcripts show."""
+"""Token annotations of transcripts by the Learner."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
 
-# Of a turn: number of the episode, of its agent, and of the turn among the agent's.
+# Indices of a turn: of its episode, of its agent, and among the agent's turns.
 _Key = tuple[int, int, int]
 
 
 class TokenAnnotationsMixin:
-    """Keeps the columns of noted episodes as the last epoch trained on them.
+    """Records the token columns of annotated episodes in the last epoch.
 
-    They leave the Learner as a series of JSON strings in its metrics, one for each
-    episode, which TranscriptCollector writes into the transcripts on the driver. In an
-    update without noted episodes nothing happens.
+    The Learner logs them as a series of JSON strings, one per episode, which
+    TranscriptCollector writes into the transcripts on the driver. An update without
+    annotated episodes logs nothing.
     """
 
     def _begin_annotations(self, episodes: Sequence[Any]) -> None:
-        """Find out which of this update's episodes are noted."""
-        # Their order is that of the columns' MULTI_AGENT_EPISODE_INDEX.
-        noted = (
-            (i, e) for i, e in enumerate(episodes) if episode_data(e).annotates_tokens
-        )
-        self._annotated = dict(noted)
+        """Start the annotations of an update."""
+        # The columns' MULTI_AGENT_EPISODE_INDEX counts all episodes in this order.
+        self._annotated = {
+            i: e for i, e in enumerate(episodes) if episode_data(e).annotates_tokens
+        }
         self._token_annotations: dict[_Key, dict[str, np.ndarray]] = defaultdict(dict)
 
     def _annotate_tokens(
         self, module_id: str, part: dict[str, Any], fwd_out: dict[str, Any]
     ) -> None:
-        """Keep what is known of noted rows of a micro-batch, in place of what was."""
+        """Record the columns of annotated rows; later epochs overwrite earlier ones."""
         if not self._annotated:
             return
         joint = part[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
@@ -46,10 +45,10 @@ class TokenAnnotationsMixin:
         if not rows.size:
             return
         if self._is_critic(module_id):  # type: ignore[attr-defined]
-            known = {"value": part[columns.VALUES]}
+            tensors = {"value": part[columns.VALUES]}
         else:
-            known = _of_policy(part, fwd_out)
-        found = {k: v.detach()[rows].float().cpu().numpy() for k, v in known.items()}
+            tensors = _of_policy(part, fwd_out)
+        arrays = {k: v.detach()[rows].float().cpu().numpy() for k, v in tensors.items()}
         agents = part[columns.AGENT_INDEX].cpu().numpy()
         turn_ids = part[columns.TURN_IDS].cpu().numpy()
         for place, row in enumerate(rows):
@@ -59,7 +58,7 @@ class TokenAnnotationsMixin:
                 if self._sees_all_agents(module_id):
                     key = (number, *_turn_order(self._annotated[number])[int(turn)])
                 here = turn_ids[row] == turn
-                for name, values in found.items():
+                for name, values in arrays.items():
                     self._token_annotations[key][name] = values[place][here]
 
     def _sees_all_agents(self, module_id: str) -> bool:
@@ -67,10 +66,10 @@ class TokenAnnotationsMixin:
         return central and self._is_critic(module_id)  # type: ignore[attr-defined]
 
     def _log_annotations(self) -> None:
-        """Hand the notes over, one string for each episode."""
+        """Log the annotations, one string per episode."""
         turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        for (number, agent, turn), found in sorted(self._token_annotations.items()):
-            rounded = {name: compact(values) for name, values in found.items()}
+        for (number, agent, turn), arrays in sorted(self._token_annotations.items()):
+            rounded = {name: compact(values) for name, values in arrays.items()}
             turns[number].append({"agent": agent, "index": turn, **rounded})
         for number, of_episode in turns.items():
             note = {"episode": self._annotated[number].id_, "tokens": of_episode}
@@ -82,7 +81,7 @@ class TokenAnnotationsMixin:
 
 def _of_policy(part: dict[str, Any], fwd_out: dict[str, Any]) -> dict[str, Any]:
     scores, old = fwd_out[Columns.ACTION_DIST_INPUTS], part[Columns.ACTION_LOGP]
-    known = {
+    tensors = {
         "trained": part[Columns.LOSS_MASK],
         "advantage": part[Columns.ADVANTAGES],
         "old_logp": old,
@@ -91,15 +90,15 @@ def _of_policy(part: dict[str, Any], fwd_out: dict[str, Any]) -> dict[str, Any]:
         "entropy": scores[..., 1],
     }
     if columns.VALUES in part:
-        known["value"] = part[columns.VALUES]
-    return known
+        tensors["value"] = part[columns.VALUES]
+    return tensors
 
 
 def _turn_order(episode: Any) -> list[tuple[int, int]]:
-    """Return agent and number of every turn, as a central critic's rows count them."""
-    told = [
+    """Return agent and index of every turn, in the order of a central critic's rows."""
+    turns = [
         (turn.env_t, episode_data(part).agent_index, index)
         for part in agent_episodes(episode)
         for index, turn in enumerate(part.get_extra_model_outputs(columns.TURN))
     ]
-    return [(agent, index) for _, agent, index in sorted(told)]
+    return [(agent, index) for _, agent, index in sorted(turns)]

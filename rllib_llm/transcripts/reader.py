@@ -1,6 +1,6 @@
-"""Read the transcripts that a run wrote, by this version or an older one.
+"""Reader of a run's transcripts, of this version or an older one.
 
-docs/transcripts.md explains the fields; ``transcripts.schema.json`` states them.
+docs/transcripts.md explains the fields; ``transcripts.schema.json`` is their schema.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = 2
 TRANSCRIPTS_FILE = "transcripts.jsonl"
 SCHEMA_FILE = Path(__file__).with_name("transcripts.schema.json")
 
-# What version 1 did not have.
+# Fields that version 1 did not have.
 _NEW_IN_RECORDS = {"episode": None, "trained": None}
 _NEW_IN_TURNS = {
     "index": None,
@@ -33,17 +33,17 @@ def read_transcripts(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a ``transcripts.jsonl``.
 
     Args:
-        path: The file, or a folder: then every such file below it, in sorted order.
+        path: The file, or a folder whose files are read in sorted order.
 
     Yields:
-        Records in the order they were written, all with the fields of this version;
-        what an older one did not know is None. A line cut off by a crash is left out.
-        After a resume, iterations since the checkpoint may appear twice
-        (:func:`latest`).
+        Records in the order in which they were written, with the fields of this
+        version; those that an older version did not write are None. Lines cut by a
+        crash are skipped. After a resume, iterations since the checkpoint may occur
+        twice (see :func:`latest`).
 
     Raises:
-        FileNotFoundError: If there is none.
-        ConfigError: If a newer version of the package wrote it.
+        FileNotFoundError: There is no such file.
+        ConfigError: A newer version of the package wrote the file.
     """
     path = Path(path).expanduser()
     files = sorted(path.rglob(TRANSCRIPTS_FILE)) if path.is_dir() else [path]
@@ -55,10 +55,10 @@ def read_transcripts(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def latest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out what a resumed run did again: of an iteration the last attempt counts.
+    """Return the records without those of iterations that a resumed run repeated.
 
     Args:
-        records: Of one trial, in the order they were written.
+        records: Records of one trial, in the order in which they were written.
     """
     kept: list[dict[str, Any]] = []
     last = 0
@@ -72,11 +72,11 @@ def latest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def token_column(turn: dict[str, Any], name: str) -> list[float | None]:
-    """Return one number per sampled token of a turn; None where it is not known.
+    """Return one number per sampled token of a turn; None where it is missing.
 
     Args:
-        turn: Of a record's ``turns``.
-        name: Of a column, e.g. ``"advantage"``.
+        turn: An item of a record's ``turns``.
+        name: Name of a column, e.g. ``"advantage"``.
     """
     columns = turn["columns"]
     if columns is None:
@@ -91,14 +91,14 @@ def schema() -> dict[str, Any]:
 
 
 def _current(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Bring a record to this version."""
+    """Return the record with the fields of this version."""
     version = record.get("version")
     if version == VERSION:
         return record
     if version != 1:
         raise ConfigError(
-            f"{path} holds transcripts of version {version!r}; this package reads 1 to "
-            f"{VERSION}. Read it with the version of rllib-llm that wrote it."
+            f"{path} contains transcripts of version {version!r}, but this package "
+            f"reads versions 1 to {VERSION}. Use the rllib-llm that wrote it."
         )
     turns = [{**_NEW_IN_TURNS, **turn} for turn in record["turns"]]
     return {**_NEW_IN_RECORDS, **record, "version": VERSION, "turns": turns}

@@ -1,4 +1,4 @@
-"""Which episodes of an iteration a transcript is kept of."""
+"""Selection of the episodes of an iteration for transcripts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from rllib_llm.data.episode_data import episode_data
 
-BEST, WORST, RANDOM, SIBLING = "best", "worst", "random", "sibling"
+BEST, WORST, RANDOM, GROUP_MATE = "best", "worst", "random", "sibling"
 
 
 def groups_of(episodes: Sequence[Any]) -> list[list[Any]]:
-    """Return the rollouts of each task; episodes without a task stand alone."""
-    found: dict[Any, list[Any]] = {}
+    """Return the rollouts of each task; an episode without a task is its own group."""
+    groups: dict[Any, list[Any]] = {}
     for place, episode in enumerate(episodes):
         task = episode_data(episode).task
-        found.setdefault(task.group_id if task else (place,), []).append(episode)
-    return list(found.values())
+        groups.setdefault(task.group_id if task else (place,), []).append(episode)
+    return list(groups.values())
 
 
 def select_episodes(episodes: Sequence[Any], count: int) -> Iterator[tuple[str, Any]]:
-    """Yield up to ``count`` pairs of why (best, worst, random) and episode.
+    """Yield up to ``count`` pairs of reason (best, worst, random) and episode.
 
-    The random ones are the same for the same episodes, so that runs stay repeatable.
+    The random choice depends only on the episodes, so that runs are reproducible.
     """
     returns = [e.get_return() for e in episodes]
     for why, index in _pick(returns, [_seed(e) for e in episodes], count):
@@ -35,14 +35,14 @@ def select_episodes(episodes: Sequence[Any], count: int) -> Iterator[tuple[str, 
 def select_groups(
     groups: Sequence[Sequence[Any]], count: int, max_group_mates: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield pairs of why and episode of up to ``count`` groups.
+    """Yield pairs of reason and episode of up to ``count`` groups.
 
-    Groups whose rollouts all earned the same carry no credit; they fill up what is
-    missing.
+    Zero-variance groups have zero advantages, so they are used only if there are not
+    enough others.
 
-    In a group the best, the worst or the first episode says why the group was picked,
-    the others are siblings, in the order of their rollouts. Of a larger group episodes
-    of all returns are kept.
+    The best, worst or first episode of a group has the reason for its selection, the
+    others are group mates, in the order of their rollouts. A group above
+    ``max_group_mates`` is thinned out evenly over its returns.
     """
     unequal = [g for g in groups if len({e.get_return() for e in g}) > 1]
     equal = [g for g in groups if len({e.get_return() for e in g}) == 1]
@@ -51,11 +51,11 @@ def select_groups(
     for why, index in _pick(means, [_seed(group[0]) for group in groups], count):
         order = sorted(groups[index], key=lambda e: -e.get_return())
         kept = [order[i] for i in _spread(len(order), max_group_mates)]
-        speaker = {BEST: kept[0], WORST: kept[-1]}.get(why)
+        chosen = {BEST: kept[0], WORST: kept[-1]}.get(why)
         kept.sort(key=_seed)
-        speaker = kept[0] if speaker is None else speaker
+        chosen = kept[0] if chosen is None else chosen
         for episode in kept:
-            yield (why if episode is speaker else SIBLING), episode
+            yield (why if episode is chosen else GROUP_MATE), episode
 
 
 def _pick(
@@ -72,16 +72,16 @@ def _pick(
     return picks + [(RANDOM, i) for i in rng.sample(rest, more)]
 
 
-def _spread(total: int, most: int) -> list[int]:
-    """Return up to ``most`` places, evenly spread, both ends among them."""
-    return sorted({round(i) for i in np.linspace(0, total - 1, min(total, most))})
+def _spread(total: int, limit: int) -> list[int]:
+    """Return up to ``limit`` evenly spaced indices, including both ends."""
+    return sorted({round(i) for i in np.linspace(0, total - 1, min(total, limit))})
 
 
 def that_fit(
     picked: Sequence[tuple[str, Any]], texts: Sequence[str], size: int
 ) -> list[int]:
-    """Return which of the records are kept, siblings last; the first one always is."""
-    order = sorted(range(len(picked)), key=lambda i: picked[i][0] == SIBLING)
+    """Return the indices of the records that fit, at least one, group mates last."""
+    order = sorted(range(len(picked)), key=lambda i: picked[i][0] == GROUP_MATE)
     kept: list[int] = []
     for place in order:
         if not kept or len(texts[place]) <= size:

@@ -1,4 +1,4 @@
-"""Episodes and results made by hand."""
+"""Synthetic episodes and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllib_llm.data.types import FinishReason, StopReason, Task, Turn
 
 
 def make_episode(rewards, *, seed=0, tokens=3, success=None, invalid=0, text="hello"):
-    """A finished episode with one turn per reward, ``tokens`` tokens each."""
+    """Return a finished episode with one turn of ``tokens`` tokens per reward."""
     episode = SingleAgentEpisode()
     data = episode_data(episode)
     data.task = Task(group_id=seed, rollout=0, seed=seed)
@@ -45,7 +45,7 @@ def make_episode(rewards, *, seed=0, tokens=3, success=None, invalid=0, text="he
 
 
 def make_result(iteration, *, transcripts=None, evaluation=None, **env_runners):
-    """A result as Tune hands it to callbacks."""
+    """Return a result as Tune passes it to callbacks."""
     result = {
         "training_iteration": iteration,
         "time_this_iter_s": 2.0,

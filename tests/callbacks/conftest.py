@@ -9,7 +9,7 @@ from rllib_llm import LLMPPOConfig
 
 @pytest.fixture
 def config():
-    """The smallest run there is: a random model on a five-turn game."""
+    """Config of a minimal run: a random model on a five-turn game."""
     return (
         LLMPPOConfig()
         .environment("guess_number-v0", env_config={"upper": 15, "max_turns": 5})

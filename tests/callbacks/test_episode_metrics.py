@@ -1,4 +1,4 @@
-"""Metrics of an iteration are exact, whoever sampled its episodes."""
+"""Exact metrics of an iteration with one or several EnvRunners."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report(root, runners, parts):
     return root.compile()["env_runners"]
 
 
-def test_means_weigh_every_episode_alike(loggers):
+def test_means_weight_episodes_equally(loggers):
     root, runners = loggers
     many = [make_episode([r], seed=i, success=r > 0) for i, r in enumerate([1, 0, 0])]
     one = [make_episode([0.5, 2.5], seed=9, tokens=7, success=True, invalid=1)]
@@ -46,7 +46,7 @@ def test_means_weigh_every_episode_alike(loggers):
     assert sum(result["stop"].values()) == pytest.approx(1.0)
 
 
-def test_turn_means_weigh_every_turn_alike(loggers):
+def test_turn_means_weight_turns_equally(loggers):
     root, runners = loggers
     short, long = make_episode([0]), make_episode([0] * 4, tokens=8, invalid=3)
     result = report(root, runners, [[[short]], [[long]]])
@@ -56,7 +56,7 @@ def test_turn_means_weigh_every_turn_alike(loggers):
     assert result["prefix_break_frac"] == pytest.approx(1 / 5)
 
 
-def test_several_rounds_and_changing_sizes_lose_nothing(loggers):
+def test_means_over_several_rounds_of_changing_size(loggers):
     root, runners = loggers
     first = [[[make_episode([4])]], []]
     assert report(root, runners, first)["episode_return_mean"] == 4
@@ -88,7 +88,7 @@ def test_means_survive_a_checkpoint(config, loggers):
     assert restored.peek(("env_runners", "episode_return_mean")) == 2.0
 
 
-def test_users_callbacks_come_beside_the_defaults(config):
+def test_user_callbacks_are_added_to_the_defaults(config):
     class Mine(RLlibCallback):
         pass
 

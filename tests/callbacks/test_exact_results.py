@@ -1,4 +1,4 @@
-"""Timers and evaluation belong to the iteration that reports them."""
+"""Exact timers, and evaluations reported once."""
 
 from __future__ import annotations
 

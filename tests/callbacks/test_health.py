@@ -1,4 +1,4 @@
-"""The health line's words, against docs/live.md."""
+"""Gauges of the health line agree with docs/live.md."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def states(result):
     return {reading.name: reading.state for reading in readings(result)}
 
 
-def test_words_follow_the_bounds():
+def test_states_follow_the_bounds():
     result = make_result(1, invalid_action_frac=0.2, success_rate=0.1)
     result["learners"]["default_policy"] |= {"approx_kl_k3": 0.5, "clip_frac": 0.1}
     result["zero_variance_group_frac"] = 0.99
-    found = states(result)
-    assert found["KL"] == "bad" and found["clip"] == "ok"
-    assert found["invalid"] == "watch" and found["flat groups"] == "bad"
-    assert found["entropy"] == "ok" and "sampler gap" not in found
+    states = states(result)
+    assert states["KL"] == "bad" and states["clip"] == "ok"
+    assert states["invalid"] == "watch" and states["zero-variance groups"] == "bad"
+    assert states["entropy"] == "ok" and "train-inference mismatch" not in states
 
 
-def test_low_entropy_of_a_solved_task_is_no_fault():
+def test_low_entropy_of_a_solved_task_is_ok():
     result = make_result(1, success_rate=0.5)
     result["learners"]["default_policy"]["entropy"] = 0.01
     assert states(result)["entropy"] == "bad"
@@ -35,7 +35,7 @@ def test_low_entropy_of_a_solved_task_is_no_fault():
     assert states(result)["entropy"] == "ok"
 
 
-def test_tokens_run_out_in_three_ways():
+def test_truncated_sums_three_stop_reasons():
     stop = {"max_tokens_turn": 0.2, "context_overflow": 0.2, "terminated": 0.6}
     assert states(make_result(1, stop=stop))["truncated"] == "bad"
 

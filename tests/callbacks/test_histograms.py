@@ -1,4 +1,4 @@
-"""Histograms: counting, adding up, travelling in results."""
+"""Histograms: counts, sums, and transport in results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rllib_llm.callbacks.histograms import (
 
 
 class Metrics:
-    """Keeps what is logged."""
+    """Logger that stores values."""
 
     def __init__(self):
         self.logged = {}
@@ -29,7 +29,7 @@ class Metrics:
         self.logged[key] = value
 
 
-def test_buckets_hold_what_lies_below_their_limits():
+def test_limits_are_inclusive():
     values = [-1e9, -0.5, 0.0, 1e-9, 0.5, 1e9]
     histogram = Histogram.of(values)
     filled = np.flatnonzero(histogram.counts)
@@ -41,12 +41,12 @@ def test_buckets_hold_what_lies_below_their_limits():
     assert histogram.high == 1e9 and histogram.squares == pytest.approx(2e18)
 
 
-def test_what_is_not_finite_is_left_out():
+def test_non_finite_values_are_excluded():
     assert Histogram.of([np.nan, np.inf]) is None
     assert Histogram.of([1.0, np.nan]).counts.sum() == 1
 
 
-def test_parts_add_up_to_the_whole():
+def test_sum_of_histograms():
     rng = np.random.default_rng(0)
     values = rng.normal(size=1000)
     whole = Histogram.of(values)
@@ -58,7 +58,7 @@ def test_parts_add_up_to_the_whole():
     assert np.array_equal(again.counts, whole.counts) and again.high == whole.high
 
 
-def test_reports_of_a_result_are_added_up_and_taken_out():
+def test_histograms_of_a_result_are_summed_and_removed():
     metrics = Metrics()
     log_histograms(metrics, {"returns": [1.0, 2.0], "empty": []})
     log_histograms(metrics, {"advantages": [0.5]}, "default_policy")

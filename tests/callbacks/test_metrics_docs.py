@@ -1,4 +1,4 @@
-"""docs/metrics.md names every key that is logged, and none that is not."""
+"""docs/metrics.md has exactly the logged keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHERS = re.compile(
 
 
 def documented():
-    """Return the documented keys: those always there, and those only sometimes."""
+    """Return the documented keys: unconditional and conditional ones."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     keys = {True: set(), False: set()}
     for section in text.split("\n## ")[1:]:

@@ -1,4 +1,4 @@
-"""What a terminal shows while trials run."""
+"""The live panel on terminals and elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllib_llm.monitoring.progress import ProgressLine
 
 
 class Notes:
-    """Stands for the watcher."""
+    """Stand-in for the watcher."""
 
     def __init__(self):
         self.notes = []
@@ -67,7 +67,7 @@ def test_a_trial_shows_its_phase_and_its_episodes(notes):
     assert "updating" in shown(panel) and "episodes" not in shown(panel)
 
 
-def test_a_stall_says_who_waits(notes):
+def test_stalls_are_shown(notes):
     panel = LivePanel()
     panel.begin("t_0")
     stall = "no turn finished for 70 s"
@@ -78,7 +78,7 @@ def test_a_stall_says_who_waits(notes):
     assert "stalled: no turn finished for 70 s" in shown(panel)
 
 
-def test_results_bring_time_left_and_health(notes):
+def test_results_add_time_left_and_health(notes):
     panel = LivePanel(total_iterations=50)
     result = make_result(3)
     result["alarms"] = {"kl": 1, "nan": 0, "num_rollbacks": 1}
@@ -89,7 +89,7 @@ def test_results_bring_time_left_and_health(notes):
     assert "iteration 4/50" in text
 
 
-def test_words_have_colours():
+def test_states_have_colours():
     line = health_line(make_result(1, invalid_action_frac=0.9))
     styles = {line.plain[s.start : s.end]: str(s.style) for s in line.spans}
     assert styles == {"ok": "green", "bad": "bold red"}
@@ -106,9 +106,7 @@ def test_a_sweep_names_trials_and_counts_the_rest(notes):
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_lines_stand_above_the_panel_of_a_terminal(
-    notes, monkeypatch, capsys, no_color
-):
+def test_lines_are_printed_above_the_panel(notes, monkeypatch, capsys, no_color):
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -129,7 +127,7 @@ def test_lines_stand_above_the_panel_of_a_terminal(
     assert text.endswith("\n") and progress._panel is None
 
 
-def test_without_a_terminal_there_are_lines_alone(notes, capsys):
+def test_without_a_terminal_only_lines_are_printed(notes, capsys):
     progress = ProgressLine(stop={"training_iteration": 9})
     progress.setup()
     result = make_result(1)
@@ -140,7 +138,7 @@ def test_without_a_terminal_there_are_lines_alone(notes, capsys):
     assert lines[2:] == ["alarm kl: one", "alarm nan: two"]
 
 
-def test_a_dumb_terminal_gets_lines_alone(notes, monkeypatch):
+def test_a_dumb_terminal_gets_lines_only(notes, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress = ProgressLine()

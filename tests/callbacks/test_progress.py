@@ -76,8 +76,8 @@ LIFETIME = "env_runners/num_env_steps_sampled_lifetime"
         ({RETURN: 0.9}, 10, ["0:07", "0:07"]),
     ],
 )
-def test_time_left_is_that_to_the_first_bound(capsys, monkeypatch, stop, budget, left):
-    """Iterations of two seconds and ten steps."""
+def test_time_left_to_the_first_bound(capsys, monkeypatch, stop, budget, left):
+    """Each iteration takes two seconds and ten steps."""
     now = [1000.0]
     monkeypatch.setattr("rllib_llm.monitoring.progress.time.time", lambda: now[0])
     progress = ProgressLine(stop=stop, time_budget_s=budget)
@@ -92,7 +92,7 @@ def test_time_left_is_that_to_the_first_bound(capsys, monkeypatch, stop, budget,
     assert [line.split()[-1] for line in lines] == left
 
 
-def test_a_bound_that_does_not_grow_tells_no_time(capsys):
+def test_time_left_ignores_other_bounds(capsys):
     play(ProgressLine(stop={RETURN: 0.9}), [make_result(1)])
     assert "left" not in capsys.readouterr().out
 
@@ -121,7 +121,7 @@ def test_the_evaluation_before_training_is_a_row_of_its_own(capsys):
     ) in capsys.readouterr().out
 
 
-def test_header_comes_back(capsys):
+def test_header_is_repeated(capsys):
     play(ProgressLine(), [make_result(i) for i in range(HEADER_EVERY + 1)])
     assert capsys.readouterr().out.count("entropy") == 2
 
@@ -140,7 +140,7 @@ def test_expectations_are_marked_once(capsys):
     assert "reached at iteration 3" in capsys.readouterr().out
 
 
-def test_evaluation_is_shown_where_there_is_one(capsys):
+def test_evaluations_are_shown(capsys):
     evaluation = {"episode_return_mean": 0.5, "success_rate": 0.25, "num_episodes": 8}
     play(ProgressLine(), [make_result(1, evaluation=evaluation), make_result(2)])
     _, first, second = capsys.readouterr().out.splitlines()
@@ -161,7 +161,7 @@ def test_sweeps_name_the_trial(capsys):
     assert all("reached" in line for line in lines)
 
 
-def test_the_end_says_where_everything_is(capsys):
+def test_paths_are_printed_at_the_end(capsys):
     ProgressLine(expect={RETURN: 2.0}).on_experiment_end([make_trial()])
     text = capsys.readouterr().out
     assert "/results/my run/t_0/transcripts.jsonl" in text
@@ -201,6 +201,6 @@ def test_durations_and_lookups():
     assert RETURN in PROGRESS_KEYS
 
 
-def test_the_line_to_watch_names_the_runs_own_folder(capsys):
+def test_tensorboard_command_has_the_run_folder(capsys):
     ProgressLine("GRPO").on_trial_start(0, [], make_trial())
     assert "watch: tensorboard --logdir '/results/my run'\n" in capsys.readouterr().out

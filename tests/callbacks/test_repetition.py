@@ -1,4 +1,4 @@
-"""Shares of repeated n-grams, by hand."""
+"""Shares of repeated n-grams, computed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_turn_that_repeats_earlier_ones():
     assert repetition(turns)["repeat_of_turns_frac"] == [0.5, 1.0]
 
 
-def test_a_turn_that_copies_what_it_read():
+def test_a_turn_that_copies_its_prompt():
     found = repetition([turn([1, 2, 3, 4, 5, 6], prompt=[7, 1, 2, 3, 4, 5])])
     assert found["copied_prompt_frac"] == [pytest.approx(2 / 3)]
     assert repetition([turn([1, 2, 3, 4])])["copied_prompt_frac"] == [0.0]
@@ -48,7 +48,7 @@ def test_order_matters():
     assert found["repeat_in_turn_frac"] == [0.0]
 
 
-def test_the_spread_of_returns_is_that_of_groups():
+def test_standard_deviation_of_returns_per_group():
     from callback_helpers import make_episode
 
     episodes = [make_episode([r], seed=s) for s, r in [(0, 1), (0, 3), (1, 2), (1, 2)]]

@@ -1,4 +1,4 @@
-"""What is kept of an episode, and which episodes."""
+"""Records of transcripts and the selection of episodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def collect(
     return read_result({"env_runners": logger.compile()})
 
 
-def test_best_worst_and_repeatable_random_are_picked():
+def test_selection_of_best_worst_and_random_episodes():
     episodes = [make_episode([r], seed=r) for r in (3, 9, 1, 5, 4)]
     picks = list(select_episodes(episodes, 4))
     assert [why for why, _ in picks] == ["best", "worst", "random", "random"]
@@ -63,7 +63,7 @@ def test_best_worst_and_repeatable_random_are_picked():
     assert [why for why, _ in select_episodes(episodes, 1)] == ["random"]
 
 
-def test_record_tells_the_whole_episode():
+def test_record_of_an_episode():
     record = record_of(make_episode([0, 1], seed=5, success=True, invalid=1))
     assert record["return"] == 1.0 and record["success"] is True
     assert record["seed"] == 5 and record["stop_reason"] == "terminated"
@@ -102,13 +102,13 @@ def test_records_are_bounded_and_encodable():
 
 
 class Bytes:
-    """A tokenizer whose tokens are the bytes of UTF-8."""
+    """Tokenizer whose tokens are the bytes of UTF-8."""
 
     def decode(self, ids, **kwargs):
         return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
 
 
-def test_tokens_are_told_one_by_one():
+def test_token_columns():
     ids = list("h\u00e9!\u20ac".encode())
     assert token_texts(Bytes(), ids) == ["h", "", "\u00e9", "!", "", "", "\u20ac"]
     cut = list("a\u20ac".encode())[:-1]
@@ -118,7 +118,7 @@ def test_tokens_are_told_one_by_one():
     assert token_texts(Bytes(), []) == []
 
 
-def test_a_turn_shows_what_was_read_and_each_token():
+def test_a_turn_has_its_prompt_and_token_columns():
     record = record_of(make_episode([1]), tokenizers={"default_policy": Bytes()})
     (turn,) = record["turns"]
     assert turn["prompt"] == "\x00\x01"
@@ -127,7 +127,7 @@ def test_a_turn_shows_what_was_read_and_each_token():
 
 
 def rollouts(*returns):
-    """One group of episodes for each list of returns."""
+    """Return one group of episodes for each list of returns."""
     episodes = []
     for group, of_group in enumerate(returns):
         for rollout, value in enumerate(of_group):
@@ -137,10 +137,10 @@ def rollouts(*returns):
     return episodes
 
 
-def test_of_groups_the_best_and_the_worst_with_siblings():
+def test_best_and_worst_groups_with_group_mates():
     episodes = rollouts([0, 0, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1])
-    told = [(r["group_id"], r["rollout"], r["picked"]) for r in collect(episodes)]
-    assert told == [
+    records = [(r["group_id"], r["rollout"], r["picked"]) for r in collect(episodes)]
+    assert records == [
         (1, 0, "best"),
         (1, 1, "sibling"),
         (1, 2, "sibling"),
@@ -152,12 +152,12 @@ def test_of_groups_the_best_and_the_worst_with_siblings():
     ]
 
 
-def test_groups_of_equal_returns_fill_up():
+def test_zero_variance_groups_are_used_last():
     episodes = rollouts([1, 1], [0, 0], [0, 1], [0, 0])
     assert {r["group_id"] for r in collect(episodes)} == {2, 0}
 
 
-def test_of_large_groups_all_kinds_of_returns_stay():
+def test_large_groups_are_thinned_evenly():
     (group,) = groups_of(rollouts(range(20)))
     picked = list(select_groups([group], 2, max_group_mates=5))
     assert sorted(e.get_return() for _, e in picked) == [0, 5, 9, 14, 19]
@@ -166,7 +166,7 @@ def test_of_large_groups_all_kinds_of_returns_stay():
     assert whys == ["best", "worst", "random", "random"]
 
 
-def test_tokens_are_kept_while_the_budget_lasts():
+def test_token_columns_stop_at_the_budget():
     class Few(TranscriptCollector):
         max_tokens = 7
 
@@ -180,7 +180,7 @@ def test_tokens_are_kept_while_the_budget_lasts():
     assert all(episode_data(e).is_annotated for e in episodes)
 
 
-def test_what_is_too_much_is_left_out_siblings_first():
+def test_records_beyond_max_size_are_dropped_group_mates_first():
     episodes = rollouts([0, 0, 1], [1, 1, 1], [0, 0, 0])
     whole = sum(len(json.dumps(r)) for r in collect(episodes))
 
@@ -199,13 +199,13 @@ def test_what_is_too_much_is_left_out_siblings_first():
     assert sum(episode_data(e).is_annotated for e in fresh) == 1
 
 
-def test_evaluation_episodes_are_not_noted():
+def test_evaluation_episodes_are_not_annotated():
     episodes = [make_episode([1])]
     collect(episodes, in_evaluation=True)
     assert not episode_data(episodes[0]).is_annotated
 
 
-def test_notes_reach_their_turns():
+def test_annotations_are_written_into_their_turns():
     episode = make_episode([0, 1])
     record = record_of(episode, tokenizers={"default_policy": Bytes()})
     notes = [
@@ -226,7 +226,7 @@ def test_notes_reach_their_turns():
     jsonschema.validate(record, schema())
 
 
-def test_collector_shares_its_count_among_runners():
+def test_collector_divides_its_count_among_runners():
     episodes = [make_episode([r], seed=r) for r in range(6)]
     assert len(collect(episodes)) == 4
     assert len(collect(episodes, num_env_runners=2)) == 2
@@ -253,7 +253,7 @@ def test_results_without_transcripts_are_fine():
     assert read_result({}) == []
 
 
-def test_pop_and_copy_take_them_out():
+def test_pop_and_copy_remove_transcripts():
     result = make_result(1, transcripts=[{"a": 1}], evaluation={"success_rate": 0.5})
     result["evaluation"]["env_runners"]["transcripts"] = '{"b":2}'
     copy = without_transcripts(result)

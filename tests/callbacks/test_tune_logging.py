@@ -1,4 +1,4 @@
-"""Transcripts in files and in TensorBoard."""
+"""Tune loggers: transcript files and TensorBoard."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def texts_in(folder):
     return events, [t for t in events.Tags()["tensors"] if "transcripts" in t]
 
 
-def test_running_curves_are_in_the_runs_own_folder(trial, tmp_path):
+def test_tensorboard_writes_into_the_run_folder(trial, tmp_path):
     trial.local_path = str(tmp_path / "temporary")
     trial.storage.trial_fs_path = str(tmp_path / "run" / "trial")
     logger = TranscriptTensorBoard()
@@ -78,7 +78,7 @@ def test_running_curves_are_in_the_runs_own_folder(trial, tmp_path):
     assert live_folder(trial) == trial.local_path
 
 
-def test_logger_writes_and_strips(record, trial, tmp_path):
+def test_logger_writes_transcripts_and_removes_them(record, trial, tmp_path):
     logger = TranscriptLogger()
     logger.log_trial_start(trial)
     for iteration in (1, 2):
@@ -120,7 +120,7 @@ def test_tensorboard_gets_scalars_and_text(record, trial, tmp_path):
 def test_markdown_keeps_fences_and_gaps(record):
     text = to_markdown(record)
     assert "````\na ``` b" in text
-    assert "*4 turns left out*" in text
+    assert "*4 turns omitted*" in text
     assert "**return 0**" in text and "seed 5" in text
     assert "ended by length" in text
 

@@ -7,7 +7,7 @@ from rllib_llm.cli.main import main
 BAD = (
     ("a: &b [*b]", [], "The alias *b (line 1) holds itself"),
     ("algo: 3", [], "algo: 3 must be one name"),
-    ("", ["training.lr=.nan"], "A recipe is a mapping"),
+    ("", ["training.lr=.nan"], "A recipe must be a mapping"),
 )
 
 

@@ -85,8 +85,8 @@ def test_undo(play):
     env = "guess_number-v0:upper=31,max_turns=3"
     status, out = play(env, typed=["/undo", "nonsense", "guess 1", "/undo", "/quit"])
     assert status == 0 and "There is nothing to undo." in out
-    assert "stopped after 1 turns" in out  # two answers, one taken back
-    # What is taken back costs nothing: bisection still finds the number in time.
+    assert "stopped after 1 turns" in out  # two answers, one undone
+    # An undone answer does not count: bisection still finds the number in time.
     typed = ["x", "x", "/undo", "/undo"] + ["/expert"] * 3
     out = play("guess_number-v0:upper=7,max_turns=3", typed=typed)[1]
     assert ", solved" in out
@@ -95,7 +95,7 @@ def test_undo(play):
 def test_help_and_unknown_commands(play):
     typed = ["/help", "/what", "/actions", "/random", "//x", "two\\", "lines", "/quit"]
     out = play("guess_number-v0:upper=9", typed=typed)[1]
-    assert out.count("/undo     take back") == 2 and "no command '/what'" in out
+    assert out.count("/undo     undo") == 2 and "Unknown command '/what'" in out
     assert "actions: guess 1, guess 2" in out and "[random] guess" in out
     assert "stopped after 3 turns" in out
 

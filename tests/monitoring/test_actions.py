@@ -1,4 +1,4 @@
-"""What alarms do, in real iterations."""
+"""Actions of alarms in real iterations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_TIME = {"below": 100.0, "window": 1, "cooldown": 1, "solved": None}
 
 
 class Words(TextEnv):
-    """One turn, paid by its letters: random texts differ."""
+    """One-turn environment whose reward depends on the letters of the answer."""
 
     max_turns = 1
 
@@ -52,7 +52,7 @@ def grpo(lr=1e-3, **alarms):
 
 @pytest.fixture
 def run(ray_session):
-    """Builds algorithms and stops them."""
+    """Build algorithms; stop them after the test."""
     built = []
 
     def build(config):
@@ -112,7 +112,7 @@ def test_lower_lr_keeps_the_schedule(run):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_rollback_brings_weights_and_moments_back(run, place, tmp_path):
+def test_rollback_restores_weights_and_moments(run, place, tmp_path):
     fires = {"below": 0.0, "window": 1, "solved": None, "action": "rollback"}
     algo = run(grpo(entropy_collapse=fires, snapshots=place, snapshot_interval=1))
     start = parameters(algo)
@@ -141,7 +141,7 @@ def test_rollback_brings_weights_and_moments_back(run, place, tmp_path):
 
 
 @pytest.mark.ray
-def test_a_run_that_went_back_too_often_stops(run):
+def test_too_many_rollbacks_stop_the_run(run):
     algo = run(
         grpo(
             entropy_collapse={**EVERY_TIME, "action": "rollback"},
@@ -157,7 +157,7 @@ def test_a_run_that_went_back_too_often_stops(run):
 
 
 @pytest.mark.ray
-def test_stop_says_why(run):
+def test_stop_reports_its_alarm(run):
     algo = run(grpo(entropy_collapse={**EVERY_TIME, "action": "stop"}, kl={}))
     result = algo.train()
     assert result["done"] and result["alarms"]["stopped_by"] == "entropy_collapse"
@@ -165,7 +165,7 @@ def test_stop_says_why(run):
 
 
 @pytest.mark.ray
-def test_weights_that_are_not_finite_are_gone_back_from(run):
+def test_rollback_after_non_finite_weights(run):
     algo = run(grpo(nan={"action": "rollback"}))
     algo.train()
     module = algo.learner_group._learner.module["default_policy"].unwrapped()

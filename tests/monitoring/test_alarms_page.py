@@ -1,4 +1,4 @@
-"""docs/alarms.md says what the code does."""
+"""docs/alarms.md agrees with the catalogue of alarms."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_thresholds_are_those_of_the_page(alarm):
     if alarm.name == "copying":
         assert alarm.thresholds == ALARMS["echo"].thresholds
         return
-    told = re.findall(r"`(\w+)` ([\d.]+)", cells[3])
-    assert {k: float(v) for k, v in told} == alarm.thresholds
+    documented = re.findall(r"`(\w+)` ([\d.]+)", cells[3])
+    assert {k: float(v) for k, v in documented} == alarm.thresholds
 
 
-def test_actions_and_what_alarms_share_stand_there():
+def test_actions_and_common_settings_are_documented():
     for action in ACTIONS:
         assert row(action)
     settings = AlarmSettings()

@@ -1,4 +1,4 @@
-"""Every alarm on histories made by hand: it fires where it must, and only there."""
+"""Every alarm on synthetic histories on which it must or must not fire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN = math.nan
 
 
 def noisy(start, end, count, noise=0.02, seed=0):
-    """A line from ``start`` to ``end`` with noise on it."""
+    """Return a line from ``start`` to ``end`` with noise."""
     rng = random.Random(seed)
     step = (end - start) / max(1, count - 1)
     return [start + i * step + rng.gauss(0.0, noise) for i in range(count)]
@@ -101,7 +101,7 @@ def detect(name, series):
     return alarm.detect(*series, **thresholds)
 
 
-def test_every_alarm_is_tried_both_ways():
+def test_every_alarm_has_both_cases():
     assert set(FIRES) == set(QUIET) == set(ALARMS)
 
 
@@ -120,7 +120,7 @@ def test_it_does_not_fire(name, series):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_alone_drops_no_return(seed):
+def test_noise_does_not_fire_return_drop(seed):
     values = noisy(0.5, 0.5, 100, noise=0.15, seed=seed)
     fired = [detect("return_drop", [values[:n]]) for n in range(1, len(values))]
     assert not any(fired)
@@ -151,12 +151,12 @@ def test_defaults_warn_and_settings_change_them():
         ({"stalled": {"action": "rollback"}}, "choose warn or stop"),
     ],
 )
-def test_bad_settings_are_named(given, message):
+def test_invalid_settings_are_rejected(given, message):
     with pytest.raises(ConfigError, match=message):
         bind_alarms(given)
 
 
-def test_a_recipe_names_alarms_and_what_they_share(tmp_path):
+def test_alarms_of_a_recipe(tmp_path):
     from rllib_llm.recipes import load_recipe
 
     recipe = load_recipe(
@@ -179,14 +179,14 @@ def test_a_recipe_names_alarms_and_what_they_share(tmp_path):
         ({"snapshots": "tape"}, "snapshots='tape' must be one of memory, disk"),
     ],
 )
-def test_what_alarms_share_is_checked(settings, message):
+def test_common_settings_are_checked(settings, message):
     from rllib_llm import GRPOConfig
 
     with pytest.raises(ConfigError, match=message):
         GRPOConfig().alarms(**settings).validate_alarms()
 
 
-def test_a_bound_itself_is_no_alarm():
+def test_alarms_do_not_fire_at_their_bound():
     assert detectors.is_above([0.5] * 3, above=0.5, window=3) is None
     assert detectors.is_below([0.5] * 3, below=0.5, window=3) is None
     assert detectors.is_above([0.5, 0.5, 0.6], above=0.5, window=3) is not None

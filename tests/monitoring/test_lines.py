@@ -1,4 +1,4 @@
-"""Lines that say how far a preparation is."""
+"""Progress lines of preparations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllib_llm.monitoring.live.algorithm import preparing
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that a test sets: seconds."""
+    """Clock in seconds that tests set."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
@@ -21,15 +21,15 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(
     "make", [lines.progress_lines, lambda: preparing(None)], ids=["bare", "algorithm"]
 )
-def test_a_long_preparation_tells_how_far_it_is(clock, capsys, make):
+def test_long_preparations_print_progress(clock, capsys, make):
     show = make()
     for second, phase, fraction in (
         (1, "demonstrations", 0.1),
         (6, "demonstrations", 0.25),
         (9, "demonstrations", 0.5),
         (12, "demonstrations", 1.0),
-        (14, "warm start", 0.1),
-        (23, "warm start", 0.4),
+        (14, "SFT", 0.1),
+        (23, "SFT", 0.4),
     ):
         clock[0] = 100.0 + second
         show(phase, fraction)
@@ -38,11 +38,11 @@ def test_a_long_preparation_tells_how_far_it_is(clock, capsys, make):
     assert [line.split(": ", 1)[1] for line in err.splitlines()] == [
         "demonstrations 25%, 6 s",
         "demonstrations 100%, 12 s",
-        "warm start 40%, 23 s",
+        "SFT 40%, 23 s",
     ]
 
 
-def test_a_short_preparation_says_nothing(clock, capsys):
+def test_short_preparations_print_nothing(clock, capsys):
     show = lines.progress_lines()
     show("tokenizer", 0.5)
     clock[0] += 4

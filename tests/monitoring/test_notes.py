@@ -1,4 +1,4 @@
-"""Notes from the processes of a run, and what monitors of rollouts find."""
+"""Live notes of a run's processes, and monitors of rollouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rllib_llm.monitoring.live import board
 
 
 class Slow(TextEnv):
-    """One turn; the environment takes its time to answer."""
+    """One-turn environment with a slow step."""
 
     max_turns = 1
     wait_s = 0.6
@@ -83,7 +83,7 @@ def test_a_stall_is_reported_once_and_a_turn_ends_it(caplog):
     assert monitor.take_stats() == (0, 0.0)
 
 
-def test_without_a_limit_nothing_stalls(caplog):
+def test_without_a_limit_stalls_are_not_reported(caplog):
     monitor = RolloutMonitor(None, period_s=0.01)
     with monitor.watching(rollout()):
         time.sleep(0.05)
@@ -98,7 +98,7 @@ def wait_for(condition, seconds=10.0):
         time.sleep(0.005)
 
 
-def test_the_trial_is_the_one_that_tune_names():
+def test_trial_id_of_a_config():
     info = SimpleNamespace(trial_id="ab_1")
     assert board.trial_of({TRIAL_INFO: info, "lr": 1.0}) == "ab_1"
     assert board.trial_of({}) == board.trial_of(GRPOConfig()) == "none"
@@ -122,7 +122,7 @@ def slow_run(**alarms):
 
 @pytest.fixture
 def watcher(ray_session):
-    """Someone who watches."""
+    """Registered watcher."""
     made = board.Watcher()
     yield made
     made.close()
@@ -148,7 +148,7 @@ def test_phases_and_stalls_reach_a_watcher(watcher, caplog, monkeypatch):
 
 
 @pytest.mark.ray
-def test_nobody_writes_unless_somebody_watches(watcher):
+def test_notes_are_written_only_with_a_watcher(watcher):
     topic = board.new_topic("t_0")
     board.Publisher(topic, "train_1").write(done=1)
     board.Publisher(None, "train_2").write(done=1)

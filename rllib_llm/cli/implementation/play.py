@@ -27,7 +27,7 @@ Type an answer and press Enter; end a line with \\ to continue on the next one.
 /expert   let the environment's scripted expert answer
 /random   let its random policy answer
 /actions  list the admissible actions
-/undo     take back your last answer
+/undo     undo your last answer
 /quit     stop playing
 //...     an answer that begins with a slash"""
 _SHOWN_ACTIONS = 12

@@ -1,3 +1,3 @@
-"""Alarms inside a run: what they look for, and what they do (docs/alarms.md)."""
+"""Alarms of a run: their conditions and actions (docs/alarms.md)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an Algorithm needs for a :class:`Guard` to act upon it."""
+"""Mixin of an Algorithm whose weights and learning rates a Guard can change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _METRICS = f"{COMPONENT_LEARNER}/{COMPONENT_METRICS_LOGGER}"
 
 
 class GuardedAlgorithm:
-    """Lets a guard look at results, lower learning rates and bring back states.
+    """Passes results to a guard, which can lower learning rates and restore states.
 
-    Put it before the Algorithm class in the bases; Learners need
+    It must come before the Algorithm class in the bases. Learners must inherit
     :class:`rllib_llm.algorithms.learner.lr_scale.ScaledLearningRates`.
     """
 
@@ -31,7 +31,7 @@ class GuardedAlgorithm:
         return self._guard
 
     def step(self) -> Any:
-        """Train one iteration; go back and try again where weights are not finite."""
+        """Train one iteration; roll back and retry if weights are not finite."""
         self.guard.before_iteration()
         try:
             return super().step()
@@ -41,52 +41,53 @@ class GuardedAlgorithm:
             return self.step()
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Let the guard look before callbacks and loggers do."""
+        """Let the guard check the result before callbacks and loggers get it."""
         self.guard.after_iteration(result)
         super().log_result(result)
 
     def cleanup(self) -> None:
-        """Delete the guard's files, too."""
+        """Delete the guard's files too."""
         self.guard.close()
         super().cleanup()
 
-    # What a guard asks for -----------------------------------------------------------
+    # Called by the guard -----------------------------------------------------------
 
     def lower_lr(self, module_id: str | None, factor: float, least: float) -> None:
-        """Multiply the learning rates of a policy, None: of all, from now on."""
+        """Multiply the learning rates of a policy, or of all policies if None."""
         self.learner_group.foreach_learner(
             functools.partial(_lower_lr, module_id=module_id, factor=factor, min_=least)
         )
 
     def lr_scales(self) -> dict[str, float]:
-        """Return what each policy's learning rate is multiplied by, where it is."""
+        """Return the learning rate multipliers by policy, without those that are 1."""
         answers = self.learner_group.foreach_learner(_lr_scales)
         return next(iter(answers)).get()
 
     def rollback_state(self) -> dict[str, Any]:
-        """Return what :meth:`roll_back` brings back: all that has learnt.
+        """Return the state that :meth:`roll_back` restores.
 
-        Counters and the cursor over tasks are not part of it: they go on.
+        It excludes counters and the position in the tasks: these continue, so that the
+        retried iterations sample new tasks.
         """
         learners = self.learner_group.get_state(not_components=_METRICS)
         return {_LEARNERS: learners, **self.driver_state()}
 
     def driver_state(self) -> dict[str, Any]:
-        """Return what has learnt on the driver, for checkpoints and for going back."""
+        """Return the learned state on the driver, for checkpoints and rollbacks."""
         return {}
 
     def set_driver_state(self, state: dict[str, Any]) -> None:
-        """Bring back :meth:`driver_state`."""
+        """Restore the state from :meth:`driver_state`."""
 
     def sync_all_weights(self) -> None:
-        """Bring all EnvRunners to the Learners' weights."""
+        """Send the Learners' weights to all EnvRunners."""
         raise NotImplementedError
 
     def roll_back(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier :meth:`rollback_state`, learning rates excepted."""
+        """Restore a :meth:`rollback_state`, but keep the current learning rates."""
         scales = self.lr_scales()
         newest = next(iter(self.learner_group.foreach_learner(_version))).get()
-        # RLlib takes weights older than those it has for a late message.
+        # RLlib ignores weights with a lower sequence number as outdated.
         state[_LEARNERS][COMPONENT_LEARNER][WEIGHTS_SEQ_NO] = newest + 1
         self.learner_group.set_state(state[_LEARNERS])
         self.learner_group.foreach_learner(

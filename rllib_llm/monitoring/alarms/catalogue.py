@@ -1,4 +1,4 @@
-"""Every alarm: what it reads, when it fires unless told otherwise, and why."""
+"""Catalogue of the alarms with their metrics, default thresholds and remedies."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Alarm:
     """One alarm.
 
     Attributes:
-        name: What YAML and the result call it.
+        name: Its name in YAML and in the result.
         reads: Result keys, one for each series of ``detect``. Those below
-            ``learners/<module>/`` are watched policy by policy.
-        detect: Says what it found, or None.
-        thresholds: Keywords of ``detect`` and their defaults.
-        what: What the number found is, for the message.
+            ``learners/<module>/`` are checked per policy.
+        detect: Returns a description if the condition holds, else None.
+        thresholds: Keyword arguments of ``detect`` and their defaults.
+        subject: Begins the message, before the description.
         remedy: What usually helps.
-        unless_solved: Whether a solved task explains it.
-        actions: What can be done about it.
+        unless_solved: Whether the alarm is silent once the task is solved.
+        actions: Actions that can be configured.
     """
 
     name: str
     reads: tuple[str, ...]
     detect: Callable[..., str | None]
     thresholds: dict[str, Any]
-    what: str
+    subject: str
     remedy: str
     unless_solved: bool = False
     actions: tuple[str, ...] = ACTIONS
 
     @property
     def per_module(self) -> bool:
-        """Whether each policy has values of its own."""
+        """True if every policy has its own values."""
         return self.reads[0].startswith(MODULE)
 
 
@@ -96,8 +96,8 @@ _ALL = (
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
         "repeat_of_turns_frac is",
-        "The policy says the same thing whatever it reads: filter groups by their "
-        "variance, add entropy_coeff, lower lr.",
+        "The policy samples the same text for every prompt: filter groups by their "
+        "variance, add entropy_coeff, or lower lr.",
         unless_solved=True,
     ),
     Alarm(
@@ -106,7 +106,7 @@ _ALL = (
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
         "copied_prompt_frac is",
-        "The policy repeats what it reads: look for a reward that pays for it.",
+        "The policy copies its prompt: look for a reward function that rewards it.",
         unless_solved=True,
     ),
     Alarm(
@@ -115,8 +115,8 @@ _ALL = (
         detectors.has_grown,
         {"factor": 3.0, "above": 50.0, "window": 3, "baseline": 5},
         "tokens_per_turn_mean is",
-        "Length is rewarded somewhere: try loss_agg_mode token-mean, or a reward that "
-        "charges for tokens.",
+        "Longer answers have higher rewards: try loss_agg_mode token-mean, or a reward "
+        "that penalises tokens.",
     ),
     Alarm(
         "truncation",
@@ -124,7 +124,7 @@ _ALL = (
         detectors.is_above,
         {"above": 0.5, "window": 3},
         "the share of episodes out of tokens is",
-        "Raise max_new_tokens or max_context_tokens, or charge for length.",
+        "Raise max_new_tokens or max_context_tokens, or penalise length.",
     ),
     Alarm(
         "no_valid_action",
@@ -132,7 +132,7 @@ _ALL = (
         detectors.was_never_below,
         {"below": 0.99, "window": 3},
         "invalid_action_frac is",
-        "No turn was a valid action, so nothing can be learnt: warm-start the model, "
+        "No turn was a valid action, so nothing can be learned: run SFT first, "
         "show an example of an action in the prompt, or use a larger model.",
     ),
     Alarm(
@@ -142,7 +142,7 @@ _ALL = (
         {"factor": 2.0, "above": 0.2, "window": 3, "baseline": 5},
         "invalid_action_frac is",
         "The policy forgets the format: lower lr or num_epochs, set ref_kl_coeff, or "
-        "let invalid actions cost more.",
+        "raise the penalty for invalid actions.",
     ),
     Alarm(
         "unended_turns",
@@ -150,8 +150,8 @@ _ALL = (
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
         "cut_turn_frac is",
-        "The policy no longer ends its turns: lower lr, or go back to a checkpoint; "
-        "raise max_new_tokens only if the answers are worth their length.",
+        "The policy no longer ends its turns: lower lr, or restart from a checkpoint; "
+        "raise max_new_tokens only if long answers have higher rewards.",
     ),
     Alarm(
         "grad_norm",
@@ -181,7 +181,7 @@ _ALL = (
         detectors.has_dropped,
         {"fraction": 0.5, "window": 3},
         "episode_return_mean is",
-        "Lower lr, or go back to a checkpoint.",
+        "Lower lr, or restart from a checkpoint.",
     ),
     Alarm(
         "train_inference_mismatch",
@@ -189,15 +189,16 @@ _ALL = (
         detectors.is_above,
         {"above": 0.1, "window": 2},
         "train_inference_mismatch_mean is",
-        "Sampling and learning disagree: check dtype and temperature, or use tis.",
+        "Inference and training disagree: check dtype and temperature, or use tis.",
     ),
     Alarm(
         "stalled",
         ("env_runners/num_stalls",),
         detectors.has_happened,
         {"after_s": 60.0},
-        "the number of times in which no turn finished for so long is",
-        "The log says who waited for what; lower step_timeout_s or turn_timeout_s.",
+        "the number of waits without a finished turn is",
+        "The log names what each EnvRunner waited for; lower step_timeout_s or "
+        "turn_timeout_s.",
         actions=(WARN, STOP),
     ),
 )

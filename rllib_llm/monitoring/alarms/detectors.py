@@ -1,8 +1,9 @@
-"""What alarms look for, as functions of the values of past iterations.
+"""Conditions of alarms, as functions of the values of past iterations.
 
-Each takes one or more series, newest value last, and its thresholds as keywords. It
-returns what it found in words, or None. A series may be shorter than a window (early
-in a run, or where the metric is not reported): then nothing is found.
+A detector takes one or more series, newest value last, and its thresholds as keyword
+arguments. It returns a description if the condition holds, else None. If a series is
+shorter than a window (early in a run, or if the metric is not reported), the condition
+does not hold.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ def finite(series: Series) -> list[float]:
 
 
 def window_mean(series: Series, window: int) -> float | None:
-    """Return the mean of the last ``window`` finite values, None if there are fewer."""
+    """Return the mean of the last ``window`` finite values; None if there are fewer."""
     last = finite(series)[-window:]
     return statistics.fmean(last) if len(last) == window else None
 
 
 def first_mean(series: Series, count: int, window: int) -> float | None:
-    """Return the mean of the first ``count`` finite values, apart from the window."""
+    """Return the mean of the first finite values, or None if they reach the window."""
     values = finite(series)
     return statistics.fmean(values[:count]) if len(values) >= count + window else None
 
 
 def is_above(series: Series, *, above: float, window: int) -> str | None:
-    """Find a mean of the last iterations above a bound, or an infinite value."""
+    """Describe a mean of the last iterations above a bound, or an infinite value."""
     if series and series[-1] == math.inf:
         return f"infinite, above {above:g}"
     now = window_mean(series, window)
@@ -43,7 +44,7 @@ def is_above(series: Series, *, above: float, window: int) -> str | None:
 
 
 def is_below(series: Series, *, below: float, window: int) -> str | None:
-    """Find a mean of the last iterations below a bound."""
+    """Describe a mean of the last iterations below a bound."""
     now = window_mean(series, window)
     if now is None or now >= below:
         return None
@@ -53,17 +54,17 @@ def is_below(series: Series, *, below: float, window: int) -> str | None:
 def has_grown(
     series: Series, *, factor: float, above: float, window: int, baseline: int
 ) -> str | None:
-    """Find a mean that is a multiple of what the run began with, and above a bound."""
+    """Describe a mean above a bound that is a multiple of the run's first values."""
     now = window_mean(series, window)
     start = first_mean(series, baseline, window)
     if now is None or start is None or now <= above or now <= factor * start:
         return None
     times = f"{now / start:.1f} times" if start else "up from"
-    return f"{_shown(now, window)}, {times}" + _begun(start, baseline)
+    return f"{_shown(now, window)}, {times}" + _of_first(start, baseline)
 
 
 def was_never_below(series: Series, *, below: float, window: int) -> str | None:
-    """Find a value that was at or above a bound in every iteration so far."""
+    """Describe a value that has never been below a bound."""
     values = finite(series)
     if len(values) < window or min(values) < below:
         return None
@@ -79,14 +80,14 @@ def variance_is_gone(
     window: int,
     baseline: int,
 ) -> str | None:
-    """Find groups without variance, or a spread of returns that has vanished.
+    """Describe zero-variance groups, or a collapsed standard deviation of returns.
 
-    The second rule is that of RAGEN-2: the standard deviation of returns stays below a
-    tenth of what it was in the first ten iterations.
+    The second condition is that of RAGEN-2: the standard deviation of returns falls
+    below a tenth of its mean in the first ten iterations.
     """
-    found = is_above(zero_variance_groups, above=above, window=window)
-    if found:
-        return f"the share of groups without variance is {found}"
+    share = is_above(zero_variance_groups, above=above, window=window)
+    if share:
+        return f"the share of zero-variance groups is {share}"
     now, start = (
         window_mean(return_std, window),
         first_mean(return_std, baseline, window),
@@ -94,11 +95,11 @@ def variance_is_gone(
     if now is None or not start or now >= fraction * start:
         return None
     text = f"the standard deviation of returns is {_shown(now, window)}, "
-    return text + f"{now / start:.0%}" + _begun(start, baseline)
+    return text + f"{now / start:.0%}" + _of_first(start, baseline)
 
 
 def has_spiked(series: Series, *, factor: float, history: int) -> str | None:
-    """Find a newest value far above the median of those before it."""
+    """Describe a newest value far above the median of those before it."""
     values = finite(series)
     before = values[-history - 1 : -1]
     if len(before) < max(3, history // 4):
@@ -110,9 +111,9 @@ def has_spiked(series: Series, *, factor: float, history: int) -> str | None:
 
 
 def is_not_finite(*series: Series) -> str | None:
-    """Find a newest value that is NaN or infinite; the last series is a counter.
+    """Describe a newest value that is NaN or infinite, or skipped optimiser steps.
 
-    The counter (steps that were skipped since the run began) must not rise.
+    The last series counts the steps skipped since the run began.
     """
     *values, counts = series
     newest = [s[-1] for s in values if s]
@@ -125,10 +126,10 @@ def is_not_finite(*series: Series) -> str | None:
 
 
 def has_dropped(series: Series, *, fraction: float, window: int) -> str | None:
-    """Find a mean far below the best mean of as many iterations.
+    """Describe a mean far below the best mean of as many iterations.
 
-    The fall must also be eight times what chance makes of such a mean, judged by how
-    much single iterations usually differ from the ones before them.
+    The drop must also exceed eight standard errors of such a mean, estimated from the
+    differences between successive iterations.
     """
     values = finite(series)
     now = window_mean(values, window)
@@ -142,7 +143,8 @@ def has_dropped(series: Series, *, fraction: float, window: int) -> str | None:
     best = max(means)
     fall = best - now
     steps = [abs(b - a) for a, b in itertools.pairwise(before)]
-    # From the median of absolute differences to the deviation of one iteration.
+    # Median absolute difference to standard deviation of one iteration: 1.4826 is the
+    # factor for normal noise, and a difference has twice the variance of a value.
     noise = 1.4826 * statistics.median(steps) / math.sqrt(2.0)
     if fall <= fraction * abs(best) or fall <= 8.0 * noise / math.sqrt(window):
         return None
@@ -150,7 +152,7 @@ def has_dropped(series: Series, *, fraction: float, window: int) -> str | None:
 
 
 def has_happened(series: Series) -> str | None:
-    """Find a newest value above zero."""
+    """Describe a newest value above zero."""
     if not series or not series[-1] > 0:
         return None
     return f"{series[-1]:.0f}"
@@ -160,5 +162,5 @@ def _shown(value: float, window: int) -> str:
     return f"{value:.3g}" + (f" (mean of {window} iterations)" if window > 1 else "")
 
 
-def _begun(start: float, baseline: int) -> str:
+def _of_first(start: float, baseline: int) -> str:
     return f" the {start:.3g} of the first {baseline} iterations"

@@ -1,4 +1,4 @@
-"""Looks at every iteration's result and does what the alarms are set to do."""
+"""Guard of a run: checks every result and takes the actions of its alarms."""
 
 from __future__ import annotations
 
@@ -26,48 +26,51 @@ _LR_SCALE = "lr_scale"
 
 @dataclasses.dataclass(frozen=True)
 class Firing:
-    """An alarm's condition holds.
+    """An alarm whose condition holds.
 
     Attributes:
-        chosen: The alarm and its settings.
-        module_id: Of which policy; None: of the run.
-        found: What was found, in words.
+        bound: The alarm and its settings.
+        module_id: The policy; None: the whole run.
+        description: The values that fulfil the condition.
     """
 
-    chosen: BoundAlarm
+    bound: BoundAlarm
     module_id: str | None
-    found: str
+    description: str
 
     @property
     def key(self) -> str:
-        """Tells firings of one alarm and policy from others."""
-        return f"{self.chosen.alarm.name}/{self.module_id or ''}"
+        """Identifies the alarm and the policy."""
+        return f"{self.bound.alarm.name}/{self.module_id or ''}"
 
     def message(self, iteration: int, done: str) -> str:
-        """Return the line that people read."""
-        alarm = self.chosen.alarm
+        """Return the message for users."""
+        alarm = self.bound.alarm
         whose = f" ({self.module_id})" if self.module_id else ""
-        found = f"{alarm.what} {self.found}".strip()
-        return f"alarm {alarm.name}{whose} at iteration {iteration}: {found}. {done}"
+        condition = f"{alarm.subject} {self.description}".strip()
+        return (
+            f"alarm {alarm.name}{whose} at iteration {iteration}: {condition}. {done}"
+        )
 
 
 class Guard:
-    """Watches one run.
+    """Checks the results of one run.
 
     Args:
-        config: The algorithm's config, validated.
-        algorithm: Whose Learners are acted upon; see :class:`GuardedAlgorithm`.
+        config: The algorithm's validated config.
+        algorithm: The algorithm to act on; see :class:`GuardedAlgorithm`.
     """
 
     def __init__(self, config: Any, algorithm: Any) -> None:
         self._config, self._algorithm = config, algorithm
-        self._chosen: dict[str, BoundAlarm] = config.chosen_alarms()
+        self._alarms: dict[str, BoundAlarm] = config.chosen_alarms()
         self._history = History()
         self._acted: dict[str, int] = {}  # Firing.key -> iteration of the last action
         self._num_rollbacks = 0
-        self._is_unread = set(config.alarm_settings)
+        # Alarms that the user configured and whose metrics were not reported yet.
+        self._unreported = set(config.alarm_settings)
         self._snapshots: Snapshots | None = None
-        if any(c.action == ROLLBACK for c in self._chosen.values()):
+        if any(a.action == ROLLBACK for a in self._alarms.values()):
             self._snapshots = Snapshots(
                 config.alarm_snapshot_interval,
                 config.alarm_snapshots,
@@ -77,27 +80,30 @@ class Guard:
     # Every iteration -----------------------------------------------------------------
 
     def before_iteration(self) -> None:
-        """Keep the state that the run begins (or goes on) with."""
+        """Store the initial state of the run, or that after a resume."""
         if self._snapshots is not None and self._snapshots.good is None:
             algorithm = self._algorithm
             self._snapshots.begin(algorithm.iteration, algorithm.rollback_state())
 
     def after_iteration(self, result: dict[str, Any]) -> None:
-        """Look at a result, act, and write into it what was found and done."""
+        """Check a result, act, and report both in the result."""
         iteration = int(result[keys.ITERATION])
         self._history.add(result)
-        found = list(self._look(iteration))
-        report: dict[str, Any] = dict.fromkeys(self._chosen, 0)
-        for firing in found:
-            report[firing.chosen.alarm.name] += 1
+        firings = list(self._check(iteration))
+        report: dict[str, Any] = dict.fromkeys(self._alarms, 0)
+        for firing in firings:
+            report[firing.bound.alarm.name] += 1
         result[ALARMS_KEY] = report
-        holding = {firing.key for firing in found}
+        holding = {firing.key for firing in firings}
+        # An alarm whose condition ended acts at once when it fires again.
         self._acted = {k: i for k, i in self._acted.items() if k in holding}
-        messages = self._warn_of_unread(result)
-        messages += self._act([f for f in found if self._is_due(f, iteration)], result)
+        messages = self._warn_of_unreported(result)
+        messages += self._act(
+            [f for f in firings if self._is_due(f, iteration)], result
+        )
         if self._num_rollbacks:
             report[_NUM_ROLLBACKS] = self._num_rollbacks
-        self._keep_snapshot(iteration, found)
+        self._keep_snapshot(iteration, firings)
         scales = self._algorithm.lr_scales() if self._has_lowered else {}
         if scales:
             report[_LR_SCALE] = scales
@@ -107,13 +113,13 @@ class Guard:
                 logger.warning("%s", message)
 
     def after_model_error(self, error: Exception) -> bool:
-        """Go back after sampling failed since weights are not finite.
+        """Roll back after sampling failed because weights are not finite.
 
         Returns:
-            Whether training can go on.
+            True if training can continue.
         """
-        chosen = self._chosen.get("nan")
-        if chosen is None or chosen.action != ROLLBACK:
+        bound = self._alarms.get("nan")
+        if bound is None or bound.action != ROLLBACK:
             return False
         if self._num_rollbacks >= self._config.alarm_max_rollbacks:
             return False
@@ -121,12 +127,12 @@ class Guard:
         logger.warning("alarm nan: %s %s", error, text)
         return True
 
-    # Looking -------------------------------------------------------------------------
+    # Checking ------------------------------------------------------------------------
 
-    def _look(self, iteration: int) -> Iterator[Firing]:
-        for chosen in self._chosen.values():
-            alarm = chosen.alarm
-            if self._is_solved(chosen):
+    def _check(self, iteration: int) -> Iterator[Firing]:
+        for bound in self._alarms.values():
+            alarm = bound.alarm
+            if self._is_solved(bound):
                 continue
             modules: list[str | None] = [None]
             if alarm.per_module:
@@ -135,51 +141,52 @@ class Guard:
                 series = [self._history.series(key, module_id) for key in alarm.reads]
                 newest = max(self._history.newest(k, module_id) for k in alarm.reads)
                 if newest:
-                    self._is_unread.discard(alarm.name)
+                    self._unreported.discard(alarm.name)
                 if newest < iteration:
-                    continue  # nothing new has been seen of it
-                thresholds = dict(chosen.thresholds)
+                    continue  # this iteration did not report it
+                thresholds = dict(bound.thresholds)
                 thresholds.pop("after_s", None)  # EnvRunners apply it
-                found = alarm.detect(*series, **thresholds)
-                if found is not None:
-                    yield Firing(chosen, module_id, found)
+                description = alarm.detect(*series, **thresholds)
+                if description is not None:
+                    yield Firing(bound, module_id, description)
 
-    def _is_solved(self, chosen: BoundAlarm) -> bool:
-        if chosen.solved is None:
+    def _is_solved(self, bound: BoundAlarm) -> bool:
+        if bound.solved is None:
             return False
-        window = int(chosen.thresholds.get("window", 1))
+        window = int(bound.thresholds.get("window", 1))
         success = window_mean(self._history.series(keys.SUCCESS), window)
-        return success is not None and success >= chosen.solved
+        return success is not None and success >= bound.solved
 
     def _is_due(self, firing: Firing, iteration: int) -> bool:
-        """Whether to act: at first, and again while it lasts; warnings come once."""
+        """Return True at first and, except for warnings, again after each cooldown."""
         last = self._acted.get(firing.key)
-        again = last is not None and iteration - last >= firing.chosen.cooldown
-        return last is None or (again and firing.chosen.action != WARN)
+        again = last is not None and iteration - last >= firing.bound.cooldown
+        return last is None or (again and firing.bound.action != WARN)
 
-    def _warn_of_unread(self, result: dict[str, Any]) -> list[str]:
-        """Say which alarms someone asked for that this run reports nothing for."""
-        if not self._is_unread or result.get("num_updates_skipped"):
+    def _warn_of_unreported(self, result: dict[str, Any]) -> list[str]:
+        """Return messages about configured alarms whose metrics are not reported."""
+        if not self._unreported or result.get("num_updates_skipped"):
             return []
         messages = [
-            f"alarm {name} is deaf: this run reports no "
-            f"{' or '.join(self._chosen[name].alarm.reads)}."
-            for name in sorted(self._is_unread)
-            if name in self._chosen
+            f"alarm {name} is inactive: this run does not report "
+            f"{' or '.join(self._alarms[name].alarm.reads)}."
+            for name in sorted(self._unreported)
+            if name in self._alarms
         ]
-        self._is_unread = set()
+        self._unreported = set()
         return messages
 
     # Acting --------------------------------------------------------------------------
 
     def _act(self, due: list[Firing], result: dict[str, Any]) -> list[str]:
-        """Take the actions of those that are due; a state is gone back to once."""
+        """Take the actions of the due alarms; roll back at most once."""
         iteration = int(result[keys.ITERATION])
         messages = []
         rolled_back = ""
-        for firing in sorted(due, key=lambda f: f.chosen.action != ROLLBACK):
+        # Rollbacks first: they lower the learning rates already.
+        for firing in sorted(due, key=lambda f: f.bound.action != ROLLBACK):
             self._acted[firing.key] = iteration
-            alarm, action = firing.chosen.alarm, firing.chosen.action
+            alarm, action = firing.bound.alarm, firing.bound.action
             if action == STOP:
                 done = self._stop(alarm.name, result)
             elif action == ROLLBACK:
@@ -191,7 +198,7 @@ class Guard:
                 done = alarm.remedy
             messages.append(firing.message(iteration, done))
         if rolled_back:
-            # What it would look at belongs to weights that are gone.
+            # The recorded actions belong to weights that were discarded.
             self._acted = {}
         return messages
 
@@ -206,30 +213,30 @@ class Guard:
         return f"The learning rate is multiplied by {config.alarm_lr_factor:g}."
 
     def _try_roll_back(self, name: str, result: dict[str, Any]) -> str:
-        most = self._config.alarm_max_rollbacks
-        if self._num_rollbacks < most:
+        limit = self._config.alarm_max_rollbacks
+        if self._num_rollbacks < limit:
             return self._roll_back(None)
         good = self._snapshots.good
         self._algorithm.roll_back(good.load())
         self._stop(name, result)
         return (
             f"Rolled back to iteration {good.iteration}; training stops: "
-            f"max_rollbacks={most}."
+            f"max_rollbacks={limit}."
         )
 
     def _roll_back(self, module_id: str | None) -> str:
         good = self._snapshots.good
         self._algorithm.roll_back(good.load())
         self._num_rollbacks += 1
-        self._history.forget_after(good.iteration)
+        self._history.drop_after(good.iteration)
         self._snapshots.reject()
         lowered = self._lower_lr(module_id)
         return f"Rolled back to iteration {good.iteration}. {lowered}"
 
-    def _keep_snapshot(self, iteration: int, found: list[Firing]) -> None:
+    def _keep_snapshot(self, iteration: int, firings: list[Firing]) -> None:
         if self._snapshots is None:
             return
-        quiet = not any(f.chosen.action == ROLLBACK for f in found)
+        quiet = not any(f.bound.action == ROLLBACK for f in firings)
         if not quiet:
             self._snapshots.reject()
         if self._snapshots.is_due(quiet=quiet):
@@ -237,13 +244,13 @@ class Guard:
 
     @property
     def _has_lowered(self) -> bool:
-        actions = {c.action for c in self._chosen.values()}
+        actions = {a.action for a in self._alarms.values()}
         return bool(actions & {LOWER_LR, ROLLBACK})
 
     # State ---------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return what is remembered, but for snapshots."""
+        """Return the state without snapshots."""
         return {
             "history": self._history.get_state(),
             "acted": dict(self._acted),
@@ -251,7 +258,7 @@ class Guard:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Bring back :meth:`get_state`'s answer; a state kept before is forgotten."""
+        """Restore the state from :meth:`get_state`; delete the snapshots."""
         self._history.set_state(state["history"])
         self._acted = dict(state["acted"])
         self._num_rollbacks = state["num_rollbacks"]

@@ -1,4 +1,4 @@
-"""Alarms as a config asks for them."""
+"""Settings of alarms from a config, validated."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class BoundAlarm:
     """An alarm with the settings of a run.
 
     Attributes:
-        alarm: Which one.
-        thresholds: Keywords of its detector.
-        action: What is done when it fires.
-        solved: Mean success from which the alarm is silent; None: it never is.
-        cooldown: Iterations until the action is taken again if the cause remains.
+        alarm: The alarm.
+        thresholds: Keyword arguments of its detector.
+        action: The action when it fires.
+        solved: Mean success from which the alarm is silent; None: never silent.
+        cooldown: Iterations until the action is repeated while the condition holds.
     """
 
     alarm: Alarm
@@ -34,28 +34,26 @@ class BoundAlarm:
 
 
 def bind_alarms(given: Mapping[str, Any]) -> dict[str, BoundAlarm]:
-    """Return the alarms in force, by name: the defaults, changed as asked.
+    """Return the active alarms by name, with settings merged into the defaults.
 
     Args:
-        given: Settings by alarm; True, an empty mapping or nothing at all for the
-            defaults, False to switch it off.
+        given: Settings by alarm; True, an empty mapping or a missing key for the
+            defaults, False to switch the alarm off.
 
     Raises:
-        ConfigError: For an unknown alarm, setting or action, or a bad value.
+        ConfigError: An alarm, setting, action or value is invalid.
     """
     for name in given:
         if name not in ALARMS:
-            raise ConfigError(
-                f"There is no alarm {name!r}. {did_you_mean(name, ALARMS)}"
-            )
+            raise ConfigError(f"Unknown alarm {name!r}. {did_you_mean(name, ALARMS)}")
     return {
-        name: _chosen(alarm, given.get(name, True))
+        name: _bind(alarm, given.get(name, True))
         for name, alarm in ALARMS.items()
         if given.get(name, True) is not False
     }
 
 
-def _chosen(alarm: Alarm, given: Any) -> BoundAlarm:
+def _bind(alarm: Alarm, given: Any) -> BoundAlarm:
     if given is True or given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -90,7 +88,7 @@ def _check(alarm: Alarm, key: str, value: Any) -> None:
             raise ConfigError(f"{where}: {did_you_mean(str(value), alarm.actions)}")
         if value not in alarm.actions:
             raise ConfigError(
-                f"{where} would not help: choose {' or '.join(alarm.actions)}."
+                f"{where} would have no effect. Use {' or '.join(alarm.actions)}."
             )
         return
     if key == _SOLVED and value is None:

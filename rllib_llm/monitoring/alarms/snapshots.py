@@ -1,4 +1,4 @@
-"""The last good state of the Learners, kept while training goes on."""
+"""Snapshots of the Learners' last good state, for rollbacks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PLACES = (MEMORY, DISK)
 
 @dataclasses.dataclass
 class Snapshot:
-    """What the Learners (and what learns on the driver) were after an iteration.
+    """The learned state after an iteration.
 
     Attributes:
-        iteration: Training iterations behind it.
-        data: Pickled; a copy, since arrays may share memory with parameters.
-        path: The file that holds it instead.
+        iteration: Number of training iterations done.
+        data: The pickled state; a copy, since arrays may share memory with parameters.
+        path: File with the pickled state instead of ``data``.
     """
 
     iteration: int
@@ -30,23 +30,23 @@ class Snapshot:
         return pickle.loads(self.data if self.path is None else self.path.read_bytes())
 
     def delete(self) -> None:
-        """Free the memory or the disk."""
+        """Free the memory, or delete the file."""
         self.data = None
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 class Snapshots:
-    """Keeps a state that proved good, and a newer one that has yet to.
+    """Keeps the last good state and a newer candidate.
 
-    A state is good once ``interval`` iterations have passed after it without an alarm:
-    what ruins a policy shows only in what it samples next, and most alarms look at
+    A candidate becomes good once ``interval`` iterations have passed without an alarm:
+    a ruined policy shows only in what it samples next, and most alarms average over
     several iterations.
 
     Args:
         interval: Iterations between two snapshots.
-        place: "memory" or "disk".
-        folder: Where files go.
+        place: ``"memory"`` or ``"disk"``.
+        folder: Folder for the files.
     """
 
     def __init__(self, interval: int, place: str, folder: Path) -> None:
@@ -56,16 +56,16 @@ class Snapshots:
         self._quiet = 0
 
     def begin(self, iteration: int, state: Any) -> None:
-        """Take what the run begins with for good."""
+        """Store the initial state as the good one."""
         self.good = self._take(iteration, state)
 
     def is_due(self, *, quiet: bool) -> bool:
-        """Count an iteration; say whether a state is to be handed to :meth:`offer`."""
+        """Count an iteration; return True if :meth:`offer` needs a state."""
         self._quiet = self._quiet + 1 if quiet else 0
         return self._quiet >= self._interval
 
     def offer(self, iteration: int, state: Any) -> None:
-        """Promote the candidate and keep the state of now as the next one."""
+        """Promote the candidate and store the current state as the next one."""
         self._quiet = 0
         if self._candidate is not None:
             if self.good is not None:
@@ -74,14 +74,14 @@ class Snapshots:
         self._candidate = self._take(iteration, state)
 
     def reject(self) -> None:
-        """Forget what came after the good state."""
+        """Discard the candidate."""
         self._quiet = 0
         if self._candidate is not None:
             self._candidate.delete()
             self._candidate = None
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all snapshots."""
         self.reject()
         if self.good is not None:
             self.good.delete()

@@ -1,3 +1,3 @@
-"""What a running trial tells the process that started it (docs/live.md)."""
+"""Live progress from running trials to the driver (docs/live.md)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An Algorithm that says what it is doing."""
+"""Mixin of an Algorithm that publishes its current phase."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rllib_llm.monitoring.live.lines import progress_lines
 STARTING, PREPARING = "starting", "preparing"
 SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
 EVALUATING, SAVING = "evaluating", "saving"
-_PREPARING_S = 0.5  # seconds between two notes
+_PREPARING_S = 0.5  # minimum seconds between two notes
 
 
 def preparing(topic: str | None) -> Callable[[str, float], None]:
-    """Return a callback for ``prepare_language_model`` that announces its phases.
+    """Return a callback for ``prepare_language_model`` that publishes its phases.
 
     Args:
-        topic: Where; None: nobody watches. Lines on standard error come in any case.
+        topic: Topic of the trial; None: only print lines on standard error.
     """
     notes, last = board.Publisher(topic, board.ALGORITHM), 0.0
     show = progress_lines()
@@ -36,22 +36,22 @@ def preparing(topic: str | None) -> Callable[[str, float], None]:
 
 
 class LiveAlgorithm:
-    """Writes a note at every change of phase, if anyone watches.
+    """Publishes a note at every change of phase if a watcher exists.
 
-    Put it before the Algorithm class in the bases.
+    It must come before the Algorithm class in the bases.
     """
 
     _notes = board.Publisher(None, board.ALGORITHM)
 
     def setup(self, config: Any) -> None:
-        """Build everything, under the first note."""
+        """Build the algorithm in the phase "starting"."""
         self._notes = board.Publisher(config.live_topic, board.ALGORITHM)
         with self.phase(STARTING):
             super().setup(config)
 
     @contextlib.contextmanager
     def phase(self, name: str, **more: Any) -> Iterator[None]:
-        """Announce what the block does."""
+        """Publish the phase of the block."""
         self._announce(name, **more)
         yield
 
@@ -61,17 +61,17 @@ class LiveAlgorithm:
             self._notes.write(phase=name, iteration=iteration, **more)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, under its note."""
+        """Evaluate in the phase "evaluating"."""
         with self.phase(EVALUATING):
             return super().evaluate(*args, **kwargs)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Save, under its note."""
+        """Save a checkpoint in the phase "saving"."""
         with self.phase(SAVING):
             return super().save_checkpoint(*args, **kwargs)
 
     def cleanup(self) -> None:
-        """Take the notes away."""
+        """Delete the notes."""
         super().cleanup()
         if self._notes.is_read:
             board.forget(self.config.live_topic)

@@ -1,8 +1,8 @@
-"""Small notes from the processes of a run to whoever watches it.
+"""Progress notes from the processes of a run to a watcher.
 
-They go through the key-value store of Ray's control service, which every process of a
-cluster can reach: no actor, no file system in common. Nothing is written unless a
-watcher has said that it is there, and a note replaces the one before it.
+They are stored in the key-value store of Ray's GCS, which every process of a cluster
+can reach without an actor or a shared file system. Notes are written only if a watcher
+is registered, and each replaces the one before it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ALGORITHM = "algorithm"
 
 
 class Publisher:
-    """Writes the notes of one process; without a topic it writes none.
+    """Writes the notes of one process; without a topic it writes nothing.
 
     Args:
-        topic: What the processes of a trial have in common; see :func:`new_topic`.
-        who: The process.
+        topic: Topic of the trial, shared by its processes; see :func:`new_topic`.
+        who: Name of the process.
     """
 
     def __init__(self, topic: str | None, who: str) -> None:
@@ -36,7 +36,7 @@ class Publisher:
 
     @property
     def is_read(self) -> bool:
-        """Whether anyone was watching when the trial began."""
+        """True if a watcher was registered when the trial started."""
         return self._key is not None
 
     def write(self, **note: Any) -> None:
@@ -46,16 +46,16 @@ class Publisher:
 
 
 def new_topic(trial_id: str) -> str | None:
-    """Return a topic for a trial, None if nobody watches."""
+    """Return a topic for a trial; None without a watcher."""
     if not compat.ray_kv_keys(_WATCHERS):
         return None
     return f"{trial_id}.{uuid.uuid4().hex}"
 
 
 def trial_of(config: Any) -> str:
-    """Return the id of the Tune trial that a config was made for, if it was for one.
+    """Return the id of the Tune trial in a config dictionary, else ``"none"``.
 
-    RLlib drops what Tune says of the trial when it makes its config object of it.
+    Read it from the dictionary: RLlib's config object drops Tune's trial information.
     """
     info = config.get(TRIAL_INFO) if isinstance(config, dict) else None
     return info.trial_id if info is not None else "none"
@@ -68,7 +68,7 @@ def forget(topic: str | None) -> None:
 
 
 class Watcher:
-    """Reads the notes of all trials; opened before they begin."""
+    """Reads the notes of all trials; create it before they start."""
 
     def __init__(self) -> None:
         self._key = _WATCHERS + uuid.uuid4().hex
@@ -78,10 +78,10 @@ class Watcher:
         """Yield trial, process and note, in the order of their keys."""
         for key in sorted(compat.ray_kv_keys(_NOTES)):
             value = compat.ray_kv_get(key)
-            if value is not None:  # deleted meanwhile
+            if value is not None:  # None: deleted in the meantime
                 topic, _, who = key.removeprefix(_NOTES).partition("/")
                 yield topic.partition(".")[0], who, json.loads(value)
 
     def close(self) -> None:
-        """Say that nobody watches any more."""
+        """Unregister the watcher."""
         compat.ray_kv_delete(self._key)

@@ -1,4 +1,4 @@
-"""Progress of long preparations as lines on standard error."""
+"""Progress lines of long preparations on standard error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _FIRST_S, _EVERY_S = 5.0, 10.0
 
 
 def progress_lines() -> Callable[[str, float], None]:
-    """Return a callback for ``prepare_language_model`` that prints how far it is.
+    """Return a callback for ``prepare_language_model`` that prints its progress.
 
-    What takes less than five seconds prints nothing; then a line at least every ten
-    seconds, and one per phase that ends.
+    It prints nothing in the first five seconds, then a line every ten seconds and one
+    at the end of each phase.
     """
     began = time.monotonic()
     due = began + _FIRST_S
