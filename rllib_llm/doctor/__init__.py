@@ -1,4 +1,4 @@
-"""Looks for what would make a run fail or crawl; see docs/doctor.md."""
+"""Checks of the machine and of a recipe before a run (docs/doctor.md)."""
 
 from rllib_llm.doctor.findings import Finding
 

@@ -1,4 +1,4 @@
-"""What the doctor says about one thing."""
+"""Results of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What.
+        name: Name of the check.
         status: ``"ok"``, ``"warn"`` (it works, but not well) or ``"fail"``.
-        found: What is there.
-        remedy: What to do about it; None where all is well.
+        observed: Description of the observed state.
+        remedy: What to do; None if nothing is wrong.
     """
 
     name: str
     status: str
-    found: str
+    observed: str
     remedy: str | None = None
 
 
 def size(number: float) -> str:
-    """Return a number of bytes in readable units."""
+    """Return a number of bytes with a unit, e.g. ``"3 MiB"``."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.0f} {unit}"

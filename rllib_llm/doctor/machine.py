@@ -1,4 +1,4 @@
-"""The machine and what is installed; imports neither torch nor ray."""
+"""Checks of the machine and the installed packages; imports neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PACKAGE = "rllib-llm"
 _GIB = 2**30
 _LEAST_MEMORY = 2 * _GIB
 _LEAST_DISK = 5 * _GIB
-_OBJECT_STORE_SHARE = 0.3  # what Ray takes of the machine's memory by default
-# Shown one by one; of the others only those that do not fit.
+_OBJECT_STORE_SHARE = 0.3  # share of the memory that Ray takes by default
+# Packages that are always listed; of the others only those with a problem.
 _SHOWN = ("ray", "torch", "transformers", "vllm")
 
 
 def examine_machine() -> list[Finding]:
-    """Look at versions, devices, threads, memory, disk and the sandbox."""
+    """Check versions, devices, threads, memory, disk and the sandbox."""
     return [
         _python(),
         *_packages(),
@@ -57,7 +57,7 @@ def _packages() -> list[Finding]:
             Finding(
                 "packages",
                 WARN,
-                f"{PACKAGE} is not installed, so the ranges it needs are unknown",
+                f"{PACKAGE} is not installed, so its required versions are unknown",
                 "Install it, e.g. pip install -c constraints.txt -e .",
             )
         ]
@@ -69,7 +69,7 @@ def _packages() -> list[Finding]:
 
 
 def _applies(requirement: Requirement) -> bool:
-    """Whether it holds here: required everywhere, or by an extra."""
+    """Return True if the package or one of its extras requires it here."""
     marker = requirement.marker
     extras = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
     return marker is None or any(
@@ -78,13 +78,13 @@ def _applies(requirement: Requirement) -> bool:
 
 
 def judge_requirement(requirement: Requirement) -> Finding | None:
-    """Compare what is installed with a requirement.
+    """Compare the installed version with a requirement.
 
     Args:
-        requirement: Of the package; one that an extra has may be missing.
+        requirement: A requirement of the package; those of extras are optional.
 
     Returns:
-        None for an extra's package that is not installed.
+        None if the package belongs to an extra and is not installed.
     """
     is_extra = requirement.marker is not None and "extra" in str(requirement.marker)
     name, wanted = requirement.name, requirement.specifier
@@ -96,7 +96,7 @@ def judge_requirement(requirement: Requirement) -> Finding | None:
             return None
         return Finding(name, FAIL, "not installed", install)
     if not wanted.contains(version, prereleases=True):
-        return Finding(name, FAIL, f"{version}, needed is {wanted}", install)
+        return Finding(name, FAIL, f"{version}, but {wanted} is required", install)
     return Finding(name, OK, f"{version}{f' ({wanted})' if str(wanted) else ''}")
 
 
@@ -143,7 +143,7 @@ def _nvidia_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use."""
+    """Return the number of CPU cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -151,23 +151,25 @@ def cores() -> int:
 
 def _threads() -> Finding:
     given, available = os.environ.get("OMP_NUM_THREADS"), cores()
-    found = f"{available} cores, OMP_NUM_THREADS {given or 'not set'}"
+    observed = f"{available} cores, OMP_NUM_THREADS {given or 'not set'}"
     if given is None:
-        return Finding("threads", OK, f"{found}: torch uses them all")
+        return Finding("threads", OK, f"{observed}: torch uses all of them")
     if not given.isdigit() or not int(given):
         remedy = "Set it to a number of threads, or unset it."
-        return Finding("threads", FAIL, found, remedy)
+        return Finding("threads", FAIL, observed, remedy)
     if int(given) > available:
-        remedy = f"Set OMP_NUM_THREADS={available} or less; more threads only wait."
-        return Finding("threads", WARN, found, remedy)
-    return Finding("threads", OK, found)
+        remedy = (
+            f"Set OMP_NUM_THREADS={available} or less; more threads do not run faster."
+        )
+        return Finding("threads", WARN, observed, remedy)
+    return Finding("threads", OK, observed)
 
 
 # Memory and disk ---------------------------------------------------------------------
 
 
 def memory() -> tuple[int, int]:
-    """Return the machine's memory in bytes, and what of it is available."""
+    """Return the machine's total and available memory in bytes."""
     file = Path("/proc/meminfo")
     if file.is_file():
         lines = (line.split(":") for line in file.read_text().splitlines())
@@ -179,11 +181,11 @@ def memory() -> tuple[int, int]:
 
 def _memory() -> Finding:
     total, available = memory()
-    found = f"{size(available)} of {size(total)} available"
+    observed = f"{size(available)} of {size(total)} available"
     if available < _LEAST_MEMORY:
         remedy = "Stop other programs: Ray, torch and a small model need about 2 GiB."
-        return Finding("memory", WARN, found, remedy)
-    return Finding("memory", OK, found)
+        return Finding("memory", WARN, observed, remedy)
+    return Finding("memory", OK, observed)
 
 
 def _shared_memory() -> list[Finding]:
@@ -191,16 +193,16 @@ def _shared_memory() -> list[Finding]:
     if not folder.is_dir():
         return []
     total, wanted = shutil.disk_usage(folder).total, _OBJECT_STORE_SHARE * memory()[0]
-    found = f"{size(total)} in {folder}"
+    observed = f"{size(total)} in {folder}"
     if total >= wanted:
-        return [Finding("shared memory", OK, found)]
+        return [Finding("shared memory", OK, observed)]
     return [
         Finding(
             "shared memory",
             WARN,
-            f"{found}; Ray's object store wants {size(wanted)} and goes to /tmp, where "
-            "sending weights is slower",
-            f"Give the container more: docker run --shm-size={wanted / _GIB:.0f}g.",
+            f"{observed}; Ray's object store requires {size(wanted)}, so it uses /tmp "
+            "instead, where sending weights is slower",
+            f"Enlarge it, e.g. docker run --shm-size={wanted / _GIB:.0f}g.",
         )
     ]
 
@@ -218,24 +220,24 @@ def _disk() -> list[Finding]:
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free
-        found = f"{size(free)} free for {name} ({folder})"
+        observed = f"{size(free)} free for {name} ({folder})"
         if free < _LEAST_DISK:
             variable = {"results": "RLLIB_LLM_RESULTS", "cache": "RLLIB_LLM_CACHE"}
-            remedy = f"Make room, or set {variable.get(name, 'TMPDIR')}."
-            findings.append(Finding("disk", WARN, found, remedy))
-    return findings or [Finding("disk", OK, found)]
+            remedy = f"Free some space, or set {variable.get(name, 'TMPDIR')}."
+            findings.append(Finding("disk", WARN, observed, remedy))
+    return findings or [Finding("disk", OK, observed)]
 
 
 def _sandbox() -> Finding:
     from rllib_llm.sandbox.support import probe
 
-    found = probe()
-    if found["backends"]:
-        return Finding("sandbox", OK, ", ".join(found["backends"]))
+    observed = probe()
+    if observed["backends"]:
+        return Finding("sandbox", OK, ", ".join(observed["backends"]))
     return Finding(
         "sandbox",
         WARN,
-        f"none: fork_server lacks {'; '.join(found['missing'])}",
-        "Programs that models write cannot run. See docs/sandbox.md, or install "
+        f"none: fork_server requires {'; '.join(observed['missing'])}",
+        "Programs written by models cannot run. See docs/sandbox.md, or install "
         "'rllib-llm[sandbox]'.",
     )

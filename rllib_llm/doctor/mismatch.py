@@ -1,4 +1,4 @@
-"""How far the Learner's log-probabilities are from those recorded while sampling."""
+"""Train-inference mismatch: differences of the Learner's log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Mismatch:
     """Absolute differences of log-probabilities, in nats.
 
     Attributes:
-        mean: Over sampled tokens.
-        largest: Of any of them.
-        tokens: How many there are.
+        mean: Mean over sampled tokens.
+        largest: Maximum over sampled tokens.
+        tokens: Number of sampled tokens.
     """
 
     mean: float
@@ -31,34 +31,33 @@ class Mismatch:
     tokens: int
 
 
-def largest_gap(algo: Any, episodes: Sequence[Any]) -> dict[str, Mismatch]:
-    """Score sampled episodes with the Learner's modules; the weights must be equal.
+def mismatch_by_module(algo: Any, episodes: Sequence[Any]) -> dict[str, Mismatch]:
+    """Return the mismatch of each policy that sampled tokens, by ModuleID.
+
+    Learner and EnvRunner must have the same weights.
 
     Args:
         algo: An algorithm whose only Learner is in this process.
-        episodes: What its EnvRunner has sampled.
-
-    Returns:
-        The gap of each policy that sampled tokens, by ModuleID.
+        episodes: Episodes that its EnvRunner sampled.
     """
     rows: dict[str, list[Row]] = {}
     for episode in episodes:
         for part in agent_episodes(episode):
             turns = part.get_extra_model_outputs(columns.TURN)
-            own = rows.setdefault(turns[0].module_id, [])
-            own += build_rows(turns, [0.0] * len(turns), bootstrap=False)
+            module_rows = rows.setdefault(turns[0].module_id, [])
+            module_rows += build_rows(turns, [0.0] * len(turns), bootstrap=False)
     modules = algo.learner_group._learner.module
     config = algo.config
-    gaps = {}
-    for module_id, found in rows.items():
+    mismatches = {}
+    for module_id, module_rows in rows.items():
         module = modules[module_id].unwrapped()
         with precision_in_force(config.matmul_precision):
-            differences = _differences(module, found, config.micro_batch_tokens)
+            differences = _differences(module, module_rows, config.micro_batch_tokens)
         if len(differences):
-            gaps[module_id] = Mismatch(
+            mismatches[module_id] = Mismatch(
                 float(differences.mean()), float(differences.max()), len(differences)
             )
-    return gaps
+    return mismatches
 
 
 @torch.no_grad()
@@ -68,9 +67,9 @@ def _differences(
     padded = pad_rows(rows, pad_id=0, trained=[True] * len(rows))
     device = next(module.parameters()).device
     batch = {k: torch.as_tensor(v, device=device) for k, v in padded.items()}
-    found = []
+    differences = []
     for _, part in micro_batches(batch, max_tokens):
         logps = module._forward(part)[Columns.ACTION_DIST_INPUTS][..., 0]
         mask = part[Columns.LOSS_MASK]
-        found.append((logps - part[columns.BEHAVIOUR_LOGP])[mask].abs().cpu())
-    return torch.cat(found)
+        differences.append((logps - part[columns.BEHAVIOUR_LOGP])[mask].abs().cpu())
+    return torch.cat(differences)

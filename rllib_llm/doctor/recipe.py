@@ -1,4 +1,4 @@
-"""A recipe tried out: template, prompts, memory, log-probabilities, one iteration."""
+"""Trial of a recipe: template, prompts, memory, log-probabilities, an iteration."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.doctor.activations import activation_bytes
 from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
 from rllib_llm.doctor.machine import memory
-from rllib_llm.doctor.mismatch import largest_gap
+from rllib_llm.doctor.mismatch import mismatch_by_module
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.dry_run import make_plan
 from rllib_llm.recipes.memory import Memory
 
 _EPISODES = 8
-_FLOAT32_GAP = 1e-3  # nats; what the package's tests hold sampling to
+_FLOAT32_GAP = 1e-3  # nats; the tolerance of the package's tests
 _LOW_PRECISION_GAP = 0.02  # mean; docs/troubleshooting.md
 
 
 def examine_recipe(
     name: str, overrides: list[str], describe: Callable[[BaseException], str]
 ) -> Iterator[Finding]:
-    """Try a recipe's first stage out, without its warm start. Ray must run.
+    """Try the first stage of a recipe without SFT; Ray must run.
 
     Args:
-        name: A shipped recipe's name or a YAML file.
-        overrides: Dotted, as for ``rllib-llm train``.
-        describe: Says in words what an error was.
+        name: Name of a shipped recipe, or a YAML file.
+        overrides: Dotted overrides, as for ``rllib-llm train``.
+        describe: Returns the description of an error.
 
     Yields:
-        Findings as they come; after a failure nothing more is tried.
+        Findings as they are made; the first failure is the last one.
     """
     steps = _Steps(name, overrides)
     for title, step in (
@@ -51,11 +51,15 @@ def examine_recipe(
     ):
         try:
             finding = step()
-        except Exception as error:  # whatever would end the run is what is looked for
-            ours = isinstance(error, RLlibLLMError)
-            found = str(error) if ours else describe(error)
-            remedy = "As it says." if ours else "Run with --verbose for more."
-            yield Finding(title, FAIL, found, remedy)
+        except Exception as error:  # any error here would end the run
+            is_package_error = isinstance(error, RLlibLLMError)
+            observed = str(error) if is_package_error else describe(error)
+            remedy = (
+                "See the message."
+                if is_package_error
+                else "Run with --verbose for more."
+            )
+            yield Finding(title, FAIL, observed, remedy)
             break
         yield finding
         if finding.status == FAIL:
@@ -64,14 +68,14 @@ def examine_recipe(
 
 
 class _Steps:
-    """What is tried, in this order; each needs those before."""
+    """The steps of a trial in order; each requires those before."""
 
     def __init__(self, name: str, overrides: list[str]):
         self._name, self._overrides = name, overrides
         self._algo: Any = None
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop the algorithm and delete its folder."""
         if self._algo is not None:
             self._algo.stop()
             shutil.rmtree(self._algo.logdir)
@@ -86,11 +90,11 @@ class _Steps:
         self._starts_from_sft = self._config.sft_demonstrations > 0
         self._config.sft(demonstrations=0)
         of = f", stage {stage.name}" if isinstance(recipe, StagedRecipe) else ""
-        found = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"
-        return Finding("recipe", OK, found)
+        observed = f"{recipe.name}{of}: {stage.algo} on {self._config.env}"
+        return Finding("recipe", OK, observed)
 
     def template(self) -> Finding:
-        """Let the renderer probe the chat templates of all policies."""
+        """Check the chat templates of all policies."""
         from rllib_llm.algorithms.algorithm import with_models
 
         self._config = with_models(self._config)
@@ -112,44 +116,44 @@ class _Steps:
             for r in renderers.values()
         }
         roles = all(r.supports_system for r in renderers.values())
-        found = f"turns end with {', '.join(sorted(ends))}"
-        lacking = "; no system role, so the first message carries its text"
-        return Finding("chat template", OK, found + ("" if roles else lacking))
+        observed = f"turns end with {', '.join(sorted(ends))}"
+        lacking = "; no system role, so its text goes into the first message"
+        return Finding("chat template", OK, observed + ("" if roles else lacking))
 
     def plan(self) -> Finding:
-        """Fit first prompts into the context."""
+        """Check that first prompts and answers fit into the context."""
         self._plan = plan = make_plan(self._config)
         room = plan.context_tokens - plan.first_prompt_tokens
-        found = (
+        observed = (
             f"first prompt {plan.first_prompt_tokens} tokens, context "
             f"{plan.context_tokens}"
         )
         if self._config.action_head != "generate":
-            return Finding("prompts", OK, found)
+            return Finding("prompts", OK, observed)
         answer = self._config.max_new_tokens
-        found = f"{found}, at most {answer} per turn"
+        observed = f"{observed}, at most {answer} per turn"
         turns = room // answer
-        most = plan.max_turns
-        if most and turns < most and self._config.history != "latest":
+        limit = plan.max_turns
+        if limit and turns < limit and self._config.history != "latest":
             return Finding(
                 "prompts",
                 WARN,
-                f"{found}: full after some {turns} of {most} turns if every "
-                "answer takes all it may",
+                f"{observed}: full after about {turns} of {limit} turns if every "
+                "answer has the maximum length",
                 "Raise generation.max_context_tokens, or lower max_new_tokens; "
                 "docs/metrics.md: stop/context_overflow.",
             )
-        return Finding("prompts", OK, found)
+        return Finding("prompts", OK, observed)
 
     def memory(self) -> Finding:
-        """Compare an estimate with what is there."""
+        """Compare the memory estimate with the available memory."""
         needs = self._plan.memory
         activations = self._activations()
         total = needs.total + activations
         on_gpu = torch.cuda.is_available() and self._config.num_gpus_per_learner
         free = torch.cuda.mem_get_info()[0] if on_gpu else memory()[1]
         where = "of the device" if on_gpu else "of the machine"
-        found = (
+        observed = (
             f"about {size(total)} by formula ({_parts(needs)}, activations "
             f"{size(activations)}); {size(free)} {where} available"
         )
@@ -157,15 +161,15 @@ class _Steps:
             return Finding(
                 "memory estimate",
                 WARN,
-                found,
+                observed,
                 "Lower training.micro_batch_tokens, generation.max_context_tokens or "
                 "env_runners.num_envs_per_env_runner, or use lora, bfloat16 or "
                 "gradient_checkpointing.",
             )
-        return Finding("memory estimate", OK, found)
+        return Finding("memory estimate", OK, observed)
 
     def sample(self) -> Finding:
-        """Play a few training episodes."""
+        """Sample a few training episodes."""
         config = _shrunk(self._config)
         self._algo = config.build_algo()
         began = time.perf_counter()
@@ -176,34 +180,35 @@ class _Steps:
         seconds = time.perf_counter() - began
         tokens = sum(episode_data(e).num_sampled for e in self._episodes)
         returns = [e.get_return() for e in self._episodes]
-        found = (
+        observed = (
             f"{len(self._episodes)} episodes, {tokens} tokens in {seconds:.1f} s, mean "
-            f"return {sum(returns) / len(returns):.3f} (without the warm start)"
+            f"return {sum(returns) / len(returns):.3f} (without SFT)"
         )
-        return Finding("sampling", OK, found)
+        return Finding("sampling", OK, observed)
 
     def compare(self) -> Finding:
-        """Hold the engine's log-probabilities against the Learner's."""
-        gaps = largest_gap(self._algo, self._episodes)
-        if not gaps:
+        """Compare the engine's log-probabilities with the Learner's."""
+        mismatches = mismatch_by_module(self._algo, self._episodes)
+        if not mismatches:
             return Finding("log-probabilities", OK, "no policy samples tokens")
         parts, status = [], OK
-        for module_id, gap in gaps.items():
+        for module_id, mismatch in mismatches.items():
             config = self._config.get_config_for_module(module_id)
             exact = config.lm_dtype == "float32" and not config.lm_autocast
             parts.append(
-                f"{module_id} mean {gap.mean:.1e}, largest {gap.largest:.1e} nats over "
-                f"{gap.tokens} tokens"
+                f"{module_id} mean {mismatch.mean:.1e}, largest "
+                f"{mismatch.largest:.1e} nats over {mismatch.tokens} tokens"
             )
-            if exact and gap.largest > _FLOAT32_GAP:
+            if exact and mismatch.largest > _FLOAT32_GAP:
                 status = FAIL
-            elif not exact and gap.mean > _LOW_PRECISION_GAP and status == OK:
+            elif not exact and mismatch.mean > _LOW_PRECISION_GAP and status == OK:
                 status = WARN
         remedy = None
         if status != OK:
             remedy = (
-                "Sampling and learning disagree about the same tokens: try dtype "
-                "float32 once; docs/troubleshooting.md, 'The sampler gap is large'."
+                "Inference and training disagree about the same tokens: try dtype "
+                "float32; see docs/troubleshooting.md, 'The train-inference mismatch "
+                "is large'."
             )
         return Finding("log-probabilities", status, "; ".join(parts), remedy)
 
@@ -212,7 +217,9 @@ class _Steps:
         began = time.perf_counter()
         result = self._algo.train()
         seconds = time.perf_counter() - began
-        found = f"{self._algo.config.episodes_per_iteration} episodes, {seconds:.1f} s"
+        observed = (
+            f"{self._algo.config.episodes_per_iteration} episodes, {seconds:.1f} s"
+        )
         norms = [
             value["grad_norm"]
             for value in result.get("learners", {}).values()
@@ -222,21 +229,21 @@ class _Steps:
             return Finding(
                 "iteration",
                 FAIL,
-                f"{found}, gradient norms {norms}",
+                f"{observed}, gradient norms {norms}",
                 "Gradients are not finite: lower training.lr, look for extreme "
                 "rewards.",
             )
         if any(norms):
-            return Finding("iteration", OK, f"{found}, gradients finite")
-        found = f"{found}, nothing to learn from: all returns of a task were equal"
+            return Finding("iteration", OK, f"{observed}, gradients finite")
+        observed = f"{observed}, no learning signal: all returns of a task were equal"
         if self._starts_from_sft:
-            found = f"{found}, as is usual without the warm start"
-            return Finding("iteration", OK, found)
-        remedy = "Make the task easier, let rewards differ, or begin with a warm start."
-        return Finding("iteration", WARN, found, remedy)
+            observed = f"{observed}, as is usual without SFT"
+            return Finding("iteration", OK, observed)
+        remedy = "Make the task easier, make rewards differ, or run SFT first."
+        return Finding("iteration", WARN, observed, remedy)
 
     def _activations(self) -> int:
-        """Return what a forward pass of the policy with the largest model takes."""
+        """Return the activation bytes of the policy with the largest ones."""
         ids = self._config.llm_module_ids
         return max(map(self._activations_of, ids))
 
@@ -257,7 +264,7 @@ class _Steps:
 
 
 def _shrunk(config: Any) -> Any:
-    """Return the config of one process and a few episodes."""
+    """Return the config reduced to one process and a few episodes."""
     config = config.copy(copy_frozen=False)
     group = config.group_size
     episodes = group * math.ceil(_EPISODES / group)
@@ -269,7 +276,9 @@ def _shrunk(config: Any) -> Any:
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None)
     config.training(minibatch_size=None)
-    if hasattr(config, "drop_zero_variance_groups"):  # the update shall be tried, too
+    if hasattr(
+        config, "drop_zero_variance_groups"
+    ):  # so that the update is tried also with equal returns
         config.drop_zero_variance_groups = False
         config.dynamic_sampling_rounds = 0
     return config

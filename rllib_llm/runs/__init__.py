@@ -1,6 +1,6 @@
-"""Runs as they lie on the disk: recipe, trials, histories, transcripts.
+"""Reading of runs from disk: recipes, trials, histories and transcripts.
 
-Nothing here imports ray or torch; finished and running runs are read alike.
+Importing it loads neither ray nor torch. Runs can be read while they train.
 """
 
 from rllib_llm.runs.reading import Run, Trial, read_run

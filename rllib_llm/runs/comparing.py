@@ -1,4 +1,4 @@
-"""Two runs side by side: what was set differently, and which of them plays better."""
+"""Comparison of two runs: settings, results, and paired tests on the same tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllib_llm.runs.folders import differing_keys, flat_recipe
 from rllib_llm.runs.reading import Run
 from rllib_llm.runs.seed_statistics import LEVEL, Interval, mean_interval
 
-# What is shown of two runs' results, where both report it.
+# Metrics that are compared if the runs report them.
 SHOWN = (
     keys.RETURN,
     keys.SUCCESS,
@@ -24,25 +24,25 @@ SHOWN = (
     keys.INVALID,
     keys.SECONDS_TOTAL,
 )
-_ASIDE = ("name", "description")
+_NOT_COMPARED = ("name", "description")
 _RESAMPLES = 9_999
 _Z95 = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Two policies on the same tasks; differences are B minus A.
+    """A paired test of two policies on the same tasks; differences are B minus A.
 
     Attributes:
         what: ``success`` or ``return``.
-        n: Tasks that both played.
+        n: Number of tasks.
         mean_a: Mean of A.
         mean_b: Mean of B.
         difference: Mean difference.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        p_value: Of the hypothesis that there is no difference, two-sided.
-        test: Which test.
+        p_value: Two-sided p-value of the hypothesis of no difference.
+        test: Name of the test.
     """
 
     what: str
@@ -59,9 +59,9 @@ class Paired:
 def paired_successes(a: Sequence[bool], b: Sequence[bool]) -> Paired:
     """Compare successes by McNemar's exact test.
 
-    Only tasks that one policy solves and the other does not tell them apart. The
-    interval is that of Agresti and Min (2005): half an observation is added to each of
-    the four outcomes, so that it has a width where all tasks agree.
+    It uses only the tasks that exactly one policy solves. The interval is that of
+    Agresti and Min (2005), which adds half an observation to each of the four outcomes,
+    so that its width is not zero if all tasks agree.
     """
     from scipy import stats
 
@@ -69,8 +69,8 @@ def paired_successes(a: Sequence[bool], b: Sequence[bool]) -> Paired:
     n = len(first)
     gained = int((~first & second).sum())
     lost = int((first & ~second).sum())
-    decided = gained + lost
-    p_value = float(stats.binomtest(gained, decided).pvalue) if decided else 1.0
+    discordant = gained + lost
+    p_value = float(stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
     up, down, total = (gained + 0.5) / (n + 2), (lost + 0.5) / (n + 2), n + 2
     half = _Z95 * float(np.sqrt((up + down - (up - down) ** 2) / total))
     return Paired(
@@ -87,10 +87,9 @@ def paired_successes(a: Sequence[bool], b: Sequence[bool]) -> Paired:
 
 
 def paired_returns(a: Sequence[float], b: Sequence[float]) -> Paired:
-    """Compare returns by a permutation test of their differences' signs.
+    """Compare returns by a permutation test of the signs of their differences.
 
-    The interval is a bootstrap over tasks (percentiles). Both repeat: their random
-    numbers are fixed.
+    The interval is a percentile bootstrap over tasks. Both use a fixed seed.
     """
     from scipy import stats
 
@@ -125,19 +124,21 @@ def paired_returns(a: Sequence[float], b: Sequence[float]) -> Paired:
 
 
 def differences(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
-    """Return the dotted keys in which two runs' recipes differ, and both values."""
+    """Return the dotted keys in which two runs' recipes differ, with both values."""
     first, second = flat_recipe(a.recipe), flat_recipe(b.recipe)
-    found = differing_keys(a.recipe, b.recipe)
+    changed = differing_keys(a.recipe, b.recipe)
     return [
-        (key, first.get(key), second.get(key)) for key in found if key not in _ASIDE
+        (key, first.get(key), second.get(key))
+        for key in changed
+        if key not in _NOT_COMPARED
     ]
 
 
 def last_values(run: Run) -> dict[str, Interval]:
-    """Return the last values of what is compared, over all trials that report it."""
-    found = {}
+    """Return mean and interval of the last values of the compared metrics."""
+    intervals = {}
     for metric in SHOWN:
         values = [v for t in run.trials if (v := t.last(metric)) is not None]
         if values:
-            found[metric] = mean_interval(values)
-    return found
+            intervals[metric] = mean_interval(values)
+    return intervals

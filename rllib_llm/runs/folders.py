@@ -1,4 +1,4 @@
-"""What lies in a run folder: trials and checkpoints (nothing here imports ray)."""
+"""Paths of runs, trials and checkpoints; importing it does not load ray."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger("rllib_llm")
 
 @dataclasses.dataclass(frozen=True)
 class RunPaths:
-    """Where the parts of a run lie.
+    """Paths of a checkpoint and its run.
 
     Attributes:
-        run: The run folder (holds ``recipe.yaml``), if there is one.
-        trial: The trial folder, if there is one.
+        run: The run folder (with ``recipe.yaml``), or None.
+        trial: The trial folder, or None.
         checkpoint: The newest complete checkpoint.
     """
 
@@ -38,23 +38,23 @@ class RunPaths:
 
 
 def default_storage() -> Path:
-    """Return where runs go: ``RLLIB_LLM_RESULTS``, else ``~/rllib_llm_results``."""
+    """Return ``RLLIB_LLM_RESULTS``, or ``~/rllib_llm_results`` if it is not set."""
     folder = os.environ.get("RLLIB_LLM_RESULTS", "~/rllib_llm_results")
     return Path(folder).expanduser()
 
 
 def find_run(given: str | Path, storage: Path) -> Path:
-    """Return the folder that ``given`` names: a path, or a name in ``storage``.
+    """Return the folder of a run given by a path or by a name in ``storage``.
 
     Raises:
-        CheckpointError: If there is none.
+        CheckpointError: There is no such folder.
     """
     path = Path(given).expanduser()
     for candidate in (path, storage / path):
         if candidate.is_dir():
             return candidate.resolve()
-    known = sorted(p.parent.name for p in storage.glob(f"*/{RECIPE_FILE}"))
-    listed = f" Runs in {storage}: {', '.join(known[-5:])}." if known else ""
+    names = sorted(p.parent.name for p in storage.glob(f"*/{RECIPE_FILE}"))
+    listed = f" Runs in {storage}: {', '.join(names[-5:])}." if names else ""
     raise CheckpointError(
         f"The run {str(given)!r} does not exist. Give a run, trial or checkpoint "
         f"folder, or the name of a run in {storage}.{listed}"
@@ -62,39 +62,39 @@ def find_run(given: str | Path, storage: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Return the run folder that ``path`` is, or lies in; of stages the whole run's.
+    """Return the run folder of ``path``; for a stage, that of the whole run.
 
     Raises:
-        CheckpointError: If none of its parents holds a ``recipe.yaml``.
+        CheckpointError: Neither ``path`` nor its parents have a ``recipe.yaml``.
     """
     for folder in (path, *path.parents[:2]):
         if (folder / RECIPE_FILE).is_file():
             return folder.parent if stage_folders(folder.parent) else folder
     raise CheckpointError(
-        f"{path} belongs to no run: neither it nor its parents hold a {RECIPE_FILE}. "
-        "Give a folder that 'rllib-llm train' wrote."
+        f"{path} is not part of a run: neither it nor its parents contain "
+        f"{RECIPE_FILE}. Give a folder written by 'rllib-llm train'."
     )
 
 
 def locate_checkpoint(path: Path) -> RunPaths:
     """Return the newest whole checkpoint in a run, trial or checkpoint folder.
 
-    The newest has the highest number. Of a staged run it is that of the last stage
-    that has one; of several trials with equal numbers that of the last by name.
+    The newest has the highest number. For a staged run it is that of the last stage
+    with a checkpoint; among trials with equal numbers, that of the last by name.
 
     Raises:
-        CheckpointError: If there is none.
+        CheckpointError: There is no complete checkpoint.
     """
     checkpoint: Path | None = path
     if (path / _CHECKPOINT_FILE).is_file():
         require_whole(path)
     else:
         stages = reversed(stage_folders(path))
-        found = (_newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
-        checkpoint = next((c for c in found if c is not None), None)
+        newest = (_newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
+        checkpoint = next((c for c in newest if c is not None), None)
     if checkpoint is None:
         raise CheckpointError(
-            f"{path} holds no complete checkpoint. Runs write one every "
+            f"{path} does not contain a complete checkpoint. Runs write one every "
             "tune.checkpoint_frequency iterations and at the end."
         )
     run = checkpoint.parent.parent
@@ -105,14 +105,14 @@ def locate_checkpoint(path: Path) -> RunPaths:
 
 
 def stage_folders(run: Path) -> list[Path]:
-    """Return the folders of a run's stages in their order; none if it has no stages."""
+    """Return the folders of a run's stages in their order, [] without stages."""
     recipe = stored_recipe(run) if (run / RECIPE_FILE).is_file() else {}
     names = [stage["name"] for stage in recipe.get("stages", ())]
     return [run / stage_folder(i, name) for i, name in enumerate(names)]
 
 
 def stage_folder(index: int, name: str) -> str:
-    """Return the name of a stage's folder, e.g. ``1_sft`` of the first."""
+    """Return the name of a stage's folder, e.g. ``1_sft`` for the first."""
     return f"{index + 1}_{name}"
 
 
@@ -121,28 +121,28 @@ def newest_checkpoint(trial: Path) -> Path | None:
     return _newest_whole(trial.glob("checkpoint_*"))
 
 
-def _newest_whole(found: Iterable[Path]) -> Path | None:
-    """Return the whole checkpoint with the highest number; say what is passed over."""
-    numbered = [(number_of(c), c.parent.name, c) for c in found]
-    passed_over = []
+def _newest_whole(candidates: Iterable[Path]) -> Path | None:
+    """Return the whole checkpoint with the highest number; log damaged newer ones."""
+    numbered = [(number_of(c), c.parent.name, c) for c in candidates]
+    damaged = []
     for _, _, checkpoint in sorted(n for n in numbered if n[0] is not None)[::-1]:
         damage = find_damage(checkpoint)
         if damage is None:
-            for text in passed_over:
-                logger.warning("%s; %s is used instead.", text, checkpoint)
+            for text in damaged:
+                logger.warning("%s; using %s instead.", text, checkpoint)
             return checkpoint
-        passed_over.append(f"The checkpoint {checkpoint} is not whole: {damage}")
+        damaged.append(f"The checkpoint {checkpoint} is damaged: {damage}")
     return None
 
 
 def number_of(checkpoint: Path) -> int | None:
-    """Return the number in a checkpoint folder's name, None if it has none."""
+    """Return the number in the name of a checkpoint folder, or None."""
     match = _NUMBERED.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint is what its manifest says, byte by byte.
+    """Return True if a checkpoint agrees with its manifest, byte by byte.
 
     Tune copies checkpoints file by file, so a killed run may leave part of one.
     """
@@ -150,7 +150,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def stored_recipe(run: Path) -> dict[str, Any]:
-    """Return what a run folder's ``recipe.yaml`` says."""
+    """Return the recipe in a run folder."""
     return yaml_io.read(run / RECIPE_FILE)
 
 
@@ -164,7 +164,7 @@ _ABSENT = object()
 
 
 def flat_recipe(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a resolved recipe by dotted keys."""
+    """Return the values of a resolved recipe by dotted keys."""
     if not isinstance(data, dict) or not data:
         return {prefix: data}
     flat: dict[str, Any] = {}

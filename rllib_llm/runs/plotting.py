@@ -1,4 +1,4 @@
-"""Learning curves with intervals over seeds, as pictures."""
+"""Plots of learning curves with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rllib_llm.runs.reading import Run, Trial
 from rllib_llm.runs.seed_statistics import Interval, Setting, hashable, without_seed
 
 FORMATS = (".png", ".svg", ".pdf")
-# Fields of a recipe that do not decide how a trial learns.
-_ASIDE = ("name", "description", "versions", "seed", "stop", "expect", "tune")
+# Fields of a recipe that do not affect how a trial learns; seeds are averaged.
+_IGNORED = ("name", "description", "versions", "seed", "stop", "expect", "tune")
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve: trials that differ in their seed only, of one run or of several.
+    """One curve: trials of one or several runs that differ only in their seed.
 
     Attributes:
-        label: What it is.
+        label: Text for the legend.
         setting: The trials.
     """
 
@@ -36,14 +36,14 @@ class Line:
 
 
 def lines_of(runs: Sequence[Run]) -> list[Line]:
-    """Return the curves of runs; what differs in the seed alone is one curve.
+    """Return the curves of runs; trials that differ only in the seed form one curve.
 
-    Labels name what tells the curves apart: recipes' names, searched settings, and,
-    where these agree, the keys in which the recipes differ.
+    Labels have the differences between curves: names of recipes, searched settings,
+    and, if these are equal, the keys in which the recipes differ.
     """
     groups: dict[str, list[tuple[Run, Trial]]] = {}
     for run in runs:
-        base = {k: v for k, v in run.recipe.items() if k not in _ASIDE}
+        base = {k: v for k, v in run.recipe.items() if k not in _IGNORED}
         origin = base or str(run.path)
         for trial in run.trials:
             key = hashable([origin, without_seed(trial.params)])
@@ -77,17 +77,17 @@ def _labels(firsts: list[tuple[Run, Trial]]) -> list[str]:
 
 
 def _learning(recipe: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in recipe.items() if k not in _ASIDE}
+    kept = {k: v for k, v in recipe.items() if k not in _IGNORED}
     return flat_recipe(kept)
 
 
 def describe(params: dict[str, Any]) -> str:
-    """Return settings in a line, e.g. ``lr=0.0001, temperature=1.0``."""
+    """Return settings as text, e.g. ``lr=0.0001, temperature=1.0``."""
     return ", ".join(f"{key}={shown(value)}" for key, value in params.items())
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value in few characters."""
+    """Return a short text for the value of a setting."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict) and isinstance(value.get("name"), str):
@@ -99,11 +99,11 @@ def shown(value: Any) -> str:
 
 
 def check_plotting(out: Path) -> None:
-    """Raise early what would spoil a picture at the end.
+    """Check that ``out`` can be drawn, before anything else is computed.
 
     Raises:
-        MissingExtraError: Without matplotlib.
-        ConfigError: For a file name with another ending.
+        MissingExtraError: matplotlib is not installed.
+        ConfigError: The file name has an unknown suffix.
     """
     try:
         import matplotlib  # noqa: F401
@@ -111,7 +111,7 @@ def check_plotting(out: Path) -> None:
         raise MissingExtraError.for_extra("matplotlib", "plots") from error
     if out.suffix not in FORMATS:
         raise ConfigError(
-            f"The picture {str(out)!r} must end in {', '.join(FORMATS)}, e.g. "
+            f"The file name {str(out)!r} must end in {', '.join(FORMATS)}, e.g. "
             f"{out.with_suffix('.png').name}."
         )
 
@@ -120,7 +120,7 @@ def plot_lines(lines: Sequence[Line], metrics: Sequence[str], out: Path) -> None
     """Draw one panel per metric: means, and bands of 95 % intervals over seeds.
 
     Args:
-        lines: What to draw.
+        lines: The curves.
         metrics: Result keys.
         out: The file to write.
     """

@@ -1,4 +1,4 @@
-"""A run and its trials as frozen records."""
+"""Runs and trials as immutable records, read from disk."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PARAMS_FILE = "params.json"
 _STATE_FILES = "experiment_state-*.json"
 _ERROR_FILE = "error.txt"
 _CONFIG = "config/"
-# Every trial may have its own of these, whatever was searched.
-_OWN = ("resolved_model",)
+# Keys that differ between trials without being searched.
+_PER_TRIAL = ("resolved_model",)
 _ADDRESS = " object at 0x"
 
 Row = dict[str, Any]
@@ -34,12 +34,12 @@ class Trial:
     Attributes:
         path: The trial's folder.
         config: The algorithm's config as Tune wrote it last (``params.json``).
-        params: What the search set for it at the beginning, by the config's keys, e.g.
+        params: Initial values of the searched settings by config key, e.g.
             ``{"lr": 1e-4, "seed": 0}``; empty without a search.
-        history: One row per iteration, in order: result keys with ``/`` between
-            levels. Of an iteration that was played twice because the run was resumed,
-            the later one. ``config/<key>`` is there for the keys of ``params``, since
-            population based training changes them on the way.
+        history: One row per iteration, in order, by result keys with ``/`` between
+            levels. If a resumed run repeated an iteration, the later row. The keys of
+            ``params`` are in it as ``config/<key>``, since population based training
+            changes them.
     """
 
     path: Path
@@ -54,54 +54,54 @@ class Trial:
 
     @property
     def iterations(self) -> int:
-        """Training iterations that were reported."""
+        """Number of reported training iterations."""
         return int(self.history[-1][ITERATION]) if self.history else 0
 
     @property
     def seed(self) -> int | None:
-        """The seed it ran with."""
+        """The seed of the trial."""
         return self.config.get("seed")
 
     @property
     def state(self) -> str:
-        """``done``, ``failed``, or ``unfinished`` (running, waiting or interrupted)."""
+        """``done``, ``failed`` or ``unfinished`` (running, pending or interrupted)."""
         if self.history and self.history[-1].get("done"):
             return "done"
         return "failed" if (self.path / _ERROR_FILE).is_file() else "unfinished"
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
-        """Return the iterations that report ``metric``, and its values there."""
+        """Return the iterations that report ``metric``, and its values."""
         rows = [r for r in self.history if _is_number(r.get(metric))]
         return [int(r[ITERATION]) for r in rows], [float(r[metric]) for r in rows]
 
     def last(self, metric: str) -> float | None:
-        """Return the last reported value; None if there is none."""
+        """Return the last reported value, or None."""
         values = self.curve(metric)[1]
         return values[-1] if values else None
 
     def best(self, metric: str, mode: str = "max") -> float | None:
-        """Return the highest (``mode="min"``: lowest) value; None if there is none."""
+        """Return the highest (``mode="min"``: lowest) value, or None."""
         values = self.curve(metric)[1]
         return (max if mode == "max" else min)(values) if values else None
 
     def checkpoint(self) -> Path | None:
-        """Return the newest complete checkpoint, if any."""
+        """Return the newest complete checkpoint, or None."""
         return runs.newest_checkpoint(self.path)
 
     def transcripts(self) -> Iterator[dict[str, Any]]:
-        """Yield the kept episodes; nothing if none were kept."""
+        """Yield the transcripts of the trial, if any."""
         if (self.path / TRANSCRIPTS_FILE).is_file():
             yield from read_transcripts(self.path / TRANSCRIPTS_FILE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run: a recipe and the trials that were made of it.
+    """One run: a recipe and its trials.
 
     Attributes:
         path: The run's folder.
-        recipe: What its ``recipe.yaml`` says; empty for runs of a Tuner of one's own.
-        trials: In the order of their names.
+        recipe: Its ``recipe.yaml``; empty for runs of a user's own Tuner.
+        trials: The trials in the order of their names.
     """
 
     path: Path
@@ -115,32 +115,33 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """All keys with numbers that any trial reported, sorted."""
+        """All numeric keys that any trial reported, sorted."""
         rows = (row for trial in self.trials for row in trial.history)
         names = {k for row in rows for k, v in row.items() if _is_number(v)}
         return sorted(k for k in names if not k.startswith(_CONFIG))
 
     def check_metric(self, metric: str) -> None:
-        """Raise a ConfigError unless some trial reported ``metric``."""
-        known = self.metrics
-        if metric not in known:
-            hint = did_you_mean(metric, known)
+        """Raise a ConfigError unless a trial reported ``metric``."""
+        reported = self.metrics
+        if metric not in reported:
+            hint = did_you_mean(metric, reported)
             if not hint.startswith("Did you mean"):
-                common = [k for k in known if k.startswith(("env_runners/", "eval"))]
-                hint = f"Reported are e.g. {', '.join(common[:8] or known[:8])}."
-            raise ConfigError(f"{self.name} never reported {metric!r}. {hint}")
+                common = [k for k in reported if k.startswith(("env_runners/", "eval"))]
+                hint = f"It reported e.g. {', '.join(common[:8] or reported[:8])}."
+            raise ConfigError(f"{self.name} did not report {metric!r}. {hint}")
 
 
 def read_run(given: str | Path, storage: Path | None = None) -> Run:
-    """Read a run that has ended, failed, or is still going on.
+    """Read a finished, failed or running run.
 
     Args:
-        given: A run's folder, or a trial's (then the run has that trial alone); or the
-            name of a run in ``storage``. Of a staged run it is the last stage begun.
+        given: Folder of a run or of a trial (the result then has only that trial), or
+            name of a run in ``storage``. For a staged run, the last started stage is
+            read.
         storage: Parent of run folders; None: :func:`runs.default_storage`.
 
     Raises:
-        CheckpointError: If there is no such folder, or no trial in it.
+        CheckpointError: The folder does not exist or does not contain a trial.
     """
     path = runs.find_run(given, storage or runs.default_storage())
     if (path / PARAMS_FILE).is_file():
@@ -151,8 +152,9 @@ def read_run(given: str | Path, storage: Path | None = None) -> Run:
         folders = _trial_folders(run)
     if not folders:
         raise CheckpointError(
-            f"{path} holds no trial (a folder with {PARAMS_FILE}). Give a folder that "
-            "'rllib-llm train' or Tune wrote, after its first trial began."
+            f"{path} does not contain a trial (a folder with {PARAMS_FILE}). Give a "
+            "folder written by 'rllib-llm train' or Tune, after its first trial "
+            "started."
         )
     configs = {p: _read_params(p) for p in _trial_folders(run)}
     keys = _searched(run, list(configs.values()))
@@ -171,14 +173,14 @@ def _trial_folders(run: Path) -> list[Path]:
 def _read_params(trial: Path) -> dict[str, Any]:
     try:
         return json.loads((trial / PARAMS_FILE).read_text(encoding="utf-8"))
-    except json.JSONDecodeError:  # it is being written
+    except json.JSONDecodeError:  # being written right now
         return {}
 
 
 def _read_trial(path: Path, config: dict[str, Any], keys: list[str]) -> Trial:
     rows = read_history(path / RESULT_FILE, keys)
     params = {key: _at(config, key) for key in keys}
-    for key in keys:  # Tune writes params.json anew when a population changes it
+    for key in keys:  # PBT overwrites params.json, so take the first row's values
         if rows and rows[0][f"{_CONFIG}{key}"] is not None:
             params[key] = rows[0][f"{_CONFIG}{key}"]
     return Trial(path=path, config=config, params=params, history=tuple(rows))
@@ -194,28 +196,29 @@ def _at(config: dict[str, Any], key: str) -> Any:
 
 
 def _searched(run: Path, configs: list[dict[str, Any]]) -> list[str]:
-    """Return the config's keys that a search set.
+    """Return the searched config keys.
 
-    Tune's record names them; without one, they are what trials differ in.
+    They are in Tune's record; without one, they are the keys in which trials differ.
     """
     for path in sorted(run.glob(_STATE_FILES), reverse=True):
         try:
             entries = json.loads(path.read_text(encoding="utf-8"))["trial_data"]
             states = [json.loads(state) for state, _ in entries]
-        except (json.JSONDecodeError, KeyError):  # it is being written
+        except (json.JSONDecodeError, KeyError):  # being written right now
             continue
         return sorted({key for state in states for key in state["evaluated_params"]})
     shown = [{k: json.dumps(v) for k, v in c.items()} for c in configs]
     differing = {k for c in shown for k in c if len({d.get(k) for d in shown}) > 1}
+    # Objects without a JSON form are written as their repr, which has an address.
     printed = {k for c in shown for k, v in c.items() if _ADDRESS in v}
-    return sorted(differing - printed - set(_OWN))
+    return sorted(differing - printed - set(_PER_TRIAL))
 
 
 def read_history(path: Path, config_keys: list[str] | None = None) -> list[Row]:
     """Return the rows of a ``result.json``, one per iteration, in order.
 
-    A line that a crash cut off is passed over, and what a resumed run appended to it is
-    read. Of rows of the same iteration the later one counts.
+    Lines cut by a crash are skipped, but a row that a resumed run appended to one is
+    read. Of several rows of an iteration, the last is used.
 
     Args:
         path: The file; no rows if it does not exist.

@@ -1,4 +1,4 @@
-"""What a sweep found: settings in order, what mattered, what changed on the way."""
+"""Report of a sweep: ranked settings, their effects, and changes by PBT."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from rllib_llm.runs.seed_statistics import (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A setting's line in the report.
+    """A row of the report.
 
     Attributes:
         setting: The setting and its trials.
         final: Last values of the metric; None if no trial has reported it.
-        best: Best value of each trial. Of a noisy curve it is higher than what a new
-            evaluation would find.
-        iterations: Fewest and most iterations of its trials.
-        states: ``done``, ``failed`` and ``unfinished``, with how many trials of each.
-        changes: By trial, what population based training changed.
+        best: Best values of the trials. On a noisy curve they are biased upwards.
+        iterations: Minimum and maximum iterations of the trials.
+        states: Number of trials by state: ``done``, ``failed`` and ``unfinished``.
+        changes: Changes of settings by population based training, by trial.
     """
 
     setting: Setting
@@ -41,14 +40,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A sweep's settings, best first, and what mattered.
+    """The settings of a sweep, best first, and their effects.
 
     Attributes:
         run: The run.
-        metric: What settings are ordered by.
+        metric: The metric by which settings are ranked.
         mode: ``max`` or ``min``.
-        rows: The settings by their final value, best first; those without one last.
-        effects: What mattered, most first; empty where values changed on the way.
+        rows: The settings by final value, best first, those without one last.
+        effects: Effects of settings, largest first; empty if PBT changed settings.
     """
 
     run: Run
@@ -63,23 +62,24 @@ def make_report(run: Run, metric: str | None = None, mode: str | None = None) ->
 
     Args:
         run: From :func:`rllib_llm.runs.read_run`.
-        metric: A result key; None: ``tune.metric`` of the recipe, else held-out
-            success where it was reported, else the mean return.
+        metric: A result key; None: ``tune.metric`` of the recipe, or the success rate
+            on held-out tasks if it was reported, or the mean return.
         mode: ``max`` or ``min``; None: ``tune.mode`` of the recipe, else ``max``.
 
     Raises:
-        ConfigError: If no trial reported the metric.
+        ConfigError: No trial reported the metric, or ``mode`` is invalid.
     """
-    asked = run.recipe.get("tune") or {}
+    tune = run.recipe.get("tune") or {}
     if metric is None:
         evaluated = EVAL_SUCCESS if EVAL_SUCCESS in run.metrics else RETURN
-        metric = asked.get("metric") or evaluated
+        metric = tune.get("metric") or evaluated
     run.check_metric(metric)
-    mode = mode or asked.get("mode") or "max"
+    mode = mode or tune.get("mode") or "max"
     if mode not in ("max", "min"):
         raise ConfigError(f"mode={mode!r} must be 'max' or 'min'.")
     rows = [_row(setting, metric, mode) for setting in settings_of(run)]
     rows.sort(key=lambda row: _order(row, mode))
+    # After changes the final values do not belong to one setting.
     changed = any(row.changes for row in rows)
     return Report(
         run, metric, mode, rows, [] if changed else effects(run, metric, mode)
@@ -106,22 +106,22 @@ def _order(row: Row, mode: str) -> tuple[bool, float]:
 
 
 def changes_of(trial: Trial) -> list[dict[str, Any]]:
-    """Return what a trial was trained with, and from which iteration on.
+    """Return the settings of a trial and the iterations at which they changed.
 
     Returns:
         ``[{"iteration": 1, "lr": 1e-4}, {"iteration": 9, "lr": 8e-5}]``; empty if
         nothing changed.
     """
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     for row in trial.history:
         values = {key: row.get(f"config/{key}") for key in trial.params}
-        if not found or {k: found[-1][k] for k in values} != values:
-            found.append({"iteration": int(row["training_iteration"]), **values})
-    return found if len(found) > 1 else []
+        if not changes or {k: changes[-1][k] for k in values} != values:
+            changes.append({"iteration": int(row["training_iteration"]), **values})
+    return changes if len(changes) > 1 else []
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as plain data."""
+    """Return the report as JSON data."""
     return {
         "run": str(report.run.path),
         "metric": report.metric,

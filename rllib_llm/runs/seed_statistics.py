@@ -22,9 +22,9 @@ class Interval:
 
     Attributes:
         mean: The mean.
-        low: Lower end; None where one value alone gives no interval.
-        high: Upper end.
-        n: How many values.
+        low: Lower end; None if there is only one value.
+        high: Upper end; None if there is only one value.
+        n: Number of values.
     """
 
     mean: float
@@ -41,7 +41,7 @@ class Interval:
 def mean_interval(values: Sequence[float]) -> Interval:
     """Return mean and interval of at least one value.
 
-    Seeds are few and returns need not be normal: read it as an error bar.
+    With few seeds and returns that are not normal, the interval is only an error bar.
     """
     n, mean = len(values), float(np.mean(values))
     if n < 2:
@@ -55,11 +55,11 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Trials that differ in nothing but their seed.
+    """Trials that differ only in their seed.
 
     Attributes:
-        params: What the search set, the seed left out.
-        trials: At least one.
+        params: The searched settings without the seed.
+        trials: The trials, at least one.
     """
 
     params: dict[str, Any]
@@ -76,8 +76,8 @@ class Setting:
     def curve(self, metric: str) -> list[tuple[int, Interval]]:
         """Return mean and interval at every iteration that all trials report.
 
-        Trials without a value are left out. Iterations that only some have reached are
-        too: the mean would jump where a trial ends.
+        Trials without a value are excluded, and so are iterations that only some trials
+        have reached: the mean would jump where a trial ends.
         """
         curves = [dict(zip(*t.curve(metric), strict=True)) for t in self.trials]
         curves = [c for c in curves if c]
@@ -86,8 +86,8 @@ class Setting:
 
 
 def _interval(values: Iterable[float | None]) -> Interval | None:
-    known = [v for v in values if v is not None]
-    return mean_interval(known) if known else None
+    reported = [v for v in values if v is not None]
+    return mean_interval(reported) if reported else None
 
 
 def settings_of(run: Run) -> list[Setting]:
@@ -102,28 +102,28 @@ def settings_of(run: Run) -> list[Setting]:
 
 
 def without_seed(params: dict[str, Any]) -> dict[str, Any]:
-    """Return ``params`` but the seed."""
+    """Return ``params`` without the seed."""
     return {k: v for k, v in params.items() if k != SEED}
 
 
 def hashable(value: Any) -> str:
-    """Return a text that equal values share."""
+    """Return a string that is the same for equal values."""
     return json.dumps(value, sort_keys=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """How much a searched setting mattered.
+    """The effect of a searched setting on the metric.
 
     Attributes:
-        name: The config's key.
-        levels: What the metric was for each value of the setting, best first; empty
-            where all values are different numbers.
-        share: Share of the variance between trials that goes with the setting's value
-            (eta squared), or Spearman's rank correlation squared without levels.
-        trend: The correlation itself; None with levels.
-        p_value: Of the hypothesis that it does not matter (Kruskal-Wallis, or of the
-            correlation); None where there is too little to test.
+        name: The config key.
+        levels: The metric for each value of the setting, best first; empty if every
+            trial has another value.
+        share: Share of the variance between trials explained by the setting (eta
+            squared); without levels, the squared rank correlation of Spearman.
+        trend: The rank correlation; None with levels.
+        p_value: p-value of the hypothesis of no effect (Kruskal-Wallis, or of the
+            correlation); None if it cannot be tested.
     """
 
     name: str
@@ -134,18 +134,18 @@ class Effect:
 
 
 def effects(run: Run, metric: str, mode: str = "max") -> list[Effect]:
-    """Return how much each searched setting mattered, most first.
+    """Return the effect of each searched setting, largest first.
 
-    The seed is among them, for comparison. Settings are looked at one by one; nothing
-    is corrected for looking at several.
+    The seed is included for comparison. p-values are not corrected for testing several
+    settings.
     """
-    found = []
+    by_setting = []
     trials = [t for t in run.trials if t.last(metric) is not None]
     for name in run.trials[0].params:
         effect = _effect(name, trials, metric, mode)
         if effect is not None:
-            found.append(effect)
-    return sorted(found, key=lambda e: -e.share)
+            by_setting.append(effect)
+    return sorted(by_setting, key=lambda e: -e.share)
 
 
 def _effect(name: str, trials: list[Trial], metric: str, mode: str) -> Effect | None:
@@ -167,7 +167,7 @@ def _effect(name: str, trials: list[Trial], metric: str, mode: str) -> Effect | 
 
 
 def _between_groups(groups: list[list[float]]) -> tuple[float, float | None]:
-    """Return eta squared, and Kruskal-Wallis' p where groups repeat."""
+    """Return eta squared and the p-value of Kruskal-Wallis."""
     from scipy import stats
 
     everything = np.concatenate(groups)
@@ -181,7 +181,7 @@ def _between_groups(groups: list[list[float]]) -> tuple[float, float | None]:
 def _trend(
     name: str, shown: dict[str, Any], by_value: dict[str, list[float]]
 ) -> Effect | None:
-    """Return the rank correlation of a numeric setting that never repeats."""
+    """Return the rank correlation of a numeric setting with a value per trial."""
     from scipy import stats
 
     values = [shown[key] for key in by_value]

@@ -1,4 +1,4 @@
-"""Types and ranges of settings, declared as annotations and read by one validator."""
+"""Validation of settings against type annotations with ranges and choices."""
 
 from rllib_llm.schema.checking import (
     Problem,

@@ -1,4 +1,4 @@
-"""Hold a value against an annotation."""
+"""Check of values against type annotations."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ from rllib_llm.schema.describing import (
 from rllib_llm.schema.kinds import Hint, InfinityAllowed, OneOf, Rule, SubclassOf
 from rllib_llm.schema.spaces import alternatives
 
-# Integers end in 64 bits: tensors, JSON, Ray.
+# Larger integers do not fit into tensors.
 _MAX_INT = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A value that breaks a rule.
+    """A violated rule.
 
     Attributes:
         where: Its dotted path, e.g. ``"language_model.lora.rank"``.
-        what: Path and value, e.g. ``"language_model.lora.rank=0"``.
-        rule: What is wrong, e.g. ``"must be a whole number >= 1"``.
-        hint: A remedy, "" if none is known.
+        subject: Path and value, e.g. ``"language_model.lora.rank=0"``.
+        rule: The rule, e.g. ``"must be a whole number >= 1"``.
+        hint: A remedy, or "".
     """
 
     where: str
-    what: str
+    subject: str
     rule: str
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} {self.rule}. {self.hint}".rstrip()
+        return f"{self.subject} {self.rule}. {self.hint}".rstrip()
 
 
 def require(where: str, value: Any, kind: Any, hint: str = "") -> None:
     """Raise ConfigError if ``value`` is not of ``kind``.
 
     Args:
-        where: Its dotted path, for the message.
-        value: What was given; of a search space every value is checked.
+        where: Dotted path of the value, for the message.
+        value: The value; if it is a search space, each of its values is checked.
         kind: A type, with ranges and choices as ``Annotated`` metadata.
-        hint: A remedy, where the type knows no better one.
+        hint: A remedy, used unless the type provides one.
 
     Raises:
-        ConfigError: Naming the value, the rule, and a remedy.
+        ConfigError: The value is not of ``kind``.
     """
     refuse(find_problem(where, value, kind), hint)
 
 
 def refuse(problem: Problem | None, hint: str = "") -> None:
-    """Raise a problem as ConfigError; None is none."""
+    """Raise ConfigError if there is a problem."""
     if problem is None:
         return
     if hint and not problem.hint:
@@ -73,33 +73,33 @@ def refuse(problem: Problem | None, hint: str = "") -> None:
 
 
 def find_problem(where: str, value: Any, kind: Any) -> Problem | None:
-    """Return the first thing that is wrong with ``value``, None if it is of ``kind``.
+    """Return the first problem with ``value``, None if it is of ``kind``.
 
-    Types that cannot be known without importing a library (forward references) admit
-    anything.
+    Types that would require an import (forward references) accept anything.
 
     Args:
-        where: Its dotted path.
-        value: Anything; of a search space every value is checked.
+        where: Dotted path of the value.
+        value: The value; if it is a search space, each of its values is checked.
         kind: As for :func:`require`.
     """
     drawn = alternatives(value)
     if drawn is not None:
-        found = (find_problem(where, each, kind) for each in drawn)
-        return next((problem for problem in found if problem is not None), None)
+        checked = (find_problem(where, each, kind) for each in drawn)
+        return next((problem for problem in checked if problem is not None), None)
     parts = members(kind)
     problems = [_problem_with(where, value, part) for part in parts]
     if None in problems:
         return None
+    # A problem inside of a mapping or list is more specific than "must be a mapping".
     inside = [p for p in problems if p is not None and p.where != where]
     return inside[0] if inside else _wrong(where, value, kind)
 
 
 @functools.cache
 def hints_of(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function's parameters, of a class its __init__'s.
+    """Return the annotations of a function's parameters, or of a class's __init__.
 
-    Empty if they name something that cannot be looked up, as under TYPE_CHECKING.
+    The result is empty if a name cannot be resolved, e.g. one under TYPE_CHECKING.
     """
     if inspect.isclass(function):
         function = function.__init__
@@ -110,9 +110,9 @@ def hints_of(function: Any) -> dict[str, Any]:
 
 
 def is_number(value: Any, kind: type = float) -> bool:
-    """Say whether ``value`` is a finite number; of ``int``, a whole one in 64 bits.
+    """Return True if ``value`` is a finite number; for ``int``, an integer of 64 bits.
 
-    True and False are none.
+    Booleans do not count as numbers.
     """
     if isinstance(value, bool):
         return False
@@ -124,12 +124,12 @@ def is_number(value: Any, kind: type = float) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int beyond float
+    except OverflowError:  # an int too large for float
         return False
 
 
 def _problem_with(where: str, value: Any, kind: Any) -> Problem | None:
-    """Check against one member of a union."""
+    """Return the problem of a value with one member of a union."""
     base, metadata = split(kind)
     if is_typeddict(base):
         problem = _in_typed_dict(where, value, base)
@@ -146,12 +146,12 @@ def _problem_with(where: str, value: Any, kind: Any) -> Problem | None:
 
 
 def _wrong(where: str, value: Any, kind: Any) -> Problem:
-    what = f"{where}={show(value)}"
-    return Problem(where, what, f"must be {describe(kind)}", _remedy(value, kind))
+    subject = f"{where}={show(value)}"
+    return Problem(where, subject, f"must be {describe(kind)}", _remedy(value, kind))
 
 
 def _fits(value: Any, base: Any, metadata: Sequence[Any]) -> bool:
-    """Say whether a scalar, class or function is of a type without metadata."""
+    """Return True if a scalar, class or function is of a type, without metadata."""
     if base is Any or isinstance(base, str) or type(base).__name__ == "ForwardRef":
         return True
     if base is None or base is type(None):
@@ -176,7 +176,7 @@ def _may_be_infinite(value: Any, metadata: Sequence[Any]) -> bool:
 
 
 def _holds(value: Any, item: Any) -> bool:
-    """Say whether a value of the right type fulfils one item of metadata."""
+    """Return True if a value of the right type fulfils one item of metadata."""
     if isinstance(item, OneOf):
         return any(value == name for name in item.names)
     if isinstance(item, Rule):
@@ -194,12 +194,12 @@ def _holds(value: Any, item: Any) -> bool:
 def _in_typed_dict(where: str, value: Any, kind: Any) -> Problem | None:
     if not isinstance(value, Mapping):
         return _wrong(where, value, kind)
-    known = get_type_hints(kind, include_extras=True)
+    fields = get_type_hints(kind, include_extras=True)
     for key, each in value.items():
-        if key not in known:
-            hint = did_you_mean(str(key)[:60], known)
+        if key not in fields:
+            hint = did_you_mean(str(key)[:60], fields)
             return Problem(f"{where}.", where, f"has no setting {show(key, 60)}", hint)
-        problem = find_problem(f"{where}.{key}", each, known[key])
+        problem = find_problem(f"{where}.{key}", each, fields[key])
         if problem is not None:
             return problem
     return None
@@ -213,8 +213,8 @@ def _in_mapping(where: str, value: Any, kind: Any) -> Problem | None:
         path = f"{where}.{key if isinstance(key, str) else show(key, 60)}"
         problem = find_problem(path, key, of_keys)
         if problem is not None:
-            what = f"{where}: the key {show(key, 60)}"
-            return dataclasses.replace(problem, what=what)
+            subject = f"{where}: the key {show(key, 60)}"
+            return dataclasses.replace(problem, subject=subject)
         problem = find_problem(path, each, of_values)
         if problem is not None:
             return problem

@@ -1,4 +1,4 @@
-"""Types in words, and values short enough for a message."""
+"""Descriptions of types and values for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SHOWN = 200
 _WORDS = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     type(None): "None",
     dict: "a mapping",
@@ -40,7 +40,7 @@ def split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def members(kind: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union, or the type alone."""
+    """Return the members of a union, or the type itself."""
     base, _ = split(kind)
     if get_origin(base) in (Union, types.UnionType):
         return tuple(m for each in get_args(base) for m in members(each))
@@ -48,18 +48,18 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """Return the choices of a type, those of all members of a union; () if none."""
-    found: list[Any] = []
+    """Return the choices of all members of a type, () without any."""
+    choices: list[Any] = []
     for member in members(kind):
         base, metadata = split(member)
         if get_origin(base) is Literal:
-            found += get_args(base)
-        found += [name for m in metadata if isinstance(m, OneOf) for name in m.names]
-    return tuple(found)
+            choices += get_args(base)
+        choices += [name for m in metadata if isinstance(m, OneOf) for name in m.names]
+    return tuple(choices)
 
 
 def bounds_of(kind: Any) -> tuple[float | None, float | None]:
-    """Return the least and the greatest number of a type, None where it is open."""
+    """Return the lower and upper bound of a type, None if unbounded."""
     for member in members(kind):
         low, high, _, _ = limits(split(member)[1])
         if low is not None or high is not None:
@@ -68,7 +68,7 @@ def bounds_of(kind: Any) -> tuple[float | None, float | None]:
 
 
 def limits(metadata: Sequence[Any]) -> tuple[Any, Any, bool, bool]:
-    """Return the bounds, and whether each belongs to the range."""
+    """Return the bounds, and whether each is inclusive."""
     low = high = None
     includes_low = includes_high = True
     for item in metadata:
@@ -83,7 +83,7 @@ def limits(metadata: Sequence[Any]) -> tuple[Any, Any, bool, bool]:
 
 
 def describe(kind: Any) -> str:
-    """Return a type as the end of "must be ...", e.g. "a number >= 0 or None"."""
+    """Return the end of "must be ..." for a type, e.g. "a number >= 0 or None"."""
     parts = members(kind)
     choices = choices_of(kind)
     named = [m for m in parts if not _is_choice(m)]
@@ -131,9 +131,9 @@ def _list_text(base: Any) -> str:
     inner = [a for a in get_args(base) if a is not Ellipsis]
     if not inner or inner[0] is Any:
         return "a list"
-    plurals = {str: "texts", int: "whole numbers", float: "numbers"}
-    what = plurals.get(split(inner[0])[0])
-    return f"a list of {what}" if what else f"a list, each {describe(inner[0])}"
+    plurals = {str: "strings", int: "whole numbers", float: "numbers"}
+    plural = plurals.get(split(inner[0])[0])
+    return f"a list of {plural}" if plural else f"a list, each {describe(inner[0])}"
 
 
 def _range_text(metadata: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Metadata of annotations, beside those of ``annotated_types``, and common types."""
+"""Annotation metadata besides that of ``annotated_types``, and common types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PositiveInt = Annotated[int, Ge(1)]
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """Choices that a table of the package lists.
+    """Choices given by a table of the package.
 
     Attributes:
         names: The choices.
@@ -35,8 +35,8 @@ class Rule:
     """A condition that a type cannot express.
 
     Attributes:
-        must_be: Its wording, the end of "must be ...".
-        holds: Returns whether a value fulfils it.
+        must_be: Description of the condition, the end of "must be ...".
+        holds: Returns True if a value fulfils the condition.
     """
 
     must_be: str
@@ -61,7 +61,7 @@ class InfinityAllowed:
 
 @dataclasses.dataclass(frozen=True)
 class SubclassOf:
-    """A base class, named so that declaring a setting does not import it.
+    """A base class given by name, so that the declaration does not import it.
 
     Attributes:
         path: ``"package.module:Name"``.

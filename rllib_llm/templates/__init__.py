@@ -1,4 +1,4 @@
-"""Small sets of files to begin with: a module, its test, a recipe."""
+"""Templates of new environments, rewards and algorithms with a test and a recipe."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
 
     Args:
         kind: ``"env"``, ``"reward"`` or ``"algorithm"``.
-        name: What it is called, in snake_case; the module's name.
-        folder: Where to; it is made if it is not there.
+        name: Name of the module, in snake_case.
+        folder: Folder for the files; created if it does not exist.
 
     Returns:
         The files: module, test, recipe.
 
     Raises:
-        ConfigError: If the kind or name will not do, or a file is there already.
+        ConfigError: The kind or name is invalid, or a file exists.
     """
     if kind not in KINDS:
-        raise ConfigError(f"There is no scaffold {kind!r}. {did_you_mean(kind, KINDS)}")
+        raise ConfigError(f"Unknown template {kind!r}. {did_you_mean(kind, KINDS)}")
     _check_name(name)
     words = {
         "name": name,
@@ -47,7 +47,8 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
     for path in texts:
         if path.exists():
             raise ConfigError(
-                f"{path} exists. Choose another name or --dir, so that nothing is lost."
+                f"{path} exists, and init does not overwrite. Use another name or "
+                "--dir."
             )
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
@@ -63,12 +64,13 @@ def _template(file: str) -> Template:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"The name {name!r} must be a Python module's: lower-case letters, digits "
-            "and _, a letter first, no keyword, e.g. my_game."
+            f"The name {name!r} must be a valid module name in snake_case: lower-case "
+            "letters, digits and _, beginning with a letter, and not a Python keyword, "
+            "e.g. my_game."
         )
     if importlib.util.find_spec(name) is not None:
         raise ConfigError(
-            f"The name {name!r} is taken: Python already finds a module of that name, "
-            "and one would hide the other. Choose another, e.g. "
-            f"my_{name}."
+            f"The name {name!r} is taken: a module with this name is already "
+            "importable "
+            f"and one would hide the other. Use another name, e.g. my_{name}."
         )

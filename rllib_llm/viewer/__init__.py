@@ -1,6 +1,6 @@
-"""One HTML file per run: its transcripts, curves and configuration.
+"""HTML page of a run with its transcripts, curves and configuration.
 
-Nothing here imports torch or ray.
+Importing it loads neither torch nor ray.
 """
 
 from rllib_llm.viewer.contents import MOST_EPISODES, read_contents

@@ -1,4 +1,4 @@
-"""What the page of a run shows, read from its folder."""
+"""Contents of a run's HTML page, read from its folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rllib_llm.runs.reading import RESULT_FILE, Row, read_history
 from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE, latest, read_transcripts
 
 MOST_EPISODES = 5_000
-_MOST_POINTS = 1_000  # of a curve
+_MAX_POINTS = 1_000  # of a curve
 _MODULE = "<module>"
-# Result keys and what they are called; a missing one is left out.
+# Result keys of the curves and their titles; missing ones are omitted.
 _CURVES = (
     (keys.RETURN, "return"),
     (keys.SUCCESS, "success"),
@@ -27,7 +27,7 @@ _CURVES = (
     (f"learners/{_MODULE}/{keys.KL}", "KL to the sampler (k3)"),
     (f"learners/{_MODULE}/{keys.CLIP}", "clipped tokens"),
     (f"learners/{_MODULE}/advantage_abs_mean", "|advantage|"),
-    (f"learners/{_MODULE}/{keys.TRAIN_INFERENCE_MISMATCH}", "log-prob gap"),
+    (f"learners/{_MODULE}/{keys.TRAIN_INFERENCE_MISMATCH}", "train-inference mismatch"),
     (keys.TURNS, "turns"),
     (keys.TOKENS_PER_TURN, "tokens per turn"),
     (keys.INVALID, "invalid actions"),
@@ -37,23 +37,22 @@ _CURVES = (
 def read_contents(
     run: Path, beside: Path, *, most_episodes: int = MOST_EPISODES
 ) -> dict[str, Any]:
-    """Return what the page shows of a run.
+    """Return the contents of a run's page.
 
     Args:
         run: A run folder, or a trial folder.
         beside: The folder of the page; its links are relative to that.
-        most_episodes: If there are more, whole iterations are left out evenly, and the
-            page says so.
+        most_episodes: Maximum number of episodes; if there are more, whole iterations
+            are dropped evenly and the page says so.
 
     Raises:
-        ConfigError: If there are no transcripts.
+        ConfigError: The run does not have transcripts.
     """
     files = sorted(run.rglob(TRANSCRIPTS_FILE))
     if not files:
         raise ConfigError(
-            f"There is no {TRANSCRIPTS_FILE} below {run}. Runs write it from their "
-            "first iteration on, unless TranscriptCollector.per_iteration is 0; stages "
-            "of SFT have none."
+            f"There is no {TRANSCRIPTS_FILE} below {run}. Runs write it in their first "
+            "iteration, unless TranscriptCollector.per_iteration is 0 or they run SFT."
         )
     trials, episodes = [], []
     for number, file in enumerate(files):
@@ -75,18 +74,19 @@ def read_contents(
 
 
 def _recipe_of(run: Path) -> Path | None:
-    found = [f / RECIPE_FILE for f in (run, *run.parents[:2])]
-    return next((file for file in found if file.is_file()), None)
+    # A trial's recipe is in the run folder above it.
+    candidates = [f / RECIPE_FILE for f in (run, *run.parents[:2])]
+    return next((file for file in candidates if file.is_file()), None)
 
 
-def _thinned(episodes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Leave out whole iterations, evenly, until ``most`` episodes are left."""
+def _thinned(episodes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Return the episodes of evenly spaced iterations, ``limit`` if possible."""
     iterations = sorted({e["iteration"] or 0 for e in episodes})
     every = 1
     shown = episodes
-    while len(shown) > most and every < len(iterations):
+    while len(shown) > limit and every < len(iterations):
         every += 1
-        # The last iteration stays: it is what the run has come to.
+        # Count from the end: the last iteration, the result of the run, is always kept.
         kept = set(iterations[::-1][::every])
         shown = [e for e in episodes if (e["iteration"] or 0) in kept]
     return shown
@@ -109,8 +109,8 @@ def _facts(
 def _links(
     run: Path, beside: Path, files: list[Path], recipe: Path | None
 ) -> Iterator[tuple[str, str]]:
-    found = [recipe, *files[:8], *(f.with_name(RESULT_FILE) for f in files[:8])]
-    for file in found:
+    linked = [recipe, *files[:8], *(f.with_name(RESULT_FILE) for f in files[:8])]
+    for file in linked:
         if file is not None and file.is_file():
             title = os.path.relpath(file, run)
             yield Path(title).as_posix(), Path(os.path.relpath(file, beside)).as_posix()
@@ -131,25 +131,25 @@ def _curves(files: list[Path], trials: list[Any]) -> list[dict[str, Any]]:
 
 
 def _points(history: list[Row], key: str) -> list[tuple[int, float]]:
-    """Return iterations and values; of policies' keys the mean over policies."""
+    """Return iterations and values; for keys of policies, the mean over policies."""
     before, _, name = key.rpartition(f"{_MODULE}/")
     points = []
     for row in history:
         values = [
             value
             for k, value in row.items()
-            if k.startswith(before) and k.endswith(name) and _is_meant(k, before, name)
+            if k.startswith(before) and k.endswith(name) and _matches(k, before, name)
             if isinstance(value, int | float) and math.isfinite(value)
         ]
         if values:
             mean = sum(values) / len(values)
             points.append((int(row[keys.ITERATION]), float(f"{mean:.4g}")))
-    stride = math.ceil(len(points) / _MOST_POINTS) or 1
+    stride = math.ceil(len(points) / _MAX_POINTS) or 1
     return points[::-1][::stride][::-1]
 
 
-def _is_meant(key: str, before: str, name: str) -> bool:
-    """Whether ``key`` is ``<before><module>/<name>``, or just ``name``."""
+def _matches(key: str, before: str, name: str) -> bool:
+    """Return True if ``key`` is ``<before><module>/<name>``, or ``name`` itself."""
     if not before:
         return key == name
     module = key.removeprefix(before).removesuffix(f"/{name}")

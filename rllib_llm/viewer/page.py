@@ -1,4 +1,4 @@
-"""Put the page together: template, style, script and data in one file."""
+"""Assembly of the HTML page from template, style, scripts and data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllib_llm.viewer.contents import MOST_EPISODES, read_contents
 PAGE_FILE = "transcripts.html"
 
 _FOLDER = Path(__file__).with_name("page")
-# In the order in which they stand in the page.
+# In the order in which the page contains them.
 _SCRIPTS = ("dom", "virtual", "data", "scales", "filters", "turns", "curves", "keys")
 
 
@@ -30,16 +30,16 @@ def write_page(
         most_episodes: See :func:`read_contents`.
 
     Returns:
-        The file, and what it shows.
+        The file and its contents.
 
     Raises:
-        ConfigError: If there are no transcripts.
+        ConfigError: The run does not have transcripts.
     """
     out = run / PAGE_FILE if out is None else out
     contents = read_contents(run, out.parent, most_episodes=most_episodes)
     text = build_page(contents)
     out.parent.mkdir(parents=True, exist_ok=True)
-    # A reader of the old page, or a crash, must not meet half of the new one.
+    # Written and renamed, so that neither a reader nor a crash sees an incomplete page.
     draft = out.with_name(out.name + ".tmp")
     draft.write_text(text, encoding="utf-8")
     draft.replace(out)
@@ -47,12 +47,12 @@ def write_page(
 
 
 def build_page(contents: dict[str, Any]) -> str:
-    """Return the HTML of :func:`read_contents`' answer.
+    """Return the HTML page of the contents from :func:`read_contents`.
 
-    The data is compressed and in base64, so that no text of a model can end its
-    element; the script puts texts into the page as text nodes alone.
+    The data is compressed and base64-encoded, so that a model's text cannot close its
+    element. The script inserts texts as text nodes only.
     """
-    # JSON has no NaN, but an environment's numbers may be one.
+    # Numbers of an environment may be NaN, which JSON does not allow.
     data = json.dumps(_finite(contents), allow_nan=False, separators=(",", ":"))
     packed = gzip.compress(data.encode("utf-8"), mtime=0)
     script = "\n".join(_part(f"{name}.js") for name in (*_SCRIPTS, "main"))

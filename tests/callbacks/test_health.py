@@ -21,10 +21,10 @@ def test_states_follow_the_bounds():
     result = make_result(1, invalid_action_frac=0.2, success_rate=0.1)
     result["learners"]["default_policy"] |= {"approx_kl_k3": 0.5, "clip_frac": 0.1}
     result["zero_variance_group_frac"] = 0.99
-    states = states(result)
-    assert states["KL"] == "bad" and states["clip"] == "ok"
-    assert states["invalid"] == "watch" and states["zero-variance groups"] == "bad"
-    assert states["entropy"] == "ok" and "train-inference mismatch" not in states
+    shown = states(result)
+    assert shown["KL"] == "bad" and shown["clip"] == "ok"
+    assert shown["invalid"] == "watch" and shown["zero-variance groups"] == "bad"
+    assert shown["entropy"] == "ok" and "train-inference mismatch" not in shown
 
 
 def test_low_entropy_of_a_solved_task_is_ok():

@@ -74,8 +74,8 @@ def test_plot_without_matplotlib_names_the_extra(call, run, monkeypatch):
     "arguments, message",
     [
         (["sweep", "report", "/no/such"], "does not exist"),
-        (["sweep", "report", ".", "--metric", "x"], "holds no trial"),
-        (["compare", ".", "."], "holds no trial"),
+        (["sweep", "report", ".", "--metric", "x"], "does not contain a trial"),
+        (["compare", ".", "."], "does not contain a trial"),
     ],
 )
 def test_errors_name_the_remedy(call, arguments, message, tmp_path, monkeypatch):

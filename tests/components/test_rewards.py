@@ -283,7 +283,7 @@ BAD = [
     ({"name": "accuracy", "tolerance": -1}, "tolerance=-1 must be >= 0"),
     ("outcome", "needs 'key'"),
     ({"name": "tool_use", "cap": 0}, "cap=0 must be > 0"),
-    ({"name": "tool_use", "tools": "search"}, "must be a list of texts"),
+    ({"name": "tool_use", "tools": "search"}, "must be a list of strings"),
     ({"name": "evidence", "of": "titles"}, "must be 'documents' or 'answer'"),
     ({"name": "information_gain", "redundancy": -1}, "redundancy=-1 must be >= 0"),
     ({"name": "rubric", "rules": {"x": 0}}, "weights > 0"),

@@ -1,4 +1,4 @@
-"""The doctor on machines that lack something."""
+"""Findings about the machine and installed packages."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ from rllib_llm.doctor.findings import FAIL, OK, WARN
 
 
 def one(findings, name):
-    (found,) = [f for f in findings if f.name == name]
-    return found
+    (finding,) = [f for f in findings if f.name == name]
+    return finding
 
 
 def test_every_finding_that_is_not_ok_has_a_remedy():
@@ -28,12 +28,12 @@ def test_every_finding_that_is_not_ok_has_a_remedy():
         assert (finding.remedy is None) == (finding.status == OK), finding
 
 
-def test_versions_are_held_against_their_ranges():
+def test_versions_are_compared_with_their_ranges():
     have = metadata.version("torch")
     judge = machine.judge_requirement
     assert judge(Requirement("torch>=1.0")).status == OK
     wrong = judge(Requirement("torch<1.0"))
-    assert wrong.status == FAIL and have in wrong.found and "<1.0" in wrong.remedy
+    assert wrong.status == FAIL and have in wrong.observed and "<1.0" in wrong.remedy
     missing = judge(Requirement("no-such-package>=2"))
     assert missing.status == FAIL and missing.remedy == (
         "pip install 'no-such-package>=2'"
@@ -46,16 +46,16 @@ def test_versions_are_held_against_their_ranges():
 )
 def test_threads(monkeypatch, given, status):
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    found = machine._threads()
-    assert found.status == status and given in found.found
+    finding = machine._threads()
+    assert finding.status == status and given in finding.observed
 
 
-def test_a_build_for_cpus_beside_a_gpu(monkeypatch):
+def test_cpu_build_of_torch_on_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr(machine, "_nvidia_gpus", lambda: ["Some GPU, 80 GiB"])
     monkeypatch.setattr(machine.metadata, "version", lambda name: "2.6.0+cpu")
     assert machine._devices().status == WARN
     monkeypatch.setattr(machine.metadata, "version", lambda name: "2.6.0")
-    assert machine._devices().found == "Some GPU, 80 GiB"
+    assert machine._devices().observed == "Some GPU, 80 GiB"
 
 
 def test_little_memory(monkeypatch):
@@ -65,7 +65,7 @@ def test_little_memory(monkeypatch):
     assert shared is None or "--shm-size=307g" in shared.remedy
 
 
-def test_activations_grow_as_the_formula_says():
+def test_activation_bytes_follow_the_formula():
     class Config:
         hidden_size, num_hidden_layers, vocab_size = 64, 4, 1000
 
@@ -85,7 +85,7 @@ def test_activations_grow_as_the_formula_says():
     assert estimate(gradient_checkpointing=True) < estimate()
 
 
-def test_the_machine_is_looked_at_without_torch_and_ray():
+def test_machine_checks_do_not_import_torch_or_ray():
     code = (
         "import json, sys\n"
         "from rllib_llm.cli.main import main\n"
@@ -100,5 +100,5 @@ def test_the_machine_is_looked_at_without_torch_and_ray():
 
 
 def one_of_json(text, name):
-    (found,) = [f for f in json.loads(text)["findings"] if f["name"] == name]
-    return found
+    (finding,) = [f for f in json.loads(text)["findings"] if f["name"] == name]
+    return finding

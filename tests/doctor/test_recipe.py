@@ -1,4 +1,4 @@
-"""The doctor tries recipes out."""
+"""Trials of recipes by the doctor."""
 
 import pytest
 from team_helpers import PairTogether, team_config
@@ -6,7 +6,7 @@ from team_helpers import PairTogether, team_config
 from rllib_llm import yaml_io
 from rllib_llm.doctor import recipe as doctor
 from rllib_llm.doctor.findings import FAIL, OK, WARN
-from rllib_llm.doctor.mismatch import largest_gap
+from rllib_llm.doctor.mismatch import mismatch_by_module
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -25,13 +25,13 @@ RECIPE = {
 def examine(tmp_path, *overrides, **changes):
     path = tmp_path / "probe.yaml"
     path.write_text(yaml_io.dump({**RECIPE, **changes}))
-    found = list(doctor.examine_recipe(str(path), list(overrides), repr))
-    return {f.name: f for f in found}
+    findings = list(doctor.examine_recipe(str(path), list(overrides), repr))
+    return {f.name: f for f in findings}
 
 
 def test_a_sound_recipe(tmp_path):
-    found = examine(tmp_path)
-    assert list(found) == [
+    findings = examine(tmp_path)
+    assert list(findings) == [
         "recipe",
         "chat template",
         "prompts",
@@ -40,8 +40,8 @@ def test_a_sound_recipe(tmp_path):
         "log-probabilities",
         "iteration",
     ]
-    assert {f.status for f in found.values()} == {OK}, found
-    assert "8 episodes" in found["sampling"].found
+    assert {f.status for f in findings.values()} == {OK}, findings
+    assert "8 episodes" in findings["sampling"].observed
 
 
 @pytest.mark.slow
@@ -56,10 +56,10 @@ def test_equal_returns_are_a_warning(tmp_path):
             "rewards": [{"name": "environment", "weight": 0}],
         },
     }
-    found = examine(tmp_path, **changes)["iteration"]
-    assert found.status == OK and "equal, as is usual" in found.found
-    found = examine(tmp_path, "sft.demonstrations=0", **changes)["iteration"]
-    assert found.status == WARN and "equal" in found.found and found.remedy
+    finding = examine(tmp_path, **changes)["iteration"]
+    assert finding.status == OK and "equal, as is usual" in finding.observed
+    finding = examine(tmp_path, "sft.demonstrations=0", **changes)["iteration"]
+    assert finding.status == WARN and "equal" in finding.observed and finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,22 @@ def test_equal_returns_are_a_warning(tmp_path):
         ("generation.max_context_tokens=10", "prompts", "leaves no room"),
     ],
 )
-def test_mistakes_end_the_examination(tmp_path, override, at, message):
-    found = examine(tmp_path, override)
-    last = list(found.values())[-1]
-    assert last.name == at and last.status == FAIL and message in last.found
+def test_failures_end_the_trial(tmp_path, override, at, message):
+    findings = examine(tmp_path, override)
+    last = list(findings.values())[-1]
+    assert last.name == at and last.status == FAIL and message in last.observed
 
 
 @pytest.mark.slow
 def test_short_contexts_are_a_warning(tmp_path):
-    found = examine(
+    findings = examine(
         tmp_path, "generation.max_context_tokens=70", "generation.max_new_tokens=40"
     )
-    assert found["prompts"].status == WARN, found["prompts"]
+    assert findings["prompts"].status == WARN, findings["prompts"]
 
 
-def test_other_weights_are_seen(tmp_path, monkeypatch):
-    """The gap is that of the weights: noise on the Learner's shows."""
+def test_mismatch_of_different_weights(tmp_path, monkeypatch):
+    """Noise on the Learner's weights shows in the mismatch."""
     import torch
 
     config = team_config(PairTogether)
@@ -93,23 +93,26 @@ def test_other_weights_are_seen(tmp_path, monkeypatch):
     algo = config.build_algo()
     tasks = config.build_task_source().next_groups(4)
     episodes = algo.play_extra_tasks(tasks, explore=True)
-    gaps = largest_gap(algo, episodes)
-    assert set(gaps) == {"a", "b"} and max(g.largest for g in gaps.values()) < 1e-3
-    assert sum(g.tokens for g in gaps.values()) == sum(
+    mismatches = mismatch_by_module(algo, episodes)
+    assert (
+        set(mismatches) == {"a", "b"}
+        and max(g.largest for g in mismatches.values()) < 1e-3
+    )
+    assert sum(g.tokens for g in mismatches.values()) == sum(
         e.custom_data["llm"].num_sampled for e in episodes
     )
     module = algo.learner_group._learner.module["a"].unwrapped()
     with torch.no_grad():
         for parameter in module.lm.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    noisy = largest_gap(algo, episodes)
+    noisy = mismatch_by_module(algo, episodes)
     assert noisy["a"].largest > 1e-2
-    assert noisy["b"] == gaps["b"]
+    assert noisy["b"] == mismatches["b"]
     algo.stop()
 
 
 @pytest.mark.slow
-def test_a_disagreeing_engine_fails_the_examination(tmp_path, monkeypatch):
+def test_a_mismatch_fails_the_trial(tmp_path, monkeypatch):
     gap = doctor.largest_gap
 
     def shifted(algo, episodes):
@@ -117,7 +120,10 @@ def test_a_disagreeing_engine_fails_the_examination(tmp_path, monkeypatch):
 
         return {m: replace(g, largest=0.5) for m, g in gap(algo, episodes).items()}
 
-    monkeypatch.setattr(doctor, "largest_gap", shifted)
-    found = examine(tmp_path)
-    assert found["log-probabilities"].status == FAIL
-    assert "float32" in found["log-probabilities"].remedy and "iteration" not in found
+    monkeypatch.setattr(doctor, "mismatch_by_module", shifted)
+    findings = examine(tmp_path)
+    assert findings["log-probabilities"].status == FAIL
+    assert (
+        "float32" in findings["log-probabilities"].remedy
+        and "iteration" not in findings
+    )

@@ -89,7 +89,7 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, caplog, damage, mes
     assert folders.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
     assert folders.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
     (text, _) = (record.getMessage() for record in caplog.records)
-    assert re.search(f"{newest} is not whole: .*{message}.* is used instead", text)
+    assert re.search(f"{newest} is damaged: .*{message}.*using .* instead", text)
     with pytest.raises(CheckpointError, match=message):
         folders.locate_checkpoint(newest)
 
@@ -108,7 +108,7 @@ def test_error_for_missing_runs_lists_existing_ones(run, tmp_path):
     empty.mkdir()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         folders.locate_checkpoint(empty)
-    with pytest.raises(CheckpointError, match="belongs to no run"):
+    with pytest.raises(CheckpointError, match="is not part of a run"):
         folders.run_folder(empty)
 
 

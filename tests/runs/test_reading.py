@@ -114,11 +114,11 @@ def test_of_stages_the_last_one_begun_is_read(tmp_path):
 def test_what_is_no_run_and_what_was_not_reported(run, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(CheckpointError, match="holds no trial"):
+    with pytest.raises(CheckpointError, match="does not contain a trial"):
         read_run(empty)
     with pytest.raises(ConfigError, match="Did you mean 'env_runners/episode_return"):
         read_run(run).check_metric("env_runners/episode_retun_mean")
-    with pytest.raises(ConfigError, match=r"Reported are e\.g\. env_runners/episode"):
+    with pytest.raises(ConfigError, match=r"It reported e\.g\. env_runners/episode"):
         read_run(run).check_metric("loss")
     read_run(run).check_metric(RETURN)
 

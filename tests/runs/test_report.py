@@ -95,7 +95,7 @@ def test_the_metric_is_the_recipes_or_held_out_success(tmp_path):
     asked = {"tune": {"metric": RETURN, "mode": "min"}}
     named = make_report(read_run(write_run(tmp_path / "n", [({}, rows)], asked)))
     assert (named.metric, named.mode) == (RETURN, "min")
-    with pytest.raises(ConfigError, match="never reported"):
+    with pytest.raises(ConfigError, match="did not report"):
         make_report(plain, "no/such/metric")
     with pytest.raises(ConfigError, match="'max' or 'min'"):
         make_report(plain, mode="best")

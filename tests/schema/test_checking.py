@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused(kind, values):
         (Literal["a", "b"], "one of a, b"),
         (Literal["a"] | None, "'a' or None"),
         (bool | None, "true or false or None"),
-        (list[str], "a list of texts"),
+        (list[str], "a list of strings"),
         (dict[str, int], "a mapping"),
         (Sizes | None, "a mapping or None"),
         (Annotated[int, EVEN], "an even number"),
@@ -131,9 +131,9 @@ def test_types_in_words(kind, text):
         ),
         ({"width": 0}, Sizes, "a.b.width=0 must be a whole number >= 1."),
         ({"widht": 1}, Sizes, "a.b has no setting 'widht'. Did you mean 'width'?"),
-        ({"names": [1]}, Sizes | None, "a.b.names[0]=1 must be a text."),
-        ({1: 1}, dict[str, int], "a.b: the key 1 must be a text."),
-        (3, Annotated[str, Hint("Use a name.")], "a.b=3 must be a text. Use a name."),
+        ({"names": [1]}, Sizes | None, "a.b.names[0]=1 must be a string."),
+        ({1: 1}, dict[str, int], "a.b: the key 1 must be a string."),
+        (3, Annotated[str, Hint("Use a name.")], "a.b=3 must be a string. Use a name."),
     ],
 )
 def test_messages_name_place_value_rule_and_remedy(value, kind, message):

@@ -15,9 +15,9 @@ from rllib_llm.templates import KINDS, write_template
     "kind, name, message",
     [
         ("enf", "mine", "Did you mean 'env'"),
-        ("env", "My", "must be a Python module's"),
-        ("env", "lambda", "must be a Python module's"),
-        ("env", "7up", "must be a Python module's"),
+        ("env", "My", "must be a valid module name"),
+        ("env", "lambda", "must be a valid module name"),
+        ("env", "7up", "must be a valid module name"),
         ("env", "json", "is taken"),
     ],
 )

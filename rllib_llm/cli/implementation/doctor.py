@@ -45,5 +45,5 @@ def _examine(arguments: list[str], verbose: bool) -> Iterator[Finding]:
 
 
 def _line(finding: Finding) -> str:
-    line = f"{finding.status:<4}  {finding.name:<17}  {finding.found}"
+    line = f"{finding.status:<4}  {finding.name:<17}  {finding.observed}"
     return f"{line}\n{'':25}{finding.remedy}" if finding.remedy else line
