@@ -1,12 +1,12 @@
-"""How well credit orders turns, in games whose exact advantages can be computed.
+"""Rank correlation of advantage estimators with exact advantages in small games.
 
 Run:  python benchmarks/advantage_fidelity.py --seeds 20
 
 Random tabular policies that are right more often than not play the package's own
 environments; the exact advantage of every turn follows from the policy by backward
-induction. Printed is Spearman's correlation of each credit with it over a batch of 16
+induction. It prints Spearman's correlation of each estimator with it over a batch of 16
 tasks and 8 rollouts: mean over seeds, and the standard error of the mean. The table is
-that of docs/multi_agent_advantages.md. No model is involved.
+that of docs/multi_agent_advantages.md. It does not use a model.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def record(task: Task, agent: str, number: int, turns: list[Any], won: bool) -> 
     """Return a trajectory and its exact advantages.
 
     Args:
-        task: Which task and rollout.
-        agent: Who played.
-        number: Its number.
+        task: The task and rollout.
+        agent: Id of the agent.
+        number: Index of the agent.
         turns: (observation, action, reward, step, exact advantage) of each.
         won: Whether the episode succeeded.
     """
-    told, said, rewards, steps, exact = map(list, zip(*turns, strict=True))
+    observation, action, rewards, steps, exact = map(list, zip(*turns, strict=True))
     one = Trajectory(
         task=task,
         episode=ROLLOUTS * task.group_id + task.rollout,
         agent=number,
         agent_id=agent,
         module_id=agent,
-        observations=told,
-        completions=said,
+        observations=observation,
+        completions=action,
         rewards=rewards,
         steps=steps,
         num_tokens=[1] * len(turns),
@@ -65,39 +65,41 @@ def record(task: Task, agent: str, number: int, turns: list[Any], won: bool) -> 
 
 
 def secret_sum(rng: np.random.Generator, task: Task, memory: Any) -> list[Played]:
-    """Three agents in a chain, all paid alike at the end."""
+    """Return a play of three agents in a chain with one reward for all at the end."""
     env = SecretSum({"agents": 3, "numbers": 4})
     env.reset(seed=task.seed)
     secrets = list(env.secrets)
-    if not memory:  # [place, own number, heard, message]
+    if not memory:  # [place, own number, received, message]
         for place in range(3):
             memory[place] = np.array(
                 [[policy(rng, (o + h) % 4, 4) for h in range(4)] for o in range(4)]
             )
-    values = answer_rewards(secrets, 4)[None]  # of each message, last one first
+    values = answer_rewards(secrets, 4)[
+        None
+    ]  # values of each message, the last one first
     for place in (2, 1, 0):
         values = np.vstack([memory[place][secrets[place]] @ values[0], values])
-    heard, turns = 0, []
+    received, turns = 0, []
     for place, agent in enumerate(env.possible_agents):
-        told = env.prompt_for(agent)
-        said = int(rng.choice(4, p=memory[place][secrets[place], heard]))
-        gain = values[place + 1, said] - values[place, heard]
-        env.step(f"say {said}")
-        turns.append((told, f"say {said}", place, gain))
-        heard = said
-    won = bool(answer_rewards(secrets, 4)[heard] == 1.0)
+        observation = env.prompt_for(agent)
+        action = int(rng.choice(4, p=memory[place][secrets[place], received]))
+        gain = values[place + 1, action] - values[place, received]
+        env.step(f"say {action}")
+        turns.append((observation, f"say {action}", place, gain))
+        received = action
+    won = bool(answer_rewards(secrets, 4)[received] == 1.0)
     return [
-        record(task, agent, i, [(told, said, float(won), step, gain)], won)
-        for i, (agent, (told, said, step, gain)) in enumerate(
+        record(task, agent, i, [(observation, action, float(won), step, gain)], won)
+        for i, (agent, (observation, action, step, gain)) in enumerate(
             zip(env.possible_agents, turns, strict=True)
         )
     ]
 
 
 def frozen_lake(rng: np.random.Generator, task: Task, memory: Any) -> list[Played]:
-    """One agent that walks by where it stands; paid at the goal."""
+    """Return a play of an agent with a policy per cell; the reward is at the goal."""
     env = FrozenLake({"size": 4})
-    told, _ = env.reset(seed=task.seed)
+    observation, _ = env.reset(seed=task.seed)
     if task.group_id not in memory:
         memory[task.group_id] = walker(rng, env)
     table, policies, values = memory[task.group_id]
@@ -105,12 +107,14 @@ def frozen_lake(rng: np.random.Generator, task: Task, memory: Any) -> list[Playe
     while not over:
         left = env.max_turns - len(turns)
         move = int(rng.choice(4, p=policies[place]))
-        after, paid, ends = table[place][move]
-        gain = paid + (not ends) * values[left - 1, after] - values[left, place]
-        said = f"go {list(MOVES)[move]}"
-        heard, reward, terminated, truncated, _ = env.step(said)
-        turns.append((told, said, float(reward), len(turns), gain))
-        told, place, over = heard, after, terminated or truncated
+        after, reward_of_move, ends = table[place][move]
+        gain = (
+            reward_of_move + (not ends) * values[left - 1, after] - values[left, place]
+        )
+        action = f"go {list(MOVES)[move]}"
+        received, reward, terminated, truncated, _ = env.step(action)
+        turns.append((observation, action, float(reward), len(turns), gain))
+        observation, place, over = received, after, terminated or truncated
     return [record(task, "walker", 0, turns, reward > 0)]
 
 
@@ -119,7 +123,7 @@ def walker(rng: np.random.Generator, env: FrozenLake) -> tuple[Any, ...]:
     chances = FrozenLakeEnv(desc=env.map, is_slippery=False).P
     table = {s: [chances[s][a][0][1:] for a in range(4)] for s in chances}
     table = {s: [(int(t), float(r), e) for t, r, e in row] for s, row in table.items()}
-    best = np.zeros(16)  # steps to the goal decide what is right
+    best = np.zeros(16)  # the expert prefers fewer steps to the goal
     for _ in range(16):
         gains = {
             s: [r + 0.9 * (not e) * best[t] for t, r, e in row]
@@ -136,20 +140,20 @@ def walker(rng: np.random.Generator, env: FrozenLake) -> tuple[Any, ...]:
 
 
 def copy_probe(rng: np.random.Generator, task: Task, memory: Any) -> list[Played]:
-    """Two turns, each paid for itself."""
+    """Return a play of two turns with a reward each."""
     env = CopyProbe({"words": 4})
-    told, _ = env.reset(seed=task.seed)
+    observation, _ = env.reset(seed=task.seed)
     if not memory:
         memory["policy"] = np.array([policy(rng, word, 4) for word in range(4)])
     turns, over, won = [], False, True
     while not over:
         shown = env.words.index(env.shown[env.answered])
         chances = memory["policy"][shown]
-        said = int(rng.choice(4, p=chances))
-        heard, reward, over, _, _ = env.step(env.words[said])
-        gain = 0.5 * ((said == shown) - chances[shown])
-        turns.append((told, env.words[said], float(reward), len(turns), gain))
-        told, won = heard, won and said == shown
+        action = int(rng.choice(4, p=chances))
+        received, reward, over, _, _ = env.step(env.words[action])
+        gain = 0.5 * ((action == shown) - chances[shown])
+        turns.append((observation, env.words[action], float(reward), len(turns), gain))
+        observation, won = received, won and action == shown
     return [record(task, "copier", 0, turns, won)]
 
 
@@ -210,7 +214,7 @@ def main() -> None:
             ]
             error = np.std(found, ddof=1) / np.sqrt(len(found))
             cells[name, title] = f"{np.mean(found):.2f} ± {error:.2f}"
-    print(f"| credit | {' | '.join(GAMES)} |\n|---|{'---|' * len(GAMES)}")
+    print(f"| estimator | {' | '.join(GAMES)} |\n|---|{'---|' * len(GAMES)}")
     for name in names:
         row = (cells.get((name, title), "-") for title in GAMES)
         print(f"| {name} | {' | '.join(row)} |")

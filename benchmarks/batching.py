@@ -1,4 +1,4 @@
-"""What two ways of batching would gain: mixed steps of the engine, packed rows.
+"""Potential gain of two batching methods: mixed engine steps and packed rows.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/batching.py tiny [small]
 

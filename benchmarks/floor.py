@@ -1,4 +1,4 @@
-"""What the machine can do: the standing workload with nothing in the way.
+"""Speed limit of the machine: the standing workload without any overhead.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/floor.py tiny small [--dtype bfloat16]
 
@@ -28,7 +28,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How many tokens one update has; every row is the same.
+    """Token counts of one update; all rows are equal.
 
     Attributes:
         rows: Episodes.
@@ -56,7 +56,7 @@ class Shape:
         return self.rows * self.turns * self.sampled
 
     def sampled_mask(self) -> Tensor:
-        """Which tokens of a row are sampled. bool [T]"""
+        """Mask of the sampled tokens of a row. bool [T]"""
         turn = [True] * self.sampled
         mask = [False] * self.first + turn
         for _ in range(self.turns - 1):

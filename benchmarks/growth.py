@@ -1,4 +1,4 @@
-"""How cost per token grows with episodes, turns, context and EnvRunners.
+"""Cost per token over the number of episodes, turns, context tokens and EnvRunners.
 
 Run:  python benchmarks/growth.py [--axes episodes turns context runners]
 

@@ -2,7 +2,7 @@
 
 Run:  python benchmarks/guarded.py --seeds 0 1 2
 
-guess_number-v0 from 1 to 7 in three turns, the tiny model after a short warm start,
+guess_number-v0 from 1 to 7 in three turns, the tiny model after a short SFT,
 GRPO at a hundred times a usual learning rate. Prints the table of docs/alarms.md.
 """
 
@@ -24,7 +24,7 @@ ACTIONS = (None, "warn", "lower_lr", "rollback", "stop")
 
 
 def config(action: str | None, seed: int = 0, kl_above: float = 0.05) -> Any:
-    """Return a run that blows up unless ``action`` helps; None: without alarms."""
+    """Return a run that diverges unless ``action`` helps; None: without alarms."""
     alarm = {"action": action} if action is not None else False
     kl = {"above": kl_above, **alarm} if alarm else False
     return (

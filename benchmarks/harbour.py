@@ -36,31 +36,31 @@ class Harbour(ParallelEnv):
         return self.action_spaces[agent]
 
     def reset(self, seed=None, options=None):
-        """Draw the free berth from the seed alone."""
+        """Draw the free berth from the seed only."""
         self.free = str(np.random.default_rng(seed).choice(BERTHS))
         self.agents, self.call = list(self.possible_agents), None
-        told = self._observe({"lookout_0": f"Free: {self.free}. Call?"})
-        return told, {agent: {} for agent in self.agents}
+        observations = self._observe({"lookout_0": f"Free: {self.free}. Call?"})
+        return observations, {agent: {} for agent in self.agents}
 
     def step(self, actions):
         """Hear the lookout's call in the first round; steer in the second."""
-        speaker = "lookout_0" if self.call is None else "pilot_0"
-        berth = berth_in(actions[speaker])
+        acting = "lookout_0" if self.call is None else "pilot_0"
+        berth = berth_in(actions[acting])
         rewards = dict.fromkeys(self.agents, 0.0)
-        rewards[speaker] += 0.1 * (berth is not None)
+        rewards[acting] += 0.1 * (berth is not None)
         infos = {agent: {} for agent in self.agents}
-        told, over = {}, self.call is not None
+        observations, over = {}, self.call is not None
         if over:
             for agent in self.agents:
                 rewards[agent] += float(berth == self.free)
                 infos[agent] = {"success": berth == self.free}
         else:
             self.call = berth or "nothing"
-            told = {"pilot_0": f"Heard: {self.call}. Steer?"}
+            observations = {"pilot_0": f"Heard: {self.call}. Steer?"}
         ended = dict.fromkeys(self.agents, over)
         never = dict.fromkeys(self.agents, False)
         self.agents = [] if over else self.agents
-        return self._observe(told), rewards, ended, never, infos
+        return self._observe(observations), rewards, ended, never, infos
 
     def expert_action(self, agent, rng):
         """Call the free berth; steer to what was heard."""
@@ -70,9 +70,9 @@ class Harbour(ParallelEnv):
         """Name any berth."""
         return str(rng.choice(BERTHS))
 
-    def _observe(self, told):
-        # An agent that reads "" is not asked.
-        return {agent: told.get(agent, "") for agent in self.possible_agents}
+    def _observe(self, observations):
+        # An agent whose observation is "" does not act.
+        return {agent: observations.get(agent, "") for agent in self.possible_agents}
 
 
 def berth_in(text):

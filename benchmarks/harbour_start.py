@@ -4,7 +4,7 @@ Run:  python benchmarks/harbour_start.py --seeds 0 1 2
       python benchmarks/harbour_start.py --table
 
 The game of harbour.py, the tiny model, GRPO, one policy for both agents. What varies is
-the warm start: how many games are imitated, and which share of their turns is random.
+SFT: how many games are imitated, and which share of their turns is random.
 Results lie in benchmarks/results/harbour_start/; the table is that of
 docs/pettingzoo_walkthrough.md.
 """
@@ -71,7 +71,7 @@ def path_of(demonstrations: int, mistake_rate: float, seed: int) -> Path:
 
 
 def print_table() -> None:
-    """Print one row per warm start."""
+    """Print one row per SFT setting."""
     print("| games imitated | random turns | success before | after | seeds |")
     print("|---|---|---|---|---|")
     for arm in ARMS:

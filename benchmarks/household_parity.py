@@ -43,7 +43,7 @@ _ODD_COMMANDS = (
 
 @dataclasses.dataclass
 class Tally:
-    """What was compared, and the first difference found."""
+    """Counts of comparisons, and the first difference."""
 
     games: int = 0
     steps: int = 0
@@ -209,13 +209,13 @@ def compare(env: Household, seed: int, share: float, tally: Tally, steps: int) -
         tally: Is updated.
         steps: Most commands.
     """
-    said, info = env.reset(
+    answer, info = env.reset(
         seed=seed, options={"split": ("train", "test")[seed // 6 % 2]}
     )
     reference, rng = Reference(env), np.random.default_rng(seed)
     history = []
     tally.games += 1
-    _check(reference, said, info["admissible_actions"], False, history, tally)
+    _check(reference, answer, info["admissible_actions"], False, history, tally)
     while not tally.difference and len(history) < steps:
         if rng.random() < share:
             command = env.expert_action(rng)
@@ -225,11 +225,11 @@ def compare(env: Household, seed: int, share: float, tally: Tally, steps: int) -
             command = _any_verb(env.admissible_actions(), rng)
         history.append(command)
         # Past max_turns and past a win too: as long as both can go on.
-        said = env.world.do(command)
+        answer = env.world.do(command)
         won = env.goal.reached(env.world) == len(env.goal.steps)
         reference.step(command)
         tally.steps += 1
-        _check(reference, said, env.admissible_actions(), won, history, tally)
+        _check(reference, answer, env.admissible_actions(), won, history, tally)
         if won:
             tally.wins += 1
             return
@@ -244,7 +244,7 @@ def _any_verb(commands: list[str], rng: np.random.Generator) -> str:
 
 def _check(
     reference: Reference,
-    said: str,
+    answer: str,
     commands: list[str],
     won: bool,
     history: list[str],
@@ -253,7 +253,7 @@ def _check(
     state = reference.state
     tally.commands += len(commands)
     pairs = {
-        "answer": (said, state.feedback),
+        "answer": (answer, state.feedback),
         "commands": (commands, state.admissible_commands),
         "won": (won, state.won),
     }

@@ -1,8 +1,8 @@
-"""Where one iteration's time goes, and tokens per second.
+"""Time shares of one iteration, and tokens per second.
 
 Run:  python benchmarks/iteration_split.py frozen_lake_ppo frozen_lake_grpo
 
-Each example starts from its own warm start (built on the first run); the first
+Each example starts from its own SFT checkpoint (built on the first run); the first
 iteration is left out, the next ones are averaged. Times are shares of the iteration.
 """
 

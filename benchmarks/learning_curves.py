@@ -158,8 +158,8 @@ def print_table() -> None:
     """Print the Markdown table of everything in the results folder."""
     runs = load_results()
     print(
-        "| example | seeds | random | script | warm start | after RL "
-        "| greedy after RL | warm start, min | RL, min |\n|" + 9 * "---|"
+        "| example | seeds | random | script | after SFT | after RL "
+        "| greedy after RL | SFT, min | RL, min |\n|" + 9 * "---|"
     )
     for name, records in runs.items():
         config = load_recipe(name, []).build_config()

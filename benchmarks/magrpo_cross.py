@@ -30,7 +30,7 @@ STARTS: dict[str, list[str]] = {
 }
 SHOWN = {"random": ((1, 5), (26, 30)), "taught": ((6, 10), (26, 30))}
 JOINTS = ("cross", "aligned")
-PAID = 1.5  # for a right vote, to three agents together
+REWARD = 1.5  # for a right vote, to three agents together
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def run(start: str, joint: str, seed: int) -> dict[str, Any]:
     right, seconds, games = [], [], []
     for _ in range(recipe.total_iterations):
         result = algo.train()
-        right.append(float(result["env_runners"]["episode_return_mean"]) / PAID)
+        right.append(float(result["env_runners"]["episode_return_mean"]) / REWARD)
         if joint == "cross":
             seconds.append(float(result["replay_s"]))
             games.append(float(result["replayed_games"]))

@@ -3,8 +3,8 @@
 Run:  python benchmarks/presets.py [NAME ...] --seeds 0 1 2
       python benchmarks/presets.py --table
 
-FrozenLake in text, the tiny model, the warm start of frozen_lake_grpo, as many episodes
-per iteration in all of a table; held-out success every four iterations, sampled as in
+FrozenLake in text, the tiny model, the SFT checkpoint of frozen_lake_grpo, equally many
+episodes per iteration in a table; held-out success every four iterations, sampled as in
 training. The difference is that of the means over "after 4" to the end, against the
 first row, seed by seed.
 Results lie in benchmarks/results/presets/; the table is that of docs/performance.md.
@@ -113,8 +113,8 @@ def main() -> None:
         for name in args.names or (*GRPO, *PPO):
             found = run(name, seed)
             (RESULTS / f"{name}_{seed}.json").write_text(json.dumps(found, indent=1))
-            told = [p["success"] for p in found["curve"]]
-            print(name, seed, told, flush=True)
+            successes = [p["success"] for p in found["curve"]]
+            print(name, seed, successes, flush=True)
 
 
 if __name__ == "__main__":

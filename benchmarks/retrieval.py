@@ -1,4 +1,4 @@
-"""What searches cost and find: time to build, ms a query, hit@5, per engine and corpus.
+"""Cost and quality of searches: build time, ms per query and hit@5 per engine.
 
 Run:  python benchmarks/retrieval.py
       python benchmarks/retrieval.py --sizes 20000 --engines bm25
@@ -20,7 +20,10 @@ from rllib_llm.envs.search_qa_geography import PlaceFact, geography
 from rllib_llm.errors import MissingExtraError
 from rllib_llm.retrieval import ENGINES
 
-RELATIONS = ("home", "firm", "river", "mayor", "seat", "boss", "coach", "rival")
+RELATIONS = (
+    *("home", "firm", "river", "mayor"),
+    *("seat", "boss", "coach", "rival"),  # language: a relation of the corpus
+)
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 

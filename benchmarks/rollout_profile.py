@@ -1,4 +1,4 @@
-"""Where a rollout's time goes, what attention costs, and what the floor and threads do.
+"""Profile of rollouts: parts, attention, floor rates over turns, and threads.
 
 Run:  python benchmarks/rollout_profile.py parts attention floor_turns
       OMP_NUM_THREADS=2 python benchmarks/rollout_profile.py threads

@@ -1,4 +1,4 @@
-"""How fast the sandbox runs small programs: latency, throughput, CPU time.
+"""Speed of the sandbox on small programs: latency, throughput, CPU time.
 
     python benchmarks/sandbox.py [--calls 400] [--backends fork_server monty]
 

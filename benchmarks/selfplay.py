@@ -111,7 +111,7 @@ def run_tic_tac_toe(variant: str, seed: int, every: int) -> dict[str, Any]:
 
 
 def against_random(algo: Any, iteration: int) -> dict[str, Any]:
-    """Play held-out games against random legal moves, both seats in turn."""
+    """Play held-out games against random legal moves, both players in turn."""
     found = algo.evaluate()["env_runners"]["module_episode_return_mean"]
     given = {"iteration": iteration, "return": float(found["default_policy"])}
     is_by_board = algo.config.history == "latest"

@@ -179,7 +179,7 @@ def main() -> None:
 
 def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     """Return the contenders, ours first, and a function that ends them."""
-    # In a process of its own: the warm start would count in our peak memory.
+    # In a separate process: SFT would count towards our peak memory.
     prepare = (
         "import standing_workload as w; print(w.standing_config({!r}, {!r}).lm_model)"
     )

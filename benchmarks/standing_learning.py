@@ -2,7 +2,7 @@
 
 Run:  python benchmarks/standing_learning.py tiny --updates 100 --seeds 0 1 2
 
-Prints success against updates and CPU seconds, the warm start not counted.
+Prints success against updates and CPU seconds, SFT not counted.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ _WARM_START: dict[str, dict[str, Any]] = {
     "small": {"demonstrations": 320, "epochs": 1, "lr": 1e-3},
 }
 
-# What the tokenizer is trained on: the words of the game thrice, so that each is one
-# token, and other text, so that a tool call is spelled in pieces, 26 with its end.
+# Texts that train the tokenizer: the words of the game three times, so that each is one
+# token, and other text, so that a tool call has 26 tokens with its end.
 _WORDS = [
     "Guess a number from 1 to 31.",
     *("higher", "lower", "correct", INVALID, "user", "assistant"),
@@ -120,12 +120,12 @@ def standing_config(
     filler: int = 0,
     seed: int = 0,
 ) -> GRPOConfig:
-    """Return the GRPO settings of the standing workload, its model warm-started.
+    """Return the GRPO settings of the standing workload, with a model after SFT.
 
     Args:
         size: "tiny" or "small".
         variant: "fixed" or "game".
-        dtype: Of the parameters; the warm start is made in float32.
+        dtype: Of the parameters; SFT runs in float32.
         groups: Groups of 8 episodes per update.
         turns: Most turns of an episode.
         filler: Tokens that make the first prompt longer.

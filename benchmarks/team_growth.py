@@ -1,4 +1,4 @@
-"""What a sampled token costs as a team grows from 2 to 6 agents.
+"""Cost of a sampled token for teams of 2 to 6 agents.
 
 Run:  python benchmarks/team_growth.py
 

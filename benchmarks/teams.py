@@ -1,10 +1,10 @@
-"""Ways to give credit in a team, on the same task, and what the roles have learnt.
+"""Comparison of advantage estimators for teams on one task, with role ablations.
 
 Run:  python benchmarks/teams.py [METHOD ...] --seeds 0 1 2
       python benchmarks/teams.py --table
 
 Two agents with private numbers, one of whom must answer (secret_sum-v0), the tiny
-model, warm-started on a script that is wrong most of the time. Results lie in
+model, after SFT on a script that is wrong most of the time. Results lie in
 benchmarks/results/teams/; the tables are those of docs/algorithms/marft.md.
 """
 
@@ -32,7 +32,7 @@ from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.evaluation.teams import ablations, play_assignment, swap_matrix
 
 RESULTS = Path(__file__).parent / "results" / "teams"
-ALONE = "one agent"  # in all seats, with everything that is private in its prompt
+ALONE = "one agent"  # plays all agents, with all private information in its prompt
 ITERATIONS, EPISODES, HELD_OUT = 30, 128, 256
 ROLES = ("alice", "bob", "carol")
 
@@ -157,7 +157,7 @@ def run(method: str, seed: int) -> dict[str, Any]:
 
 
 def run_alone(seed: int) -> dict[str, Any]:
-    """Train one agent that plays all seats; it has no roles to look at."""
+    """Train one policy that plays all agents; it does not have roles."""
     started, cpu = time.perf_counter(), time.process_time()
     algo = team_config(ALONE, seed).build_algo()
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(HELD_OUT)
@@ -242,8 +242,8 @@ def main() -> None:
             (RESULTS / f"{file_name(method)}_{seed}.json").write_text(
                 json.dumps(found, indent=1)
             )
-            told = ("before", "after", "swapped")
-            print(method, seed, {k: found[k] for k in told if k in found}, flush=True)
+            shown = ("before", "after", "swapped")
+            print(method, seed, {k: found[k] for k in shown if k in found}, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What transcripts cost: time of an iteration with and without, bytes of a token.
+"""Cost of transcripts: time of an iteration with and without, bytes per token.
 
 Run:  python benchmarks/transcripts.py --iterations 12
 

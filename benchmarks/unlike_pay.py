@@ -1,9 +1,9 @@
-"""Ways to give credit in a team whose agents are paid unlike (scout_porter-v0).
+"""Advantage estimators for a team with different rewards (scout_porter-v0).
 
 Run:  python benchmarks/unlike_pay.py [METHOD ...] --seeds 0 1 2
       python benchmarks/unlike_pay.py --table
 
-One policy of the tiny model for each agent, warm-started on a script of which half the
+One policy of the tiny model for each agent, after SFT on a script of which half the
 turns are random. Every run trains until it has sampled as many tokens as the others.
 Results lie in benchmarks/results/unlike_pay/; the table is that of
 docs/environments/scout_porter.md.

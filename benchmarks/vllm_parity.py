@@ -1,4 +1,4 @@
-"""How far vLLM and the embedded engine agree, and what each costs.
+"""Agreement and cost of vLLM and the embedded engine.
 
 Run:  python benchmarks/vllm_parity.py --sizes small medium --dtypes float32 bfloat16
 

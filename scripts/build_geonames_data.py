@@ -77,7 +77,7 @@ def _facts(
     names: dict[str, str],
     continent: str,
 ) -> dict[str, str]:
-    """Return what is known of a country; a fact without a value is left out."""
+    """Return the facts of a country that have a value."""
     beside = [c for c in country["neighbours"].split(",") if c in countries]
     largest = max(beside, key=lambda c: countries[c]["population"], default=None)
     code = country["phone"].strip()

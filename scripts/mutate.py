@@ -1,10 +1,10 @@
-"""Inject known faults one at a time and see whether the tests concerned notice.
+"""Inject known faults one at a time and check that the tests notice.
 
     python scripts/mutate.py                  # all faults of tests/faults/*.yaml
-    python scripts/mutate.py --only rollout   # those whose file or text has the word
-    python scripts/mutate.py --check          # only whether each fault still applies
+    python scripts/mutate.py --only rollout   # faults whose file or text has the word
+    python scripts/mutate.py --check          # check only that each fault still applies
 
-Each fault is a piece of text of a source file and what replaces it. It is applied in a
+Each fault replaces a text in a source file. It is applied in a
 temporary copy of the tree, never in the checkout; only the tests that it names run. A
 fault that no test notices has *survived*; one whose text is gone is *stale*.
 """
@@ -32,7 +32,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults"
-# Of no use to the tests concerned, and large.
+# Large folders that the tests do not need.
 _LEFT_OUT = ("docs/notebooks/",)
 _FAST = "not slow and not gpu and not learning"
 _PRELOADED = (
@@ -50,13 +50,13 @@ _EXIT_STATUS = {0: "survived", 1: "killed"}
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault to inject.
 
     Attributes:
         file: Source file, relative to the root.
-        old: Text that occurs in it exactly once.
-        new: What replaces it.
-        breaks: What is wrong then.
+        old: Text that occurs exactly once in the file.
+        new: Its replacement.
+        breaks: Description of the resulting error.
         tests: Files or node ids of the tests that should notice.
     """
 
@@ -68,12 +68,12 @@ class Fault:
 
     @property
     def package(self) -> str:
-        """The part of the package that it is in."""
+        """Subpackage of the file."""
         parts = Path(self.file).parts
         return parts[1] if len(parts) > 2 else parts[-1]
 
     def problem(self, root: Path = ROOT) -> str | None:
-        """Say why it cannot be injected; None if it can."""
+        """Return the reason why it cannot be injected, or None."""
         path = root / self.file
         if not path.is_file():
             return "the file is gone"
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of an injected fault.
+    """Result of an injected fault.
 
     Attributes:
         fault: The fault.
@@ -116,7 +116,7 @@ def load_faults(folder: Path = FAULTS) -> list[Fault]:
     """Return all faults, in the order of their files.
 
     Raises:
-        ValueError: If an entry lacks something.
+        ValueError: An entry is incomplete.
     """
     found: list[Fault] = []
     for path in sorted(folder.glob("*.yaml")):
@@ -156,7 +156,7 @@ class Copy:
                     shutil.copy2(ROOT / name, target)
 
     def inject(self, fault: Fault) -> None:
-        """Put the fault in."""
+        """Apply the fault."""
         path = self.root / fault.file
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
@@ -166,7 +166,7 @@ class Copy:
         os.utime(path, (stamp, stamp))
 
     def mend(self, fault: Fault) -> None:
-        """Take it out again."""
+        """Revert the fault."""
         shutil.copy2(ROOT / fault.file, self.root / fault.file)
 
     def start(self, tests: Sequence[str], *, stop_early: bool = True) -> int:
@@ -273,7 +273,7 @@ def run_faults(faults: Sequence[Fault], limit_s: float) -> Iterator[Outcome]:
     """Yield the outcome of each fault.
 
     Raises:
-        RuntimeError: If the tests concerned fail without any fault.
+        RuntimeError: The tests fail without any fault.
     """
     preload()
     with tempfile.TemporaryDirectory(prefix="faults_") as folder:

@@ -1,4 +1,4 @@
-"""Print the public API: names and signatures of what the package exports.
+"""Print the public API: names and signatures of the package's exports.
 
     python scripts/public_api.py > tests/public_api.txt
 
@@ -49,7 +49,7 @@ def public_api() -> str:
 
 
 def exported(module: Any) -> list[str]:
-    """Return ``__all__``; where there is none, the public names defined there."""
+    """Return ``__all__``, or the public names that the module defines."""
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     own = inspect.getmembers(
@@ -72,7 +72,7 @@ def _described(name: str, thing: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _is_foreign(member: Any) -> bool:
-    """Whether a member is another package's function in a wrapper of ours."""
+    """Return True if a member is another package's function in a wrapper."""
     if not inspect.isfunction(member):
         return False
     return inspect.unwrap(member).__module__.startswith("ray.")

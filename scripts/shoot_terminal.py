@@ -1,4 +1,4 @@
-"""A picture of a run in the terminal, for docs/live.md.
+"""Picture of a run in the terminal, for docs/live.md.
 
     python scripts/shoot_terminal.py guess_number_grpo docs/terminal.svg --after 8
 
@@ -44,7 +44,7 @@ class Camera(ProgressLine):
         self._panel = LivePanel(self.total_iterations, console)
 
     def on_trial_result(self, *args: Any, **info: Any) -> None:
-        """Count."""
+        """Count the iterations."""
         super().on_trial_result(*args, **info)
         self.results, self.at = self.results + 1, time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs (mkdocs.yml): pages that stand elsewhere, patterns in the navigation.
+"""Hooks of MkDocs (mkdocs.yml): pages outside docs/ and patterns in the navigation.
 
 The pages in docs/ are written for a checkout: they link to recipes, sources and pages
 outside docs/, and their code fences carry marks for the tests. Here

@@ -41,7 +41,7 @@ ITERATIONS = 5
 def main() -> None:
     """Print a line for each example, or for those named as arguments."""
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["RLLIB_LLM_CACHE"] = cache  # imitation is compared, too
+        os.environ["RLLIB_LLM_CACHE"] = cache  # SFT is compared too
         for name in sys.argv[1:] or EXAMPLES:
             digest, returns = train(name)
             values = " ".join(f"{value:.9g}" for value in returns)

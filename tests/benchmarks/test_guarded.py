@@ -1,4 +1,4 @@
-"""At an absurd learning rate: what an alarm's action saves, in real training."""
+"""Rollback in real training at a much too high learning rate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import guarded
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.learning
-def test_rollback_saves_what_an_absurd_rate_destroys(ray_session):
+def test_rollback_preserves_the_policy_at_a_too_high_rate(ray_session):
     alone, saved, stopped = (guarded.run(a) for a in (None, "rollback", "stop"))
-    assert alone["before"] == saved["before"] > 0.3  # the same warm start
+    assert alone["before"] == saved["before"] > 0.3  # the same SFT
     assert alone["after"] < 0.5 * alone["before"]
     assert saved["after"] > 0.8 * saved["before"] and saved["rollbacks"] >= 1
     assert saved["iterations"] == guarded.ITERATIONS

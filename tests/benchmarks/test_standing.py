@@ -1,4 +1,4 @@
-"""The standing workload is what its page says; the floor computes the same model."""
+"""The standing workload agrees with its page, and the floor with the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder():
 
 
 @pytest.mark.parametrize("text", ["", "guess 7", standing_game.CALL.format("seven")])
-def test_what_is_no_call_is_refused(text):
+def test_invalid_calls(text):
     assert standing_game.parse_call(text) is None
 
 
@@ -36,7 +36,7 @@ def test_the_last_call_counts():
     assert standing_game.parse_call("".join(calls)) == 31
 
 
-def test_fixed_goes_on_after_the_correct_guess_and_game_does_not():
+def test_fixed_continues_after_the_correct_guess():
     fixed = standing_game.NumberGame(5, 9, fixed=True)
     replies = [fixed.play(guess) for guess in (5, None, 1, 9, 5)]
     assert replies == [
@@ -50,12 +50,12 @@ def test_fixed_goes_on_after_the_correct_guess_and_game_does_not():
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_environment_holds_the_contract(fixed):
+def test_environment_fulfils_the_contract(fixed):
     config = {"fixed": fixed, "upper": 31}
     check_env(standing_workload.StandingGame, config)
 
 
-def test_tokens_are_those_of_the_floors_shape(folder):
+def test_token_counts_agree_with_the_floor(folder):
     shape, renderer = floor.Shape(), ChatRenderer(load_tokenizer(folder), "append", {})
     assert len(renderer.tokenizer) == 384
     prompt = standing_game.NumberGame(1, standing_game.UPPER["fixed"], True).prompt

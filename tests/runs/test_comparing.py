@@ -1,4 +1,4 @@
-"""Tests of differences, against what the books say and against brute force."""
+"""Paired tests, compared with textbook values and brute force."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outcomes(both, lost, gained, neither):
 
 
 @pytest.mark.parametrize("lost, gained", [(0, 0), (1, 6), (3, 3), (0, 12), (9, 2)])
-def test_mcnemar_is_a_coin_over_what_tells_apart(lost, gained):
+def test_mcnemar_is_a_binomial_test_of_discordant_pairs(lost, gained):
     found = paired_successes(*outcomes(20, lost, gained, 10))
     n, smaller = lost + gained, min(lost, gained)
     tail = sum(math.comb(n, k) for k in range(smaller + 1)) / 2**n
@@ -47,7 +47,7 @@ def test_the_interval_of_successes_covers():
     assert covered / 1000 == pytest.approx(0.95, abs=0.025)
 
 
-def test_permutations_of_few_tasks_are_all_looked_at():
+def test_permutation_test_of_few_tasks_is_exact():
     a, b = [0.0, 1.0, 2.0, 3.0, 0.5], [0.5, 1.2, 1.9, 4.0, 0.7]
     d = [y - x for x, y in zip(a, b, strict=True)]
     signs = list(itertools.product((1, -1), repeat=5))

@@ -1,4 +1,4 @@
-"""Runs are read as they lie there, whole or not."""
+"""Reading of complete and incomplete runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_is_named_by_path_trial_or_name(run):
     assert alone.path == run and alone.trials == (read_run(run).trials[2],)
 
 
-def test_without_tunes_record_trials_show_what_was_searched(tmp_path):
+def test_searched_keys_without_tunes_record(tmp_path):
     configs = [
         {"lr": lr, "gamma": 1, "f": f"<X object at 0x{i}>", "resolved_model": i}
         for i, lr in enumerate((0.1, 0.2))
@@ -56,7 +56,7 @@ def test_without_tunes_record_trials_show_what_was_searched(tmp_path):
     assert read_run(run).trials[0].config == {}
 
 
-def test_searched_values_lie_anywhere_in_the_config(tmp_path):
+def test_searched_values_may_be_nested_in_the_config(tmp_path):
     configs = [{"env_config": {"size": n}, "terms": [{"w": n}]} for n in (4, 5)]
     run = write_run(tmp_path / "run", [(c, [0]) for c in configs])
     keys = ["env_config/size", "terms/0/w"]
@@ -93,7 +93,7 @@ def test_missing_values_are_left_out_of_curves(tmp_path):
     assert read_run(tmp_path / "run").metrics == ["a", "b", "training_iteration"]
 
 
-def test_a_trial_may_have_failed_or_not_begun(run):
+def test_failed_and_pending_trials(run):
     (run / "trial_00001" / "result.json").unlink()
     (run / "trial_00001" / "error.txt").write_text("Traceback")
     trial = read_run(run).trials[1]
@@ -101,7 +101,7 @@ def test_a_trial_may_have_failed_or_not_begun(run):
     assert trial.best(RETURN) is None
 
 
-def test_of_stages_the_last_one_begun_is_read(tmp_path):
+def test_the_last_started_stage_is_read(tmp_path):
     whole = tmp_path / "staged"
     write_run(whole / "1_sft", [({}, [1])])
     write_run(whole / "2_rl", [({}, [2])])
@@ -111,7 +111,7 @@ def test_of_stages_the_last_one_begun_is_read(tmp_path):
     assert read_run(whole / "1_sft").trials[0].last(RETURN) == 1
 
 
-def test_what_is_no_run_and_what_was_not_reported(run, tmp_path):
+def test_errors_for_other_folders_and_unreported_metrics(run, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CheckpointError, match="does not contain a trial"):
@@ -123,7 +123,7 @@ def test_what_is_no_run_and_what_was_not_reported(run, tmp_path):
     read_run(run).check_metric(RETURN)
 
 
-def test_reading_needs_neither_ray_nor_torch(run):
+def test_reading_imports_neither_ray_nor_torch(run):
     code = (
         "import sys\nfrom rllib_llm.runs import read_run\n"
         f"assert len(read_run({str(run)!r}).trials) == 4\n"

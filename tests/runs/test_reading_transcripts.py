@@ -1,4 +1,4 @@
-"""Reading transcripts, old ones too."""
+"""Reading of transcripts of this and older versions."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_the_page_explains_every_field_of_the_schema():
         ("Columns of tokens", parts["columns"]["properties"]),
     ):
         rows = re.findall(r"^\| (`.*?) \|", sections[title], re.MULTILINE)
-        told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-        assert told == set(properties), title
+        documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert documented == set(properties), title
 
 
-def test_of_an_iteration_the_last_attempt_counts():
+def test_latest_keeps_the_last_attempt_of_an_iteration():
     iterations = [1, 1, 2, 3, 2, 3, 3, 4]
     records = [{"iteration": it, "n": n} for n, it in enumerate(iterations)]
     assert [r["n"] for r in latest(records)] == [0, 1, 4, 5, 6, 7]

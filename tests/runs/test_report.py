@@ -1,4 +1,4 @@
-"""Reports and curves of runs, against numbers worked out by hand or by loops."""
+"""Reports and curves of runs, compared with values computed by hand or by loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sweep(tmp_path):
     return write_run(tmp_path / "sweep", trials, {"tune": tune}, keys)
 
 
-def test_settings_are_ordered_and_seeds_put_together(sweep):
+def test_settings_are_ranked_over_seeds(sweep):
     report = make_report(read_run(sweep))
     assert [r.setting.params for r in report.rows] == [
         {"lr": 0.2, "ref_kl_coeff": 1.0},
@@ -57,7 +57,7 @@ def test_settings_are_ordered_and_seeds_put_together(sweep):
     assert [r.setting for r in lowest] == [r.setting for r in report.rows[::-1]]
 
 
-def test_what_mattered_is_found(sweep):
+def test_effects_of_settings(sweep):
     effects = {e.name: e for e in make_report(read_run(sweep)).effects}
     assert list(effects) == ["lr", "seed", "ref_kl_coeff"]
     finals = {
@@ -118,7 +118,7 @@ def test_unfinished_trials_and_unequal_lengths(tmp_path):
     assert [(i, round(v.mean, 9), v.n) for i, v in points] == [(1, 0.2, 2), (2, 0.3, 2)]
 
 
-def test_what_a_population_changed_is_told(tmp_path):
+def test_changes_by_pbt_are_reported(tmp_path):
     run = write_run(
         tmp_path / "run", [({"lr": 0.1}, [1, 2]), ({"lr": 0.2}, [3])], searched=["lr"]
     )
@@ -149,7 +149,7 @@ def test_intervals_of_one_and_of_equals():
     assert covered / 2000 == pytest.approx(0.95, abs=0.02)
 
 
-def test_curves_are_named_by_what_tells_them_apart(sweep, tmp_path):
+def test_curves_are_labelled_by_their_differences(sweep, tmp_path):
     lines = lines_of([read_run(sweep)])
     assert [line.label for line in lines][:2] == [
         "lr=0.1, ref_kl_coeff=0",

@@ -1,4 +1,4 @@
-"""Values against annotations: what passes, what is refused, and in which words."""
+"""Checks of values against annotations, and their messages."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -82,13 +82,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "values"), GOOD, ids=lambda v: str(v)[:40])
-def test_what_fits_passes(kind, values):
+def test_valid_values(kind, values):
     for value in values:
         assert find_problem("x", value, kind) is None, value
 
 
 @pytest.mark.parametrize(("kind", "values"), BAD, ids=lambda v: str(v)[:40])
-def test_what_does_not_fit_is_refused(kind, values):
+def test_invalid_values(kind, values):
     for value in values:
         with pytest.raises(ConfigError, match=r"^x"):
             require("x", value, kind)
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused(kind, values):
         (Any, "anything"),
     ],
 )
-def test_types_in_words(kind, text):
+def test_descriptions_of_types(kind, text):
     assert describe(kind) == text
 
 

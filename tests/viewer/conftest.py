@@ -1,4 +1,4 @@
-"""A real browser, where there is one."""
+"""Fixture of a real browser, if one is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """Headless Chromium with an empty profile; console messages are kept."""
+    """Headless Chromium with an empty profile that records console messages."""
     pytest.importorskip("selenium", reason="pip install 'rllib-llm[browser]'")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service

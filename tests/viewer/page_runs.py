@@ -1,4 +1,4 @@
-"""Run folders with transcripts made by hand."""
+"""Run folders with synthetic transcripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPONENTS = [
 
 
 def make_turn(rng, number, *, index=None, agent=None, agent_index=0, text=None):
-    """A turn of ten tokens with all that a Learner with a critic says of them."""
+    """Return a turn of ten tokens with all columns of a Learner with a critic."""
     components = [text or COMPONENTS[0], *COMPONENTS[1:]]
     size = len(components)
     return {
@@ -60,7 +60,7 @@ def make_turn(rng, number, *, index=None, agent=None, agent_index=0, text=None):
 
 
 def make_record(seed, *, iteration=1, turns=4, agents=(), text=None, **fields):
-    """A record of version 2."""
+    """Return a record of version 2."""
     rng = np.random.default_rng(seed)
     played = []
     for number in range(turns):
@@ -93,7 +93,7 @@ def make_record(seed, *, iteration=1, turns=4, agents=(), text=None, **fields):
 
 
 def write_viewed_run(folder, records, *, name="run", values=(0.0, 0.5, 1.0)):
-    """A run with one trial, whose transcripts are ``records``."""
+    """Return a run with one trial whose transcripts are ``records``."""
     rows = [
         {
             "env_runners/episode_return_mean": value,

@@ -1,4 +1,4 @@
-"""What the page of a run holds, without a browser."""
+"""Contents of a run's page, without a browser."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from rllib_llm.viewer import MOST_EPISODES, build_page, read_contents, write_pag
 
 
 def packed(page):
-    """What the page's script will unpack."""
+    """Return the data that the page's script unpacks."""
     (data,) = re.findall(r'<script id="data"[^>]*>([^<]*)</script>', page)
     return json.loads(gzip.decompress(base64.b64decode(data)))
 
 
 class Elements(html.parser.HTMLParser):
-    """Counts elements, as a browser finds them."""
+    """Parser that collects elements like a browser."""
 
     def __init__(self, page):
         super().__init__()
-        self.found = {}
+        self.elements = {}
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        self.found.setdefault(tag, []).append(dict(attrs))
+        self.elements.setdefault(tag, []).append(dict(attrs))
 
 
-def test_made_up_records_follow_the_schema():
+def test_synthetic_records_follow_the_schema():
     jsonschema.validate(make_record(3), schema())
 
 
@@ -84,7 +84,7 @@ def test_links_are_relative_to_the_page(tmp_path):
     assert contents["links"][0] == ("recipe.yaml", "../run/recipe.yaml")
 
 
-def test_the_page_asks_for_nothing(tmp_path):
+def test_the_page_does_not_load_resources(tmp_path):
     run = write_viewed_run(tmp_path, [make_record(0)])
     page = build_page(read_contents(run, run))
     for attribute in ("src=", "@import", "url(", 'http-equiv="refresh'):
@@ -101,16 +101,16 @@ def test_hostile_text_adds_no_element(tmp_path):
     record = make_record(0, text=HOSTILE, stop_reason=HOSTILE, agents=(HOSTILE,))
     run = write_viewed_run(tmp_path, [record], name="<b>run & co")
     page = build_page(read_contents(run, tmp_path))
-    before, after = Elements(plain).found, Elements(page).found
-    assert {tag: len(found) for tag, found in after.items()} == {
-        tag: len(found) for tag, found in before.items()
+    before, after = Elements(plain).elements, Elements(page).elements
+    assert {tag: len(elements) for tag, elements in after.items()} == {
+        tag: len(elements) for tag, elements in before.items()
     }
     assert "<title>&lt;b&gt;run &amp; co: transcripts</title>" in page
     assert HOSTILE not in page
     assert packed(page)["episodes"][0]["final_observation"] == HOSTILE
 
 
-def test_too_many_episodes_leave_out_iterations_and_say_so(tmp_path):
+def test_too_many_episodes_drop_iterations_with_a_note(tmp_path):
     records = [make_record(i, iteration=1 + i // 2, turns=1) for i in range(40)]
     run = write_viewed_run(tmp_path, records)
     contents = read_contents(run, run, most_episodes=10)

@@ -1,4 +1,4 @@
-"""The page in a real browser: filters, tints, keys, lanes, siblings, size."""
+"""The page in a real browser: filters, tints, keys, lanes, groups, size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUS = "\u2212"
 
 
 def some_records():
-    """Twelve plain ones in groups of four, a team's, a hostile one."""
+    """Return twelve plain records in groups of four, a team's, and a hostile one."""
     records = [
         make_record(i, iteration=1 + i // 4, **{"return": i / 10}) for i in range(12)
     ]
@@ -29,7 +29,7 @@ def some_records():
 
 
 class Page:
-    """The page of a run, open in the browser."""
+    """The page of a run in the browser."""
 
     def __init__(self, browser, file):
         self.browser = browser
@@ -135,7 +135,7 @@ def test_orders(page):
     assert page.text("#list .row b") == "0.7"
 
 
-def test_every_tint_colours_trained_tokens_alone(page):
+def test_tints_colour_trained_tokens_only(page):
     seen = {}
     for name in ("advantage", "ratio", "entropy", "value", "distance", "surprise"):
         page.pick_tint(name)
@@ -207,10 +207,10 @@ def test_keyboard(page):
     assert "A Needle" not in page.text("article.current .head")
     page.press(Keys.ARROW_RIGHT, "l", "l", "h")
     assert page.text("article.current .at") == " me"
-    told = page.text("#token")
-    assert "token 2 of 10" in told
+    text = page.text("#token")
+    assert "token 2 of 10" in text
     for name in ("advantage", "ratio", "entropy", "value", "log-prob", "gap"):
-        assert name in told
+        assert name in text
     page.press("p", "r")
     assert "<|im_start|>user" in page.text("article.current .read")
     before = page.js("return view.tint")
@@ -238,7 +238,7 @@ def test_lanes_of_agents(page):
     assert page.count(".lanes") == 0 and page.count("article.turn") == 7
 
 
-def test_siblings_side_by_side(page):
+def test_rollouts_of_a_group_side_by_side(page):
     page.set(task="1")
     page.press("g")
     assert page.count(".column") == 4
@@ -269,7 +269,7 @@ def test_rewards_curves_and_configuration(page):
     assert links[0].endswith("/run/recipe.yaml") and links[0].startswith("file://")
 
 
-def test_hostile_text_is_shown_as_it_is(page):
+def test_hostile_text_is_shown_verbatim(page):
     page.set(returnTo="-5")
     assert page.shown() == 1
     assert page.count("#episode img") == page.count("#episode script") == 0
@@ -278,7 +278,7 @@ def test_hostile_text_is_shown_as_it_is(page):
     )
 
 
-def test_ten_thousand_turns_stay_few_nodes(browser, tmp_path):
+def test_ten_thousand_turns_render_few_nodes(browser, tmp_path):
     records = [make_record(i, iteration=1 + i // 8, turns=4) for i in range(2_000)]
     records.append(make_record(9_999, iteration=250, turns=2_500, **{"return": 99.0}))
     run = write_viewed_run(tmp_path, records)

@@ -1,4 +1,4 @@
-"""What ``rllib-llm init`` writes is sound at once."""
+"""Projects written by ``rllib-llm init`` are valid."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from rllib_llm.templates import KINDS, write_template
         ("env", "json", "is taken"),
     ],
 )
-def test_bad_names_are_refused(kind, name, message, tmp_path):
+def test_invalid_names_are_rejected(kind, name, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         write_template(kind, name, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -34,7 +34,7 @@ def test_nothing_is_overwritten(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["test_my_thing.py"]
 
 
-def test_they_are_small(tmp_path):
+def test_files_are_small(tmp_path):
     sizes = {}
     for kind in KINDS:
         module, *_ = write_template(kind, f"my_{kind}", tmp_path / "new")
@@ -43,7 +43,7 @@ def test_they_are_small(tmp_path):
     assert sizes["env"] <= 60 and sizes["reward"] <= 10 and sizes["algorithm"] <= 40
 
 
-def test_they_are_tidy(tmp_path):
+def test_files_pass_the_linter(tmp_path):
     pytest.importorskip("ruff")
     for kind in KINDS:
         write_template(kind, f"my_{kind}", tmp_path)
@@ -74,8 +74,8 @@ COMMAND = "from rllib_llm.cli.main import main; main()"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_runs(kind, tmp_path):
-    """Its own tests, the check, a dry run, and an iteration of training."""
+def test_written_projects_run(kind, tmp_path):
+    """Run its tests, the check, a dry run and one training iteration."""
     name = f"my_{kind}"
     # As the console script begins: without the current folder on the path.
     command = ["-P", "-c", COMMAND]
