@@ -122,5 +122,5 @@ def test_names_that_are_reported_pass(name):
     ],
 )
 def test_misspelt_names_are_errors_with_the_nearest_name(name, message):
-    with pytest.raises(ConfigError, match=f"stop names .*{message}"):
+    with pytest.raises(ConfigError, match=f"stop: unknown metric .*{message}"):
         check_metric_name(name, "stop")

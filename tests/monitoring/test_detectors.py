@@ -141,14 +141,14 @@ def test_defaults_warn_and_settings_change_them():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kll": {}}, "no alarm 'kll'. Did you mean 'kl'"),
+        ({"kll": {}}, "Unknown alarm 'kll'. Did you mean 'kl'"),
         ({"kl": {"abov": 1}}, "Did you mean 'above'"),
         ({"kl": {"action": "rolback"}}, "Did you mean 'rollback'"),
         ({"kl": {"above": "much"}}, "above='much' must be a number"),
         ({"kl": {"above": True}}, "above=True must be a number"),
         ({"kl": {"window": 0}}, "window=0 must be a whole number of iterations"),
         ({"kl": 0.5}, "must be a mapping such as {'above': 0.2, 'action': 'warn'}"),
-        ({"stalled": {"action": "rollback"}}, "choose warn or stop"),
+        ({"stalled": {"action": "rollback"}}, "Use warn or stop"),
     ],
 )
 def test_invalid_settings_are_rejected(given, message):

@@ -106,7 +106,7 @@ def test_error_for_missing_runs_lists_existing_ones(run, tmp_path):
         folders.find_run("no_such_run", run.parent)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="does not contain a complete checkpoint"):
         folders.locate_checkpoint(empty)
     with pytest.raises(CheckpointError, match="is not part of a run"):
         folders.run_folder(empty)

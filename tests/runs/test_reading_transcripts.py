@@ -66,7 +66,7 @@ def test_version_1_reads_as_version_2(tmp_path):
 @pytest.mark.parametrize("version", [3, None, "2"])
 def test_other_versions_are_refused(tmp_path, version):
     path = write(tmp_path, {**VERSION_1, "version": version})
-    with pytest.raises(ConfigError, match="this package reads 1 to 2"):
+    with pytest.raises(ConfigError, match="this package reads versions 1 to 2"):
         list(read_transcripts(path))
 
 

@@ -29,7 +29,7 @@ def test_invalid_names_are_rejected(kind, name, message, tmp_path):
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "test_my_thing.py").write_text("mine")
-    with pytest.raises(ConfigError, match="so that nothing is lost"):
+    with pytest.raises(ConfigError, match="does not overwrite"):
         write_template("env", "my_thing", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["test_my_thing.py"]
 
