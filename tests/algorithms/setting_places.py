@@ -303,17 +303,6 @@ def opponent_or_refusal(algo, env=None, **sections):
         return type(error).__name__
 
 
-def of_team(algo, env=None, **sections):
-    """Return all policies, acting and trained ones, and their learning rates."""
-    try:
-        config = config_of(algo, env, **sections)
-    except ConfigError as error:
-        return type(error).__name__
-    rates = {m: config.get_config_for_module(m).lr for m in config.module_ids}
-    actors = [config.policy_mapping_fn(a, None) for a in ("ann_0", "ben_0")]
-    return [rates, actors, config.trained_module_ids]
-
-
 def engine_built(algo, env=None, **sections):
     """Return the engine's class and arguments."""
     config = GRPOConfig()

@@ -46,7 +46,6 @@ from setting_places import (
     length_of,
     lowering,
     more_slots,
-    of_team,
     on_nan,
     opponent_or_refusal,
     precision_meanwhile,
@@ -55,6 +54,23 @@ from setting_places import (
     survived,
     sync_dtype,
     without_healthy_runners,
+)
+from setting_runs import (
+    OwnLearner,
+    all_rows,
+    answering_model,
+    evaluated_alone,
+    evaluation_of,
+    evaluations,
+    first_step,
+    learner_built,
+    marked,
+    marker,
+    patience,
+    reported,
+    steps_in_iteration,
+    team_run,
+    trained,
 )
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -142,8 +158,8 @@ LANGUAGE_MODEL = {
         about(lambda m: m.lm.base_model._compiled_call_impl is not None), "PPO", "eager"
     ),
     "history": of(sampled_turns, "PPO", "latest"),
-    "chat_template_kwargs": of(
-        configured(lambda c: c.chat_renderer().template_kwargs), "PPO", {"thinking": 1}
+    "chat_template_kwargs": needing(
+        of(sampled_turns, "PPO", {"loud": True}), own={"model": answering_model()}
     ),
     "system_prompt": of(sampled_turns, "PPO", "Speak up."),
 }
@@ -244,8 +260,8 @@ TRAINING = {
     "loss_terms": of(one_pass, "GRPO", [{"name": "entropy", "weight": 0.5}]),
     "token_advantage_transforms": of(one_pass, "GRPO", [{"name": "weigh_signs"}]),
     "shared_reward_fraction": of(collected, "GRPO", 1.0, env=Pair),
-    "minibatch_size": of(update, "PPO", 4, 8),
-    "num_epochs": of(update, "PPO", 1, 3),
+    "minibatch_size": of(trained, "PPO", 4, 8),
+    "num_epochs": of(trained, "PPO", 1, 3),
     "clip_param": needing(of(one_pass, "GRPO", 0.001, 0.9), own=OLD),
     "clip_param_high": needing(of(one_pass, "GRPO", 5.0), own=OLD),
     "dual_clip": needing(of(one_pass, "GRPO", 1.001), own=OLD),
@@ -288,7 +304,7 @@ TRAINING = {
     ),
     "vf_clip_range": needing(of(update, "PPO", 1e-4, 10.0), own={"critic_lr": 1e-1}),
     "level": of(one_pass, "MARFT", "token"),
-    "critic": of(configured(lambda c: c.critic_view), "MARFT", "own", "central"),
+    "critic": of(all_rows, "MARFT", "own", "central"),
     "team_reward": of(rows, "MARFT", "sum"),
     "message_logp": needing(of(one_pass, "MARFT", "sum", "mean"), own=OLD),
     "update_schedule": of(update, "MARFT", "sequential"),
@@ -340,22 +356,26 @@ MODES = {
 }
 MULTI_AGENT = {
     "policies": needing(
-        of(of_team, "PPO", ["a"], {"a": {"training": {"lr": 0.5}}}, env=Pair),
+        of(team_run, "PPO", ["a"], {"a": {"training": {"lr": 0.5}}}, env=Pair),
         own={"policy_mapping_fn": "a"},
     ),
     "policy_mapping_fn": needing(
         of(
-            of_team, "PPO", {"ann": "a", "ben": "b"}, {"ann": "b", "ben": "a"}, env=Pair
+            team_run,
+            "PPO",
+            {"ann": "a", "ben": "b"},
+            {"ann": "b", "ben": "a"},
+            env=Pair,
         ),
         own={"policies": ["a", "b"]},
     ),
-    "policies_to_train": needing(of(of_team, "PPO", ["b"], env=Pair), own=MAPPED),
+    "policies_to_train": needing(of(team_run, "PPO", ["b"], env=Pair), own=MAPPED),
     "sharing_modes": needing(
-        of(of_team, "PPO", MODES, {"own": MODES["shared"]}, env=Pair),
+        of(team_run, "PPO", MODES, {"own": MODES["shared"]}, env=Pair),
         own={"sharing_mode": "own"},
     ),
     "sharing_mode": needing(
-        of(of_team, "PPO", "own", "shared", env=Pair), own={"sharing_modes": MODES}
+        of(team_run, "PPO", "own", "shared", env=Pair), own={"sharing_modes": MODES}
     ),
 }
 LEAGUE |= {
@@ -391,9 +411,30 @@ RLLIB = {
     "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
     "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
     "evaluation.evaluation_before_training": needing(
-        of(configured(lambda c: c.evaluates_first), "PPO", False),
-        own={"evaluation_interval": 5},
+        of(first_step, "PPO", False), own={"evaluation_interval": 5}
     ),
+    "evaluation.evaluation_interval": of(evaluations, "PPO", None, 1),
+    "evaluation.evaluation_duration": of(evaluated_alone, "PPO", 3, 5),
+    "evaluation.evaluation_num_env_runners": needing(
+        of(bundles, "PPO", 2), own={"evaluation_interval": 1}
+    ),
+    "evaluation.evaluation_config": of(
+        evaluation_of(lambda c: c.explore), "PPO", {"explore": False}, {"explore": True}
+    ),
+    "reporting.min_time_s_per_iteration": of(steps_in_iteration, "PPO", 1.0),
+    "reporting.min_sample_timesteps_per_iteration": of(steps_in_iteration, "PPO", 60),
+    "reporting.min_train_timesteps_per_iteration": of(steps_in_iteration, "PPO", 60),
+    "reporting.log_gradients": needing(
+        of(reported, "PPO", True), training={"grad_clip_by": "norm"}
+    ),
+    "learners.learner_class": of(learner_built, "PPO", OwnLearner),
+    "learners.learner_config_dict": of(learner_built, "PPO", {"own": 1}),
+    "learners.learner_connector": of(marked, "PPO", marker),
+    "fault_tolerance.restart_failed_env_runners": needing(
+        of(patience, "PPO", False), own={"delay_between_env_runner_restarts_s": 0.6}
+    ),
+    "fault_tolerance.delay_between_env_runner_restarts_s": of(patience, "PPO", 0.6),
+    "fault_tolerance.env_runner_health_probe_timeout_s": of(patience, "PPO", 0.6),
     "fault_tolerance.sample_locally_if_none": of(without_healthy_runners, "PPO", True),
     "fault_tolerance.max_hung_envs_per_env_runner": of(after_hung_envs, "PPO", 1),
     "debugging.seed": of(sampled_turns, "PPO", 1),
