@@ -10,7 +10,6 @@ from rllib_llm.losses.functional import (
     clipped_surrogate,
     entropy_bonus,
     negative_log_likelihood,
-    value_loss,
     weighted_loss,
 )
 from rllib_llm.losses.importance_correction import (
@@ -28,16 +27,19 @@ from rllib_llm.losses.kl import (
 )
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
+from rllib_llm.losses.value_losses import VALUE_LOSSES, critic_loss
 
 __all__ = [
     "KL_ESTIMATORS",
     "LOSS_AGGREGATIONS",
     "MAX_LOG_RATIO",
     "TIS_LEVELS",
+    "VALUE_LOSSES",
     "MismatchWeights",
     "approx_kl",
     "clipped_policy_loss",
     "clipped_surrogate",
+    "critic_loss",
     "denominator",
     "entropy_bonus",
     "kl_k1",
@@ -50,6 +52,5 @@ __all__ = [
     "sequential_factors",
     "token_logps_and_entropy",
     "token_weights",
-    "value_loss",
     "weighted_loss",
 ]

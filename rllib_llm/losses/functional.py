@@ -164,57 +164,6 @@ def negative_log_likelihood(
     return loss * _keep(weights, loss_mask).detach()
 
 
-def value_loss(
-    values: Tensor,
-    targets: Tensor,
-    loss_mask: Tensor,
-    *,
-    clip: float | None = None,
-    old_values: Tensor | None = None,
-) -> Tensor:
-    """Return the squared error of the critic per token (without a factor 1/2).
-
-    With ``clip`` alone, the squared error is capped at it, as RLlib's
-    ``vf_clip_param`` does: tokens above the cap get no gradient, so keep it above
-    the squared scale of the returns. With ``old_values`` too, it is the value clip
-    of the PPO2 implementation: the larger of the plain squared error and that of
-    the prediction limited to within ``clip`` of its old value.
-
-    Args:
-        values: Predictions of the critic. [B, T]
-        targets: Regression targets of the predictions; constant. [B, T]
-        loss_mask: True where the token is trained. [B, T]
-        clip: Cap on the squared error, or (with ``old_values``) on the change of
-            the prediction; > 0, None for neither.
-        old_values: Predictions before this update; needs ``clip``. [B, T]
-
-    Returns:
-        Loss, zero where masked. [B, T]
-
-    Raises:
-        ValueError: If shapes differ, ``clip`` is not positive, or ``old_values`` is
-            given without it.
-    """
-    check_mask(loss_mask, values=values, targets=targets)
-    values = _keep(values, loss_mask)
-    targets = _keep(targets, loss_mask).detach()
-    squared_error = (values - targets).square()
-    if clip is None:
-        if old_values is not None:
-            raise ValueError(
-                "old_values is given but clip is None. Value clipping needs both. "
-                "Set clip, e.g. 0.2, or omit old_values."
-            )
-        return squared_error
-    check_positive("clip", clip, "Pass None to switch value clipping off.")
-    if old_values is None:
-        return squared_error.clamp(max=clip)
-    check_mask(loss_mask, old_values=old_values)
-    old_values = _keep(old_values, loss_mask).detach()
-    limited = old_values + (values - old_values).clamp(-clip, clip)
-    return torch.maximum(squared_error, (limited - targets).square())
-
-
 def entropy_bonus(entropy: Tensor, loss_mask: Tensor) -> Tensor:
     """Return minus the entropy per token, a loss whose descent raises entropy.
 

@@ -1,6 +1,8 @@
-"""Losses of a critic other than RLlib's capped squared error, in torch."""
+"""Losses of a critic per token, in torch."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ def critic_loss(
     *,
     kind: str = "squared",
     huber_delta: float = 1.0,
+    largest: float | None = None,
     clip_range: float | None = None,
     old_values: Tensor | None = None,
 ) -> Tensor:
@@ -27,6 +30,8 @@ def critic_loss(
     - "bce": ``values`` are logits of a probability of success, the loss is the
       cross-entropy to targets in [0, 1] (DigiRL, arXiv:2406.11896).
 
+    With ``largest``, the loss is capped as by RLlib's ``vf_clip_param``: tokens above
+    the cap get no gradient, so keep it above the squared scale of the returns.
     With ``clip_range``, it is the larger of that loss and the loss of the prediction
     limited to ``clip_range`` from its old value: the value clip of PPO2.
 
@@ -36,7 +41,8 @@ def critic_loss(
         loss_mask: True where a value is trained. [B, T]
         kind: One of ``VALUE_LOSSES``.
         huber_delta: Error beyond which "huber" is linear, > 0.
-        clip_range: See above, > 0; None for none. Not with "bce".
+        largest: Cap on the loss of a token, > 0; None or inf for none. Not with "bce".
+        clip_range: Largest change of a prediction, > 0; None for none. Not with "bce".
         old_values: Predictions before the update; needed with ``clip_range``. [B, T]
 
     Raises:
@@ -52,8 +58,24 @@ def critic_loss(
         loss = _cross_entropy(values, targets)
         return loss.masked_fill(~loss_mask, 0.0)
     loss = _distance(values - targets, kind, huber_delta)
-    if clip_range is None:
+    if clip_range is not None:
+        limited = _limited(values, old_values, loss_mask, clip_range)
+        loss = torch.maximum(loss, _distance(limited - targets, kind, huber_delta))
+    elif old_values is not None:
+        raise ValueError(
+            "old_values is given but clip_range is None. Clipping needs both. Set "
+            "clip_range, e.g. 0.2, or leave out old_values."
+        )
+    if largest is None or largest == math.inf:
         return loss
+    check_positive("largest", largest, "Use e.g. 10.0, or None.")
+    return loss.clamp(max=largest)
+
+
+def _limited(
+    values: Tensor, old_values: Tensor | None, loss_mask: Tensor, clip_range: float
+) -> Tensor:
+    """Return the predictions, at most ``clip_range`` from their old values."""
     check_positive("clip_range", clip_range, "Use e.g. 0.2, or None.")
     if old_values is None:
         raise ValueError(
@@ -62,8 +84,7 @@ def critic_loss(
         )
     check_mask(loss_mask, old_values=old_values)
     old_values = old_values.masked_fill(~loss_mask, 0.0).detach()
-    limited = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return torch.maximum(loss, _distance(limited - targets, kind, huber_delta))
+    return old_values + (values - old_values).clamp(-clip_range, clip_range)
 
 
 def _distance(error: Tensor, kind: str, delta: float) -> Tensor:

@@ -11,11 +11,11 @@ from rllib_llm.losses.functional import (
     clipped_policy_loss,
     entropy_bonus,
     negative_log_likelihood,
-    value_loss,
     weighted_loss,
 )
 from rllib_llm.losses.kl import approx_kl, kl_penalty
 from rllib_llm.losses.logprobs import token_logps_and_entropy
+from rllib_llm.losses.value_losses import critic_loss
 
 TOLERANCE = {"atol": 1e-9, "rtol": 0.0}
 GARBAGE = [math.nan, math.inf, -math.inf, 1e30]
@@ -53,9 +53,9 @@ def all_losses(batch):
         "policy": clipped_policy_loss(*policy, clip_high=0.28)[0],
         "dual": clipped_policy_loss(*policy, dual_clip=3.0)[0],
         "nll": negative_log_likelihood(b["logp"], mask, b["advantages"]),
-        "value": value_loss(*value),
-        "value_cap": value_loss(*value, clip=0.5),
-        "value_clip": value_loss(*value, clip=0.2, old_values=b["old_values"]),
+        "value": critic_loss(*value),
+        "value_cap": critic_loss(*value, largest=0.5),
+        "value_clip": critic_loss(*value, clip_range=0.2, old_values=b["old_values"]),
         "entropy": entropy_bonus(b["entropy"], mask),
         "k1": kl_penalty(*pair, mask, "k1"),
         "k2": kl_penalty(*pair, mask, "k2"),
@@ -255,7 +255,7 @@ def test_equals_rllib_ppo_formula():
         clip_low=clip_param,
         clip_high=clip_param,
     )
-    critic = value_loss(values, b["targets"], mask, clip=vf_clip)
+    critic = critic_loss(values, b["targets"], mask, largest=vf_clip)
     per_token = (
         policy + vf_coeff * critic + entropy_coeff * entropy_bonus(b["entropy"], mask)
     )
@@ -276,9 +276,9 @@ def test_equals_rllib_ppo_formula():
 def test_value_loss_equals_the_loop():
     b = make_batch(5)
     arguments = (b["values"], b["targets"], b["loss_mask"])
-    plain = value_loss(*arguments)
-    capped = value_loss(*arguments, clip=0.5)
-    clipped = value_loss(*arguments, clip=0.2, old_values=b["old_values"])
+    plain = critic_loss(*arguments)
+    capped = critic_loss(*arguments, largest=0.5)
+    clipped = critic_loss(*arguments, clip_range=0.2, old_values=b["old_values"])
     for i, j in b["loss_mask"].nonzero().tolist():
         v, t, old = (float(b[k][i, j]) for k in ("values", "targets", "old_values"))
         held = old + min(max(v - old, -0.2), 0.2)
@@ -322,10 +322,10 @@ def test_other_errors_name_the_value():
         clipped_policy_loss(logp, logp, b["advantages"][:, :1], mask)
     with pytest.raises(ValueError, match=r"loss_mask has dtype torch.float32"):
         negative_log_likelihood(logp, mask.float())
-    with pytest.raises(ValueError, match="clip is None"):
-        value_loss(logp, logp, mask, old_values=logp)
-    with pytest.raises(ValueError, match="clip is 0"):
-        value_loss(logp, logp, mask, clip=0)
+    with pytest.raises(ValueError, match="clip_range is None"):
+        critic_loss(logp, logp, mask, old_values=logp)
+    with pytest.raises(ValueError, match="largest is 0"):
+        critic_loss(logp, logp, mask, largest=0)
     with pytest.raises(ValueError, match="denominator is -1"):
         weighted_loss(logp, logp, -1.0)
     with pytest.raises(ValueError, match=r"loss is \[5, 7\] but weights is \[4, 7\]"):

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from rllib_llm.losses.functional import value_loss
 from rllib_llm.losses.value_losses import critic_loss
 
 
@@ -59,7 +58,7 @@ def test_distances(kind, error, held):
         kind=kind,
         huber_delta=0.5,
         clip_range=held,
-        old_values=old,
+        old_values=None if held is None else old,
     )
     expected = slow(values, targets, old, mask, error, held)
     torch.testing.assert_close(found.detach(), expected)
@@ -75,13 +74,6 @@ def test_cross_entropy_of_a_probability():
     torch.testing.assert_close(gradient, expected)
 
 
-def test_the_value_clip_is_that_of_the_other_function():
-    values, targets, old, mask = numbers()
-    found = critic_loss(values, targets, mask, clip_range=0.2, old_values=old)
-    expected = value_loss(values, targets, mask, clip=0.2, old_values=old)
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("kind", ["squared", "huber", "bce"])
 def test_masked_values_have_no_part(kind):
     values, targets, old, mask = numbers()
@@ -94,6 +86,17 @@ def test_masked_values_have_no_part(kind):
     assert torch.isfinite(loss).all() and not loss[~mask].any()
     assert not values.grad[~mask].any() and values.grad[mask].all()
     assert not critic_loss(values, targets, mask & False, kind=kind).any()
+
+
+def test_the_cap_bounds_each_loss_and_its_gradient():
+    values, targets, _, mask = numbers()
+    values.requires_grad_()
+    plain = critic_loss(values, targets, mask)
+    capped = critic_loss(values, targets, mask, largest=0.5)
+    torch.testing.assert_close(capped, plain.clamp(max=0.5))
+    (gradient,) = torch.autograd.grad(capped.sum(), values)
+    assert not gradient[plain > 0.5].any() and gradient[mask & (plain < 0.5)].all()
+    assert torch.equal(critic_loss(values, targets, mask, largest=torch.inf), plain)
 
 
 def test_what_is_refused():

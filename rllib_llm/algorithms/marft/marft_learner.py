@@ -16,6 +16,7 @@ from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
+from rllib_llm.losses.value_losses import critic_loss
 
 
 class MARFTTorchLearner(LLMPPOTorchLearner):
@@ -248,10 +249,14 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         if self.config.level == "action":
             mask = batch[columns.MESSAGE_STARTS] > 0
         trained = int(mask.sum())
-        error = fwd_out[columns.VALUES] - batch[Columns.VALUE_TARGETS]
-        square = error[mask].square().clamp(0, config.vf_clip_param)
-        self._add_stat(module_id, VF_LOSS_KEY, square.mean(), trained)
-        return config.vf_loss_coeff * square.sum() / batch[DENOMINATOR]
+        errors = critic_loss(
+            fwd_out[columns.VALUES],
+            batch[Columns.VALUE_TARGETS],
+            mask,
+            largest=config.vf_clip_param,
+        )[mask]
+        self._add_stat(module_id, VF_LOSS_KEY, errors.mean(), trained)
+        return config.vf_loss_coeff * errors.sum() / batch[DENOMINATOR]
 
 
 def _number_messages(

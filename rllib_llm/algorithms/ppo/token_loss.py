@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 
 from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.data import columns
-from rllib_llm.losses.functional import value_loss, weighted_loss
+from rllib_llm.losses.functional import weighted_loss
 from rllib_llm.losses.policy_losses import ppo_clip
 from rllib_llm.losses.value_losses import critic_loss
 
@@ -79,9 +78,7 @@ def _value_errors(
     if columns.VALUE_WEIGHTS in batch:  # only the first tokens of turns have values
         mask = batch[columns.VALUE_WEIGHTS] > 0
     if config.value_loss == "squared" and config.vf_clip_range is None:
-        cap = config.vf_clip_param
-        cap = None if cap is None or math.isinf(cap) else cap
-        errors = value_loss(values, targets, mask, clip=cap)
+        errors = critic_loss(values, targets, mask, largest=config.vf_clip_param)
     else:
         errors = critic_loss(
             values,
@@ -90,7 +87,9 @@ def _value_errors(
             kind=config.value_loss,
             huber_delta=config.value_huber_delta,
             clip_range=config.vf_clip_range,
-            old_values=batch[columns.VALUES],
+            old_values=(
+                None if config.vf_clip_range is None else batch[columns.VALUES]
+            ),
         )
     predicted = values.sigmoid() if config.value_loss == "bce" else values
     square = (predicted - targets).square().masked_fill(~mask, 0.0)
