@@ -1,4 +1,4 @@
-"""Generation engines: the interface, the torch engine, vLLM here or in an actor."""
+"""Generation engines: the interface, the torch engine, vLLM in process or an actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters as folders, for libraries that take nothing else."""
+"""LoRA adapters as folders, for libraries that load them from disk only."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def write_adapter(
     """Write LoRA tensors as the adapter folder that peft and vLLM read.
 
     Args:
-        folder: Where to; it exists.
-        named_tensors: Names as peft's layers have them,
-            ``<layer>.lora_A.default.weight``, and values.
+        folder: An existing folder.
+        named_tensors: Pairs of peft's parameter name,
+            ``<layer>.lora_A.default.weight``, and value.
         rank: Rank of the adapter.
         alpha: Its scale times the rank.
     """
     from safetensors.torch import save_file
 
+    # Files have peft's prefix and no adapter name in the parameter names.
     tensors = {
         f"base_model.model.{name.replace('.default.', '.')}": tensor.cpu().contiguous()
         for name, tensor in named_tensors
@@ -49,7 +50,7 @@ def write_adapter(
 
 
 def memory_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a temporary folder, in memory where there is one."""
+    """Return a temporary folder, in memory if the machine has /dev/shm."""
     has_memory = Path("/dev/shm").is_dir()
     return tempfile.TemporaryDirectory(
         dir="/dev/shm" if has_memory else None, prefix="rllib_llm_"

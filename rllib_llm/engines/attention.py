@@ -1,8 +1,8 @@
-"""Scaled-dot-product attention that does not copy the cache of grouped-query models.
+"""Scaled-dot-product attention without copies of the cache in grouped-query models.
 
-transformers' own function repeats keys and values once per query head whenever a mask
-is given. In decoding that copy costs more than everything else together; folding the
-query heads that share a key head into the query axis needs none.
+transformers' function repeats keys and values once per query head whenever a mask is
+given. In decoding that copy costs more than all other work together. Folding the query
+heads that share a key head into the query axis avoids it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def slot_attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers' ``sdpa`` does, without repeating keys and values.
+    """Compute transformers' ``sdpa`` attention without repeating keys and values.
 
     Args:
         module: The attention layer.
         query: Queries. [B, heads, T, head_dim]
         key: Keys. [B, kv_heads, K, head_dim]
         value: Values. [B, kv_heads, K, head_dim]
-        attention_mask: Additive mask [B, 1, T, K]. None: a single query sees all keys,
-            several see those up to their own place. Where :func:`attends_by_products`,
-            that of a single query may speak of the last keys alone.
-        dropout: Unused in evaluation; passed on.
+        attention_mask: Additive mask [B, 1, T, K]. None: a single query attends to all
+            keys, several queries attend causally. If :func:`attends_by_products`, the
+            mask of a single query may cover the last keys alone.
+        dropout: Dropout probability; 0 in evaluation.
         scaling: Factor of the scores; None is 1 / sqrt(head_dim).
-        **kwargs: What else the model passes; handed to transformers' function.
+        **kwargs: Further arguments of the model, for transformers' function.
 
     Returns:
         The attended values [B, T, heads, head_dim], and None for the weights.
@@ -50,6 +50,7 @@ def slot_attention_forward(
     settings = {"dropout_p": dropout, "scale": scaling}
     is_plain = kwargs.get("position_bias") is None
     if is_plain and width == 1:
+        # Fold the query heads of one key head into the query axis: no copies of keys.
         query = query.reshape(batch, kv_heads, heads // kv_heads, -1)
         if attends_by_products(query.dtype, query.device):
             out = _products(query, key, value, attention_mask, scaling)
@@ -79,9 +80,9 @@ def slot_attention_forward(
 
 
 def attends_by_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a single query attends by two matrix products.
+    """Return whether attention of a single query is computed as two matrix products.
 
-    On CPUs they are as fast as the fused kernel, and need no mask of all keys.
+    On CPUs they are as fast as the fused kernel and do not need a mask of all keys.
     """
     return dtype == torch.float32 and device.type == "cpu"
 
@@ -93,7 +94,7 @@ def _products(
     mask: Tensor | None,
     scaling: float | None,
 ) -> Tensor:
-    """Attend with queries that all see the same keys. [B, kv_heads, queries, head_dim]
+    """Compute attention of queries that share their keys.
 
     Args:
         query: Queries. [B, kv_heads, queries, head_dim]
@@ -101,6 +102,9 @@ def _products(
         value: Values. [B, kv_heads, K, head_dim]
         mask: Additive mask of the last keys. [B, 1, 1, <= K]
         scaling: Factor of the scores; None is 1 / sqrt(head_dim).
+
+    Returns:
+        The attended values. [B, kv_heads, queries, head_dim]
     """
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (query * factor) @ key.mT

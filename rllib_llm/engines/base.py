@@ -1,9 +1,9 @@
-"""The generation engine: what every sampler of tokens must offer.
+"""Interface of the generation engines.
 
 An engine keeps *sessions* (one per conversation: an environment and an agent) and
-serves *requests* (one per model turn). It knows token ids only, neither chat messages
-nor RLlib. All calls are synchronous and incremental, so that one loop serves lockstep
-and asynchronous environments, in process or behind an actor::
+serves *requests* (one per model turn). It handles token ids only and is independent of
+chat messages and RLlib. All calls are synchronous and incremental, so that one loop
+serves synchronous and asynchronous environments, in process or with an actor::
 
     engine.open("env-0")
     engine.submit("env-0", prompt_ids, SamplingParams(max_new_tokens=16, seed=7))
@@ -12,8 +12,8 @@ and asynchronous environments, in process or behind an actor::
             reply_ids = ...  # the environment's answer to done.token_ids
             engine.submit(done.session_id, reply_ids, next_params)
 
-The history of a session is a list of token ids that is only appended to: sampled
-tokens join it by themselves, and text is never tokenised twice.
+The history of a session is a list of token ids that is only appended to. The engine
+appends the sampled tokens, so text is never tokenised twice.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ class ContextOverflowError(RLlibLLMError, ValueError):
 
 
 class SessionError(RLlibLLMError, ValueError):
-    """A session is unknown, already open, or busy with another request."""
+    """A session is not open, already open, or busy with another request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one turn.
+    """Sampling parameters of one turn.
 
-    The logits are divided by the temperature, then cut to the ``top_k`` most likely
-    tokens, then to the smallest set holding ``top_p`` of the rest, and renormalised.
+    The logits are divided by the temperature, then restricted to the ``top_k`` most
+    likely tokens, then to the smallest set with ``top_p`` of the remaining mass, and
+    renormalised.
 
     Attributes:
-        max_new_tokens: Most tokens to sample, >= 1.
-        seed: Seeds this request's own random numbers, >= 0. The same seed and history
-            give the same tokens whatever else the engine is doing.
+        max_new_tokens: Maximum tokens to sample, >= 1.
+        seed: Seed of this request's random numbers, >= 0. The same seed and history
+            give the same tokens, with any other requests in the engine.
         temperature: > 0, or exactly 0.0 for the most likely token. Greedy requests
             ignore ``top_k`` and ``top_p``; their log-probabilities are those of the
             distribution at temperature 1.
-        top_p: Probability mass to keep, in (0, 1]; 1.0 keeps everything.
-        top_k: Number of tokens to keep, >= 0; 0 keeps everything.
+        top_p: Probability mass to keep, in (0, 1]; 1.0 keeps all tokens.
+        top_k: Number of tokens to keep, >= 0; 0 keeps all tokens.
         stop_token_ids: Sampling one of these ends the turn; it stays in the result.
         stop_strings: The turn ends once its decoded text contains one of these; the
-            tokens that carried the string stay in the result.
+            tokens of the string stay in the result.
     """
 
     max_new_tokens: int
@@ -86,11 +87,13 @@ class SamplingParams:
             object.__setattr__(self, name, _as_int(name, getattr(self, name), least))
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise ConfigError(
-                f"temperature ({self.temperature}) must be finite and >= 0; "
-                "0.0 means greedy."
+                f"temperature ({self.temperature}) must be finite and >= 0. Use 0.0 "
+                "for greedy decoding."
             )
         if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p ({self.top_p}) must be in (0, 1]; 1.0 is off.")
+            raise ConfigError(
+                f"top_p ({self.top_p}) must be in (0, 1]. Use 1.0 to disable it."
+            )
         stop_ids = tuple(_as_int("stop_token_ids", i, 0) for i in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stop_ids)
         if isinstance(self.stop_strings, str):
@@ -101,7 +104,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
         if not all(isinstance(s, str) and s for s in self.stop_strings):
             raise ConfigError(
-                f"stop_strings {self.stop_strings!r} must be non-empty strings."
+                f"stop_strings {self.stop_strings!r} must be non-empty strings. Remove "
+                "the others."
             )
 
 
@@ -110,12 +114,12 @@ class Generation:
     """One finished request.
 
     Attributes:
-        request_id: What ``submit`` returned.
+        request_id: The id that ``submit`` returned.
         session_id: The conversation it belongs to.
         token_ids: Sampled tokens, including the stop token if sampled. int32 [T]
         logps: Log-probabilities of those tokens, in nats, under the distribution they
             were sampled from (after temperature, top-k and top-p). float32 [T]
-        finish: Why sampling ended.
+        finish: Finish reason.
         weights_version: Version of the weights that sampled the first token.
         seconds: Wall time from submission to the last token.
     """
@@ -130,10 +134,10 @@ class Generation:
 
 
 class GenerationEngine(abc.ABC):
-    """A sampler of turns for many concurrent conversations.
+    """Samples turns of many concurrent conversations.
 
     A session has at most one unfinished request. Any number of sessions may be open
-    and any number of requests submitted: an engine that is full lets them wait.
+    and any number of requests submitted: those beyond the engine's capacity wait.
     """
 
     @property
@@ -148,10 +152,10 @@ class GenerationEngine(abc.ABC):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it samples with the caller's own parameters.
+        """True if the engine samples with the caller's own parameters.
 
-        Then changes are announced by :meth:`set_weights_version`; an engine with a
-        copy is given the new values by :meth:`update_weights`.
+        The caller then reports changes with :meth:`set_weights_version`. An engine
+        with a copy of the weights needs :meth:`update_weights` instead.
         """
         return True
 
@@ -172,15 +176,15 @@ class GenerationEngine(abc.ABC):
         *,
         extends: bool = True,
     ) -> int:
-        """Append tokens to a session and ask for their continuation.
+        """Append tokens to a session and request a continuation.
 
         Args:
             session_id: An open session without an unfinished request.
             new_token_ids: Tokens since the last sampled one; may be empty if there is
                 a history to continue. [T]
-            params: How to sample.
-            extends: False replaces the whole history by ``new_token_ids`` (the
-                conversation was rewritten and its old tokens are no prefix any more).
+            params: Sampling parameters.
+            extends: False replaces the whole history by ``new_token_ids``, e.g. because
+                the conversation was rewritten and does not start with the old tokens.
 
         Returns:
             The id of the request, unique within this engine.
@@ -201,15 +205,15 @@ class GenerationEngine(abc.ABC):
 
     @abc.abstractmethod
     def abort(self, request_id: int) -> None:
-        """Forget a request; one that is finished or unknown is ignored.
+        """Cancel a request; finished and unknown requests are ignored.
 
-        The session keeps the submitted tokens and loses those sampled so far, so that
-        the turn can be tried again by submitting no new tokens.
+        The session keeps the submitted tokens and loses the tokens sampled so far.
+        Submitting no new tokens then retries the turn.
         """
 
     @abc.abstractmethod
     def close(self, session_id: SessionId) -> None:
-        """Forget a session with its history, aborting its request if it has one.
+        """Delete a session with its history, aborting its request if it has one.
 
         Raises:
             SessionError: If the session is not open.
@@ -241,25 +245,24 @@ class GenerationEngine(abc.ABC):
 
         Keys: ``prefill_tokens`` (prompt tokens computed), ``cached_tokens`` (prompt
         tokens found in the cache instead), ``decoded_tokens`` (tokens sampled),
-        ``shared_tokens`` (prompt tokens copied from another session's cache; only of
-        engines that say so),
-        ``reprefills`` (histories computed again because their cache was evicted, made
-        stale by new weights, or broken by ``extends=False``), ``forwards`` (calls of
-        the model).
+        ``shared_tokens`` (prompt tokens copied from another session's cache, if the
+        engine shares prefixes), ``reprefills`` (histories computed again because their
+        cache was evicted, made stale by new weights, or replaced with
+        ``extends=False``), ``forwards`` (forward passes).
         """
 
     def start(self) -> None:  # noqa: B027
-        """Start what serves requests, if it does not run yet; may take minutes."""
+        """Start the engine's backend if it does not run yet; may take minutes."""
 
     def sleep(self) -> None:  # noqa: B027
-        """Release device memory while nothing is sampled, if the engine can.
+        """Release device memory while nothing is sampled, if supported.
 
         Raises:
             SessionError: If requests are unfinished.
         """
 
     def wake_up(self) -> None:  # noqa: B027
-        """Take back what :meth:`sleep` released."""
+        """Allocate the memory that :meth:`sleep` released."""
 
     @abc.abstractmethod
     def reset_stats(self) -> None:
@@ -271,24 +274,26 @@ def generate(
     prompts: Sequence[Sequence[int] | np.ndarray],
     params: Sequence[SamplingParams],
 ) -> list[Generation]:
-    """Sample one continuation per prompt in sessions of their own.
+    """Sample one continuation per prompt, each in a new session.
 
     Args:
         engine: An engine without unfinished requests.
         prompts: Token ids of each prompt, of any lengths.
-        params: How to sample each of them.
+        params: Sampling parameters of each prompt.
 
     Returns:
         The results in the order of the prompts.
 
     Raises:
         ConfigError: If the numbers of prompts and params differ.
-        SessionError: If the engine is busy: results of others would be lost here.
+        SessionError: If the engine has unfinished requests.
     """
     if len(prompts) != len(params):
         raise ConfigError(
-            f"{len(prompts)} prompts need as many params, got {len(params)}."
+            f"generate() got {len(prompts)} prompts and {len(params)} params; pass one "
+            "SamplingParams per prompt."
         )
+    # The loop below takes every result: those of other callers would be lost.
     if engine.num_unfinished:
         raise SessionError(
             f"generate() needs an idle engine; {engine.num_unfinished} requests are "
@@ -313,7 +318,7 @@ def generate(
 
 
 def _as_int(name: str, value: object, least: int) -> int:
-    """Return ``value`` as an int, refusing floats and values below ``least``."""
+    """Return ``value`` as an int; raise for floats and for values below ``least``."""
     try:
         number = operator.index(value)
     except TypeError:

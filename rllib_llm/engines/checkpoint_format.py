@@ -1,7 +1,7 @@
-"""Weights with the names and layouts of checkpoint files, as vLLM loads them.
+"""Conversion of weights to the names and layouts of checkpoint files, for vLLM.
 
-transformers holds the weights of some architectures otherwise than their files do: the
-experts of a mixture in one tensor, several projections in one, under other names.
+For some architectures transformers' modules differ from the checkpoint files: all
+experts of a mixture in one tensor, several projections in one tensor, other names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rllib_llm import compat
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.architectures import fused_experts
 
-# Conversions never reach across layers, so one layer's copies exist at a time.
+# Conversions do not combine tensors of several layers. Converting layer by layer keeps
+# the copies of one layer in memory at a time.
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
@@ -29,7 +30,7 @@ class CheckpointFormat:
     """
 
     def __init__(self, model: str) -> None:
-        """Build the model without memory for weights: its modules name the format."""
+        """Build the modules on the meta device; they define the conversion."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(os.path.expanduser(model))
@@ -38,7 +39,7 @@ class CheckpointFormat:
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model is a mixture of experts."""
+        """True if the model is a mixture of experts."""
         return bool(fused_experts(self._skeleton))
 
     def __call__(
@@ -47,19 +48,19 @@ class CheckpointFormat:
         """Yield all weights of the model in the format of its files.
 
         Args:
-            named_tensors: All of them, by the names of transformers' modules.
+            named_tensors: All weights, by the parameter names of transformers.
 
         Raises:
             ModelError: If some cannot be converted.
         """
         layers: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in named_tensors:
-            found = _LAYER.match(name)
-            layers.setdefault(found[1] if found else "", {})[name] = tensor
+            match = _LAYER.match(name)
+            layers.setdefault(match[1] if match else "", {})[name] = tensor
         for layer, tensors in layers.items():
             try:
                 converted = compat.checkpoint_weights(self._skeleton, tensors)
-            except Exception as error:  # whatever transformers' conversions raise
+            except Exception as error:  # transformers' conversions raise any type
                 raise ModelError(
                     f"The weights of {layer or type(self._skeleton).__name__!r} cannot "
                     "be converted to the format of checkpoint files, which vLLM loads "

@@ -1,4 +1,4 @@
-"""Requests that decode together, with what each of their steps needs at hand.
+"""Batch of requests that decode together, with its per-step data precomputed.
 
 A step of a small model takes about two milliseconds for 64 rows: a few microseconds of
 Python per row and step would be a large share of it.
@@ -14,55 +14,59 @@ from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.requests import Request
 from rllib_llm.engines.sampling import BatchSampler
 
-_LOOK_AHEAD = 16  # steps; a batch often changes after fewer
+_LOOK_AHEAD = 16  # decoding steps; a batch often changes after fewer
 
 
 class DecodeBatch:
     """Requests in the order of their rows.
 
     Args:
-        requests: The requests, which this batch keeps.
-        device: Where the logits are.
+        requests: The requests; the list is kept.
+        device: Device of the logits.
         several: Whether their sessions may belong to several models.
 
     Attributes:
-        adapters: Number of each row's model; None where there is one. int64 [B]
+        adapters: Index of each row's model; None with one model. int64 [B]
     """
 
     def __init__(
         self, requests: list[Request], device: torch.device, several: bool = False
     ) -> None:
-        """Collect what stays the same from step to step."""
+        """Compute everything that does not change from step to step."""
         self.requests = requests
         self._sessions = [r.session for r in requests]
         self.adapters: np.ndarray | None = None
         if several:
             self.adapters = np.array([s.adapter for s in self._sessions], np.int64)
         self._sampler = BatchSampler([r.params for r in requests], device)
-        # A turn may end with any of these, or when the first one reaches its limit.
+        # While no row samples one of these ids or reaches its limit, no turn can end,
+        # and accept() skips the check of each row.
         self._stop_ids = frozenset().union(*(r.stop_ids for r in requests))
         self._has_strings = any(r.params.stop_strings for r in requests)
         self._steps_left = min((r.num_left for r in requests), default=0)
-        self._uniforms = np.zeros((0, len(requests)))  # of the steps to come [n, B]
-        self._next = 0  # which of them is the next
-        self._fed: tuple[np.ndarray, np.ndarray] | None = None
+        self._uniforms = np.zeros((0, len(requests)))  # of the next steps [n, B]
+        self._next = 0  # row of _uniforms for the next step
+        # Last tokens and cached lengths, kept as arrays from one step to the next.
+        self._last: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Return the number of requests."""
         return len(self.requests)
 
     def feed_last(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count each history's last token as cached; it is about to be computed.
+        """Return each history's last token, which the next forward pass computes.
+
+        Counts these tokens as cached.
 
         Returns:
-            These tokens, int64 [B, 1], and the tokens cached before them, int64 [B].
+            The tokens, int64 [B, 1], and the tokens cached before them, int64 [B].
         """
-        if self._fed is None:
+        if self._last is None:
             last = np.array([s.history[-1] for s in self._sessions])
-            self._fed = last, np.array([s.cached for s in self._sessions])
+            self._last = last, np.array([s.cached for s in self._sessions])
         for session in self._sessions:
             session.cached += 1
-        return self._fed[0][:, None], self._fed[1]
+        return self._last[0][:, None], self._last[1]
 
     def draw(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Sample the next token of each request.
@@ -74,15 +78,15 @@ class DecodeBatch:
             Tokens, int64 [B], and their log-probabilities, float32 [B].
         """
         if self._next == len(self._uniforms):
-            self._look_ahead()
+            self._fill_uniforms()
         tokens, logps = self._sampler(logits, self._uniforms[self._next])
         self._next += 1
-        if self._fed is not None:
-            self._fed = tokens, self._fed[1] + 1
+        if self._last is not None:
+            self._last = tokens, self._last[1] + 1
         return tokens, logps
 
-    def _look_ahead(self) -> None:
-        """Line up the uniform numbers of the next steps."""
+    def _fill_uniforms(self) -> None:
+        """Stack the uniform numbers of the next steps."""
         count = max(1, min(self._steps_left, _LOOK_AHEAD))
         rows = [r.uniforms[r.num_sampled :][:count] for r in self.requests]
         self._uniforms, self._next = np.stack(rows, axis=1), 0
@@ -90,7 +94,7 @@ class DecodeBatch:
     def accept(
         self, tokens: list[int], logps: list[float], tokenizer: object
     ) -> dict[Request, FinishReason]:
-        """Append drawn tokens to the histories.
+        """Append sampled tokens to the histories.
 
         Args:
             tokens: One token per request. [B]
@@ -98,7 +102,7 @@ class DecodeBatch:
             tokenizer: Decodes turns that have stop strings.
 
         Returns:
-            The requests that end with these tokens, and why.
+            The requests that end with these tokens, with their finish reasons.
         """
         for request, session, token, logp in zip(
             self.requests, self._sessions, tokens, logps, strict=True
@@ -106,9 +110,9 @@ class DecodeBatch:
             session.history.append(token)
             request.logps.append(logp)
         self._steps_left -= 1
-        suspects = self.requests
+        may_end = self.requests
         if self._steps_left > 0 and not self._has_strings:
             stops = self._stop_ids
-            suspects = [self.requests[i] for i, t in enumerate(tokens) if t in stops]
-        reasons = ((r, r.finish_reason(tokenizer)) for r in suspects)
+            may_end = [self.requests[i] for i, t in enumerate(tokens) if t in stops]
+        reasons = ((r, r.finish_reason(tokenizer)) for r in may_end)
         return {request: reason for request, reason in reasons if reason is not None}

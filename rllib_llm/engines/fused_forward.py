@@ -1,9 +1,9 @@
-"""The forward pass of Llama, Mistral, Qwen2 and Qwen3 in few large operations.
+"""Fused forward pass of Llama, Mistral, Qwen2 and Qwen3.
 
-Same mathematics and same parameters as transformers' modules, with less around it:
-projections that read the same input run as one, rotary positions come from a table,
-residuals are added inside the matrix product, and behind the last keys and values only
-the tokens that are sampled from are computed.
+It computes the same function of the same parameters as transformers' modules in fewer
+operations: projections with the same input are one product, rotary positions come from
+a table, residuals are added inside the matrix product, and after the last layer's keys
+and values only each row's last token is computed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rllib_llm.engines.fused_layout import is_plain
 from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
 from rllib_llm.engines.slot_cache import SlotCache, round_up
 
-# Joined copies of weights are kept up to this size in total. They save calls, which
-# matters for small models only; large ones could not spare the memory.
+# Joined copies of weights are kept up to this total size. They save calls, which only
+# matters for small models; for large models the memory would cost more than it saves.
 _JOINED_BYTES = 64 * 2**20
-_TABLE_BLOCK = 512  # rotary positions are computed in multiples of this
+_TABLE_BLOCK = 512  # the table of rotary positions grows in multiples of this
 
 Masks = Tensor | dict[str, Tensor] | None
 
 
 class _Layer:
-    """References to the parts of one decoder layer, and its adapters in all models."""
+    """Modules of one decoder layer, and its adapters in all models."""
 
     def __init__(self, layers: Sequence[nn.Module], kind: str) -> None:
         self.attention, self.kind = layers[0].self_attn, kind
@@ -48,28 +48,28 @@ class _Layer:
 
     @property
     def joints(self) -> tuple[MultiLoRALinear, ...]:
-        """All products of the layer."""
+        """All joined products of the layer."""
         return self.qkv, self.out, self.gate_up, self.down
 
 
 class FusedForward:
     """Runs a model that :func:`~rllib_llm.engines.fused_layout.why_not_fused` accepts.
 
-    Weights are read from the model's modules; joined copies of some are made with the
-    first forward. After any change of weights build another one.
+    Weights are read from the model's modules; the first forward joins some of them into
+    copies. After any change of the weights a new FusedForward must be built.
 
     Args:
         model: The language model.
         others: Models with the same base weights and other adapters; each row is
-            computed with those of its own.
+            computed with the adapters of its own model.
 
     Attributes:
-        called: Linear layers that are called rather than read, such as those with
-            unusual adapters.
+        called: Linear layers whose module is called instead of reading its weights,
+            e.g. those with unusual adapters.
     """
 
     def __init__(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
-        """Collect the layers; nothing is computed yet."""
+        """Collect the layers; the first call computes the joined copies."""
         config, trunk = model.config, model.model
         kinds = getattr(config, "layer_types", None) or [""] * len(trunk.layers)
         self._trunk, self._head = trunk, model.lm_head
@@ -95,17 +95,17 @@ class FusedForward:
         last_masks: Masks,
         adapters: Tensor | None = None,
     ) -> Tensor:
-        """Feed tokens behind what the cache holds; it has been prepared for them.
+        """Compute the logits after new tokens and extend the cache.
 
         Args:
-            cache: Receives the new keys and values.
+            cache: Prepared with ``SlotCache.prepare``; receives the keys and values.
             token_ids: New tokens, padded on the right. [B, T]
             positions: Their positions. [B, T]
             last: Column of each row's last real token; None if T is 1. [B]
-            masks: Additive masks of the new tokens; None if the rows are new, so that
-                each token sees those before it. [B, 1, T, K]
-            last_masks: The same of the last tokens alone. [B, 1, 1, K]
-            adapters: Which model's adapters each row is computed with. [B]
+            masks: Additive masks of the new tokens; None means causal attention, which
+                suits rows without cached tokens. [B, 1, T, K]
+            last_masks: The same for the last tokens alone. [B, 1, 1, K]
+            adapters: Index of the model whose adapters each row uses. [B]
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -117,32 +117,52 @@ class FusedForward:
         cos, sin = self._rotary(positions.view(-1), cache.visible)
         if last is not None:
             last = torch.arange(batch, device=last.device) * width + last
-        who = adapters if adapters is None else adapters.repeat_interleave(width)  # [N]
+        token_adapters = (
+            adapters if adapters is None else adapters.repeat_interleave(width)
+        )  # [N]
         for index, layer in enumerate(self._layers):
-            query, new = self._project(layer, x, cos, sin, who)
+            query, new = self._project(layer, x, cos, sin, token_adapters)
             cache.write(new, index)
+            # After the last layer's keys and values only each row's last token counts.
             if last is not None and index == len(self._layers) - 1:
-                x, query, masks, who = x[last], query[last], last_masks, adapters
+                x, query, masks, token_adapters = (
+                    x[last],
+                    query[last],
+                    last_masks,
+                    adapters,
+                )
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            x = self._attend(layer, x, query, cache.read(index), mask, batch, who)
-            gate, up = layer.gate_up(_norm(x, layer.mlp_norm), who).chunk(2, dim=-1)
-            x = layer.down.add(x, functional.silu(gate) * up, who)
+            x = self._attend(
+                layer, x, query, cache.read(index), mask, batch, token_adapters
+            )
+            gate, up = layer.gate_up(_norm(x, layer.mlp_norm), token_adapters).chunk(
+                2, dim=-1
+            )
+            x = layer.down.add(x, functional.silu(gate) * up, token_adapters)
         return self._head(_norm(x, self._trunk.norm))
 
     def _project(
-        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, who: Tensor | None
+        self,
+        layer: _Layer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        token_adapters: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return rotated queries, and rotated keys with values.
 
-        They are [N, heads, head_dim] and [N, 2, kv_heads, head_dim].
+        Their shapes are [N, heads, head_dim] and [N, 2, kv_heads, head_dim].
         """
         dim, rotated = self._head_dim, self._rotated
-        qkv = layer.qkv(_norm(x, layer.input_norm), who).view(len(x), -1, dim)
+        qkv = layer.qkv(_norm(x, layer.input_norm), token_adapters).view(
+            len(x), -1, dim
+        )
         part = qkv[:, :rotated]
         if layer.norm_weight is not None:
             eps = layer.attention.q_norm.variance_epsilon
             part = functional.rms_norm(part, (dim,), None, eps) * layer.norm_weight
         turned = part.roll(dim // 2, -1)
+        # In low precision round after every operation, as transformers does.
         if x.dtype in PRECISE:
             torch.addcmul(part * cos, turned, sin, out=qkv[:, :rotated])
         else:
@@ -158,18 +178,18 @@ class FusedForward:
         cached: tuple[Tensor, Tensor],
         mask: Tensor | None,
         batch: int,
-        who: Tensor | None,
+        token_adapters: Tensor | None,
     ) -> Tensor:
-        """Add what the queries see to the residual. [N, hidden]"""
+        """Add the attention's output to the residual. [N, hidden]"""
         attention = layer.attention
         query = query.reshape(batch, -1, self._heads, self._head_dim).transpose(1, 2)
-        seen, _ = slot_attention_forward(
+        attended, _ = slot_attention_forward(
             attention, query, *cached, mask, scaling=attention.scaling
         )
-        return layer.out.add(x, seen.reshape(len(x), -1), who)
+        return layer.out.add(x, attended.reshape(len(x), -1), token_adapters)
 
     def _prepare(self) -> None:
-        """Join what is small enough; kept until the weights change."""
+        """Join the weights if they are small enough."""
         joints = [joint for layer in self._layers for joint in layer.joints]
         is_small = sum(joint.num_bytes for joint in joints) <= _JOINED_BYTES
         for joint in joints:
@@ -186,13 +206,13 @@ class FusedForward:
     def _rotary(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines of positions. [N, 1, head_dim] each
 
-        Rolling a head by half its size and multiplying by the signed sines is what
-        transformers calls ``rotate_half``.
+        Rolling a head by half its size and multiplying by the signed sines equals
+        transformers' ``rotate_half`` times the sines.
         """
         if self._table is None or len(self._table) < longest:
             weight = self._trunk.embed_tokens.weight
-            known = torch.arange(round_up(longest, _TABLE_BLOCK), device=weight.device)
-            cos, sin = self._trunk.rotary_emb(weight, known[None])  # [1, P, head_dim]
+            places = torch.arange(round_up(longest, _TABLE_BLOCK), device=weight.device)
+            cos, sin = self._trunk.rotary_emb(weight, places[None])  # [1, P, head_dim]
             low, high = sin.chunk(2, dim=-1)
             signed = torch.cat((-low, high), dim=-1)
             self._table = torch.cat((cos, signed)).transpose(0, 1)[:, :, None]

@@ -1,8 +1,8 @@
-"""Recognising the decoder layout that :mod:`rllib_llm.engines.fused_forward` runs.
+"""Recognition of the decoder layout that :mod:`rllib_llm.engines.fused_forward` runs.
 
 Recognition is exact: the class of the model, and every module that the fused forward
-replaces, must be transformers' own, without hooks and without a forward of its own.
-Layers that are merely called (linear layers with adapters, say) may be anything.
+replaces, must be transformers' own, without hooks and without a replaced ``forward``.
+Layers that the fused forward calls (e.g. linear layers with adapters) may be anything.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def why_not_fused(model: nn.Module) -> str | None:
-    """Say why a model has to run through its own modules.
+    """Return the reason why the fused forward cannot run a model.
 
     Args:
         model: A causal language model.
 
     Returns:
-        The reason, or None if the fused forward computes the same.
+        The reason, or None if the fused forward can run it.
     """
     kind = type(model)
     home = f"transformers.models.{kind.__name__.removesuffix('ForCausalLM').lower()}."
@@ -53,19 +53,19 @@ def why_not_fused(model: nn.Module) -> str | None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a linear layer is nothing but its weight and bias."""
+    """Return whether a linear layer consists of weight and bias alone."""
     return type(module) is nn.Linear
 
 
 def why_not_together(models: Sequence[nn.Module]) -> str | None:
-    """Say why models that differ in their adapters cannot share a batch.
+    """Return the reason why models that differ in their adapters cannot share a batch.
 
     Args:
         models: Causal language models.
 
     Returns:
-        The reason, or None if they can: same base weights in the same memory, and
-        plain LoRA adapters where they differ.
+        The reason. None if they have the same base weights in the same memory and
+        differ in plain LoRA adapters only.
     """
     for model in models:
         reason = why_not_fused(model)
@@ -73,8 +73,11 @@ def why_not_together(models: Sequence[nn.Module]) -> str | None:
             return reason
     first, *others = models
     for other in others:
-        pairs = itertools.zip_longest(_own_weights(first), _own_weights(other))
+        pairs = itertools.zip_longest(
+            _non_linear_weights(first), _non_linear_weights(other)
+        )
         for one, two in pairs:
+            # Same memory, not only equal values: separate copies may differ later.
             if one is None or two is None or one.data_ptr() != two.data_ptr():
                 return "their base weights differ"
     for layers in zip(*(_linears(m) for m in models), strict=True):
@@ -95,12 +98,12 @@ def _base(layer: nn.Module) -> nn.Module | None:
 
 
 def plain_linears(model: nn.Module) -> list[nn.Module]:
-    """Return the linear layers that are replaced by their weights."""
+    """Return the linear layers whose weights the fused forward reads."""
     return [m for m in _linears(model) if is_plain(m)]
 
 
 def _replaced(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules whose forward is not called."""
+    """Yield the modules whose ``forward`` the fused forward does not call."""
     trunk = model.model
     yield from (model, trunk, trunk.norm, trunk.rotary_emb)
     for layer in trunk.layers:
@@ -121,12 +124,12 @@ def _linears(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _base_weights(model: nn.Module) -> Iterator[nn.Parameter]:
-    yield from _own_weights(model)
+    yield from _non_linear_weights(model)
     for module in plain_linears(model):
         yield from module.parameters(recurse=False)
 
 
-def _own_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+def _non_linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the weights outside linear layers."""
     yield from model.model.embed_tokens.parameters()
     for module in _replaced(model):

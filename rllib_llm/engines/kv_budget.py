@@ -1,4 +1,4 @@
-"""How much memory the key-value cache may take."""
+"""Memory budget of the key-value cache."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import torch
 
 RAM_SHARE = 0.3
-"""Share of the machine's memory, where the cache lives in it."""
+"""Share of the machine's memory, for a cache on the CPU."""
 
 DEVICE_SHARE = 0.6
 """Share of the memory that is free on a CUDA device when the engine is built."""
 
 
 def kv_budget_bytes(gib: float | None, device: torch.device) -> int:
-    """Return the most bytes the cache may take.
+    """Return the maximum size of the cache in bytes.
 
     Args:
         gib: A budget in GiB; None derives one from the device.
-        device: Where the cache lives.
+        device: Device of the cache.
     """
     if gib is not None:
         return int(gib * 2**30)

@@ -1,7 +1,7 @@
 """Forward passes of a transformers model over rows of a slot cache.
 
-The runner owns what depends on the model family: which models can be served at all,
-the form of their attention masks, their training flags and their attention function.
+The runner handles everything that depends on the model family: which models can be
+served, their attention masks, training flags and attention function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rllib_llm.modules.positions import context_length, why_shorter
 
 _PROBE_TOKENS = 6
 FORWARDS = ("auto", "plain")
-# Largest difference of logits that rounding explains, as a share of the largest logit.
+# Maximum difference of logits that rounding explains, as a share of the largest logit.
 _CACHE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2}  # else 0.2
 _FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # else 0.05
 
@@ -35,20 +35,21 @@ class ModelRunner:
     """Runs a decoder-only causal language model on a :class:`SlotCache`.
 
     Construction runs the model on a few tokens with and without the cache, so that a
-    family the cache does not fit is refused at once rather than sampled from wrongly.
+    model family that does not work with the cache is refused at once instead of giving
+    wrong samples.
 
     Models of the common decoder layout run through the fused forward, all others
     through their own modules.
 
     Args:
-        model: A transformers causal language model; shared, never copied.
-        device: Where its inputs go; None is the device of its first parameter.
-        forward: "auto", or "plain" for the model's own modules in any case.
+        model: A transformers causal language model; shared, not copied.
+        device: Device of its inputs; None is the device of its first parameter.
+        forward: "auto", or "plain" to always run the model's own modules.
         others: Models with the same base weights and other adapters, whose rows may
-            share a batch with the model's; only the fused forward can do that.
+            share a batch with the model's; this needs the fused forward.
 
     Raises:
-        ConfigError: If ``forward`` is neither.
+        ConfigError: If ``forward`` is neither "auto" nor "plain".
         ModelError: If the model cannot be served from a slot cache.
     """
 
@@ -59,56 +60,62 @@ class ModelRunner:
         forward: str = "auto",
         others: Sequence[nn.Module] = (),
     ) -> None:
-        """Check the model and measure what one token takes in the cache."""
+        """Check the model and measure the cache's bytes per token."""
         self._model, self._others = model, tuple(others)
         self._config = check_model(model)
         self.device = torch.device(device or next(model.parameters()).device)
         self._dtype = next(model.parameters()).dtype
         self._window = window_of(self._config)
-        self._shown = torch.zeros((), dtype=self._dtype, device=self.device)
-        self._hidden = self._shown + torch.finfo(self._dtype).min
+        self._unmasked = torch.zeros((), dtype=self._dtype, device=self.device)
+        # The least finite number, not -inf: a softmax over a fully masked row of -inf
+        # would give NaN.
+        self._masked = self._unmasked + torch.finfo(self._dtype).min
         layer_types = set(getattr(self._config, "layer_types", None) or ())
-        # Models that mix layer types take a mask per type, the others a single one.
+        # Models that mix layer types take a mask per type, all others a single mask.
         self._masks_by_type = "sliding_attention" in layer_types
         self._fused: FusedForward | None = None
         self.bytes_per_token = self._probe()
         if forward not in FORWARDS:
-            raise ConfigError(f"forward ({forward!r}) must be one of {FORWARDS}.")
+            raise ConfigError(
+                f"forward={forward!r} must be one of {FORWARDS}. Use 'auto'."
+            )
         if forward == "auto":
             self._fuse()
         if self._others and self._fused is None:
             reason = why_not_together([model, *others])
             raise ModelError(
                 "These models cannot share a batch: "
-                f"{reason or 'the fused forward is off'}. Give each an engine."
+                f"{reason or 'the fused forward is off'}. Build one engine per model."
             )
 
     @property
     def is_fused(self) -> bool:
-        """Whether the fused forward runs in place of the model's modules."""
+        """True if the fused forward runs in place of the model's modules."""
         return self._fused is not None
 
     def refresh(self) -> None:
-        """Look at the weights anew, after any change of them."""
+        """Rebuild the fused forward after a change of the weights."""
+        # It holds joined copies of the old weights; hooks may have been added, too.
         if self._fused is not None:
             reason = why_not_fused(self._model)
             self._fused = None if reason else FusedForward(self._model, self._others)
 
     def check_context(self, max_context_tokens: int) -> None:
-        """Refuse contexts longer than the positions that can be served.
+        """Check that the model serves contexts of this length.
 
         Raises:
-            ConfigError: If ``max_context_tokens`` is larger than those.
-            ModelError: If positions that far give other logits with the cache.
+            ConfigError: If ``max_context_tokens`` exceeds the model's positions.
+            ModelError: If the logits at such positions change with the cache.
         """
         longest = context_length(self._config)
         if longest is not None and longest < max_context_tokens:
             raise ConfigError(
                 f"max_context_tokens ({max_context_tokens}) exceeds the {longest} "
-                f"positions of the model ({self._config.model_type}) that can be used."
-                f"{why_shorter(self._config)} Lower it."
+                f"positions that the model ({self._config.model_type}) supports."
+                f"{why_shorter(self._config)} Lower max_context_tokens."
             )
-        # Only models whose frequencies are fixed run through the fused forward.
+        # The fused forward is limited to models with fixed rotary frequencies; others
+        # may change them with the length.
         if self._fused is None and max_context_tokens > _PROBE_TOKENS:
             self._probe_far(max_context_tokens)
 
@@ -122,29 +129,32 @@ class ModelRunner:
             ModelError: If a name or a shape does not fit the model. Tensors before it
                 have been copied.
         """
-        own = dict(self._model.named_parameters(remove_duplicate=False))
-        own.update(self._model.named_buffers(remove_duplicate=False))
+        # With duplicates: tied weights may arrive under any of their names.
+        targets = dict(self._model.named_parameters(remove_duplicate=False))
+        targets.update(self._model.named_buffers(remove_duplicate=False))
         with torch.no_grad():
             for name, tensor in named_tensors:
-                if name not in own:
+                if name not in targets:
                     raise ModelError(
-                        f"The model has no weights {name!r}. {did_you_mean(name, own)}"
+                        f"The model has no weights {name!r}. "
+                        f"{did_you_mean(name, targets)}"
                     )
-                if own[name].shape != tensor.shape:
+                if targets[name].shape != tensor.shape:
                     raise ModelError(
                         f"Weights {name!r} have shape {tuple(tensor.shape)}; the "
-                        f"model needs {tuple(own[name].shape)}."
+                        f"model needs {tuple(targets[name].shape)}. Send weights of "
+                        "the same model."
                     )
-                own[name].copy_(tensor)
+                targets[name].copy_(tensor)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Sample with dropout off and our attention; restore the model afterwards.
+        """Turn dropout off and set the slot attention; restore both afterwards.
 
-        The model may be shared with a learner in this process: it finds its training
-        flags and attention function as they were.
+        The model may be shared with a Learner in this process, which needs its training
+        flags and attention function unchanged.
         """
-        # What the fused forward does not call has nothing to switch.
+        # The fused forward calls only some modules; the others need no switch.
         roots = [self._model] if self._fused is None else self._fused.called
         in_training = [
             m for r in roots if r.training for m in r.modules() if m.training
@@ -152,17 +162,17 @@ class ModelRunner:
         for module in in_training:
             module.training = False
         try:
-            # Not inference_mode: buffers a model rebuilds on the way (such as dynamic
-            # rotary frequencies) would be unusable in the learner's backward pass.
-            with torch.no_grad(), self._own_attention():
+            # Not inference_mode: buffers that a model rebuilds in its forward (such as
+            # dynamic rotary frequencies) would be unusable in the Learner's backward.
+            with torch.no_grad(), self._slot_attention():
                 yield
         finally:
             for module in in_training:
                 module.training = True
 
     @contextlib.contextmanager
-    def _own_attention(self) -> Iterator[None]:
-        """Let the model's own modules attend with :mod:`.attention`."""
+    def _slot_attention(self) -> Iterator[None]:
+        """Make the model's own modules use :mod:`.attention` inside the block."""
         if self._fused is not None or self._config._attn_implementation != "sdpa":
             yield
             return
@@ -181,16 +191,16 @@ class ModelRunner:
         counts: np.ndarray,
         adapters: np.ndarray | None = None,
     ) -> Tensor:
-        """Feed new tokens of consecutive rows; call it inside :meth:`serving`.
+        """Compute logits after new tokens of consecutive rows, inside :meth:`serving`.
 
         Args:
-            cache: Holds the tokens before, and receives the new ones.
+            cache: Holds the earlier tokens and receives the new ones.
             first_row: Cache row of the batch's first row.
             token_ids: New tokens, padded on the right. int64 [B, T]
             starts: Tokens each row already has in the cache. int64 [B]
             counts: Real new tokens of each row, >= 1; the largest is T. int64 [B]
-            adapters: Number of the model that each row is computed with: 0, or the
-                place in ``others`` plus 1; None if there is one model. int64 [B]
+            adapters: Index of the model that computes each row: 0, or the index in
+                ``others`` plus 1; None with one model. int64 [B]
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -200,22 +210,25 @@ class ModelRunner:
         is_causal = is_fresh and self._fused is not None
         visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
         last = counts - 1
-        # Padding repeats the last position: it stays within learned positions.
+        # Padding repeats the last position: a larger one might exceed a table of
+        # learned positions.
         places = starts[:, None] + np.minimum(np.arange(width), last[:, None])
         ids, positions = self._to_device(np.stack((token_ids, places)))  # [B, T] each
         masks = None
         if not is_causal:
-            seen = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
-            masks = self._mask(positions, visible, seen)
+            first = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
+            masks = self._mask(positions, visible, first)
         if self._fused is None:
-            picks = self._to_device(last) if width > 1 else None
-            return self._run_modules(cache, ids, positions, masks, picks)
-        who = None if adapters is None else self._to_device(adapters)
+            columns = self._to_device(last) if width > 1 else None
+            return self._run_modules(cache, ids, positions, masks, columns)
+        row_adapters = None if adapters is None else self._to_device(adapters)
         if width == 1:
-            return self._fused(cache, ids, positions, None, masks, masks, who)
+            return self._fused(cache, ids, positions, None, masks, masks, row_adapters)
         ends = self._to_device(np.stack((last, starts + last)))  # [2, B]
         last_masks = self._mask(ends[1, :, None], visible)
-        return self._fused(cache, ids, positions, ends[0], masks, last_masks, who)
+        return self._fused(
+            cache, ids, positions, ends[0], masks, last_masks, row_adapters
+        )
 
     def _run_modules(
         self,
@@ -226,10 +239,10 @@ class ModelRunner:
         last: Tensor | None,
     ) -> Tensor:
         """Run transformers' own modules; ``last`` as in the fused forward. [B, V]"""
-        picks = contextlib.nullcontext()
+        head_input = contextlib.nullcontext()
         if last is not None:
-            picks = _last_token_only(self._model, last)
-        with picks:
+            head_input = _last_token_only(self._model, last)
+        with head_input:
             logits = self._model(
                 input_ids=token_ids,
                 attention_mask=masks,
@@ -237,13 +250,13 @@ class ModelRunner:
                 past_key_values=cache,
                 use_cache=True,
             ).logits
-        if logits.shape[1] != 1:  # the head is not a module that a hook can reach
+        if logits.shape[1] != 1:  # the model has no head module for the hook
             return logits[torch.arange(len(last), device=logits.device), last]
         return logits[:, 0]
 
     @property
     def _masks_tails(self) -> bool:
-        """Whether a mask may begin behind the columns that all rows see."""
+        """True if a mask may start after the columns that all rows attend to."""
         if self._fused is None or self._window is not None:
             return False
         return attends_by_products(self._dtype, self.device)
@@ -252,9 +265,9 @@ class ModelRunner:
         """Build the additive mask(s) of the new tokens. [B, 1, T, K - first] each.
 
         Args:
-            positions: Of the new tokens. [B, T]
+            positions: Positions of the new tokens. [B, T]
             visible: Columns that attention reads (K).
-            first: The first that the mask speaks of; every row sees those before.
+            first: First column of the mask; every row attends to all columns before.
         """
         if first == visible:
             return None
@@ -263,7 +276,7 @@ class ModelRunner:
         )
 
     def _mask_keys(self, positions: Tensor, keys: Tensor) -> Masks:
-        """Build the mask(s) of tokens over keys. [B, T] and positions [K]"""
+        """Build the mask(s) from positions of queries [B, T] and of keys [K]."""
         queries = positions[:, None, :, None]
         full = keys <= queries
         if self._window is None:
@@ -277,7 +290,7 @@ class ModelRunner:
         }
 
     def _additive(self, visible: Tensor) -> Tensor:
-        return torch.where(visible, self._shown, self._hidden)
+        return torch.where(visible, self._unmasked, self._masked)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -306,21 +319,21 @@ class ModelRunner:
         return cache.bytes_per_token
 
     def _require_same(self, whole: Tensor, cached: Tensor, where: str = "") -> None:
-        """Refuse the model if its logits change with the cache. [B, V] each"""
+        """Raise a ModelError if the logits change with the cache. [B, V] each"""
         # Low precision differs by rounding; a wrong cache differs by much more.
         tolerance = _CACHE_TOLERANCE.get(self._dtype, 0.2)
         gap, scale = _gap(whole, cached)
         if gap > tolerance * scale:
             raise ModelError(
-                f"Models of type {self._config.model_type!r} give other logits with "
-                f"the slot cache than without (by {gap:.2g}){where}. {ADVICE}"
+                f"The logits of models of type {self._config.model_type!r} with the "
+                f"slot cache differ from those without by {gap:.2g}{where}. {ADVICE}"
             )
 
     def _probe_far(self, max_context_tokens: int) -> None:
-        """Compare cached with uncached logits where rows begin and where they end.
+        """Compare cached with uncached logits at the first and the last positions.
 
-        Frequencies of rotary positions that change with the length would leave the
-        cached keys of the beginning behind.
+        Rotary frequencies that change with the length would make the cached keys of
+        the first positions stale.
         """
         half = _PROBE_TOKENS // 2
         near = np.arange(half)
@@ -353,7 +366,7 @@ class ModelRunner:
         models = (self._model, *self._others)
         reason = why_not_together(models) if self._others else why_not_fused(models[0])
         if reason is not None:
-            logger.info("Sampling runs the model's own modules: %s.", reason)
+            logger.info("Sampling uses the model's own modules: %s.", reason)
             return
         plain = [
             ModelRunner(model, self.device, "plain")._probe_ragged() for model in models
@@ -365,7 +378,7 @@ class ModelRunner:
             if gap > tolerance * scale:
                 self._fused = None
                 logger.warning(
-                    "Sampling runs the model's own modules: the logits of the fused "
+                    "Sampling uses the model's own modules: the logits of the fused "
                     "forward differ by %.2g (tolerance %.2g).",
                     gap,
                     tolerance * scale,
@@ -377,7 +390,7 @@ class ModelRunner:
         """Return logits of two rows of unequal length, over three passes. [3 * 2, V]
 
         Args:
-            number: Whose adapters.
+            number: Index of the model whose adapters are used.
         """
         adapters = np.array([number, number]) if self._others else None
         cache = SlotCache(2, 2 * _PROBE_TOKENS, self.device)
@@ -392,16 +405,16 @@ class ModelRunner:
 
 
 def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
-    """Return the largest difference and the largest logit (never quite zero)."""
+    """Return the largest difference and the largest logit plus 1e-3, never zero."""
     gap = (first.double() - second.double()).abs().max()
     return float(gap), 1e-3 + float(first.abs().max())
 
 
 @contextlib.contextmanager
 def _last_token_only(model: nn.Module, last: Tensor) -> Iterator[None]:
-    """Feed only each row's last real position to the output head.
+    """Pass only each row's last real position to the output head.
 
-    Logits of a whole prompt would take more memory and time than the model itself.
+    The logits of a whole prompt would take more memory and time than the model itself.
     """
     head = model.get_output_embeddings()
     if head is None:

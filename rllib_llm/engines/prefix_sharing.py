@@ -1,8 +1,8 @@
-"""Computing a prompt once for the sessions that begin alike.
+"""Prefix sharing: copies of cached keys and values between sessions.
 
-Rollouts of one group start from the same prompt, and prompts of all groups often from
-the same instructions. Keys and values of a token depend only on the tokens before it,
-so those of a common beginning are copied from row to row.
+Rollouts of one group start with the same prompt, and the prompts of all groups often
+with the same instructions. Keys and values of a token depend only on the tokens before
+it, so those of a common prefix are computed once and copied from row to row.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from rllib_llm.engines.requests import Request, Session, common_prefix
 from rllib_llm.engines.slot_table import SlotTable
 
 MIN_SHARED = 8
-"""Shortest beginning that is shared; below, computing it costs no more."""
+"""Minimum prefix to share, in tokens; shorter ones are as fast to compute."""
 
 
 def share_prefixes(
     todo: list[Request], table: SlotTable, *, may_wait: bool
 ) -> tuple[list[Request], list[Request], int]:
-    """Copy what the cache already holds of new sessions' beginnings.
+    """Copy prefixes of new sessions from other rows of the cache.
 
     Args:
         todo: Requests whose sessions have rows.
-        table: Who holds which row.
-        may_wait: Whether a request may be held back because it shares more with another
-            one of ``todo`` than with anything in the cache.
+        table: The rows and their sessions.
+        may_wait: Whether to postpone a request that shares a longer prefix with another
+            request of ``todo`` than with any row of the cache.
 
     Returns:
-        The requests to prefill now, those held back until they are (call again with
-        them), and the number of tokens copied.
+        The requests to prefill now, the postponed requests (call again with these after
+        the prefill), and the number of tokens copied.
     """
     copies: dict[tuple[int, int], list[Session]] = {}
     later: set[Request] = set()
@@ -53,29 +53,29 @@ def _plan(
     *,
     may_wait: bool,
 ) -> None:
-    """Decide which rows are copied for whom, and who waits.
+    """Plan the copies from row to row and the postponed requests.
 
     Args:
-        fresh: Requests of sessions without anything in the cache.
+        fresh: Requests of sessions without cached tokens.
         owners: Sessions with rows.
         copies: Receives sessions by row and number of tokens to copy.
-        later: Receives requests to hold back.
+        later: Receives the postponed requests.
         may_wait: See :func:`share_prefixes`.
     """
     cached = [s for s in owners if s.cached >= MIN_SHARED]
-    known = sorted((s.history[: s.cached], s.row) for s in cached)
+    prefixes = sorted((s.history[: s.cached], s.row) for s in cached)
     previous: list[int] = []
-    # In lexicographic order the longest common beginning is that with a neighbour.
+    # In lexicographic order the longest common prefix is with a neighbour.
     for request in sorted(fresh, key=lambda r: r.session.history):
         session = request.session
         history = session.history
-        length, row = _longest_beginning(history, known)
-        coming = common_prefix(previous, history) if may_wait else 0
+        length, row = _longest_prefix(history, prefixes)
+        upcoming = common_prefix(previous, history) if may_wait else 0
         previous = history
-        if coming - length >= MIN_SHARED:
+        if upcoming - length >= MIN_SHARED:
             later.add(request)
         elif length >= MIN_SHARED:
-            # The last token is always fed: its logits are those to sample from.
+            # The last token is always computed: sampling needs its logits.
             session.cached = min(length, len(history) - 1)
             copies.setdefault((row, session.cached), []).append(session)
 
@@ -85,11 +85,16 @@ def _is_fresh(request: Request) -> bool:
     return session.cached == 0 and len(session.history) > MIN_SHARED
 
 
-def _longest_beginning(
-    history: list[int], known: list[tuple[list[int], int]]
+def _longest_prefix(
+    history: list[int], prefixes: list[tuple[list[int], int]]
 ) -> tuple[int, int]:
-    """Return how many tokens some row shares with a history, and which row."""
-    place = bisect.bisect(known, (history, -1))
-    neighbours = known[max(place - 1, 0) : place + 1]
+    """Return the length of the longest cached prefix of a history, and its row.
+
+    Args:
+        history: The tokens.
+        prefixes: Cached tokens and row of each session, sorted.
+    """
+    place = bisect.bisect(prefixes, (history, -1))
+    neighbours = prefixes[max(place - 1, 0) : place + 1]
     shared = [(common_prefix(tokens, history), row) for tokens, row in neighbours]
     return max(shared, default=(0, -1))

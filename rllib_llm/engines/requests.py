@@ -1,4 +1,4 @@
-"""What engines of this process remember of a conversation and of a request."""
+"""Sessions and requests of the engines in this process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Session:
 
     Attributes:
         session_id: The caller's name for it.
-        adapter: Number of the model it is sampled from, where several share an engine.
-        history: All its tokens, sampled ones included.
-        cached: How many of them have keys and values in the cache; less than all
-            whenever a request starts.
+        adapter: Index of the model that samples it, if several share an engine.
+        history: All its tokens, including the sampled ones.
+        cached: Number of tokens with keys and values in the cache; fewer than all at
+            the start of a request.
         row: Its row of the cache, or -1.
-        last_used: When it last had a request (a counter, not a clock).
-        lost_cache: Whether keys and values it had must be computed again.
+        last_used: Counter value at its last request (no clock time).
+        lost_cache: Whether keys and values that it had must be computed again.
         request: Its unfinished request.
     """
 
@@ -47,11 +47,11 @@ class Session:
 
     @property
     def num_new(self) -> int:
-        """Number of tokens the model has yet to see."""
+        """Number of tokens that are not cached."""
         return len(self.history) - self.cached
 
     def drop_cache(self) -> None:
-        """Forget that anything is cached."""
+        """Mark all cached tokens as lost."""
         self.lost_cache |= self.cached > 0
         self.cached = 0
 
@@ -64,23 +64,31 @@ def check_submit(
     max_context_tokens: int,
     has_tokenizer: bool,
 ) -> None:
-    """Refuse a submission before it changes anything.
+    """Check a submission before it changes the session.
 
     Args:
         session: The conversation.
-        length: Tokens its history would have.
-        params: How to sample.
-        max_context_tokens: Most tokens of a history, sampled ones included.
-        has_tokenizer: Whether the engine can look for stop strings.
+        length: Length of its history after the submission, in tokens.
+        params: Sampling parameters.
+        max_context_tokens: Maximum tokens of a history, sampled ones included.
+        has_tokenizer: Whether the engine can find stop strings.
+
+    Raises:
+        ConfigError: If stop strings are set without a tokenizer.
+        ContextOverflowError: If no token could be sampled within the context.
+        SessionError: If the session is busy, or its history would be empty.
     """
     name = session.session_id
     if session.request is not None:
         raise SessionError(
-            f"Session {name!r} is busy with request {session.request.request_id}; "
-            "finish or abort it first."
+            f"Session {name!r} is busy with request {session.request.request_id}; a "
+            "session has one request at a time. Finish or abort that request first."
         )
     if params.stop_strings and not has_tokenizer:
-        raise ConfigError("stop_strings need an engine with a tokenizer.")
+        raise ConfigError(
+            f"stop_strings={params.stop_strings!r} need an engine with a tokenizer. "
+            "Pass tokenizer=... to the engine, or use stop_token_ids."
+        )
     if length == 0:
         raise SessionError(
             f"Session {name!r} has no tokens to continue; submit at least one."
@@ -89,7 +97,7 @@ def check_submit(
         raise ContextOverflowError(
             f"Session {name!r} would have {length} tokens before sampling; "
             f"max_context_tokens ({max_context_tokens}) leaves room for "
-            f"{max_context_tokens - 1}. End the episode or raise it."
+            f"{max_context_tokens - 1}. End the episode or raise max_context_tokens."
         )
 
 
@@ -99,7 +107,7 @@ class Request:
     Args:
         request_id: Unique within the engine.
         session: Its conversation, whose history ends with the prompt.
-        params: How to sample.
+        params: Sampling parameters.
         room: Tokens that fit the context after the prompt, >= 1.
     """
 
@@ -121,6 +129,7 @@ class Request:
         self, request_id: int, session: Session, params: SamplingParams, room: int
     ) -> None:
         """Draw the random numbers of the whole turn."""
+        # All at once: the tokens then do not depend on how the batch is stepped.
         self.request_id = request_id
         self.session = session
         self.params = params
@@ -140,11 +149,11 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Most tokens still to sample."""
+        """Maximum number of tokens still to sample."""
         return self._limit - len(self.logps)
 
     def begin(self, version: int) -> None:
-        """Note the version of the weights that sample the first token."""
+        """Record the version of the weights that sample the first token."""
         if not self.logps:
             self._version = version
 
@@ -161,18 +170,18 @@ class Request:
         self.logps.append(logp)
 
     def finish_reason(self, tokenizer: Any) -> FinishReason | None:
-        """Say whether the turn ends with the last accepted token.
+        """Return the finish reason if the turn ends with the last accepted token.
 
         Args:
-            tokenizer: Decodes the turn; only used if there are stop strings.
+            tokenizer: Decodes the turn; only used with stop strings.
 
         Returns:
-            Why it ends, or None to go on.
+            The finish reason, or None if the turn continues.
         """
         if self.session.history[-1] in self.stop_ids:
             return FinishReason.STOP
         if self.params.stop_strings:
-            # The whole turn: one character may be spread over several tokens.
+            # Decode the whole turn: one character may span several tokens.
             turn = self.session.history[self.prompt_length :]
             text = tokenizer.decode(turn, skip_special_tokens=False)
             if any(stop in text for stop in self.params.stop_strings):
@@ -183,8 +192,8 @@ class Request:
         """Return the finished turn.
 
         Args:
-            reason: Why it ended.
-            now: The time, in seconds of ``time.perf_counter``.
+            reason: Its finish reason.
+            now: The current time, in seconds of ``time.perf_counter``.
         """
         return Generation(
             request_id=self.request_id,
@@ -198,9 +207,10 @@ class Request:
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return the number of leading tokens two histories share."""
+    """Return the length of the common prefix of two histories."""
     low, high = 0, min(len(first), len(second))
-    while low < high:  # comparing slices is much faster than a loop over tokens
+    # A binary search: comparing slices is much faster than a loop over tokens.
+    while low < high:
         middle = (low + high + 1) // 2
         if first[low:middle] == second[low:middle]:
             low = middle

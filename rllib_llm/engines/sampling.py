@@ -1,8 +1,8 @@
 """Sampling of the next token for a batch of requests, each with its own settings.
 
-One uniform number per token is drawn from the request's own seed and pushed through
-the inverse of the cumulative distribution. What a request samples therefore does not
-depend on which other requests share its batch, nor on any global random state.
+Each token uses one uniform number, drawn from the request's seed, and the inverse of
+the cumulative distribution. The sampled tokens therefore do not depend on the other
+requests of the batch, nor on any global random state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def draw_uniforms(seed: int, count: int) -> np.ndarray:
 
     Args:
         seed: The request's seed.
-        count: How many; a longer draw begins with a shorter one.
+        count: Number of values; a longer draw starts with the shorter one.
 
     Returns:
         Uniform numbers in [0, 1). float64 [count]
@@ -30,15 +30,15 @@ def draw_uniforms(seed: int, count: int) -> np.ndarray:
 
 
 class BatchSampler:
-    """Samples one token per row, again and again for the same rows.
+    """Samples one token per row, repeatedly for the same rows.
 
     Args:
-        params: How to sample each row. [B]
-        device: Where the logits are.
+        params: Sampling parameters of each row. [B]
+        device: Device of the logits.
     """
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
-        """Turn the settings into tensors once."""
+        """Convert the settings to tensors once."""
         scale = [p.temperature or 1.0 for p in params]
         self._scale: Tensor | None = None
         if any(t != 1.0 for t in scale):
@@ -63,8 +63,9 @@ class BatchSampler:
             logits: Next-token logits, any float type. [B, V]
 
         Returns:
-            Log-probabilities, -inf where cut; each row sums to one. Greedy rows are
-            treated as temperature 1 without cuts. float32 [B, V]
+            Log-probabilities, -inf for excluded tokens; the probabilities of each row
+            sum to one. Greedy rows have temperature 1 without top-k and top-p.
+            float32 [B, V]
         """
         logits = logits.float()
         if self._scale is not None:
@@ -96,22 +97,24 @@ class BatchSampler:
             if self._greedy is not None:
                 tokens = torch.where(self._greedy, logps.argmax(dim=-1), tokens)
         chosen = logps.gather(1, tokens[:, None])[:, 0]
-        # One copy to the host; float64 holds both exactly.
+        # One copy to the host instead of two; float64 holds ids and log-probabilities
+        # exactly.
         both = torch.stack((tokens.double(), chosen.double())).cpu().numpy()
         return both[0].astype(np.int64), both[1].astype(np.float32)
 
 
 def _invert_cdf(logps: Tensor, uniforms: np.ndarray) -> Tensor:
     """Return the first token whose cumulative probability exceeds the uniform. [B]."""
-    # float64: in float32 the sum over a large vocabulary loses its rare tokens.
+    # float64: in float32 the sum over a large vocabulary loses rare tokens.
     cdf = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
     total = cdf[:, -1]
-    # The largest float64 below 1 could round up to the total, which lies behind the
-    # last token of positive probability; this one cannot.
+    # total * (1 - 2**-53) can round up to the total, which selects the index after the
+    # last token with positive probability; total * (1 - 2**-52) cannot.
     below_one = np.minimum(uniforms, 1.0 - 2.0**-52)
     target = total * torch.from_numpy(below_one).to(cdf.device)
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
-    # A row of NaN runs past the end; its log-probability will tell.
+    # A row of NaN gives an index past the end. The clamp keeps it valid, and the NaN
+    # log-probability makes the caller fail.
     return tokens.clamp_(max=logps.shape[1] - 1)
 
 
@@ -127,7 +130,7 @@ def _cut_tails(logps: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     ordered, order = logps.sort(dim=-1, descending=True, stable=True)
     keep = torch.arange(vocab, device=device) < top_k[:, None]
     probs = ordered.exp() * keep
-    before = probs.cumsum(dim=-1) - probs  # mass of the likelier tokens
+    before = probs.cumsum(dim=-1) - probs  # mass of the more likely tokens
     keep &= before < top_p[:, None] * probs.sum(dim=-1, keepdim=True)
     ordered = ordered.masked_fill(~keep, -torch.inf)
     cut = torch.empty_like(logps).scatter_(1, order, ordered)

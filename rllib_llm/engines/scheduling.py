@@ -1,30 +1,30 @@
-"""When the torch engine prefills, and which requests together."""
+"""Scheduling of the torch engine's prefill steps."""
 
 from __future__ import annotations
 
 from rllib_llm.engines.requests import Request
 
-# Prefill when this share of the work is waiting, or after this many decoding steps:
-# small prefill batches are inefficient, but nobody should wait for long.
+# Prefill when this share of the requests is waiting, or after this many decoding steps:
+# small prefill batches are inefficient, but no request should wait for long.
 _PREFILL_SHARE = 0.25
 _PREFILL_PATIENCE = 8
-_PREFILL_TOKENS = 8192  # most tokens of one forward, padding included
-_PREFILL_SCORES = 2**25  # most entries of one attention mask
+_PREFILL_TOKENS = 8192  # maximum tokens of one forward, with padding
+_PREFILL_SCORES = 2**25  # maximum entries of one attention mask
 
 PREFILL_CHUNK = 2048
-"""Most new tokens of one row in a forward; longer prompts take several."""
+"""Maximum new tokens of one row in a forward; longer prompts take several forwards."""
 
 
 def is_prefill_due(
     num_waiting: int, num_running: int, max_slots: int, steps_waited: int
 ) -> bool:
-    """Say whether waiting requests go before the next decoding step.
+    """Return whether the next step prefills instead of decoding.
 
     Args:
-        num_waiting: Requests whose prompt is not computed yet.
-        num_running: Requests that could decode.
-        max_slots: Most requests that run at once.
-        steps_waited: Decoding steps since requests began to wait.
+        num_waiting: Number of requests whose prompt is not computed.
+        num_running: Number of requests that could decode.
+        max_slots: Maximum number of requests that run at once.
+        steps_waited: Decoding steps since the last prefill with requests waiting.
     """
     startable = min(num_waiting, max_slots - num_running)
     if startable == 0:
@@ -34,10 +34,10 @@ def is_prefill_due(
 
 
 def split_group(todo: list[Request]) -> tuple[list[Request], list[Request]]:
-    """Split off requests to prefill together so that little is wasted on padding.
+    """Split off a group of requests to prefill together with little padding.
 
     Args:
-        todo: Requests from the most to the fewest new tokens, at least one.
+        todo: Requests in descending order of their new tokens, at least one.
 
     Returns:
         The first group and the rest.
@@ -47,6 +47,7 @@ def split_group(todo: list[Request]) -> tuple[list[Request], list[Request]]:
     for size, request in enumerate(todo):
         session = request.session
         columns = max(columns, session.cached + min(session.num_new, width))
+        # At most half of a row is padding; short prompts are cheap to pad.
         is_similar = width <= 32 or 2 * session.num_new >= width
         tokens = (size + 1) * width
         is_small = tokens <= _PREFILL_TOKENS and tokens * columns <= _PREFILL_SCORES

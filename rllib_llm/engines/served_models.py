@@ -1,4 +1,4 @@
-"""Which models the torch engine serves, and what depends on their config."""
+"""Models that the torch engine supports."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from rllib_llm.errors import ModelError
 _SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 _SERVED_ATTENTION = ("sdpa", "eager", ATTENTION_NAME)
 ADVICE = (
-    "Served are decoder-only models whose layers are all of "
+    "The torch engine serves decoder-only models whose layer types are "
     f"{', '.join(_SERVED_LAYER_TYPES)}, such as qwen2, qwen3, llama, mistral, gemma2, "
     "gemma3_text, phi3, gpt2. Use one of these or another engine."
 )
 
 
 def check_model(model: nn.Module) -> Any:
-    """Return the text config of a model that can be served, else raise."""
+    """Check that the torch engine can serve a model; return its text config.
+
+    Raises:
+        ModelError: If it cannot.
+    """
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         raise ModelError(
             f"The torch engine needs a transformers causal language model, got "
-            f"{type(model).__name__}."
+            f"{type(model).__name__}. Load it with AutoModelForCausalLM."
         )
     config = config.get_text_config()
     kind = f"Models of type {config.model_type!r}"
@@ -39,8 +43,8 @@ def check_model(model: nn.Module) -> Any:
     attention = config._attn_implementation
     if attention not in _SERVED_ATTENTION:
         raise ModelError(
-            f"The torch engine needs explicit attention masks, which attention "
-            f"{attention!r} does not take. Load the model with "
+            "The torch engine needs explicit attention masks, which the attention "
+            f"implementation {attention!r} does not support. Load the model with "
             "attn_implementation='sdpa' (or 'eager')."
         )
     return config

@@ -1,9 +1,9 @@
-"""A key-value cache with one row per conversation, filled at each row's own length.
+"""Key-value cache with one row per conversation and rows of different lengths.
 
-transformers' models take any object with ``update`` and ``get_seq_length`` as their
+transformers' models accept any object with ``update`` and ``get_seq_length`` as their
 cache. This one lets rows of different lengths share a forward pass: new keys and
-values are written behind each row's old ones (right padding, no copies), and attention
-sees a view of the rows that take part.
+values are written after each row's old ones (right padding, no copies), and attention
+reads a view of the batch's rows.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VIEW_BLOCK = 8  # attention is slower at lengths that are no multiple of this
-_GROW_BLOCK = 32  # columns are allocated in multiples of this: gaps cost reading time
+_VIEW_BLOCK = 8  # attention is slower at lengths that are not a multiple of this
+_GROW_BLOCK = 32  # columns are allocated in multiples of this; gaps slow down reading
 
 
 def round_up(value: int, block: int) -> int:
-    """Return the least multiple of ``block`` that is not below ``value``."""
+    """Return the smallest multiple of ``block`` that is at least ``value``."""
     return -(-value // block) * block
 
 
 def row_length(max_length: int) -> int:
-    """Return the columns that a row of at most ``max_length`` tokens may take."""
+    """Return the maximum columns of a row of at most ``max_length`` tokens."""
     return round_up(max_length, _VIEW_BLOCK)
 
 
 class SlotCache:
-    """Keys and values of many conversations, each in a row of its own.
+    """Keys and values of many conversations, one row per conversation.
 
-    Per layer one tensor [2, rows, kv_heads, columns, head_dim]: keys, then values.
+    Each layer has one tensor [2, rows, kv_heads, columns, head_dim]: keys, then values.
     Heads come before columns because attention then reads contiguous memory, which
-    makes decoding about twice as fast on CPUs. Rows and columns grow on demand. What
-    lies behind a row's length is stale but finite, and hidden by the attention mask.
+    makes decoding about twice as fast on CPUs. Rows and columns grow on demand. Values
+    beyond a row's length are stale but finite, and the attention mask hides them.
 
     Args:
-        max_rows: Most rows ever needed.
-        max_length: Most tokens ever stored in a row.
-        device: Where the tensors live.
+        max_rows: Maximum number of rows.
+        max_length: Maximum number of tokens in a row.
+        device: Device of the tensors.
     """
 
     def __init__(self, max_rows: int, max_length: int, device: torch.device) -> None:
-        """Create an empty cache; tensors appear with the first forward pass."""
+        """Create an empty cache; the first forward pass allocates the tensors."""
         self._max_rows = max_rows
         self._max_columns = row_length(max_length)
         self._device = device
@@ -58,12 +58,12 @@ class SlotCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held now, in bytes."""
+        """Allocated memory, in bytes."""
         return sum(t.numel() * t.element_size() for t in self._stores.values())
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory one token of one row takes, in bytes; 0 before the first forward."""
+        """Memory per token and row, in bytes; 0 before the first forward."""
         return self.num_bytes // max(self._rows * self._columns, 1)
 
     def clear(self) -> None:
@@ -79,20 +79,20 @@ class SlotCache:
         *,
         is_exact: bool = False,
     ) -> int:
-        """Say where the next forward pass writes; call it before each one.
+        """Set the target of the next forward pass's writes; call it before each pass.
 
         Row ``i`` of the batch is row ``first_row + i`` of the cache.
 
         Args:
-            first_row: First row taking part.
+            first_row: First row of the batch.
             starts: Tokens already stored in each row. int64 [B]
             counts: New tokens of each row; the batch is padded on the right to the
                 largest. int64 [B]
-            is_exact: Whether attention shall see no column behind the longest row, so
-                that it can do without a mask.
+            is_exact: Limit the view to the longest row, so that causal attention needs
+                no mask.
 
         Returns:
-            The number of columns attention will see (K).
+            The number of columns that attention reads (K).
         """
         batch, width = len(starts), int(counts.max())
         needed = int((starts + counts).max())
@@ -110,6 +110,7 @@ class SlotCache:
         rows = np.broadcast_to(row_ids[:, None], columns.shape)
         is_real = offsets < counts[:, None]
         if not is_real.all():
+            # Padding is not written: it would overwrite the columns of later tokens.
             self._source = self._to_device(np.flatnonzero(is_real))
         self._target = (
             self._to_device(rows[is_real]),
@@ -125,10 +126,10 @@ class SlotCache:
         Args:
             keys: New keys. [B, kv_heads, T, head_dim]
             values: New values. [B, kv_heads, T, head_dim]
-            layer_idx: Which layer.
+            layer_idx: Index of the layer.
 
         Returns:
-            All keys and all values of these rows. [B, kv_heads, K, head_dim]
+            All keys and all values of the batch's rows. [B, kv_heads, K, head_dim]
         """
         both = torch.stack((keys, values), 2).permute(0, 3, 2, 1, 4)
         self.write(both.reshape(-1, *both.shape[2:]), layer_idx)
@@ -138,8 +139,8 @@ class SlotCache:
         """Store the new keys and values of one layer.
 
         Args:
-            new: Keys and values, padding included. [B * T, 2, kv_heads, head_dim]
-            layer: Which layer.
+            new: Keys and values with padding. [B * T, 2, kv_heads, head_dim]
+            layer: Index of the layer.
         """
         if layer not in self._stores:
             _, _, heads, dim = new.shape
@@ -151,7 +152,7 @@ class SlotCache:
         store.index_put_(self._target, new)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return all keys and values of the rows taking part.
+        """Return all keys and values of the batch's rows.
 
         Each is a view [B, kv_heads, K, head_dim].
         """
@@ -164,12 +165,12 @@ class SlotCache:
         return 0
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Copy rows to other rows, all at once (so a pair of rows can be swapped).
+        """Copy rows to other rows, all at once, so that rows can be swapped.
 
         Args:
             sources: Rows to read.
-            targets: Rows to write, as many.
-            length: Columns that matter.
+            targets: Rows to write, one per source.
+            length: Number of columns to copy.
         """
         if not self._stores:
             return
@@ -181,22 +182,22 @@ class SlotCache:
             part[:, write] = part[:, read]
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
-        """Copy the beginning of one row to others.
+        """Copy the first columns of one row to other rows.
 
         Args:
             source: Row to read.
-            targets: Rows to write, other than the source.
-            length: Columns to copy; the source has as many.
+            targets: Rows to write, without the source.
+            length: Number of columns to copy, at most the source's length.
         """
         self._reserve(max(targets) + 1, length)
         write = torch.tensor(targets, device=self._device)
         for store in self._stores.values():
             part = store[..., :length, :]
-            # A copy: where the prefix fills whole rows, torch sees that both overlap.
+            # clone(): torch rejects overlapping memory if the prefix spans whole rows.
             part[:, write] = part[:, source, None].clone()
 
     def _reserve(self, rows: int, columns: int) -> None:
-        """Grow to at least this size, geometrically so that copies stay rare."""
+        """Grow to at least this size, geometrically, so that copies are rare."""
         if rows <= self._rows and columns <= self._columns:
             return
         if rows > self._rows:

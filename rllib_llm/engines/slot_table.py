@@ -1,4 +1,4 @@
-"""Which conversation holds which row of the cache."""
+"""Assignment of cache rows to sessions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SlotTable:
 
     Args:
         max_slots: Number of rows.
-        max_length: Most tokens of a row.
-        device: Where the cache lives.
+        max_length: Maximum tokens of a row.
+        device: Device of the cache.
 
     Attributes:
         owners: The session of each row, or None.
@@ -29,13 +29,13 @@ class SlotTable:
         self._clock = 0
 
     def assign(self, session: Session) -> bool:
-        """Give a session a row if it has none, evicting an idle one if need be.
+        """Assign a row to a session without one, evicting an idle session if needed.
 
         Args:
             session: The session.
 
         Returns:
-            Whether it has a row; False if all rows belong to sessions with requests.
+            True if it has a row; False if all rows belong to sessions with requests.
         """
         if session.row >= 0:
             return True
@@ -59,37 +59,37 @@ class SlotTable:
             session.row = -1
 
     def touch(self, session: Session) -> None:
-        """Note that a session has just been used."""
+        """Mark a session as the most recently used."""
         self._clock += 1
         session.last_used = self._clock
 
     def place(self, sessions: list[Session], first_row: int) -> None:
-        """Bring sessions into consecutive rows, in any order, with the fewest copies.
+        """Move sessions to consecutive rows, in any order, with the fewest copies.
 
         Args:
             sessions: Sessions that have rows.
-            first_row: First of the rows they shall occupy; sessions there that are not
-                among them take the rows given up.
+            first_row: First target row. Other sessions in the target rows move to the
+                rows that become vacant.
         """
-        wanted = range(first_row, first_row + len(sessions))
-        strays = [s for s in sessions if s.row not in wanted]
-        if not strays:
+        target_rows = range(first_row, first_row + len(sessions))
+        to_move = [s for s in sessions if s.row not in target_rows]
+        if not to_move:
             return
-        settled = {s.row for s in sessions}
-        holes = [row for row in wanted if row not in settled]
+        occupied = {s.row for s in sessions}
+        vacant = [row for row in target_rows if row not in occupied]
         moved: list[tuple[int, int, int]] = []  # source, target, length
-        for session, hole in zip(strays, holes, strict=True):
-            old, other = session.row, self.owners[hole]
-            self.owners[hole], self.owners[old] = session, other
-            session.row = hole
-            moved.append((old, hole, session.cached))
+        for session, target in zip(to_move, vacant, strict=True):
+            old, other = session.row, self.owners[target]
+            self.owners[target], self.owners[old] = session, other
+            session.row = target
+            moved.append((old, target, session.cached))
             if other is None:
-                self._free[self._free.index(hole)] = old
+                self._free[self._free.index(target)] = old
             else:
                 other.row = old
-                moved.append((hole, old, other.cached))
-        self._free.sort(reverse=True)
-        filled = [move for move in moved if move[2] > 0]
+                moved.append((target, old, other.cached))
+        self._free.sort(reverse=True)  # the lowest row is taken first
+        filled = [move for move in moved if move[2] > 0]  # empty rows need no copy
         if filled:
             sources, targets, lengths = zip(*filled, strict=True)
             self.cache.move(list(sources), list(targets), max(lengths))

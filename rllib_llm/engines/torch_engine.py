@@ -1,9 +1,9 @@
-"""The embedded engine: continuous batching on a transformers model in this process.
+"""Torch engine: continuous batching on a transformers model in this process.
 
-Cache rows of running requests are kept a contiguous prefix, so that a decoding step
-works on views. When the set of running requests changes, rows are swapped: one copy
-per change is cheaper than gathering all rows in every step. Idle sessions keep their
-row, and with it their keys and values, until another session needs it.
+Running requests hold the first rows of the cache, so that a decoding step works on
+views. When the set of running requests changes, rows are swapped: one copy per change
+is cheaper than gathering all rows in every step. Idle sessions keep their row with its
+keys and values until another session needs it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _COUNTERS = (
     "forwards",
 )
 
-# A larger cache is freed with the last session, for whoever needs memory next (the
-# learner, say); allocating a smaller one again would cost more than it frees.
+# A larger cache is freed with the last session, so that e.g. the Learner can use the
+# memory. For a smaller one the new allocation would cost more than the memory is worth.
 _KEPT_BYTES = 64 * 2**20
 
 
@@ -53,22 +53,22 @@ class TorchEngine(GenerationEngine):
 
     Args:
         model: A decoder-only causal language model with full or sliding attention.
-        max_slots: Most sessions with keys and values in the cache, and so most
-            requests that run at once. More may be open and submitted: the least
-            recently used idle session gives way, and requests wait for their turn. A
-            session whose next turn follows before the next step keeps its slot.
-        max_context_tokens: Most tokens of a history, sampled ones included.
-        tokenizer: Decodes tokens to look for stop strings; only needed for those.
-        device: Where the model's inputs go; None is where its weights are.
+        max_slots: Maximum number of sessions with keys and values in the cache, and
+            of requests that run at once. More may be open and submitted: the least
+            recently used idle session loses its row, and requests wait. A session
+            whose next turn is submitted before the next step keeps its row.
+        max_context_tokens: Maximum tokens of a history, sampled ones included.
+        tokenizer: Decodes tokens to find stop strings; only needed for those.
+        device: Device of the model's inputs; None is the device of its weights.
         kv_budget_bytes: Lowers ``max_slots`` so that the cache fits even if all
             histories are full.
         forward: "auto" runs the common decoder layout (Llama, Mistral, Qwen2, Qwen3)
             through a fused forward pass; "plain" always runs the model's own modules.
-        others: Models with the same base weights in the same memory and LoRA adapters
-            of their own; ``open(..., adapter=n)`` samples from the n-th of them (0 is
+        others: Models with the same base weights in the same memory and their own LoRA
+            adapters; ``open(..., adapter=n)`` samples from the n-th of them (0 is
             ``model``), and all share the batches.
-        vocabulary: None, or how many ids may be sampled: those below it. Models often
-            have more output rows than their tokenizer has tokens.
+        vocabulary: Number of ids that may be sampled, from 0; None means all. Models
+            often have more output rows than their tokenizer has tokens.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -94,11 +94,11 @@ class TorchEngine(GenerationEngine):
         others: Sequence[nn.Module] = (),
         vocabulary: int | None = None,
     ) -> None:
-        """Check the model and settings; memory is taken when it is needed."""
+        """Check the model and settings; the cache is allocated on first use."""
         if max_slots < 1 or max_context_tokens < 2:
             raise ConfigError(
                 f"max_slots ({max_slots}) must be >= 1 and max_context_tokens "
-                f"({max_context_tokens}) >= 2."
+                f"({max_context_tokens}) >= 2. Raise them."
             )
         device = None if device is None else torch.device(device)
         self._runner = ModelRunner(model, device, forward, others)
@@ -113,8 +113,8 @@ class TorchEngine(GenerationEngine):
             if max_slots < 1:
                 raise ConfigError(
                     f"kv_budget_bytes ({kv_budget_bytes}) is less than the {row_bytes} "
-                    f"bytes of one session of {max_context_tokens} tokens. Raise it "
-                    "(kv_cache_gib in a config) or lower max_context_tokens."
+                    f"bytes of one session of {max_context_tokens} tokens. Raise the "
+                    "budget (kv_cache_gib in a config) or lower max_context_tokens."
                 )
         self._table = SlotTable(max_slots, max_context_tokens, self._runner.device)
         self._sessions: dict[SessionId, Session] = {}
@@ -128,17 +128,17 @@ class TorchEngine(GenerationEngine):
 
     @property
     def max_slots(self) -> int:
-        """Most sessions in the cache at once, after applying the memory budget."""
+        """Maximum number of sessions in the cache, within the memory budget."""
         return self._table.max_slots
 
     @property
     def is_fused(self) -> bool:
-        """Whether the fused forward runs in place of the model's modules."""
+        """True if the fused forward runs in place of the model's modules."""
         return self._runner.is_fused
 
     @property
     def cache_bytes(self) -> int:
-        """Memory the cache holds now, in bytes."""
+        """Allocated memory of the cache, in bytes."""
         return self._table.cache.num_bytes
 
     @property
@@ -156,14 +156,16 @@ class TorchEngine(GenerationEngine):
 
         Args:
             session_id: Its name.
-            adapter: Number of the model that samples it.
+            adapter: Index of the model that samples it.
         """
         if session_id in self._sessions:
-            raise SessionError(f"Session {session_id!r} is already open; close it.")
+            raise SessionError(
+                f"Session {session_id!r} is already open. Close it first."
+            )
         if not 0 <= adapter < self._num_models:
             raise SessionError(
                 f"adapter={adapter} of session {session_id!r} must be in "
-                f"[0, {self._num_models})."
+                f"[0, {self._num_models}), the models of this engine."
             )
         self._sessions[session_id] = Session(session_id, adapter)
 
@@ -175,10 +177,10 @@ class TorchEngine(GenerationEngine):
         *,
         extends: bool = True,
     ) -> int:
-        """Ask for a continuation; see :meth:`GenerationEngine.submit`.
+        """Request a continuation; see :meth:`GenerationEngine.submit`.
 
-        With ``extends=False`` the part of the history that did not change keeps its
-        keys and values.
+        With ``extends=False`` the common prefix of the old and the new history keeps
+        its keys and values.
         """
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
@@ -195,7 +197,7 @@ class TorchEngine(GenerationEngine):
             kept = min(common_prefix(session.history, new), session.cached)
             session.lost_cache |= kept < session.cached
             session.history, session.cached = new, kept
-        # The last token is always fed: its logits are those to sample from.
+        # The last token is always computed: sampling needs its logits.
         session.cached = min(session.cached, len(session.history) - 1)
         limit = self._max_context - len(session.history)
         request = Request(self._next_id, session, params, limit)
@@ -222,7 +224,7 @@ class TorchEngine(GenerationEngine):
             return self._decode()
 
     def abort(self, request_id: int) -> None:
-        """Forget a request; see :meth:`GenerationEngine.abort`."""
+        """Cancel a request; see :meth:`GenerationEngine.abort`."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -237,7 +239,7 @@ class TorchEngine(GenerationEngine):
             self._set_running(rest)
 
     def close(self, session_id: SessionId) -> None:
-        """Forget a session; see :meth:`GenerationEngine.close`."""
+        """Delete a session; see :meth:`GenerationEngine.close`."""
         session = self._get_session(session_id)
         if session.request is not None:
             self.abort(session.request.request_id)
@@ -247,14 +249,15 @@ class TorchEngine(GenerationEngine):
             self._table.cache.clear()
 
     def set_weights_version(self, version: int) -> None:
-        """Announce changed weights; see :meth:`GenerationEngine.set_weights_version`.
+        """Set a new version; see :meth:`GenerationEngine.set_weights_version`.
 
-        Rows stay assigned; only what they hold is computed again.
+        Sessions keep their rows; the keys and values in them are computed again.
         """
         self._version = version
         self._runner.refresh()
         for session in self._sessions.values():
             session.drop_cache()
+        # Running requests need a new prefill of their whole history.
         self._waiting = list(self._requests.values())
         self._set_running([])
 
@@ -279,14 +282,15 @@ class TorchEngine(GenerationEngine):
         self._stats = dict.fromkeys(_COUNTERS, 0)
 
     def _prefill(self) -> list[Generation]:
-        """Give rows to waiting requests, compute their histories, sample a token."""
+        """Assign rows to waiting requests, compute their histories, sample a token."""
         for request in self._waiting:
             self._table.assign(request.session)
         todo = [r for r in self._waiting if r.session.row >= 0]
         for request in todo:
             self._count_prefill(request)
         finished: list[Generation] = []
-        # A first conversation, then one of each group, then the others.
+        # At most three waves, each sharing the prefixes of the one before: a first
+        # conversation (common instructions), one rollout per group, then all others.
         waves = 3
         while todo:
             waves -= 1
@@ -306,6 +310,7 @@ class TorchEngine(GenerationEngine):
         counts = [min(r.session.num_new, PREFILL_CHUNK) for r in group]
         logits = self._forward(group, first_row, counts)
         self._stats["prefill_tokens"] += sum(counts)
+        # Prompts longer than a chunk stay in _waiting for the next prefill.
         done = [i for i, r in enumerate(group) if r.session.num_new == 0]
         if not done:
             return []
@@ -335,7 +340,7 @@ class TorchEngine(GenerationEngine):
     def _forward(
         self, requests: list[Request], first_row: int, counts: list[int]
     ) -> torch.Tensor:
-        """Feed the next ``counts`` tokens of each history. Returns logits [B, V]."""
+        """Compute the next ``counts`` tokens of each history; return logits [B, V]."""
         sessions = [r.session for r in requests]
         starts = np.array([s.cached for s in sessions])
         token_ids = np.zeros((len(sessions), max(counts)), np.int64)
@@ -354,7 +359,7 @@ class TorchEngine(GenerationEngine):
     def _sample(
         self, batch: DecodeBatch, logits: torch.Tensor, others: list[Request]
     ) -> list[Generation]:
-        """Sample a token for each request; those not finished run after ``others``."""
+        """Sample a token per request; unfinished ones join the running ``others``."""
         tokens, logps = batch.draw(logits[:, : self._vocabulary])
         if not np.isfinite(logps).all():
             self._fail_on_nan()
@@ -370,7 +375,7 @@ class TorchEngine(GenerationEngine):
         return [request.result(reason, now) for request, reason in ended.items()]
 
     def _set_running(self, requests: list[Request]) -> None:
-        """Make these the running requests, in the first rows of the cache."""
+        """Set the running requests and move them to the first rows of the cache."""
         self._table.place([r.session for r in requests], 0)
         requests.sort(key=lambda r: r.session.row)
         self._running = self._batch(requests)
@@ -388,13 +393,14 @@ class TorchEngine(GenerationEngine):
             session.lost_cache = False
 
     def _fail_on_nan(self) -> None:
-        """Drop the cache, which may hold NaN that masks do not hide, and raise."""
+        """Clear the cache and raise a ModelError."""
+        # A mask does not hide NaN (0 * NaN is NaN): stale columns could leak it.
         self.set_weights_version(self._version)
         self._table.cache.clear()
         raise ModelError(
             f"The logits are not finite (weights version {self._version}). The weights "
-            "have probably diverged; lower the learning rate or the gradient clip. "
-            "Unfinished requests can be aborted or, with good weights, stepped on."
+            "have probably diverged: lower the learning rate or the gradient clip. "
+            "Abort unfinished requests, or set finite weights and call step() again."
         )
 
     def _get_session(self, session_id: SessionId) -> Session:

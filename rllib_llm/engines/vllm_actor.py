@@ -1,8 +1,8 @@
-"""An engine in a Ray actor, shared by several EnvRunners.
+"""Engine in a Ray actor that several EnvRunners share.
 
-The actor is found by its name: whoever comes first starts it, and whoever finds it
-dead starts it anew, sends the weights again and submits its unfinished turns again.
-With the same seeds and weights they give the same tokens.
+Clients find the actor by its name. The first client starts it. A client that finds it
+dead starts a new one, sends the weights and submits its unfinished turns again; with
+the same seeds and weights they give the same tokens.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ logger = logging.getLogger("rllib_llm")
 
 _Answer = TypeVar("_Answer")
 _RESTARTS = "engine_restarts"
-_MAX_FAILURES = 3  # in a row, without a result between them
-_MAX_CALLS = 1000  # concurrent ones of all clients
+_MAX_FAILURES = 3  # consecutive ones, without a result between them
+_MAX_CALLS = 1000  # concurrent calls of all clients
 
 
 class EngineDiedError(RLlibLLMError):
-    """An engine's actor keeps dying."""
+    """An engine's actor failed repeatedly."""
 
 
 class ActorEngine(HistoryEngine):
-    """The client's side of an engine in an actor.
+    """Client of an engine in an actor.
 
     Args:
         factory: Builds the engine in the actor; it must be picklable.
         name: The actor's name; clients with one name share it.
-        max_context_tokens: The hosted engine's limit.
-        has_tokenizer: Whether the hosted engine can find stop strings.
+        max_context_tokens: The limit of the engine in the actor.
+        has_tokenizer: Whether the engine in the actor can find stop strings.
         num_gpus: GPUs of the actor, a share of one if below 1. Its CPU time is not
             reserved.
-        wait_s: Longest that :meth:`step` waits for a first result, in seconds, so that
-            environments that answer meanwhile are not kept waiting.
+        wait_s: Maximum time that :meth:`step` waits for a first result, in seconds.
+            Environments that reply meanwhile wait at most this long.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -63,7 +63,7 @@ class ActorEngine(HistoryEngine):
         num_gpus: float = 0.0,
         wait_s: float = 0.05,
     ) -> None:
-        """Remember how to start the actor; the first request does."""
+        """Store the actor's options; the first request starts it."""
         super().__init__(
             max_context_tokens=max_context_tokens, has_tokenizer=has_tokenizer
         )
@@ -85,13 +85,13 @@ class ActorEngine(HistoryEngine):
         self._stats: dict[str, int] = {_RESTARTS: 0}
 
     def step(self) -> list[Generation]:
-        """Send what was submitted; return what has finished.
+        """Send new commands and return the finished turns.
 
         Waits for at least one result, but not longer than ``wait_s``.
 
         Raises:
-            EngineDiedError: If the actor dies again and again.
-            RLlibLLMError: What the hosted engine raises of this kind.
+            EngineDiedError: If the actor fails repeatedly.
+            RLlibLLMError: If the engine in the actor raises one.
         """
         if not self._requests:
             return []
@@ -100,6 +100,7 @@ class ActorEngine(HistoryEngine):
             self._failures = 0
         finished = []
         for number, done in results:
+            # None: aborted while the actor was working on it.
             request = self._requests.get(number)
             if request is not None:
                 tokens, logps = done.token_ids.tolist(), done.logps.tolist()
@@ -113,8 +114,8 @@ class ActorEngine(HistoryEngine):
     ) -> None:
         """Send new values unless another client has; see :class:`GenerationEngine`.
 
-        The tensors are kept by reference and sent again to an actor that was started
-        anew, so they must keep the values of this version until the next one.
+        The tensors are kept by reference and sent again to a restarted actor, so they
+        must keep the values of this version until the next one.
         """
         is_older = version < self._version
         self._source = [(name, tensor.detach()) for name, tensor in named_tensors]
@@ -127,20 +128,20 @@ class ActorEngine(HistoryEngine):
         self._attempt(lambda host: ray.get(host.start.remote()))
 
     def sleep(self) -> None:
-        """Let the hosted engine release memory, if it was started."""
+        """Make the engine in the actor release its memory, if it runs."""
         if self._host is not None:
             self._attempt(lambda host: ray.get(host.sleep.remote()))
 
     def wake_up(self) -> None:
-        """Let the hosted engine take its memory back."""
+        """Make the engine in the actor allocate its memory again."""
         if self._host is not None:
             self._attempt(lambda host: ray.get(host.wake_up.remote()))
 
     def stats(self) -> dict[str, int]:
         """Return the counters; see :meth:`GenerationEngine.stats`.
 
-        Work for all clients is counted once: by the client that asks first. Beside
-        the hosted engine's there is ``engine_restarts``.
+        The actor reports its work once, to the client that asks first, so that sums
+        over clients are right. ``engine_restarts`` is counted in addition.
         """
         if self._host is not None:
             drained = self._attempt(self._drain)
@@ -164,12 +165,12 @@ class ActorEngine(HistoryEngine):
         self._outbox.append(Close(session.session_id))
 
     def _exchange(self, host: Any) -> list[tuple[int, Generation]]:
-        # Even if the engine raises, it has taken them.
+        # Cleared before the call: the actor applies them even if the engine raises.
         commands, self._outbox = self._outbox, []
         return ray.get(host.exchange.remote(self._client, commands, self._wait_s))
 
     def _drain(self, host: Any) -> dict[str, int]:
-        if self._outbox and not self._requests:  # closed conversations
+        if self._outbox and not self._requests:  # only closed conversations are left
             self._exchange(host)
         return ray.get(host.drain_stats.remote())
 
@@ -183,8 +184,8 @@ class ActorEngine(HistoryEngine):
     def _attempt(self, call: Callable[[Any], _Answer]) -> _Answer:
         """Make a remote call, with a new actor if the old one is lost.
 
-        The engine's own errors are raised as they are. Any other exception in it is
-        taken for its death: what state it left is unknown.
+        Errors of this package are raised unchanged. Any other exception counts as the
+        death of the actor, because the engine's state is undefined after it.
         """
         while True:
             try:
@@ -192,12 +193,12 @@ class ActorEngine(HistoryEngine):
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, RLlibLLMError):
                     raise error.cause from None
-                self._give_up_host(error)
+                self._discard_host(error)
             except ray.exceptions.RayActorError as error:
-                self._give_up_host(error)
+                self._discard_host(error)
 
     def _connect(self) -> Any:
-        """Return the actor, with this client's weights in it."""
+        """Return the actor, holding this client's weights."""
         if self._host is None:
             host = ray.remote(EngineHost).options(**self._options).remote(self._factory)
             is_new = ray.get(host.connect.remote())
@@ -208,22 +209,23 @@ class ActorEngine(HistoryEngine):
                 self._send_weights(host)
         return self._host
 
-    def _give_up_host(self, error: Exception) -> None:
-        """Forget an actor that failed, and plan to submit unfinished turns again."""
+    def _discard_host(self, error: Exception) -> None:
+        """Drop an actor that failed and queue its unfinished turns again."""
         host, self._host = self._host, None
         self._failures += 1
-        is_hopeless = getattr(error, "actor_init_failed", False)
-        if is_hopeless or self._failures > _MAX_FAILURES:
+        init_failed = getattr(error, "actor_init_failed", False)
+        if init_failed or self._failures > _MAX_FAILURES:
             raise EngineDiedError(
                 f"The engine's actor {self._options['name']!r} failed "
-                f"{self._failures} times without a result between. If memory ran out, "
-                "lower num_envs_per_env_runner or max_context_tokens, or see "
+                f"{self._failures} times without a result in between. If memory ran "
+                "out, lower num_envs_per_env_runner or max_context_tokens, or set "
                 f"engine_kwargs. Last error: {error}"
             ) from error
         if host is not None:
             ray.kill(host)
         logger.warning(
-            "The engine's actor %r is lost (%s); starting it again with %s turns.",
+            "The engine's actor %r is lost (%s); restarting it with %s unfinished "
+            "turns.",
             self._options["name"],
             type(error).__name__,
             len(self._requests),
@@ -241,6 +243,6 @@ def _submit(request: Request) -> Submit:
 
 
 def _checksum(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
-    """Return what tells two sets of weights apart, from a few values of each tensor."""
-    print_ = weights.fingerprint(tensor for _, tensor in named_tensors)
-    return hashlib.blake2b(print_.tobytes(), digest_size=8).hexdigest()
+    """Return a checksum of the weights, from a few values of each tensor."""
+    values = weights.fingerprint(tensor for _, tensor in named_tensors)
+    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()

@@ -1,8 +1,8 @@
-"""vLLM in this process behind the engine interface.
+"""Engine that samples with vLLM in this process.
 
-vLLM admits one engine per process. The first request starts it. Several engines of
-one process take turns with it (a runner for training and one for evaluation, say),
-each bringing its own weights along.
+vLLM supports one engine per process. The first request starts it. Several VLLMEngines
+of one process (e.g. of the training and the evaluation runner) take turns with it, and
+each loads its own weights.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _ADAPTER = "policy"
 
 @dataclasses.dataclass
 class _Live:
-    """The process's one vLLM engine.
+    """The only vLLM engine of the process.
 
     Attributes:
         llm: vLLM's ``LLMEngine``.
-        arguments: What it was started with.
-        holder: Whose weights are in it.
+        arguments: Its ``EngineArgs``.
+        holder: The VLLMEngine whose weights it holds.
         requests: The holder's unfinished requests.
         is_asleep: Whether its memory is released.
-        is_loaded: Whether the holder's weights are in it as a whole.
-        is_changed: Whether its model is no longer the one in the folder.
+        is_loaded: Whether it holds all weights of the holder.
+        is_changed: Whether its weights differ from those of the model's folder.
     """
 
     llm: Any
@@ -65,20 +65,20 @@ _live: _Live | None = None
 class VLLMEngine(HistoryEngine):
     """Samples with vLLM, from a copy of the weights.
 
-    Starting takes some ten seconds of CPU time and happens with the first request. It
-    seeds torch's, numpy's and Python's global generators with 0.
+    The first request starts vLLM, which takes about ten seconds of CPU time and seeds
+    the global generators of torch, numpy and Python with 0.
 
     Args:
-        model: Folder or hub id; its weights serve until :meth:`update_weights`.
-        max_slots: Most requests that run at once; more wait.
-        max_context_tokens: Most tokens of a history, sampled ones included.
-        dtype: Of vLLM's weights.
-        tokenizer: Decodes tokens to look for stop strings; only needed for those.
-        lora: None, or ``{"rank": r, "alpha": a}``: then :meth:`update_weights` takes
-            the adapter's tensors, and the base model stays as it is.
-        sleeps: Whether :meth:`sleep` shall release memory (not on a CPU).
-        engine_kwargs: More arguments of vLLM's ``EngineArgs``.
-        vocabulary: None, or how many ids may be sampled: those below it.
+        model: Folder or hub id; its weights are used until :meth:`update_weights`.
+        max_slots: Maximum number of requests that run at once; more wait.
+        max_context_tokens: Maximum tokens of a history, sampled ones included.
+        dtype: Data type of vLLM's weights.
+        tokenizer: Decodes tokens to find stop strings; only needed for those.
+        lora: None, or ``{"rank": r, "alpha": a}``: :meth:`update_weights` then takes
+            the adapter's tensors, and the base model does not change.
+        sleeps: Whether :meth:`sleep` releases memory (not on a CPU).
+        engine_kwargs: Further arguments of vLLM's ``EngineArgs``.
+        vocabulary: Number of ids that may be sampled, from 0; None means all.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -98,7 +98,7 @@ class VLLMEngine(HistoryEngine):
         engine_kwargs: Mapping[str, Any] | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """Check the settings; vLLM itself is started by the first request."""
+        """Check the settings; the first request starts vLLM."""
         super().__init__(
             max_context_tokens=max_context_tokens, has_tokenizer=tokenizer is not None
         )
@@ -127,7 +127,7 @@ class VLLMEngine(HistoryEngine):
         self._stats["forwards"] += 1
         finished = []
         for output in self._acquire().step():
-            # An aborted request may still report once.
+            # None: an aborted request may report once more.
             request = self._requests.get(int(output.request_id))
             if request is not None:
                 finished += self._take(request, output)
@@ -138,12 +138,13 @@ class VLLMEngine(HistoryEngine):
     ) -> None:
         """Load new values; see :meth:`GenerationEngine.update_weights`.
 
-        Running requests go on with them and keep the tokens they have. The tensors are
-        kept by reference and read again if another engine of this process was served
-        in between, so they must keep the values of this version until the next one.
+        Running requests continue with the new values and keep their sampled tokens. The
+        tensors are kept by reference and loaded again if another engine of this process
+        has used vLLM in between, so they must keep the values of this version until the
+        next one.
 
         Raises:
-            ModelError: If vLLM does not know a name or a shape.
+            ModelError: If vLLM does not accept a name or a shape.
         """
         self._source = [(name, tensor.detach()) for name, tensor in named_tensors]
         self._version = version
@@ -152,27 +153,27 @@ class VLLMEngine(HistoryEngine):
             self._push()
 
     def start(self) -> None:
-        """Start vLLM, unless it serves in this process already."""
+        """Start vLLM, unless it runs in this process already."""
         if _live is None:
             self._acquire()
 
     def sleep(self) -> None:
-        """Release GPU memory, weights going to main memory; does nothing on a CPU.
+        """Release GPU memory and move weights to main memory; no effect on a CPU.
 
         Raises:
             SessionError: If requests are unfinished.
         """
         if self._requests:
             raise SessionError(
-                f"{len(self._requests)} requests are unfinished; finish or abort them "
-                "before sleep()."
+                f"sleep() needs an idle engine; {len(self._requests)} requests are "
+                "unfinished. Finish or abort them first."
             )
         if self._is_holder() and not _live.is_asleep:
             _live.llm.sleep(level=1)
             _live.is_asleep = True
 
     def wake_up(self) -> None:
-        """Take the memory back; requests do so by themselves."""
+        """Allocate the released memory again; a request does so automatically."""
         if self._is_holder() and _live.is_asleep:
             _live.llm.wake_up()
             _live.is_asleep = False
@@ -205,7 +206,7 @@ class VLLMEngine(HistoryEngine):
         return bool(_live and _live.holder and _live.holder() is self)
 
     def _acquire(self) -> Any:
-        """Return vLLM's engine, awake and with this engine's weights in it."""
+        """Return vLLM's engine, awake and holding this engine's weights."""
         if not self._is_holder():
             live = _start_vllm(self._settings)
             live.holder, live.requests = weakref.ref(self), self._requests
@@ -216,8 +217,8 @@ class VLLMEngine(HistoryEngine):
         return _live.llm
 
     def _push(self) -> None:
-        """Give vLLM the weights; nothing it computed with others is used again."""
-        _live.is_loaded = False
+        """Load the weights into vLLM and drop everything computed with older ones."""
+        _live.is_loaded = False  # until all of them are loaded without an error
         if self._lora is not None and self._source:
             self._push_adapter()
         elif self._source:
@@ -230,7 +231,8 @@ class VLLMEngine(HistoryEngine):
                 _live.llm.apply_model(_repack)
             except (KeyError, ValueError, AssertionError, RuntimeError) as error:
                 raise ModelError(
-                    f"vLLM did not take the weights of version {self._version}: {error}"
+                    f"vLLM did not accept the weights of version {self._version}: "
+                    f"{error}. Use engine='torch', or another version of vLLM."
                 ) from error
         elif _live.is_changed:
             raise ModelError(
@@ -251,18 +253,18 @@ class VLLMEngine(HistoryEngine):
 
         if current_platform.is_cpu() and self._checkpoint_format().has_experts:
             raise ModelError(
-                f"vLLM cannot run adapters beside the experts of "
-                f"{self._settings['model']!r} on a CPU: its kernels for them need "
-                "Triton. Use engine='torch', or train without LoRA."
+                f"vLLM cannot run LoRA adapters of the mixture of experts "
+                f"{self._settings['model']!r} on a CPU: its kernels need Triton. Use "
+                "engine='torch', or train without LoRA."
             )
         folder = memory_folder()
         write_adapter(folder.name, self._source, **self._lora)
         _live.llm.add_lora(LoRARequest(_ADAPTER, 1, folder.name, load_inplace=True))
-        # The folder stays until the next one: vLLM may read it again.
+        # Keep the folder until the next adapter: vLLM may read it again.
         self._adapter = (LoRARequest(_ADAPTER, 1, folder.name), folder)
 
     def _take(self, request: Request, output: Any) -> list[Generation]:
-        """Accept what a step sampled for one request."""
+        """Append the tokens that a step sampled for one request."""
         completion = output.outputs[0]
         if request.num_sampled == 0:
             self._count_prompt(request, output.num_cached_tokens or 0)
@@ -273,35 +275,38 @@ class VLLMEngine(HistoryEngine):
             if not math.isfinite(logp):
                 raise ModelError(
                     f"The logits are not finite (weights version {self._version}). The "
-                    "weights have probably diverged; lower the learning rate or the "
+                    "weights have probably diverged: lower the learning rate or the "
                     "gradient clip."
                 )
             request.accept(token, logp, self._version)
             self._stats["decoded_tokens"] += 1
             reason = request.finish_reason(self._tokenizer)
             if reason is not None:
-                if not output.finished:  # a stop string, which vLLM knows nothing of
+                # vLLM gets no stop strings (it would need a tokenizer), so it would
+                # continue the turn.
+                if not output.finished:
                     _live.llm.abort_request([output.request_id])
                 request.session.cached = len(request.session.history) - 1
                 return [self._finish(request, reason)]
         if output.finished:
             raise ModelError(
-                f"vLLM gave up a request of {request.prompt_length} tokens after "
-                f"{request.num_sampled} more ({completion.finish_reason})."
+                f"vLLM ended a request of {request.prompt_length} prompt tokens after "
+                f"{request.num_sampled} sampled tokens ({completion.finish_reason}) "
+                "before its stop condition. Check engine_kwargs, or use engine='torch'."
             )
         return []
 
     def _count_prompt(self, request: Request, num_cached: int) -> None:
         self._stats["prefill_tokens"] += request.prompt_length - num_cached
         self._stats["cached_tokens"] += num_cached
-        # Only full blocks are kept, and the last prompt token is always computed.
+        # vLLM caches full blocks only and always computes the last prompt token.
         block = _live.llm.vllm_config.cache_config.block_size
-        known = min(request.session.cached, request.prompt_length - 1)
-        self._stats["reprefills"] += num_cached < known // block * block
+        expected = min(request.session.cached, request.prompt_length - 1)
+        self._stats["reprefills"] += num_cached < expected // block * block
 
 
 def _start_vllm(settings: dict[str, Any]) -> _Live:
-    """Return the process's engine, idle and with these settings."""
+    """Return the process's vLLM engine, idle and with these settings."""
     global _live
     vllm_setup.prepare_environment()
     from vllm import EngineArgs, LLMEngine
@@ -323,12 +328,12 @@ def _start_vllm(settings: dict[str, Any]) -> _Live:
 
 
 def _repack(model: torch.nn.Module) -> None:
-    """Prepare the weights that vLLM does not prepare when it loads them again.
+    """Process the weights that vLLM does not process when it reloads them.
 
     On a CPU vLLM multiplies with packed weights. An output layer that is tied to the
-    embedding loads nothing itself, and so would keep the copy of the old weights;
-    experts are packed the first time only, and new weights would be read as packed
-    ones.
+    embedding loads no weights itself and would keep the packed copy of the old ones.
+    Experts are packed at the first load only, and reloaded weights would be read as if
+    they were packed.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.platforms import current_platform
@@ -343,27 +348,31 @@ def _repack(model: torch.nn.Module) -> None:
 
 
 def _serves(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether an engine can be used that was started with other arguments."""
-    # Fewer requests at once are slower, not wrong.
+    """Return whether the running engine can serve an engine with other arguments."""
+    # These change the speed, not the results.
     free = ("max_num_seqs", "max_num_batched_tokens", "load_format")
     names = (running.keys() | wanted.keys()).difference(free)
     return all(running.get(name) == wanted.get(name) for name in names)
 
 
 def _release(live: _Live) -> None:
-    """Drop the requests of a holder that is gone; refuse if it is not."""
+    """Abort the requests of a deleted holder.
+
+    Raises:
+        SessionError: If the holder still exists and has unfinished requests.
+    """
     if not live.requests:
         return
     if live.holder is not None and live.holder() is not None:
         raise SessionError(
-            f"vLLM is serving another engine of this process with "
-            f"{len(live.requests)} unfinished requests; finish those first."
+            "vLLM supports one engine per process, and another one has "
+            f"{len(live.requests)} unfinished requests. Finish those first."
         )
     live.llm.abort_request([str(name) for name in live.requests])
 
 
 def _stop(live: _Live) -> None:
-    """Make room for an engine with other settings."""
+    """Stop vLLM's engine and free its memory."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     logger.info("Stopping vLLM: other settings are needed.")
@@ -372,11 +381,11 @@ def _stop(live: _Live) -> None:
 
 
 def _vllm_params(params: SamplingParams, room: int, unknown: range) -> Any:
-    """Return vLLM's settings of a request.
+    """Return vLLM's sampling parameters of a request.
 
     Args:
-        params: Ours.
-        room: Most tokens that fit the context.
+        params: The engine interface's parameters.
+        room: Maximum tokens that fit in the context.
         unknown: Ids that must not be sampled.
     """
     from vllm import SamplingParams as VLLMParams
@@ -390,8 +399,8 @@ def _vllm_params(params: SamplingParams, room: int, unknown: range) -> Any:
         top_k=params.top_k,
         stop_token_ids=list(params.stop_token_ids),
         logit_bias=dict.fromkeys(unknown, -math.inf) or None,
-        ignore_eos=True,  # only what is asked for ends a turn
-        logprobs=0,  # of the sampled token alone
+        ignore_eos=True,  # only stop_token_ids and stop strings end a turn
+        logprobs=0,  # of the sampled token alone, without alternatives
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -1,8 +1,8 @@
-"""The actor that hosts an engine for several clients.
+"""Ray actor that runs an engine for several clients.
 
-Any engine can be hosted: the actor is given a function that builds it. A request
-carries the whole history of its conversation, so that nothing is lost with the actor
-that a client could not send again.
+The actor gets a function that builds the engine, so any engine works. Each request
+carries the whole history of its conversation, so that clients can submit it again to a
+new actor.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from rllib_llm import weights
 from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
 
-_WEIGHTS_TIMEOUT_S = 600.0  # a client that promised weights may have died
+_WEIGHTS_TIMEOUT_S = 600.0  # a client that claimed to send weights may have died
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Submit:
-    """Continue a history.
+    """Command to continue a history.
 
     Attributes:
         session: The client's conversation.
         request: The client's number of the turn.
-        history: Every token of the conversation. int32 [T]
-        params: How to sample.
+        history: All tokens of the conversation. int32 [T]
+        params: Sampling parameters.
     """
 
     session: Any
@@ -39,14 +39,14 @@ class Submit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a request."""
+    """Command to cancel a request."""
 
     request: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Close:
-    """Forget a conversation."""
+    """Command to delete a conversation."""
 
     session: Any
 
@@ -55,7 +55,7 @@ Command = Submit | Abort | Close
 
 
 class _Mailbox:
-    """What one client waits for, and what has arrived for it."""
+    """Pending requests and finished results of one client."""
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the client's number to the engine's
@@ -65,10 +65,10 @@ class _Mailbox:
 
 
 class EngineHost:
-    """Runs an engine for its clients; every method is a remote call.
+    """Runs an engine for its clients; every public method is a remote call.
 
-    The engine is stepped in a task of its own, so it works while clients do not ask.
-    Calls run between steps, hence new weights never come in the middle of one.
+    An asyncio task steps the engine, so that it works between the clients' calls. Calls
+    run between two steps, so weights do not change within a step.
 
     Args:
         factory: Builds the engine.
@@ -82,29 +82,30 @@ class EngineHost:
         self._stepping: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._weights: tuple[int, str] | None = None  # version and checksum
-        self._coming: tuple[tuple[int, str], asyncio.Event] | None = None
+        self._pending: tuple[tuple[int, str], asyncio.Event] | None = None
         self._is_new = True
 
     async def connect(self) -> bool:
-        """Return whether the caller is the first one here."""
+        """Return True to the first caller and False to all others."""
         is_new, self._is_new = self._is_new, False
         return is_new
 
     async def exchange(
         self, client: str, commands: Sequence[Command], wait_s: float
     ) -> list[tuple[int, Generation]]:
-        """Take commands, return results.
+        """Apply a client's commands and return its results.
 
         Args:
-            client: Who asks.
-            commands: In this order.
-            wait_s: How long to wait for a first result while requests are unfinished.
+            client: Id of the client.
+            commands: Commands, applied in this order.
+            wait_s: Maximum wait for a first result while requests are unfinished, in
+                seconds.
 
         Returns:
-            Finished requests by the client's numbers.
+            Pairs of the client's request number and result.
 
         Raises:
-            Exception: What the engine raised since it was last given weights.
+            Exception: The engine's last exception since the last weights update.
         """
         box = self._mailboxes.setdefault(client, _Mailbox())
         for command in commands:
@@ -123,47 +124,48 @@ class EngineHost:
         return results
 
     async def claim_weights(self, version: int, checksum: str, is_older: bool) -> bool:
-        """Say whether the caller shall send weights.
+        """Return whether the caller must send its weights.
 
         One client sends each version; the others wait here until it has arrived.
 
         Args:
-            version: Of the caller's weights.
-            checksum: Tells apart different weights with one version.
-            is_older: Whether the caller went back to this version on purpose. Without
-                it an older version is ignored: a client that has just started must not
-                undo what the others brought.
+            version: Version of the caller's weights.
+            checksum: Distinguishes different weights of one version.
+            is_older: Whether the caller deliberately returned to an older version.
+                Otherwise older versions are ignored: a client that has just started
+                must not overwrite newer weights of the others.
         """
         wanted = (version, checksum)
-        while self._coming is not None:
-            _, arrived = self._coming
+        while self._pending is not None:
+            _, arrived = self._pending
             try:
                 await asyncio.wait_for(arrived.wait(), _WEIGHTS_TIMEOUT_S)
             except TimeoutError:
-                if self._coming is not None and self._coming[1] is arrived:
-                    self._coming = None
-        held = self._weights
-        if held == wanted or (held and version < held[0] and not is_older):
+                # The sender died; unless another caller has taken over meanwhile.
+                if self._pending is not None and self._pending[1] is arrived:
+                    self._pending = None
+        current = self._weights
+        if current == wanted or (current and version < current[0] and not is_older):
             return False
-        self._coming = (wanted, asyncio.Event())
+        self._pending = (wanted, asyncio.Event())
         return True
 
     async def set_weights(
         self, packed: Mapping[str, np.ndarray], version: int, checksum: str
     ) -> None:
-        """Take the weights that :meth:`claim_weights` asked for."""
+        """Load the weights that :meth:`claim_weights` requested."""
         try:
             self._engine.update_weights(weights.unpack(packed).items(), version)
             self._weights, self._failure = (version, checksum), None
-        finally:
-            if self._coming is not None:
-                self._coming[1].set()
-                self._coming = None
+        finally:  # wake the waiting clients in any case; one of them sends again
+            if self._pending is not None:
+                self._pending[1].set()
+                self._pending = None
 
     async def drain_stats(self) -> dict[str, int]:
         """Return the engine's counters and set them to zero.
 
-        Each count goes to one client, so that the clients' sums are right.
+        Each count goes to one client, so that sums over clients are right.
         """
         stats = self._engine.stats()
         self._engine.reset_stats()
@@ -174,11 +176,11 @@ class EngineHost:
         self._engine.start()
 
     async def sleep(self) -> None:
-        """Let the engine release memory."""
+        """Make the engine release its memory."""
         self._engine.sleep()
 
     async def wake_up(self) -> None:
-        """Let the engine take its memory back."""
+        """Make the engine allocate its memory again."""
         self._engine.wake_up()
 
     def _apply(self, client: str, box: _Mailbox, command: Command) -> None:
@@ -206,8 +208,8 @@ class EngineHost:
             while self._engine.num_unfinished:
                 for done in self._engine.step():
                     self._post(done)
-                await asyncio.sleep(0)  # let calls in
-        except Exception as error:  # any: the clients are told, each by its next call
+                await asyncio.sleep(0)  # lets pending calls run between steps
+        except Exception as error:  # any type: each client's next call raises it
             self._failure = error
             for box in self._mailboxes.values():
                 box.arrived.set()

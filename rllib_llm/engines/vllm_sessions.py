@@ -1,7 +1,7 @@
-"""Conversations of engines that are sent a whole history with every request.
+"""Base class of engines whose requests carry the whole history.
 
-vLLM finds what it has computed before by the tokens themselves, and an engine that
-died has forgotten everything; so the history of a conversation is kept on this side.
+vLLM finds cached prefixes by their tokens, and a restarted engine has no state.
+Therefore the client keeps the history of each conversation.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rllib_llm.errors import ConfigError, ModelError
 
 
 class HistoryEngine(GenerationEngine):
-    """Sessions and requests; subclasses sample.
+    """Keeps sessions and requests; subclasses sample.
 
     Args:
-        max_context_tokens: Most tokens of a history, sampled ones included, >= 2.
-        has_tokenizer: Whether stop strings can be found.
+        max_context_tokens: Maximum tokens of a history, sampled ones included, >= 2.
+        has_tokenizer: Whether stop strings are supported.
 
     Raises:
-        ConfigError: If the context is too short.
+        ConfigError: If ``max_context_tokens`` is below 2.
     """
 
     def __init__(self, *, max_context_tokens: int, has_tokenizer: bool) -> None:
         """Start without sessions."""
         if max_context_tokens < 2:
             raise ConfigError(
-                f"max_context_tokens ({max_context_tokens}) must be >= 2."
+                f"max_context_tokens ({max_context_tokens}) must be >= 2. Raise it."
             )
         self._max_context = max_context_tokens
         self._has_tokenizer = has_tokenizer
@@ -50,18 +50,18 @@ class HistoryEngine(GenerationEngine):
 
     @abc.abstractmethod
     def _start(self, request: Request) -> None:
-        """Begin to continue ``request.session.history``."""
+        """Submit ``request.session.history`` to the backend."""
 
     @abc.abstractmethod
     def _cancel(self, request: Request) -> None:
-        """Stop working on a request that is no longer in ``_requests``."""
+        """Cancel a request at the backend; it is no longer in ``_requests``."""
 
     def _forget(self, session: Session) -> None:
-        """Drop what is held for a closed session; nothing by default."""
+        """Delete a closed session's state at the backend; no effect by default."""
 
     @property
     def shares_weights(self) -> bool:
-        """These engines hold a copy: :meth:`update_weights` brings new values."""
+        """Always False: the engine holds a copy, which :meth:`update_weights` sets."""
         return False
 
     @property
@@ -77,7 +77,9 @@ class HistoryEngine(GenerationEngine):
     def open(self, session_id: SessionId) -> None:
         """Start a conversation; see :meth:`GenerationEngine.open`."""
         if session_id in self._sessions:
-            raise SessionError(f"Session {session_id!r} is already open; close it.")
+            raise SessionError(
+                f"Session {session_id!r} is already open. Close it first."
+            )
         self._sessions[session_id] = Session(session_id)
 
     def submit(
@@ -88,7 +90,7 @@ class HistoryEngine(GenerationEngine):
         *,
         extends: bool = True,
     ) -> int:
-        """Ask for a continuation; see :meth:`GenerationEngine.submit`."""
+        """Request a continuation; see :meth:`GenerationEngine.submit`."""
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
         history = session.history + new if extends else new
@@ -103,13 +105,14 @@ class HistoryEngine(GenerationEngine):
         room = self._max_context - len(history)
         request = Request(self._next_id, session, params, room)
         self._next_id += 1
+        # If the backend refuses the request, the session must stay free.
         self._start(request)
         session.request = request
         self._requests[request.request_id] = request
         return request.request_id
 
     def abort(self, request_id: int) -> None:
-        """Forget a request; see :meth:`GenerationEngine.abort`."""
+        """Cancel a request; see :meth:`GenerationEngine.abort`."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -118,7 +121,7 @@ class HistoryEngine(GenerationEngine):
         self._cancel(request)
 
     def close(self, session_id: SessionId) -> None:
-        """Forget a session; see :meth:`GenerationEngine.close`."""
+        """Delete a session; see :meth:`GenerationEngine.close`."""
         session = self._get_session(session_id)
         if session.request is not None:
             self.abort(session.request.request_id)
@@ -126,14 +129,14 @@ class HistoryEngine(GenerationEngine):
         self._forget(session)
 
     def set_weights_version(self, version: int) -> None:
-        """Refuse: nothing is shared with the caller.
+        """Raise an error: the engine holds a copy of the weights.
 
         Raises:
             ModelError: Always.
         """
         raise ModelError(
             f"{type(self).__name__} holds its own copy of the weights, so version "
-            f"{version} cannot be announced. Give it the values: update_weights()."
+            f"{version} cannot be set without their values. Call update_weights()."
         )
 
     def _finish(self, request: Request, reason: FinishReason) -> Generation:

@@ -1,6 +1,6 @@
-"""What vLLM is started with: the package, its environment, its arguments.
+"""Setup of vLLM: checks of its installation, environment and arguments.
 
-Nothing here imports vLLM, so that a configuration is checked without it.
+This module does not import vLLM, so that configs are checked without its slow import.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _INSTALL = (
 
 # vLLM reads these when it is imported or builds an engine.
 _ENVIRONMENT = {
-    # The engine in this process: weights are handed over as tensors, not files.
+    # Keep the engine in this process: weights are passed as tensors, not as files.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Else a CPU worker is pinned to the cores that the scheduler leaves it.
+    # Otherwise vLLM pins a CPU worker to a subset of the cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-# Arguments that follow from the configuration or from how the engine is driven.
-_OURS = {
+# Arguments that the config sets, with the setting that does.
+_SET_BY_CONFIG = {
     "model": "language_model(model=...)",
     "max_model_len": "generation(max_context_tokens=...)",
     "max_num_seqs": "env_runners(num_envs_per_env_runner=...)",
@@ -45,6 +45,7 @@ _OURS = {
     "max_lora_rank": "language_model(lora=...)",
     "enable_sleep_mode": "generation(engine_sleep=...)",
 }
+# Arguments whose value this package relies on.
 _FIXED = (
     "distributed_executor_backend",
     "logprobs_mode",
@@ -62,8 +63,8 @@ _PARALLEL = (
     "pipeline_parallel_size",
     "data_parallel_size",
 )
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those vLLM admits
-_CPU_PREFILL_TOKENS = 8192  # most prompt tokens of one forward on a CPU
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's max_lora_rank
+_CPU_PREFILL_TOKENS = 8192  # maximum prompt tokens of one forward on a CPU
 _CPU_KV_BYTES = 2**30
 
 
@@ -71,7 +72,7 @@ def require_vllm() -> Path:
     """Return the folder of the installed vLLM without importing it.
 
     Raises:
-        MissingExtraError: If there is none; the message says how to install it.
+        MissingExtraError: If vLLM is not installed; the message says how to.
     """
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
@@ -80,12 +81,12 @@ def require_vllm() -> Path:
 
 
 def prepare_environment() -> None:
-    """Set what vLLM reads from the environment; call it before importing vLLM.
+    """Set vLLM's environment variables; call it before importing vLLM.
 
-    Variables that are set already stay as they are.
+    Variables that are already set keep their values.
 
     Raises:
-        ConfigError: If the environment asks for an engine in another process.
+        ConfigError: If the environment requests an engine in another process.
     """
     missing = {n: v for n, v in _ENVIRONMENT.items() if n not in os.environ}
     os.environ.update(missing)
@@ -95,43 +96,47 @@ def prepare_environment() -> None:
     if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
         raise ConfigError(
             "VLLM_ENABLE_V1_MULTIPROCESSING="
-            f"{os.environ['VLLM_ENABLE_V1_MULTIPROCESSING']} puts vLLM's engine into "
-            "another process, which weights in memory cannot reach. Unset it; "
-            "engine='vllm_actor' gives vLLM a process of its own."
+            f"{os.environ['VLLM_ENABLE_V1_MULTIPROCESSING']} starts vLLM's engine in "
+            "another process, which cannot receive weights from memory. Unset it; "
+            "engine='vllm_actor' runs vLLM in a separate process."
         )
 
 
 def check_engine_kwargs(engine_kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of vLLM that are unknown, or not free to choose.
+    """Check that vLLM has the arguments and that users may set them.
 
     Raises:
-        ConfigError: Naming the argument, the rule, and what to use instead.
+        ConfigError: If an argument does not exist or cannot be set here.
         MissingExtraError: If vLLM is not installed.
     """
-    known = _known_arguments(require_vllm())
+    arguments = _argument_names(require_vllm())
     for name, value in engine_kwargs.items():
-        if name in _OURS:
-            raise ConfigError(f"engine_kwargs: {name!r} follows from {_OURS[name]}.")
+        if name in _SET_BY_CONFIG:
+            raise ConfigError(
+                f"engine_kwargs: {name!r} is set by {_SET_BY_CONFIG[name]}. Use that "
+                "setting."
+            )
         if name in _FIXED:
             raise ConfigError(
-                f"engine_kwargs: {name}={value!r} cannot be chosen: how this package "
-                "drives vLLM depends on it. Leave it out."
+                f"engine_kwargs: {name}={value!r} cannot be set, because this package "
+                "relies on its value. Remove it."
             )
         if name in _PARALLEL and value != 1:
             raise ConfigError(
                 f"engine_kwargs: {name}={value!r} needs several processes, which "
-                "weights in memory cannot reach. Use one GPU per engine."
+                "cannot receive weights from memory. Use one GPU per engine."
             )
-        if name not in known:
+        if name not in arguments:
             raise ConfigError(
                 f"engine_kwargs: vLLM has no argument {name!r}. "
-                f"{did_you_mean(name, known)}"
+                f"{did_you_mean(name, arguments)}"
             )
 
 
 @functools.lru_cache(maxsize=1)
-def _known_arguments(package: Path) -> frozenset[str]:
-    """Read the fields of vLLM's EngineArgs from its source: importing it is slow."""
+def _argument_names(package: Path) -> frozenset[str]:
+    """Return the fields of vLLM's EngineArgs, read from its source."""
+    # Parsing takes milliseconds, importing vLLM many seconds.
     source = (package / "engine" / "arg_utils.py").read_text(encoding="utf-8")
     classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
     fields = next(c for c in classes if c.name == "EngineArgs").body
@@ -153,41 +158,42 @@ def engine_arguments(
     on_cpu: bool,
     engine_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the keywords of vLLM's ``EngineArgs``.
+    """Return the keyword arguments of vLLM's ``EngineArgs``.
 
     Args:
         model: Folder or hub id.
-        dtype: Of the weights, e.g. ``"float32"``.
-        max_slots: Most requests that run at once.
-        max_context_tokens: Most tokens of a history.
-        lora_rank: Rank of the adapter; None for none.
-        sleeps: Whether ``sleep`` shall free memory.
+        dtype: Data type of the weights, e.g. ``"float32"``.
+        max_slots: Maximum number of requests that run at once.
+        max_context_tokens: Maximum tokens of a history.
+        lora_rank: Rank of the adapter; None without an adapter.
+        sleeps: Whether ``sleep`` frees memory.
         on_cpu: Whether vLLM runs on a CPU.
-        engine_kwargs: More arguments, which win over the defaults set here.
+        engine_kwargs: Further arguments, which override the defaults set here.
 
     Raises:
-        ConfigError: If an argument contradicts what a CPU needs.
-        ModelError: If adapters are asked for and the base model has no weights.
+        ConfigError: If an argument does not work on a CPU.
+        ModelError: If an adapter is set and the base model has no weights.
     """
     folder = Path(model).expanduser()
     is_bare = folder.is_dir() and not has_weights(folder)
     if is_bare and lora_rank is not None:
         raise ModelError(
-            f"language_model.model={model!r} holds a config but no weights, so there "
-            "is no base model to put adapters on. Give a folder with weights."
+            f"language_model.model={model!r} has a config but no weights; LoRA "
+            "adapters need a base model with weights. Use a folder with weights."
         )
     arguments: dict[str, Any] = {
         "model": str(folder) if folder.is_dir() else model,
-        "load_format": "dummy" if is_bare else "auto",  # update_weights follows
+        # "dummy": random weights, which update_weights replaces.
+        "load_format": "dummy" if is_bare else "auto",
         "dtype": dtype,
         "max_num_seqs": max_slots,
         "max_model_len": max_context_tokens,
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # no sampling defaults from the model's folder
+        "generation_config": "vllm",  # without sampling defaults of the model's folder
         "distributed_executor_backend": "uni",
         "async_scheduling": False,
         "enable_prefix_caching": True,
-        # Log-probabilities of the distribution sampled from, after the temperature.
+        # Log-probabilities of the sampling distribution, after temperature and top-p.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "seed": 0,
@@ -206,8 +212,8 @@ def engine_arguments(
         arguments |= {
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": budget,
-            "enforce_eager": True,  # compiling costs more than short runs gain
-            "block_size": 32,  # the CPU default of 128 finds no short prompt again
+            "enforce_eager": True,  # compiling takes longer than short runs gain
+            "block_size": 32,  # the CPU default of 128 does not cache short prompts
             "kv_cache_memory_bytes": _CPU_KV_BYTES,
         }
     elif sleeps:
@@ -218,23 +224,23 @@ def engine_arguments(
 def check_cpu_arguments(
     max_context_tokens: int, engine_kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments with which vLLM would split prompts on a CPU.
+    """Check that vLLM does not split prompts on a CPU.
 
-    A request with a seed whose prompt takes two forwards stops vLLM there: generators
-    on a CPU have no offset to rewind.
+    vLLM fails on a CPU if the prompt of a seeded request takes two forwards, because it
+    cannot rewind CPU generators.
 
     Raises:
-        ConfigError: Naming the argument.
+        ConfigError: If an argument allows split prompts.
     """
     if engine_kwargs.get("enable_chunked_prefill"):
         raise ConfigError(
             "engine_kwargs: enable_chunked_prefill=True does not work with seeded "
-            "requests on a CPU. Leave it out."
+            "requests on a CPU. Remove it."
         )
     budget = engine_kwargs.get("max_num_batched_tokens")
     if budget is not None and budget < max_context_tokens:
         raise ConfigError(
             f"engine_kwargs: max_num_batched_tokens={budget} must be >= "
-            f"max_context_tokens ({max_context_tokens}): on a CPU a prompt is never "
-            "split. Raise it or leave it out."
+            f"max_context_tokens ({max_context_tokens}), because vLLM cannot split "
+            "the prompt of a seeded request on a CPU. Raise or remove it."
         )

@@ -1,1 +1,1 @@
-"""Language models as RLlib RLModules: loading, heads, adapters, the tiny default."""
+"""Language models as RLlib RLModules: loading, heads, adapters, the tiny model."""

@@ -1,4 +1,4 @@
-"""A policy over the actions that the environment admits (GLAM, TWOSOME).
+"""Action head: policy over the environment's admissible actions (GLAM, TWOSOME).
 
 The score of action ``a`` with the tokens ``a_1 .. a_n`` in the context ``c`` is
 ``s(a) = w(a) * sum_i log p(a_i | c, a_1 .. a_{i-1})``, and the policy is
@@ -6,10 +6,10 @@ The score of action ``a`` with the tokens ``a_1 .. a_n`` in the context ``c`` is
 al. 2023, arXiv:2302.02662), one over the number of tokens or of words in TWOSOME (Tan
 et al. 2024, arXiv:2401.14151). The last token of an action is its end of turn.
 
-A row holds a conversation and, behind it, the actions that were not taken in its turns
-(:class:`rllib_llm.connectors.learner.rows.Choices`). Each of them sees the conversation
-before its turn and itself, at the positions it would have had there, so one forward
-pass computes what one pass per action would.
+A row holds a conversation followed by the rejected actions of its turns
+(:class:`rllib_llm.connectors.learner.rows.Choices`). Each rejected action attends to
+the conversation before its turn and to itself, at the positions that it would have had
+there. One forward pass thus computes the same as one pass per action.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ATTENTION = ("sdpa", "eager")
 
 
 def score_weight(norm: str, num_tokens: int, text: str) -> float:
-    """Return what the log-probabilities of an action's tokens are multiplied by.
+    """Return the weight ``w`` of an action's log-probabilities in its score.
 
     Args:
         norm: One of ``NORMS``.
-        num_tokens: How many tokens the action has, its end of turn included.
+        num_tokens: Number of the action's tokens, including its end of turn.
         text: The action; at least one word.
     """
     count = {"sum": 1, "token": num_tokens, "word": len(text.split())}[norm]
@@ -44,15 +44,15 @@ def score_weight(norm: str, num_tokens: int, text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceTokens:
-    """The tokens of all actions in the trained turns of a batch. Each is int64 [N].
+    """Tokens of all actions in the trained turns of a batch. Each is int64 [N].
 
     Attributes:
         rows: Row of the token.
         columns: Column of the token.
         before: Column of the token that it is predicted from.
-        starts: Column where the action taken in its turn starts.
-        turns: Number of its turn among those of the batch, by row and column.
-        candidates: Number of its action in that turn; 0 is the one taken.
+        starts: Column where the chosen action of its turn starts.
+        turns: Index of its turn in the batch, in order of row and column.
+        candidates: Index of its action in that turn; 0 is the chosen one.
     """
 
     rows: Tensor
@@ -64,20 +64,22 @@ class ChoiceTokens:
 
     @classmethod
     def find(cls, batch: Mapping[str, Any]) -> ChoiceTokens:
-        """Return those of a batch with ``choice_starts``, ``candidates`` [B, T]."""
+        """Build them from a batch with ``choice_starts`` and ``candidates`` [B, T]."""
         starts, candidates = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES]
         trained = batch[Columns.LOSS_MASK].gather(1, starts.clamp(min=0))
         rows, cols = (trained & (candidates >= 0)).nonzero(as_tuple=True)
         start = starts[rows, cols]
         is_first = _is_first(batch)[rows, cols]
         turns = torch.unique(rows * starts.shape[1] + start, return_inverse=True)[1]
+        # The first token of a rejected action is predicted from the token before the
+        # chosen one, not from its left neighbour in the row.
         before = torch.where(is_first, start, cols) - 1
         return cls(rows, cols, before, start, turns, candidates[rows, cols])
 
     def taken(self) -> tuple[Tensor, Tensor]:
-        """Return row and column of the first token of the actions taken. 2 x [M]"""
-        is_it = self.columns == self.starts
-        return self.rows[is_it], self.columns[is_it]
+        """Return row and column of the first token of the chosen actions. 2 x [M]"""
+        is_start = self.columns == self.starts
+        return self.rows[is_start], self.columns[is_start]
 
     def action_logps(
         self, logps: Tensor, weights: Tensor, temperature: float
@@ -86,13 +88,13 @@ class ChoiceTokens:
 
         Args:
             logps: Log-probabilities of the tokens, at temperature 1. [N]
-            weights: Their weights in the scores of their actions. [N]
-            temperature: Scores are divided by it.
+            weights: Weights of the tokens in their actions' scores. [N]
+            temperature: Divisor of the scores.
 
         Returns:
-            Column 0 is of the action taken; ``-inf`` where a turn has fewer actions.
+            Column 0 belongs to the chosen action; ``-inf`` if a turn has fewer actions.
         """
-        if not len(logps):  # e.g. where all turns of a batch are masked
+        if not len(logps):  # e.g. if all turns of the batch are masked
             return logps.new_zeros(0, 1)
         size = [int(x.max()) + 1 for x in (self.turns, self.candidates)]
         where = (self.turns, self.candidates)
@@ -111,39 +113,41 @@ def entropy_of(logps: Tensor) -> Tensor:
 def attention_inputs(
     config: Any, batch: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the keyword arguments that let each action see its own context only.
+    """Return the model's keyword arguments that limit each action to its own context.
 
     Args:
-        config: The language model's own (text) config.
-        batch: Rows; without choices there is nothing to add.
-        dtype: Of the model's parameters.
+        config: The language model's text config.
+        batch: Rows; the result is empty for rows without choices.
+        dtype: Data type of the model's parameters.
 
     Returns:
-        ``attention_mask``, additive, [B, 1, T, T] (by type of layer, if there are
-        several), and ``position_ids`` [B, T].
+        ``attention_mask``, additive, [B, 1, T, T] (by layer type if there are several),
+        and ``position_ids`` [B, T].
 
     Raises:
-        ModelError: If the model's layers cannot take such a mask.
+        ModelError: If the model does not support such a mask.
     """
     if columns.CANDIDATES not in batch:
         return {}
     kinds = _layer_types(config)
-    starts, is_aside = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES] > 0
+    starts, is_rejected = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES] > 0
     column = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
-    # Where the token's own action begins: behind the conversation, if not taken.
-    begin = torch.where(_is_first(batch) & is_aside, column, 0).cummax(1).values
-    positions = torch.where(is_aside, starts + column - begin, column)
+    # First column of each token's rejected action; 0 in the conversation.
+    begin = torch.where(_is_first(batch) & is_rejected, column, 0).cummax(1).values
+    # A rejected action has the positions of the chosen one.
+    positions = torch.where(is_rejected, starts + column - begin, column)
     positions = positions.masked_fill(~batch[columns.ATTENTION_MASK], 0)
     query, key = (column[:, :, None], column[:, None, :])
-    told_until = torch.where(is_aside, starts, column + 1)[:, :, None]
-    told = ~is_aside[:, None, :] & (key < told_until)
-    own = is_aside[:, :, None] & (key >= begin[:, :, None]) & (key <= query)
-    visible = {"full_attention": told | own}
+    context_end = torch.where(is_rejected, starts, column + 1)[:, :, None]
+    in_context = ~is_rejected[:, None, :] & (key < context_end)
+    in_action = is_rejected[:, :, None] & (key >= begin[:, :, None]) & (key <= query)
+    visible = {"full_attention": in_context | in_action}
     window = getattr(config, "sliding_window", None)
     if "sliding_attention" in kinds:
+        # By position, not by column: rejected actions are far right of their context.
         near = positions[:, None, :] > positions[:, :, None] - window
         visible["sliding_attention"] = visible["full_attention"] & near
-    masks = {k: _additive(seen, dtype) for k, seen in visible.items() if k in kinds}
+    masks = {k: _additive(mask, dtype) for k, mask in visible.items() if k in kinds}
     by_type = "sliding_attention" in (getattr(config, "layer_types", None) or ())
     mask = masks if by_type else next(iter(masks.values()))
     return {"attention_mask": mask, "position_ids": positions}
@@ -152,6 +156,7 @@ def attention_inputs(
 def _is_first(batch: Mapping[str, Any]) -> Tensor:
     """Return whether a token is the first of its action. bool [B, T]"""
     of_action = torch.stack([batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES]])
+    # -2 occurs in neither column, so that column 0 counts as a change.
     changes = torch.diff(of_action, dim=2, prepend=of_action[..., :1] * 0 - 2) != 0
     return changes.any(0) & (batch[columns.CANDIDATES] >= 0)
 
@@ -162,7 +167,7 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _layer_types(config: Any) -> set[str]:
-    """Return which kinds of attention a model's layers have."""
+    """Return the attention types of a model's layers."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
         has_window = getattr(config, "sliding_window", None) is not None
@@ -171,12 +176,12 @@ def _layer_types(config: Any) -> set[str]:
     if not kinds <= _LAYER_TYPES:
         raise ModelError(
             f"{kind} have layers of {', '.join(sorted(kinds - _LAYER_TYPES))}, which "
-            "cannot show each action its own context. Use head='generate'."
+            "do not support one context per action. Use head='generate'."
         )
     if config._attn_implementation not in _ATTENTION:
         raise ModelError(
-            f"{kind} run with the attention {config._attn_implementation!r}, which "
-            "takes no masks of our own. Set language_model.model_kwargs to "
-            "{attn_implementation: sdpa}."
+            f"{kind} use the attention implementation "
+            f"{config._attn_implementation!r}, which does not support custom masks. "
+            "Set language_model.model_kwargs to {attn_implementation: sdpa}."
         )
     return kinds

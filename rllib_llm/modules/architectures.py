@@ -1,4 +1,4 @@
-"""Which architectures can be policies, and what LoRA reaches in them."""
+"""Checks of a model's architecture: causal language models and LoRA targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_config(model: str) -> Any:
     """Return the config of a checkpoint folder or hub id.
 
     Raises:
-        ModelError: If it cannot be read, or is not that of a causal language model.
+        ModelError: If it cannot be read, or the model is not a causal language model.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
@@ -26,13 +26,13 @@ def read_config(model: str) -> Any:
         config = AutoConfig.from_pretrained(os.path.expanduser(model))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"No model config could be read from {model!r}: {error}"
+            f"The model config of {model!r} could not be read: {error}"
         ) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"language_model.model={model!r} is of type {config.model_type!r}, which "
-            "transformers does not load as a causal language model: models that read "
-            "images or audio, and encoder-decoders, cannot be policies. Use a text "
+            "transformers does not load as a causal language model. Models for images "
+            "or audio and encoder-decoders are not supported as policies. Use a text "
             "model, e.g. 'Qwen/Qwen2.5-0.5B-Instruct'."
         )
     return config
@@ -46,10 +46,11 @@ def check_folder(model: str, lora: dict[str, Any] | None) -> None:
         lora: Complete LoRA settings, or None.
 
     Raises:
-        ModelError: If it cannot be a policy, or LoRA would not reach its experts.
+        ModelError: If it cannot be a policy, or LoRA would skip its experts.
     """
     is_all_linear = bool(lora) and lora["target_modules"] == "all-linear"
     path = os.path.join(os.path.expanduser(model), "config.json")
+    # The modification time is part of the cache's key.
     _check_folder(model, is_all_linear, os.path.getmtime(path))
 
 
@@ -64,13 +65,13 @@ def _check_folder(model: str, is_all_linear: bool, _changed: float) -> None:
 
 
 def check_all_linear(model: nn.Module) -> None:
-    """Refuse ``all-linear`` where most weights lie in no linear layer.
+    """Check that the LoRA target ``all-linear`` covers the experts of a model.
 
-    transformers holds the experts of a mixture in one tensor per layer, which adapters
-    of linear layers pass over.
+    transformers holds the experts of a mixture in one tensor per layer. These are not
+    linear layers, so they would get no adapters.
 
     Raises:
-        ModelError: Naming the experts, and the layers that can be adapted.
+        ModelError: If the model has such tensors.
     """
     fused = fused_experts(model)
     if not fused:
@@ -79,9 +80,10 @@ def check_all_linear(model: nn.Module) -> None:
     leaves = sorted({".".join(name.split(".")[-2:]) for name in fused})
     raise ModelError(
         f"LoRA target_modules='all-linear' would leave the experts of "
-        f"{type(model).__name__} without adapters: {share:.0%} of its weights lie in "
-        f"tensors that are no linear layers ({', '.join(leaves)}). To adapt the rest "
-        f"only, name it: target_modules: [{', '.join(linear_layer_names(model))}]."
+        f"{type(model).__name__} without adapters: {share:.0%} of its weights are in "
+        f"tensors that are not linear layers ({', '.join(leaves)}). To adapt only the "
+        "linear layers, list them: "
+        f"target_modules: [{', '.join(linear_layer_names(model))}]."
     )
 
 
@@ -97,7 +99,7 @@ def fused_experts(model: nn.Module) -> dict[str, int]:
 
 
 def linear_layer_names(model: nn.Module) -> list[str]:
-    """Return the distinct leaf names of linear layers, the output head excluded."""
+    """Return the distinct leaf names of linear layers without the output head."""
     head = model.get_output_embeddings()
     kinds = (nn.Linear, *compat.conv1d_classes())
     return sorted(

@@ -10,7 +10,7 @@ from rllib_llm.modules.architectures import read_config
 
 
 def model_context_length(model: str) -> int | None:
-    """Return how many positions of ``model`` can be used, None if it does not say."""
+    """Return the usable positions of ``model``, None if its config does not say."""
     if model == "tiny":
         from rllib_llm.modules.tiny import TINY_DEFAULTS
 
@@ -23,7 +23,7 @@ def text_config(model: str) -> Any:
     """Return the text config of a checkpoint folder or hub id.
 
     Raises:
-        ModelError: If there is no such folder, or its model can be no policy.
+        ModelError: If the folder does not exist, or its model cannot be a policy.
     """
     loading.check_model_path(model)
     return read_config(model).get_text_config()

@@ -1,4 +1,4 @@
-"""A critic as an RLModule of its own, for policies that share one."""
+"""Critic as a separate RLModule, for policies that share one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CRITIC_MODULE = "critic"
 
 
 class CriticRLModule(LLMRLModule):
-    """Values of token rows: a language model's trunk below a value head.
+    """Computes values of token rows with a language model's trunk and a value head.
 
-    With ``value_head: {detach: True}`` the trunk is frozen and only the head learns
-    (MARFT); otherwise all of it does. It lives in Learners only.
+    With ``value_head: {detach: True}`` the trunk is frozen and only the head is trained
+    (MARFT); otherwise both are trained. The module exists in Learners only.
     """
 
     @override(LLMRLModule)

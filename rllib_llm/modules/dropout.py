@@ -1,7 +1,7 @@
-"""Switch off everything by which a model computes at random while it is trained.
+"""Removal of dropout and other randomness from models in training mode.
 
-Dropout would make the Learner score another distribution than the one sampled from,
-so that even the first step's probability ratios would differ from 1.
+With dropout the Learner would score a different distribution from the sampled one, so
+that even the first step's probability ratios would differ from 1.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import nn
 
 from rllib_llm.errors import ModelError
 
-# Architectures name the probabilities of functional dropout, dropped layers and
-# multiplicative router noise ``attention_dropout``, ``resid_pdrop``, ``layerdrop``,
-# ``hidden_dropout_prob``, ``router_jitter_noise``, and so on.
+# Substrings of the attributes for functional dropout, dropped layers and router noise:
+# ``attention_dropout``, ``resid_pdrop``, ``layerdrop``, ``hidden_dropout_prob``,
+# ``router_jitter_noise``, and so on.
 _RANDOM_NAMES = ("drop", "jitter")
 _PROBE_TOKENS = 8
-# Largest difference of logits that rounding explains, as a share of the largest logit.
+# Maximum difference of logits that rounding explains, as a share of the largest logit.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # else 2e-2
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every probability of dropout and every router noise of ``model`` to 0.
+    """Set every dropout probability and every router noise of ``model`` to 0.
 
-    Layers hand such numbers to functional dropout from attributes of their own or from
-    the config, so both are changed.
+    Layers read these values from their own attributes or from the config, so both are
+    changed.
     """
     owners: list[Any] = [*model.modules(), *_configs(model)]
     for owner in owners:
@@ -39,7 +39,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:
-    """Yield every config that a module of ``model`` reads, nested ones too."""
+    """Yield every config that a module of ``model`` reads, including nested ones."""
     todo = [m.config for m in model.modules() if hasattr(m, "config")]
     seen: set[int] = set()
     while todo:
@@ -53,7 +53,7 @@ def _configs(model: nn.Module) -> Iterator[Any]:
 
 @torch.no_grad()
 def check_training_mode(model: nn.Module) -> None:
-    """Refuse a model that computes something else in training than in evaluation.
+    """Check that a model computes the same in training as in evaluation mode.
 
     The Learner's forward passes run in training mode, sampling in evaluation mode.
 
@@ -72,18 +72,18 @@ def check_training_mode(model: nn.Module) -> None:
         with torch.random.fork_rng(devices):
             expected = model.eval()(input_ids=ids, use_cache=False).logits
             model.train()
-            found = [model(input_ids=ids, use_cache=False).logits for _ in range(2)]
+            trained = [model(input_ids=ids, use_cache=False).logits for _ in range(2)]
     finally:
         for module, training in was_training.items():
             module.training = training
     scale = 1e-3 + float(expected.double().abs().max())
     tolerance = _TOLERANCE.get(parameter.dtype, 2e-2) * scale
-    gap = max(float((f.double() - expected.double()).abs().max()) for f in found)
+    gap = max(float((t.double() - expected.double()).abs().max()) for t in trained)
     if gap > tolerance:
         kind = model.config.get_text_config().model_type
         raise ModelError(
-            f"Models of type {kind!r} give other logits in training mode than in "
-            f"evaluation mode (by {gap:.2g}, tolerance {tolerance:.2g}), although all "
-            "dropout is off: the Learner would score another distribution than the one "
-            "sampled from. Use another architecture."
+            f"The logits of models of type {kind!r} in training mode differ from those "
+            f"in evaluation mode by {gap:.2g} (tolerance {tolerance:.2g}), although "
+            "all dropout is off: the Learner would score a different distribution from "
+            "the sampled one. Use another architecture."
         )

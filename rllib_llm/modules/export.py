@@ -1,4 +1,4 @@
-"""Write a policy as a folder that Hugging Face's Auto classes load."""
+"""Export of a policy as a folder that Hugging Face's Auto classes load."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
     """Write weights, config and tokenizer of ``module``'s policy into ``folder``.
 
     Raises:
-        ConfigError: If an adapter is asked for and the policy has none.
+        ConfigError: If ``merged`` is False and the policy has no adapter.
     """
     lora = module.model_config["lora"]
     folder.mkdir(parents=True, exist_ok=True)
     if not merged:
         if not lora:
             raise ConfigError(
-                "An adapter was asked for, but this policy was trained without LoRA. "
-                "Export it merged."
+                "merged=False exports a LoRA adapter, but this policy was trained "
+                "without LoRA. Export it merged."
             )
         _save_adapter(module, folder)
     else:
@@ -39,17 +39,17 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
 
 
 def _share_weights(folder: Path) -> None:
-    """Give files of weights the permissions of the files beside them.
+    """Give files of weights the permissions of the other files in the folder.
 
-    safetensors writes into a temporary file, which its owner alone may read.
+    safetensors writes into a temporary file, which only its owner can read.
     """
-    usual = (folder / "tokenizer_config.json").stat().st_mode
+    mode = (folder / "tokenizer_config.json").stat().st_mode
     for path in folder.glob("*.safetensors"):
-        path.chmod(usual)
+        path.chmod(mode)
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Return a copy of ``model`` with its adapters folded into plain layers."""
+    """Return a copy of ``model`` with its adapters merged into plain layers."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     merged = copy.deepcopy(model)
@@ -58,8 +58,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
             layer.merge()
             parent = merged.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], layer.get_base_layer())
-    # transformers would otherwise refuse to save a model it believes to be quantised
-    # or adapted.
+    # With this flag transformers would save adapters, which no longer exist.
     if getattr(merged, "_hf_peft_config_loaded", False):
         merged._hf_peft_config_loaded = False
     return merged

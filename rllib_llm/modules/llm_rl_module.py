@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model as an RLlib RLModule."""
+"""Hugging Face causal language model as an RLlib RLModule."""
 
 from __future__ import annotations
 
@@ -36,40 +36,41 @@ _BASE = "base_fingerprint"
 
 
 class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
-    """Policy, optional critic and optional frozen reference around one language model.
+    """Policy with optional critic and frozen reference, around one language model.
 
-    ``model_config`` keys (written by :meth:`LLMConfigMixin.language_model`):
+    ``model_config`` keys (set by :meth:`LLMConfigMixin.language_model`):
 
     - ``model``: checkpoint folder or hub id.
-    - ``dtype``: dtype of the parameters.
-    - ``autocast``: None, or the dtype in which rows are scored (torch.autocast).
-    - ``head_chunk_tokens``: None, or how many positions' logits exist at a time.
+    - ``dtype``: data type of the parameters.
+    - ``autocast``: None, or the data type in which rows are scored (torch.autocast).
+    - ``head_chunk_tokens``: None, or the number of positions whose logits are computed
+      at a time.
     - ``lora``: None, or the settings of :func:`rllib_llm.modules.loading.add_lora`.
     - ``value_head``: None, or ``{"kind": ..., "detach": ...}``.
-    - ``value_model``: "shared" (default), or "own": the critic has a trunk of its own
-      below its head, a copy of the policy's as loaded.
-    - ``reference``: whether a frozen copy is kept for KL penalties (under LoRA the
-      base model with its adapter off serves, at no cost).
-    - ``temperature``: the sampling temperature; the learner's log-probabilities are
-      those of the tempered distribution, as sampled.
-    - ``vocabulary``: None, or how many ids the tokenizer knows. Models often have more
-      output rows; the others are no part of the distribution, here as in sampling.
-    - ``init_seed``: seeds new parameters, so that every process starts alike.
+    - ``value_model``: "shared" (default), or "own": the critic has a separate trunk,
+      initialised as a copy of the policy's.
+    - ``reference``: whether to keep a frozen copy for KL penalties. Under LoRA the base
+      model without its adapter is the reference, which needs no copy.
+    - ``temperature``: the sampling temperature. The Learner's log-probabilities are
+      those of the tempered distribution, as in sampling.
+    - ``vocabulary``: None, or the number of the tokenizer's ids. Models often have more
+      output rows; they are excluded from the distribution, as in sampling.
+    - ``init_seed``: seed of new parameters, so that all processes start with the same.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the module.
 
         Raises:
-            ModelError: If ``setup()`` raises AttributeError. RLlib would take that for
-                a module of an older API, and hide it behind a deprecation notice.
+            ModelError: If ``setup()`` raises AttributeError. RLlib would treat it as a
+                module of an older API and show a deprecation notice instead.
         """
         try:
             super().__init__(*args, **kwargs)
         except AttributeError as error:
             raise ModelError(
-                f"{type(self).__name__}.setup() raised AttributeError: {error}. The "
-                "traceback above shows the place."
+                f"{type(self).__name__}.setup() raised AttributeError: {error}. See "
+                "the traceback above for the failing line."
             ) from error
 
     @override(RLModule)
@@ -82,7 +83,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             weights_follow=lora is None,
             module_id=self.model_config.get("module_id"),
         )
-        # Written back, so that this module's own checkpoints name what exists.
+        # Written back, so that this module's checkpoints refer to an existing folder.
         config = {**self.model_config, "model": model, "lora": lora}
         self.model_config = config
         with torch.random.fork_rng():
@@ -93,41 +94,44 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 needs_weights=lora is not None,
                 **config.get("model_kwargs", {}),
             )
-            # A frozen copy outside nn.Module's registration: it is neither trained nor
-            # synced.
+            # In a tuple, which nn.Module does not register: the frozen copy must
+            # neither be trained nor synced.
             self._reference: tuple[nn.Module, ...] = ()
             if config["reference"] and lora is None and not self.inference_only:
                 self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
             self._base = np.zeros(0, np.float32)
             if lora is not None:
+                # Before the adapters are added: checkpoints identify the base by it.
                 self._base = state.fingerprint(self.lm.parameters())
                 self.lora_config = loading.add_lora(self.lm, lora)
                 self._share_base()
             if config.get("gradient_checkpointing") and not self.inference_only:
                 self.lm.gradient_checkpointing_enable({"use_reentrant": False})
             if config["value_head"] is not None and not self.inference_only:
-                own = config.get("value_model", "shared") == "own"
+                has_trunk = config.get("value_model", "shared") == "own"
                 self.value_head = ValueHead(
                     self.lm.config.get_text_config().hidden_size,
                     **config["value_head"],
-                    trunk=copy.deepcopy(self.lm.base_model) if own else None,
+                    trunk=copy.deepcopy(self.lm.base_model) if has_trunk else None,
                 )
         self._trunk_and_head_suffice = self._head_is_plain(self.lm)
         rows = self.lm.config.get_text_config().vocab_size
-        known = config.get("vocabulary") or rows
-        self.vocabulary: int | None = known if known < rows else None
+        num_ids = config.get("vocabulary") or rows
+        self.vocabulary: int | None = num_ids if num_ids < rows else None
         if config.get("compile") and not self.inference_only:
-            # In place, so that names of parameters stay; lengths differ all the time.
+            # In place: torch.compile(module) would rename the parameters. dynamic:
+            # every batch has another length.
             self.lm.base_model.compile(backend=config["compile"], dynamic=True)
         if config.get("head_chunk_tokens") and not self._trunk_and_head_suffice:
             raise ModelError(
                 f"head_chunk_tokens={config['head_chunk_tokens']} computes the output "
-                f"layer on its own, but {type(self.lm).__name__} scales its logits "
-                "elsewhere. Set it to None and lower micro_batch_tokens."
+                f"layer separately, but {type(self.lm).__name__} scales its logits "
+                "outside of it. Set head_chunk_tokens to None and lower "
+                "micro_batch_tokens."
             )
 
     def _share_base(self) -> None:
-        """Hold the base model once per process and device."""
+        """Share the base model's tensors within the process and device."""
         config = self.model_config
         self._base_tensors = share_base(self.lm, config["model"], config["dtype"])
 
@@ -173,13 +177,14 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def compute_values(
         self, batch: Mapping[str, Any], embeddings: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the value before each token: column t sees tokens < t. [B, T]"""
+        """Return the value before each token; column t depends on tokens < t. [B, T]"""
         trunk = self.value_head.trunk
         if trunk is not None or embeddings is None:
             with self._autocast(batch[columns.INPUT_IDS].device):
                 embeddings = self._hidden(trunk or self.lm.base_model, batch)
         values = self.value_head(embeddings)
-        # The state before token t is the hidden state at t-1; column 0 has none.
+        # The state before token t is the hidden state at t-1; column 0 has none, and
+        # its value is 0. Do not shift the other way: values would depend on the action.
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
     def reference_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -196,19 +201,19 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Return the log-probabilities of all actions of every trained turn. [M, K]
 
         Args:
-            batch: Rows with choices; turns are numbered by row and column, and their
-                actions as in the rows (see :mod:`rllib_llm.modules.action_head`).
+            batch: Rows with choices. Turns are in order of row and column, actions in
+                the order of the rows (see :mod:`rllib_llm.modules.action_head`).
         """
         return self._choose(self.lm, batch, ChoiceTokens.find(batch))[1]
 
     def _score(self, lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
         ids = batch[columns.INPUT_IDS]
         if columns.CANDIDATES in batch:
-            found = ChoiceTokens.find(batch)
-            hidden, logps = self._choose(lm, batch, found)
-            where, logp, entropy = found.taken(), logps[:, 0], entropy_of(logps)
+            tokens = ChoiceTokens.find(batch)
+            hidden, logps = self._choose(lm, batch, tokens)
+            where, logp, entropy = tokens.taken(), logps[:, 0], entropy_of(logps)
         else:
-            # Token t is predicted at t-1, so column 0 can never be trained.
+            # Token t is predicted at t-1, so column 0 cannot be trained.
             rows, cols = batch[Columns.LOSS_MASK][:, 1:].nonzero(as_tuple=True)  # [N]
             where, temperature = (rows, cols + 1), self.model_config["temperature"]
             hidden, logp, entropy = self._token_scores(
@@ -220,17 +225,18 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
 
     def _choose(
-        self, lm: nn.Module, batch: Mapping[str, Any], found: ChoiceTokens
+        self, lm: nn.Module, batch: Mapping[str, Any], tokens: ChoiceTokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return hidden states [B, T, D] and log-probabilities of actions [M, K]."""
-        where = found.rows, found.columns
+        where = tokens.rows, tokens.columns
         taken, weights = (
             batch[c][where] for c in (columns.INPUT_IDS, columns.SCORE_WEIGHTS)
         )
-        before = found.rows, found.before
+        before = tokens.rows, tokens.before
+        # The temperature applies to the scores of actions, not to single tokens.
         hidden, logps, _ = self._token_scores(lm, batch, before, taken, 1.0)
         temperature = self.model_config["temperature"]
-        return hidden, found.action_logps(logps, weights, temperature)
+        return hidden, tokens.action_logps(logps, weights, temperature)
 
     def _token_scores(
         self,
@@ -240,14 +246,14 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         taken: torch.Tensor,
         temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Score tokens where they are predicted.
+        """Return log-probabilities and entropies of tokens.
 
         Args:
             lm: The language model.
             batch: Rows.
-            before: Row and column of the tokens before them. 2 x [N]
+            before: Row and column of the token before each one. 2 x [N]
             taken: Their ids. [N]
-            temperature: Logits are divided by it.
+            temperature: Divisor of the logits.
 
         Returns:
             Hidden states [B, T, D], log-probabilities [N] and entropies [N].
@@ -256,7 +262,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         with self._autocast(ids.device):
             if self._trunk_and_head_suffice:
                 hidden = self._hidden(lm.base_model, batch)
-                found = self._head_scores(lm, hidden[before], taken, temperature)
+                # Logits of the scored positions alone, not of whole rows.
+                scores = self._head_scores(lm, hidden[before], taken, temperature)
             else:
                 out = lm(
                     input_ids=ids,
@@ -265,8 +272,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                     **self._masks(lm, batch),
                 )
                 hidden, logits = out.hidden_states[-1], out.logits[before]
-                found = self._logit_scores(logits, taken, temperature)
-        return hidden, *found
+                scores = self._logit_scores(logits, taken, temperature)
+        return hidden, *scores
 
     def _head_scores(
         self,
@@ -277,8 +284,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies. hidden [N, D], taken [N] -> 2 x [N]
 
-        With ``head_chunk_tokens`` the logits of one chunk exist at a time; the backward
-        pass computes them anew.
+        With ``head_chunk_tokens`` the logits are computed in chunks, and the backward
+        pass computes them again.
         """
         chunk = self.model_config.get("head_chunk_tokens") or len(taken)
         if len(taken) <= chunk:
@@ -299,25 +306,26 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _logit_scores(
         self, logits: torch.Tensor, taken: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        known = logits[:, : self.vocabulary]
-        return token_logps_and_entropy(known, taken, temperature=temperature)
+        # Without output rows that have no token: the engines exclude them as well.
+        logits = logits[:, : self.vocabulary]
+        return token_logps_and_entropy(logits, taken, temperature=temperature)
 
     def _autocast(self, device: torch.device) -> Any:
-        """Compute in the dtype of ``autocast`` meanwhile; parameters keep theirs."""
+        """Return a context that computes in the data type of ``autocast``."""
         name = self.model_config.get("autocast")
         dtype = loading.DTYPES[name] if name else None
         return torch.autocast(device.type, dtype=dtype, enabled=name is not None)
 
     @staticmethod
     def _hidden(trunk: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        # Rows are padded on the right, where a causal model cannot look: without a mask
-        # the fastest attention kernels serve, and real positions see the same.
+        # Rows are padded on the right, and causal attention does not reach the padding:
+        # without a mask the results are the same and faster kernels are used.
         ids, masks = batch[columns.INPUT_IDS], LLMRLModule._masks(trunk, batch)
         return trunk(input_ids=ids, use_cache=False, **masks).last_hidden_state
 
     @staticmethod
     def _masks(lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what rows with choices need beside their ids."""
+        """Return the masks and positions of rows with choices; empty for others."""
         dtype = next(lm.parameters()).dtype
         return attention_inputs(lm.config.get_text_config(), batch, dtype)
 
@@ -328,10 +336,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return torch.tanh(logits / cap) * cap if cap else logits
 
     def _head_is_plain(self, lm: nn.Module) -> bool:
-        """Whether trunk + output layer reproduce the model's own logits.
+        """Return whether trunk and output layer reproduce the model's own logits.
 
-        Some architectures scale their logits in forward(); those go through the whole
-        model instead, at the price of logits for every position.
+        Some architectures scale their logits in forward(). Those run the whole model,
+        which computes logits for every position.
         """
         vocab = lm.config.get_text_config().vocab_size
         device = next(lm.parameters()).device
@@ -340,24 +348,24 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         training = lm.training
         lm.eval()
         with torch.no_grad():
-            ours = self._head(lm, self._hidden(lm.base_model, probe))
-            theirs = lm(input_ids=ids, use_cache=False).logits
+            composed = self._head(lm, self._hidden(lm.base_model, probe))
+            expected = lm(input_ids=ids, use_cache=False).logits
         lm.train(training)
-        return torch.allclose(ours.float(), theirs.float(), atol=1e-4, rtol=1e-3)
+        return torch.allclose(composed.float(), expected.float(), atol=1e-4, rtol=1e-3)
 
     # State -----------------------------------------------------------------------
 
     @override(InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
-        """The critic is not needed to act."""
+        """Return the attributes that inference does not need: the critic."""
         return ["value_head"]
 
     def shared_tensors(
         self, *, inference_only: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return what is synced and saved, each tensor once (tied weights too).
+        """Return the tensors to sync and save, each once (including tied weights).
 
-        Under LoRA these are the adapters (and the critic): the base never moves.
+        Under LoRA these are the adapters (and the critic): the base is frozen.
         """
         tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
         if self.model_config["lora"]:
@@ -367,6 +375,8 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 if loading.is_adapter(n) or n.startswith(CRITIC)
             }
         else:
+            # Buffers that the model rebuilds (e.g. rotary frequencies) are not part of
+            # the state.
             persistent = self.state_dict(keep_vars=True)
             tensors |= {n: b for n, b in self.named_buffers() if n in persistent}
         if inference_only:
@@ -393,10 +403,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     @override(TorchRLModule)
     def set_state(self, state_dict: Mapping[str, np.ndarray]) -> None:
-        """Take over a whole policy; critic and reference may be missing.
+        """Load the state of a whole policy; critic and reference may be missing.
 
         Raises:
-            CheckpointError: If it is incomplete or another model's.
+            CheckpointError: If it is incomplete or belongs to another model.
         """
         source = dict(state_dict)
         base = source.pop(_BASE, None)
@@ -415,33 +425,33 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> LLMRLModule:
-        """Move the reference along (``.to(device)``), though it is not registered."""
+        """Apply ``fn`` (e.g. ``.to(device)``) to the unregistered reference as well."""
         super()._apply(fn, recurse)
         for lm in self._reference:
             lm._apply(fn, recurse)
         if self.model_config["lora"]:
-            self._share_base()  # on the new device
+            self._share_base()  # fn has replaced the tensors, e.g. on another device
         return self
 
     def refresh_reference(self) -> None:
-        """Make the frozen reference what the policy is now (not under LoRA)."""
+        """Copy the policy's weights to the frozen reference; no effect under LoRA."""
         for lm in self._reference:
             lm.load_state_dict(self.lm.state_dict())
 
     def share_parameters_with(self, other: LLMRLModule) -> None:
-        """Use the tensors of ``other`` from now on, so that syncing costs nothing."""
-        theirs = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())
-        mine = dict(self.lm.named_parameters()) | dict(self.lm.named_buffers())
-        for name, tensor in mine.items():
-            tensor.data = theirs[name].data
+        """Use the tensors of ``other`` from now on, so that no sync is needed."""
+        sources = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())
+        targets = dict(self.lm.named_parameters()) | dict(self.lm.named_buffers())
+        for name, tensor in targets.items():
+            tensor.data = sources[name].data
 
     def save_model(self, folder: str | Path, *, merged: bool = True) -> None:
-        """Write the policy as a Hugging Face folder, critic not included.
+        """Write the policy as a Hugging Face folder, without the critic.
 
         Args:
-            folder: Where to.
-            merged: Under LoRA, fold the adapters into the weights; otherwise write
-                an adapter folder that peft loads on top of the base model.
+            folder: Target folder.
+            merged: Under LoRA, merge the adapters into the weights; if False, write an
+                adapter folder that peft loads on top of the base model.
         """
         from rllib_llm.modules.export import save_policy
 
@@ -451,10 +461,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def save_to_path(
         self, path: Any = None, *, filesystem: Any = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's module checkpoint plus the model's config and tokenizer.
+        """Write RLlib's module checkpoint with the model's config and tokenizer.
 
-        Weights are written as ``module_state.safetensors`` in the place of RLlib's
-        pickle; ``rllib-llm export`` writes a complete Hugging Face folder.
+        Weights are written as ``module_state.safetensors`` in place of RLlib's pickle;
+        ``rllib-llm export`` writes a complete Hugging Face folder.
         """
         weights = kwargs.pop("state", None) or self.get_state()
         written = super().save_to_path(
@@ -478,7 +488,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         filesystem: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Take over the weights that :meth:`save_to_path` wrote."""
+        """Load the weights that :meth:`save_to_path` wrote."""
         if filesystem is None:
             filesystem, path = pyarrow.fs.FileSystem.from_uri(str(path))
         if component is None:
@@ -488,9 +498,10 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     @classmethod
     @override(RLModule)
     def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> LLMRLModule:
-        """Rebuild a module from :meth:`save_to_path`, though its model folder is gone.
+        """Build a module from a checkpoint of :meth:`save_to_path`.
 
-        Under LoRA the base model must still be where it was.
+        The original model folder may be missing, except under LoRA, which needs the
+        base model.
         """
         with loading.model_folders_offered({"": Path(path) / HF_FOLDER}):
             return super().from_checkpoint(path, *args, **kwargs)

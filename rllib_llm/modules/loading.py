@@ -1,4 +1,4 @@
-"""Load Hugging Face causal language models and tokenizers, with LoRA on request."""
+"""Loading of Hugging Face causal language models, tokenizers and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DTYPES = {
 
 
 class LoraSettings(TypedDict, total=False):
-    """Settings of adapters; missing ones take ``LORA_DEFAULTS``."""
+    """Settings of LoRA adapters; defaults are in ``LORA_DEFAULTS``."""
 
     rank: PositiveInt
     alpha: PositiveFloat
@@ -58,7 +58,7 @@ LORA_DEFAULTS: LoraSettings = {
 }
 
 
-# What transformers raises for folders that lack files, or hold damaged ones.
+# Exceptions of transformers for folders with missing or damaged files.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -68,6 +68,8 @@ _UNREADABLE = (
     SafetensorError,
 )
 
+# A context variable, because RLlib builds modules during a restore without a way to
+# pass them arguments.
 _offered: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
     "offered_model_folders", default=None
 )
@@ -75,16 +77,16 @@ _offered: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def model_folders_offered(folders: Mapping[str, Path]) -> Iterator[None]:
-    """Offer the model folders of a checkpoint to what is restored from it meanwhile.
+    """Offer a checkpoint's model folders as substitutes for missing models.
 
-    They hold the models' configs and tokenizers, but no weights: those are part of the
-    checkpoint's module states, except for the base model under LoRA.
+    They hold the models' configs and tokenizers, but no weights: the checkpoint's
+    module states hold the weights, except for the base model under LoRA.
 
     Args:
-        folders: By ModuleID; those that do not exist are left out.
+        folders: Folders by ModuleID; folders that do not exist are left out.
     """
-    found = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
-    token = _offered.set(found)
+    existing = {name: str(path) for name, path in folders.items() if path.is_dir()}
+    token = _offered.set(existing)
     try:
         yield
     finally:
@@ -92,7 +94,7 @@ def model_folders_offered(folders: Mapping[str, Path]) -> Iterator[None]:
 
 
 def offered_model_folder(module_id: str | None = None) -> str | None:
-    """Return the folder offered for a policy; for an unknown one that of any."""
+    """Return the folder offered for a policy; without a ModuleID any folder."""
     offered = _offered.get() or {}
     return offered.get(module_id or "") or next(iter(offered.values()), None)
 
@@ -100,17 +102,17 @@ def offered_model_folder(module_id: str | None = None) -> str | None:
 def find_model(
     model: str, *, weights_follow: bool = True, module_id: str | None = None
 ) -> str:
-    """Return ``model``, or what the checkpoint being restored has in its place.
+    """Return ``model`` if it exists, else its folder in the checkpoint being restored.
 
     Args:
         model: Checkpoint folder or hub id.
-        weights_follow: Whether the checkpoint's state will overwrite all weights (not
-            so under LoRA, where the base model itself is needed).
+        weights_follow: Whether the checkpoint's state will overwrite all weights. Under
+            LoRA it does not, so the base model is needed.
         module_id: The policy's ModuleID.
 
     Raises:
         ModelError: If the model is missing.
-        CheckpointError: If it is missing and the checkpoint cannot stand in for it.
+        CheckpointError: If it is missing and the checkpoint cannot replace it.
     """
     try:
         check_model_path(model)
@@ -121,7 +123,7 @@ def find_model(
         if not weights_follow:
             raise CheckpointError(
                 f"The checkpoint holds LoRA adapters only, and their base model "
-                f"{model!r} is gone. Put the base model back there."
+                f"{model!r} does not exist. Restore the base model at that path."
             ) from error
         return offered
     return model
@@ -135,19 +137,20 @@ def check_model_path(model: str) -> None:
         is_folder = path.is_dir()
     except (OSError, RuntimeError) as error:  # too long, or no such user
         raise ModelError(
-            f"language_model.model={show(model)} can be no path: {summarize(error, 60)}"
+            f"language_model.model={show(model)} is not a valid path "
+            f"({summarize(error, 60)}). Use an existing folder or a hub id."
         ) from error
     if is_folder:
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"language_model.model={model!r} is a folder without a config.json. "
-                "Give a Hugging Face checkpoint folder (save_pretrained) or a hub id."
+                "Use a Hugging Face checkpoint folder (save_pretrained) or a hub id."
             )
     elif looks_local:
         raise ModelError(
-            f"language_model.model={model!r} does not exist. Give an existing "
+            f"language_model.model={model!r} does not exist. Use an existing "
             "checkpoint folder, a hub id such as 'Qwen/Qwen2.5-0.5B-Instruct', or "
-            "'tiny' for the embedded default."
+            "'tiny' for the built-in tiny model."
         )
 
 
@@ -166,10 +169,10 @@ def quiet_progress() -> Iterator[None]:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer of ``model`` and check that it can serve conversations.
+    """Load the tokenizer of ``model`` and check that it supports conversations.
 
     Raises:
-        ModelError: If there is no tokenizer.
+        ModelError: If the tokenizer cannot be loaded.
         TemplateError: If it has no chat template or no end-of-sequence token.
     """
     from transformers import AutoTokenizer
@@ -179,7 +182,7 @@ def load_tokenizer(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(model))
     except Exception as error:  # tokenizers raises plain Exception for damaged files
         raise ModelError(
-            f"No tokenizer could be loaded from {model!r}: {error}{_remedy(model)}"
+            f"The tokenizer of {model!r} could not be loaded: {error}{_remedy(model)}"
         ) from error
     if not tokenizer.chat_template:
         raise TemplateError(
@@ -189,7 +192,7 @@ def load_tokenizer(model: str) -> Any:
         )
     if tokenizer.eos_token_id is None:
         raise TemplateError(
-            f"The tokenizer of {model!r} has no eos_token, so a turn could never end. "
+            f"The tokenizer of {model!r} has no eos_token, so turns would not end. "
             "Set tokenizer.eos_token and save it into the folder."
         )
     return tokenizer
@@ -198,20 +201,20 @@ def load_tokenizer(model: str) -> Any:
 def load_causal_lm(
     model: str, dtype: str = "float32", *, needs_weights: bool = False, **kwargs: Any
 ) -> nn.Module:
-    """Load an ``AutoModelForCausalLM``, its dropout switched off.
+    """Load an ``AutoModelForCausalLM`` and turn its dropout off.
 
-    The model folder of a checkpoint gives a randomly initialised model: its weights
-    are part of the checkpoint's state. Every other folder must hold all weights.
+    The model folder of a checkpoint gives a randomly initialised model, because its
+    weights are in the checkpoint's state. Every other folder must hold all weights.
 
     Args:
         model: Folder or hub id.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        needs_weights: Refuse the model folder of a checkpoint, too.
-        kwargs: Passed on, e.g. ``attn_implementation``.
+        needs_weights: Refuse the model folder of a checkpoint as well.
+        kwargs: Arguments for transformers, e.g. ``attn_implementation``.
 
     Raises:
-        ModelError: If there is no such model or dtype, if weights are missing, or if it
-            computes at random.
+        ModelError: If the model or dtype does not exist, if weights are missing, or if
+            the model is random in training mode.
     """
     from transformers import AutoModelForCausalLM
 
@@ -226,24 +229,25 @@ def load_causal_lm(
     kwargs["dtype"] = DTYPES[dtype]
     missing: Iterable[str] = ()
     try:
-        # The bars of a download stay: that may take long.
+        # Downloads keep their progress bars: they may take long.
         with quiet_progress() if is_local else contextlib.nullcontext():
             config = read_config(path)
             if is_bare:
                 loaded = AutoModelForCausalLM.from_config(config, **kwargs)
             else:
-                loaded, found = AutoModelForCausalLM.from_pretrained(
+                loaded, info = AutoModelForCausalLM.from_pretrained(
                     path, output_loading_info=True, **kwargs
                 )
-                missing = sorted(found["missing_keys"])
+                missing = sorted(info["missing_keys"])
     except _UNREADABLE as error:
         raise ModelError(
-            f"No model could be loaded from {model!r}: {error}{_remedy(model)}"
+            f"The model {model!r} could not be loaded: {error}{_remedy(model)}"
         ) from error
-    if missing:
+    if missing:  # transformers only warns and initialises them randomly
         raise ModelError(
             f"The weights of {model!r} lack {', '.join(missing[:3])} "
-            f"({len(missing)} in all), which would begin at random.{_remedy(model)}"
+            f"({len(missing)} in all), which would start with random values."
+            f"{_remedy(model) or ' Use a complete checkpoint.'}"
         )
     disable_dropout(loaded)
     check_training_mode(loaded)
@@ -251,10 +255,10 @@ def load_causal_lm(
 
 
 def require_weights(model: str) -> None:
-    """Refuse a folder with a config but no weights (its model would be random).
+    """Check that a model folder holds weights; without them the model is random.
 
     Raises:
-        ModelError: Naming the folder.
+        ModelError: If the folder has a config but no weights.
     """
     path = Path(model).expanduser()
     if path.is_dir() and not has_weights(path):
@@ -263,38 +267,38 @@ def require_weights(model: str) -> None:
 
 def _without_weights(model: str) -> ModelError:
     hint = _remedy(model) or (
-        " It belongs to a checkpoint: give what 'rllib-llm export' writes."
+        " It belongs to a checkpoint: use the folder that 'rllib-llm export' writes."
         if _is_of_checkpoint(Path(model).expanduser())
-        else " Give a folder with weights; AutoModelForCausalLM.from_config(...)"
+        else " Use a folder with weights; AutoModelForCausalLM.from_config(...)"
         ".save_pretrained(...) writes random ones."
     )
     return ModelError(
-        f"language_model.model={model!r} holds a config but no weights, so there is "
-        f"no model to begin with.{hint}"
+        f"language_model.model={model!r} holds a config but no weights; a model needs "
+        f"both.{hint}"
     )
 
 
 def _remedy(model: str) -> str:
-    """Return what to do about a damaged folder of the cache, else nothing."""
+    """Return the remedy for a damaged folder of the cache; "" for other folders."""
     path = Path(model).expanduser()
     if not path.is_dir() or not path.is_relative_to(cache_dir()):
         return ""
-    return f" The folder is a cache: delete {path}, and it is built anew."
+    return f" The folder is a cache: delete {path} to rebuild it."
 
 
 def _is_of_checkpoint(folder: Path) -> bool:
-    """Whether the weights of a model folder are part of the checkpoint it lies in."""
+    """Return whether a model folder is part of a checkpoint that holds its weights."""
     return any(folder.parent.glob("module_state.*"))
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model folder holds weights beside its config."""
+    """Return whether a model folder holds weights."""
     patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
     return any(any(folder.glob(p)) for p in patterns)
 
 
 def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return complete LoRA settings (None for none).
+    """Return complete LoRA settings, or None without LoRA.
 
     Raises:
         ConfigError: If a setting is unknown or out of range.
@@ -305,17 +309,17 @@ def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**LORA_DEFAULTS, **lora}
 
 
-def check_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ConfigError for the first unknown key, naming the nearest known one."""
+def check_keys(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ConfigError for the first key outside ``allowed``, with a suggestion."""
     for key in given:
-        if key not in known:
+        if key not in allowed:
             raise ConfigError(
-                f"{what} has no setting {key!r}. {did_you_mean(key, known)}"
+                f"{what} has no setting {key!r}. {did_you_mean(key, allowed)}"
             )
 
 
 def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
-    """Inject LoRA adapters in place and freeze everything else.
+    """Inject LoRA adapters in place and freeze all other parameters.
 
     Args:
         model: A causal language model.
@@ -323,12 +327,12 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
             ``"all-linear"``); missing ones take ``LORA_DEFAULTS``.
 
     Returns:
-        The ``peft.LoraConfig`` in force.
+        The ``peft.LoraConfig``.
 
     Raises:
         MissingExtraError: If peft is not installed.
-        ModelError: If no module matches ``target_modules``, or most weights lie in
-            experts that "all-linear" passes over.
+        ModelError: If no module matches ``target_modules``, or "all-linear" would skip
+            the experts of a mixture.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -353,25 +357,26 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ModelError(
-            f"LoRA target_modules={settings['target_modules']!r} match nothing in "
-            f"{type(model).__name__}. Its linear layers: "
+            f"LoRA target_modules={settings['target_modules']!r} match no module of "
+            f"{type(model).__name__}. Choose among its linear layers: "
             f"{', '.join(linear_layer_names(model))}."
         ) from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
-        if is_adapter(name):  # adapters learn in float32 whatever the base's dtype
+        if is_adapter(name):
+            # In float32 for any dtype of the base: small updates vanish in bfloat16.
             parameter.data = parameter.data.float()
     return config
 
 
 def is_adapter(parameter_name: str) -> bool:
-    """Whether a parameter belongs to a LoRA adapter."""
+    """Return whether a parameter belongs to a LoRA adapter."""
     return "lora_" in parameter_name
 
 
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Run the base model as if no adapter were there (no-op without LoRA)."""
+    """Disable the LoRA adapters inside the block; no effect without LoRA."""
     layers = compat.lora_layers(model)
     before = [compat.is_lora_disabled(layer) for layer in layers]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""How many positions of a model a conversation may take."""
+"""Context length of a model: the positions that a conversation may use."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def context_length(model_config: Any) -> int | None:
-    """Return how many positions can be used, or None if the model does not say.
+    """Return the number of usable positions, or None if the config does not say.
 
-    Models with long-RoPE know a second set of rotary frequencies for sequences longer
+    Models with long-RoPE have a second set of rotary frequencies for sequences longer
     than ``original_max_position_embeddings``. The set would change in the middle of a
-    conversation: keys that are cached keep the first, and whether a row is scored with
-    the second would depend on its own length and on the padding of its batch.
+    conversation: cached keys keep the first, and whether a row is scored with the
+    second would depend on its length and on the padding of its batch.
 
     Args:
         model_config: A text config of transformers.
     """
     lengths = [getattr(model_config, "max_position_embeddings", None)]
-    known = [int(n) for n in (*lengths, *_long_rope_lengths(model_config)) if n]
-    return min(known, default=None)
+    limits = [int(n) for n in (*lengths, *_long_rope_lengths(model_config)) if n]
+    return min(limits, default=None)
 
 
 def why_shorter(model_config: Any) -> str:
@@ -29,13 +29,13 @@ def why_shorter(model_config: Any) -> str:
         return ""
     return (
         f" Its long-RoPE changes all rotary frequencies beyond {min(lengths)} tokens, "
-        "which neither cached keys nor rows scored in one batch can follow."
+        "which would make cached keys stale and mix both sets within a batch."
     )
 
 
 def _long_rope_lengths(model_config: Any) -> Iterator[int]:
     rope = getattr(model_config, "rope_parameters", None) or {}
-    # Some models have one entry per type of layer.
+    # Some models have one entry per layer type.
     entries = [rope, *(v for v in rope.values() if isinstance(v, Mapping))]
     for entry in entries:
         if entry.get("rope_type") == "longrope":

@@ -1,4 +1,4 @@
-"""The RLModule of a policy that a function plays."""
+"""RLModule of a scripted policy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from ray.rllib.utils.annotations import override
 
 
 class ScriptedRLModule(TorchRLModule):
-    """Holds a scripted policy's place in RLlib's MultiRLModule: it has no weights.
+    """Module without weights that represents a scripted policy in a MultiRLModule.
 
-    The env runner calls the script itself; nothing is ever forwarded or trained.
+    The env runner calls the script directly; the module is never called or trained.
     """
 
     @override(RLModule)
     def setup(self) -> None:
-        """There is nothing to build."""
+        """Build nothing: the module has no parameters."""
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        raise NotImplementedError("A scripted policy's turns come from its script.")
+        raise NotImplementedError(
+            "A scripted policy has no forward pass; call its script instead."
+        )

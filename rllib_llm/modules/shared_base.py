@@ -1,4 +1,4 @@
-"""One copy of a frozen base model per process, however many adapters stand on it."""
+"""Frozen base models that the LoRA policies of a process share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllib_llm.modules.loading import is_adapter
 
 
 class SharedBase:
-    """The frozen tensors of a base model, alive as long as a policy uses them."""
+    """Frozen tensors of a base model, kept as long as a policy holds a reference."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -22,10 +22,10 @@ _BASES: weakref.WeakValueDictionary[Any, SharedBase] = weakref.WeakValueDictiona
 
 
 def share_base(model: nn.Module, source: str, dtype: str) -> SharedBase:
-    """Let ``model`` use the base tensors that this process already holds.
+    """Make ``model`` use the base tensors that this process already holds.
 
-    The first model to come provides them. Nothing may ever write to them: under LoRA
-    only adapters are trained, synced and restored.
+    The first model provides the tensors. They must not be written to: under LoRA only
+    adapters are trained, synced and restored.
 
     Args:
         model: A language model with LoRA adapters.
@@ -33,7 +33,7 @@ def share_base(model: nn.Module, source: str, dtype: str) -> SharedBase:
         dtype: Name of the base's dtype.
 
     Returns:
-        What the model must hold on to.
+        The shared tensors; the caller must keep the reference.
     """
     device = str(next(model.parameters()).device)
     base = _BASES.setdefault((source, dtype, device), SharedBase())
@@ -41,7 +41,7 @@ def share_base(model: nn.Module, source: str, dtype: str) -> SharedBase:
         if is_adapter(name):
             continue
         plain = name.replace(".base_layer.", ".")
-        known = base.tensors.setdefault(plain, tensor.data)
-        if known.shape == tensor.shape and known.dtype == tensor.dtype:
-            tensor.data = known
+        shared = base.tensors.setdefault(plain, tensor.data)
+        if shared.shape == tensor.shape and shared.dtype == tensor.dtype:
+            tensor.data = shared
     return base

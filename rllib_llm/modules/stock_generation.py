@@ -1,7 +1,7 @@
-"""Turn sampling inside an RLModule's forward pass, for RLlib's stock env runners.
+"""Turn sampling in an RLModule's forward pass, for RLlib's stock env runners.
 
-The default path is LLMEnvRunner with an engine that keeps conversations alive; here
-every turn is sampled from scratch, all environments in lockstep.
+The default is LLMEnvRunner with an engine that caches conversations. Here every turn
+is computed from its first token, and all environments step in lockstep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TurnSampler:
         lm: The causal language model.
         settings: ``max_new_tokens``, ``max_context_tokens``, ``max_slots``, ``seed``.
         temperature: Sampling temperature when exploring.
-        vocabulary: None, or how many ids may be sampled: those below it.
+        vocabulary: Number of ids that may be sampled, from 0; None means all.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TurnSampler:
         self._calls = 0
 
     def __call__(self, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
-        """Return ``{"turn": [...]}``, one Turn per conversation (None where over)."""
+        """Return ``{"turn": [...]}``, one Turn per conversation (None if over)."""
         from rllib_llm.engines.torch_engine import TorchEngine
 
         conversations = [data for items in batch["prompts"].values() for data in items]
@@ -58,8 +58,8 @@ class TurnSampler:
         prompts, params = [], []
         for i in running:
             data = conversations[i]
-            kept = data.ids if data.prompt.extends else []
-            prompts.append([*kept, *data.prompt.ids])
+            history = data.ids if data.prompt.extends else []
+            prompts.append([*history, *data.prompt.ids])
             params.append(self._params(i, batch["stop_token_ids"], explore))
         for i, result in zip(running, generate(engine, prompts, params), strict=True):
             data = conversations[i]

@@ -1,7 +1,7 @@
-"""The embedded default: a tiny Qwen3-architecture model and its own tokenizer.
+"""Built-in tiny model: Qwen3 architecture, with its own tokenizer.
 
 Nothing is downloaded. The tokenizer is byte-level BPE, trained on transcripts of the
-environment, with single digits and a ChatML template; the model starts random.
+environment, with single digits and a ChatML template. The initial weights are random.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rllib_llm.schema import PositiveFloat, PositiveInt
 
 
 class TinySizes(TypedDict, total=False):
-    """Sizes of the tiny model; missing ones take ``TINY_DEFAULTS``."""
+    """Sizes of the tiny model; defaults are in ``TINY_DEFAULTS``."""
 
     hidden_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -34,7 +34,7 @@ TINY_DEFAULTS: TinySizes = {
     "intermediate_size": 640,
     "vocab_size": 1024,
     "max_position_embeddings": 2048,
-    # About 1 / sqrt(hidden_size); the usual 0.02 suits models ten times as wide.
+    # About 1 / sqrt(hidden_size); the usual 0.02 is for models ten times as wide.
     "initializer_range": 0.06,
 }
 
@@ -68,8 +68,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """Train a byte-level BPE tokenizer with single digits and a ChatML template.
 
     Args:
-        texts: What the model will read and write.
-        vocab_size: Upper bound; small corpora saturate earlier.
+        texts: Typical observations and completions.
+        vocab_size: Upper bound; small corpora give fewer tokens.
 
     Returns:
         A ``PreTrainedTokenizerFast``.
@@ -109,9 +109,9 @@ def save_tiny_model(
     """Write a tokenizer and a randomly initialised model as a Hugging Face folder.
 
     Args:
-        folder: Where to.
-        texts: Transcripts the tokenizer is trained on.
-        seed: Seeds the weights.
+        folder: Target folder.
+        texts: Transcripts to train the tokenizer on.
+        seed: Seed of the weights.
         sizes: Overrides of ``TINY_DEFAULTS``.
     """
     import torch
@@ -122,7 +122,7 @@ def save_tiny_model(
     check_keys("language_model.tiny", sizes, TINY_DEFAULTS)
     settings = {**TINY_DEFAULTS, **sizes}
     tokenizer = build_tokenizer(texts, settings["vocab_size"])
-    # A small corpus saturates below vocab_size; unused rows would only cost time.
+    # A small corpus gives fewer tokens than vocab_size; unused rows would cost time.
     settings["vocab_size"] = len(tokenizer)
     config = Qwen3Config(
         **settings,

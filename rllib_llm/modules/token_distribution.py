@@ -1,7 +1,7 @@
-"""The action distribution through which RLlib's PPO loss sees tokens.
+"""Action distribution over tokens for RLlib's PPO loss.
 
-Its inputs are ``[log-prob of the taken token, entropy]`` per position, so the
-unmodified ``PPOTorchLearner.compute_loss_for_module`` becomes masked token-level PPO.
+Its inputs are ``[log-prob of the sampled token, entropy]`` per position. With it, the
+unmodified ``PPOTorchLearner.compute_loss_for_module`` is masked token-level PPO.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ray.rllib.utils.annotations import override
 
 
 class TokenLogps(TorchDistribution):
-    """Log-probability and entropy of tokens that were already chosen.
+    """Log-probability and entropy of tokens that were already sampled.
 
     Args:
-        inputs: ``[..., 0]`` log-probability of the taken token in nats, ``[..., 1]``
-            entropy of the distribution it was taken from in nats. [B, T, 2]
+        inputs: ``[..., 0]`` log-probability of the sampled token in nats, ``[..., 1]``
+            entropy of the distribution that it was sampled from, in nats. [B, T, 2]
     """
 
     def __init__(self, inputs: torch.Tensor):
@@ -36,7 +36,7 @@ class TokenLogps(TorchDistribution):
 
     @override(TorchDistribution)
     def logp(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return the taken tokens' log-probabilities; ``value`` is implied. [B, T]"""
+        """Return the sampled tokens' log-probabilities; ``value`` is ignored. [B, T]"""
         return self.inputs[..., 0]
 
     @override(TorchDistribution)
@@ -46,9 +46,9 @@ class TokenLogps(TorchDistribution):
 
     @override(TorchDistribution)
     def kl(self, other: TokenLogps, **kwargs: Any) -> torch.Tensor:
-        """Estimate KL(self || other) per token where self sampled the tokens. [B, T]
+        """Estimate KL(self || other) per token that ``self`` has sampled. [B, T]
 
-        The k3 estimator (Schulman, "Approximating KL divergence", 2020):
+        Uses the k3 estimator (Schulman, "Approximating KL divergence", 2020):
         ``r - 1 - log r`` with ``r = p_other / p_self``.
         """
         log_ratio = other.logp(None) - self.logp(None)
@@ -65,5 +65,5 @@ class TokenLogps(TorchDistribution):
     @staticmethod
     @override(TorchDistribution)
     def required_input_dim(space: Any, **kwargs: Any) -> int:
-        """Two numbers per token."""
+        """Return the number of inputs per token."""
         return 2

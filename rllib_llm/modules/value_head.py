@@ -1,4 +1,4 @@
-"""The critic: one scalar per token position on top of a language model's trunk."""
+"""Value head: one scalar per token position on top of a language model's trunk."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rllib_llm.errors import ConfigError
 
 
 class ValueHead(nn.Module):
-    """Map hidden states to values.
+    """Maps hidden states to values.
 
-    The last layer starts at zero, so the critic predicts 0 before it has learned.
-    It always computes in float32, whatever the trunk's dtype.
+    The last layer starts at zero, so the untrained critic predicts 0. The head computes
+    in float32 for any data type of the trunk.
 
     Args:
         hidden_size: Width of the language model.
         kind: ``"linear"`` or ``"mlp"`` (one hidden layer of the same width).
-        detach: Whether the critic's gradient stops here instead of entering the trunk.
-        trunk: The critic's own trunk, trained with the head; None: it reads the
-            policy's.
+        detach: Whether to stop the critic's gradient before the trunk.
+        trunk: A separate trunk of the critic, trained with the head; None means the
+            policy's trunk.
     """
 
     def __init__(

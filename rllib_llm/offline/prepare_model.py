@@ -136,7 +136,7 @@ def _cached(key: Any, build: Callable[[Path], None]) -> str:
             remove_partial(folder)
             if folder.exists():
                 logger.warning(
-                    "The cached model %s is damaged (%s); it is built anew.",
+                    "The cached model %s is damaged (%s); rebuilding it.",
                     folder,
                     damage,
                 )

@@ -9,11 +9,11 @@ from engine_reference import build_model
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Keep torch to one thread: tiny models run slower with more."""
+    """Limit torch to one thread: tiny models run slower with more."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def model():
-    """A fresh qwen3: grouped-query heads, rotary positions."""
+    """Build a new qwen3 model: grouped-query heads, rotary positions."""
     return build_model("qwen3")

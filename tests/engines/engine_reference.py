@@ -1,4 +1,4 @@
-"""Tiny models, and a slow sampler without a cache that the engine must equal."""
+"""Tiny models, and a slow sampler without a cache as reference for the engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights reach vLLM with the names and layouts that checkpoint files have."""
+"""Conversion of weights to the names and layouts of checkpoint files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_become_those_of_the_files(family, tmp_path):
+def test_converted_weights_equal_the_saved_files(family, tmp_path):
     model = build(family)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -56,7 +56,7 @@ def test_weights_become_those_of_the_files(family, tmp_path):
         torch.testing.assert_close(ours[name], tensor, rtol=0, atol=0)
 
 
-def test_experts_are_fused_in_memory_and_apart_in_files(tmp_path):
+def test_fused_experts_are_split_for_files(tmp_path):
     model = build("qwen3_moe")
     model.config.save_pretrained(tmp_path)
     names = {name for name, _ in model.named_parameters()}

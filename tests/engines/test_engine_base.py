@@ -1,4 +1,4 @@
-"""SamplingParams refuses what makes no sense; generate() guards its engine."""
+"""SamplingParams and generate(): validation and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rllib_llm.errors import ConfigError
         ("stop_strings", ("",)),
     ],
 )
-def test_bad_sampling_params_are_refused_by_name(field, value):
+def test_invalid_sampling_params_are_refused(field, value):
     settings = {"max_new_tokens": 4, "seed": 0, field: value}
     with pytest.raises(ConfigError, match=field):
         SamplingParams(**settings)
@@ -49,7 +49,7 @@ def test_sampling_params_accept_numpy_and_lists():
     assert hash(params) == hash(pickle.loads(pickle.dumps(params)))
 
 
-def test_generate_refuses_uneven_lists_and_busy_engines(model):
+def test_generate_refuses_unequal_lengths_and_busy_engines(model):
     engine = TorchEngine(model, max_slots=2, max_context_tokens=32)
     params = SamplingParams(max_new_tokens=2, seed=0)
     with pytest.raises(ConfigError, match="1 prompts"):

@@ -1,4 +1,4 @@
-"""The fused forward computes what transformers' own modules compute."""
+"""Fused forward against transformers' own modules."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _with_lora(model, targets) -> None:
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "down_proj"], "all-linear"])
-def test_adapters_are_honoured(targets):
+def test_adapters_change_the_logits(targets):
     pytest.importorskip("peft")
     model = build_model("qwen3")
     bare = _play(model, "auto")
@@ -121,7 +121,7 @@ def test_adapter_dropout_is_off_while_sampling():
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
 
 
-def test_adapters_added_after_the_engine_are_seen_with_the_next_version():
+def test_adapters_added_later_apply_with_the_next_version():
     pytest.importorskip("peft")
     model = build_model("qwen3")
     engine = make_engine(model)
@@ -132,7 +132,7 @@ def test_adapters_added_after_the_engine_are_seen_with_the_next_version():
     check_turn(model, [1, 2, 3], turn_params(0), result)
 
 
-def test_weights_updated_in_place_or_replaced_are_seen():
+def test_weights_changed_in_place_or_replaced_apply():
     model = build_model("qwen2")
     engine = make_engine(model)
     generate(engine, [[1, 2, 3]], [turn_params(0)])
@@ -154,14 +154,14 @@ def test_weights_updated_in_place_or_replaced_are_seen():
 
 
 @pytest.mark.parametrize("joined_bytes", [0, 2**26])
-def test_joined_copies_change_nothing(joined_bytes, monkeypatch):
+def test_joined_copies_give_the_same_tokens(joined_bytes, monkeypatch):
     monkeypatch.setattr("rllib_llm.engines.fused_forward._JOINED_BYTES", joined_bytes)
     _check_same_play(build_model("qwen3"))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
 def test_bfloat16_is_as_close_to_the_modules_as_the_plain_path(family):
-    """Log-probs of sampled tokens against one full forward: mean gap below 1e-3."""
+    """Sampled log-probabilities differ from one full forward by less than 1e-3."""
     model = build_model(family, initializer_range=0.05)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -197,14 +197,14 @@ def test_float64_agrees_closely():
         np.testing.assert_allclose(one.logps, other.logps, atol=1e-6)
 
 
-def test_other_layouts_keep_their_modules():
+def test_other_layouts_use_their_own_modules():
     for family in ("gemma2", "gemma3", "gpt2"):
         model = build_model(family)
         assert "is not one of" in why_not_fused(model)
         assert not make_engine(model).is_fused
 
 
-def test_changed_modules_are_recognised():
+def test_changed_modules_are_not_fused():
     assert why_not_fused(build_model("llama")) is None
     gelu = build_model("llama", hidden_act="gelu")
     assert "hidden_act" in why_not_fused(gelu)
@@ -226,7 +226,7 @@ def test_changed_modules_are_recognised():
     assert "dtypes" in why_not_fused(mixed)
 
 
-def test_a_failed_probe_falls_back_and_says_so(monkeypatch, caplog):
+def test_a_failed_probe_falls_back_with_a_warning(monkeypatch, caplog):
     class Wrong:
         called = ()
 
@@ -251,7 +251,7 @@ def test_unknown_forward_is_refused(model):
         make_engine(model, forward="fused")
 
 
-def test_training_flags_are_not_touched_where_nothing_depends_on_them(model):
+def test_training_flags_of_fused_modules_do_not_change(model):
     model.train()
     engine = make_engine(model)
     engine.open("s")
@@ -264,7 +264,7 @@ def test_training_flags_are_not_touched_where_nothing_depends_on_them(model):
 
 
 def _team(count):
-    """Models with adapters of their own on one base."""
+    """Return models with different adapters on one base model."""
     models = [build_model("qwen3") for _ in range(count)]
     for seed, model in enumerate(models):
         _with_lora(model, "all-linear" if seed % 2 else ["q_proj", "down_proj"])
@@ -276,7 +276,7 @@ def _team(count):
     return models, bases
 
 
-def test_policies_on_one_base_share_batches_and_keep_their_own_words():
+def test_policies_on_one_base_share_batches():
     pytest.importorskip("peft")
     models, _bases = _team(3)
     engine = make_engine(models[0], max_slots=12, others=models[1:])

@@ -1,4 +1,4 @@
-"""The memory of the cache is bounded by a setting, or by a share of the machine's."""
+"""Memory budget of the key-value cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _config(**settings) -> GRPOConfig:
     return GRPOConfig().environment("guess_number-v0").generation(**settings)
 
 
-def test_the_config_reaches_the_engine(model):
+def test_kv_cache_gib_limits_the_engine(model):
     config = _config(
         max_context_tokens=128, kv_cache_gib=2**-12, engine_forward="plain"
     )
@@ -44,12 +44,12 @@ def test_the_config_reaches_the_engine(model):
 
 
 @pytest.mark.parametrize("value", [0, -1.0, True, "1", float("nan"), float("inf")])
-def test_impossible_budgets_are_refused(value):
+def test_invalid_budgets_are_refused(value):
     with pytest.raises(ConfigError, match="kv_cache_gib"):
         _config(kv_cache_gib=value).validate()
 
 
-def test_settings_of_the_embedded_engine_are_refused_elsewhere():
+def test_settings_of_the_torch_engine_are_refused_for_vllm():
     with pytest.raises(ConfigError, match="engine_forward"):
         _config(engine_forward="fused").validate()
     with pytest.raises(ConfigError, match="would have no effect"):

@@ -1,4 +1,4 @@
-"""Models that the slot cache does not fit are refused by name."""
+"""ModelRunner: refused models, context lengths, restored state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_encoder_decoders_are_refused():
         ModelRunner(tf.T5ForConditionalGeneration(config))
 
 
-def test_positions_that_do_not_come_from_position_ids_are_refused():
+def test_models_without_position_ids_are_refused():
     config = tf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2)
     with pytest.raises(ModelError, match="bloom"):
         ModelRunner(tf.BloomForCausalLM(config))
@@ -99,7 +99,7 @@ def long_rope_model():
     return tf.AutoModelForCausalLM.from_config(config).eval()
 
 
-def test_long_rope_is_served_up_to_where_its_frequencies_change():
+def test_long_rope_is_limited_to_the_short_frequencies():
     model = long_rope_model()
     engine = TorchEngine(model, max_slots=1, max_context_tokens=32)
     prompt = list(range(1, 9))
@@ -111,19 +111,19 @@ def test_long_rope_is_served_up_to_where_its_frequencies_change():
         TorchEngine(model, max_slots=1, max_context_tokens=33)
 
 
-def test_the_probe_sees_frequencies_that_change_with_the_length():
+def test_the_probe_detects_frequencies_that_change():
     model = long_rope_model()
     runner = ModelRunner(model)
     runner.check_context(32)
-    # As an architecture that does not say where they change.
+    # Like an architecture whose config does not show where the frequencies change.
     model.config.rope_parameters = {**LONG_ROPE, "rope_type": "unheard_of"}
     assert model.model.rotary_emb.rope_type == "longrope"
-    with pytest.raises(ModelError, match=r"than without.*up to position 40"):
+    with pytest.raises(ModelError, match=r"those without.*up to position 40"):
         runner.check_context(40)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt2", "qwen3"])
-def test_the_probe_of_far_positions_lets_other_families_pass(family):
+def test_the_probe_of_far_positions_accepts_other_families(family):
     runner = ModelRunner(build_model(family), forward="plain")
     for context in (7, 8, 256):
         runner.check_context(context)

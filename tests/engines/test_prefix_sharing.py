@@ -1,4 +1,4 @@
-"""A common beginning is computed once, and nobody's tokens change by it."""
+"""Prefix sharing: computed once, with unchanged tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tokens(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("forward", ["auto", "plain"])
-def test_groups_with_the_same_prompt_compute_it_once(forward):
+def test_a_group_computes_its_prompt_once(forward):
     model = build_model("qwen3")
     engine = make_engine(model, max_slots=12, forward=forward)
     rules = _tokens(MIN_SHARED - 4, 0)
@@ -55,13 +55,13 @@ def test_instructions_are_computed_once_and_each_task_once():
     assert engine.stats()["shared_tokens"] == 12 * 50 - (20 + 3 * 30 + 9)
 
 
-def test_longest_common_beginnings_are_copied_and_the_rest_is_computed():
+def test_the_longest_common_prefix_is_copied():
     model = build_model("qwen3")
     engine = make_engine(model)
     base = _tokens(40, 5)
     shared = (40, 25, 39, 2 * MIN_SHARED)
     prompts = [base] + [[*base[:n], *_tokens(7, n)] for n in shared]
-    prompts.append(base[:-1])  # one is the beginning of another
+    prompts.append(base[:-1])  # one is a prefix of another
     params = [turn_params(i) for i in range(len(prompts))]
     results = generate(engine, prompts, params)
     for prompt, param, result in zip(prompts, params, results, strict=True):
@@ -82,7 +82,7 @@ def test_late_sessions_share_with_running_and_idle_ones():
     engine.open("second")
     engine.submit("second", prompt, turn_params(1))
     results = run_until_idle(engine)
-    # What the first session sampled is a beginning like any other.
+    # Sampled tokens of the first session can be shared like a prompt.
     longer = [*prompt, *results["first"].token_ids.tolist(), 3, 4]
     engine.open("third")
     engine.submit("third", longer, turn_params(2))
@@ -93,7 +93,7 @@ def test_late_sessions_share_with_running_and_idle_ones():
     assert engine.stats()["shared_tokens"] >= 29 + 30
 
 
-def test_nothing_stale_is_shared_after_new_weights():
+def test_stale_prefixes_are_not_shared_after_new_weights():
     model = build_model("qwen3")
     engine = make_engine(model)
     prompt = _tokens(30, 7)
@@ -108,7 +108,7 @@ def test_nothing_stale_is_shared_after_new_weights():
     assert engine.stats()["shared_tokens"] == 0
 
 
-def test_sharing_survives_eviction_and_chunks(monkeypatch):
+def test_sharing_works_with_eviction_and_chunks(monkeypatch):
     monkeypatch.setattr("rllib_llm.engines.scheduling.PREFILL_CHUNK", 16)
     monkeypatch.setattr("rllib_llm.engines.torch_engine.PREFILL_CHUNK", 16)
     model = build_model("qwen3")
@@ -122,7 +122,7 @@ def test_sharing_survives_eviction_and_chunks(monkeypatch):
     assert engine.stats()["shared_tokens"] > 0
 
 
-def test_common_prefix_is_found_by_halving():
+def test_common_prefix():
     rng = np.random.default_rng(0)
     for _ in range(300):
         first = rng.integers(0, 2, rng.integers(0, 12)).tolist()

@@ -86,7 +86,7 @@ def test_greedy_reports_the_distribution_at_temperature_one():
     assert logps[0] == pytest.approx(logits.log_softmax(-1)[0, 1].item(), abs=1e-6)
 
 
-def test_each_row_depends_on_itself_alone():
+def test_rows_do_not_depend_on_each_other():
     logits = torch.randn(len(MIXED), 64, generator=torch.manual_seed(2))
     uniforms = draw_uniforms(5, len(MIXED))
     tokens, logps = sample_tokens(logits, uniforms, MIXED)
@@ -101,6 +101,6 @@ def test_bfloat16_logits_are_sampled_in_float32():
     torch.testing.assert_close(logps, logits.float().log_softmax(-1))
 
 
-def test_longer_draws_begin_with_shorter_ones():
+def test_longer_draws_start_with_the_shorter_ones():
     np.testing.assert_array_equal(draw_uniforms(9, 100)[:10], draw_uniforms(9, 10))
     assert (draw_uniforms(9, 10) != draw_uniforms(10, 10)).all()

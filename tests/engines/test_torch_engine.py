@@ -1,4 +1,4 @@
-"""The torch engine equals a sampler without a cache, whatever the schedule."""
+"""TorchEngine against a sampler without a cache, with different schedules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_two_turns_equal_full_forwards(family):
             histories[i] = check_turn(model, history, params[i], result)
     stats = engine.stats()
     first = sum(map(len, prompts))
-    # The last sampled token of a turn is fed with the next one.
+    # The last sampled token of a turn is computed with the next turn.
     second = sum(map(len, random_prompts(5, seed=1))) + 5
     assert stats["prefill_tokens"] == first + second
     assert stats["cached_tokens"] == first + 5 * 11
@@ -64,7 +64,7 @@ def test_eager_attention_is_served_too(model):
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
 
 
-def test_logps_are_of_the_cut_distribution(model):
+def test_logps_are_those_after_top_k_and_top_p(model):
     engine = make_engine(model)
     (result,) = generate(engine, [[1, 2, 3]], [turn_params(0, top_k=1)])
     np.testing.assert_allclose(result.logps, 0.0, atol=1e-6)
@@ -124,7 +124,7 @@ def test_fewer_slots_than_sessions(model, keep_going):
             if turn_of[i] < 3:
                 submit(i)
     assert set(turn_of.values()) == {3}
-    # Sessions whose next turn follows at once keep their slot; nothing is evicted.
+    # Sessions whose next turn is submitted at once keep their row: no evictions.
     assert (engine.stats()["reprefills"] == 0) == keep_going
 
 
@@ -141,7 +141,7 @@ def test_least_recently_used_session_is_evicted(model):
     assert engine.stats()["reprefills"] == 1
 
 
-def test_replaced_history_keeps_what_is_common(model):
+def test_a_replaced_history_keeps_the_common_prefix_cached(model):
     engine = make_engine(model)
     engine.open("s")
     old = random_prompts(1, longest=30)[0] + [5, 6, 7]
@@ -240,7 +240,7 @@ def test_stop_tokens_end_the_turn_and_stay(model):
 
 
 class _Letters:
-    """Decodes a token to two letters, so that strings cross token borders."""
+    """Decodes a token to two letters, so that stop strings span two tokens."""
 
     def decode(self, ids, skip_special_tokens):
         assert skip_special_tokens is False

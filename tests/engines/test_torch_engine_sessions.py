@@ -1,4 +1,4 @@
-"""The torch engine around sampling: sessions, memory, errors, the shared model."""
+"""TorchEngine: sessions, memory, errors, the shared model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_abort_and_close(model):
         engine.submit("b", [1], turn_params(0))
 
 
-def test_misuse_of_sessions(model):
+def test_invalid_session_calls_are_refused(model):
     engine = make_engine(model)
     engine.open("s")
     with pytest.raises(SessionError, match="already open"):
@@ -70,7 +70,7 @@ def test_long_prompts_are_prefilled_in_chunks(model, monkeypatch):
     assert engine.stats()["prefill_tokens"] == sum(map(len, prompts))
 
 
-def test_cache_grows_with_need_and_within_its_budget(model):
+def test_the_cache_grows_on_demand_within_its_budget(model):
     engine = make_engine(model, max_slots=1000)
     assert engine.cache_bytes == 0
     generate(engine, [[1, 2]] * 2, [turn_params(i) for i in range(2)])
@@ -124,7 +124,7 @@ def test_a_large_cache_is_freed_with_the_last_session(model, monkeypatch):
     ]
 
 
-def test_the_learner_finds_its_model_unchanged(model):
+def test_serving_restores_the_model(model):
     model.config.attention_dropout = 0.5
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -142,7 +142,7 @@ def test_the_learner_finds_its_model_unchanged(model):
     assert model.lm_head.weight.grad is not None
 
 
-def test_diverged_weights_are_reported_and_leave_no_trace(model):
+def test_diverged_weights_are_reported_and_clear_the_cache(model):
     engine = make_engine(model)
     good = model.lm_head.weight.detach().clone()
     norm = model.model.norm.weight.detach().clone()

@@ -1,4 +1,4 @@
-"""The actor around an engine: sharing, weights, death; hosted is the torch engine."""
+"""ActorEngine with a torch engine in the actor: sharing, weights, restarts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 CONTEXT = 200
 DOOMED = 666
 
-# Ray's workers do not find test modules.
+# Ray's workers cannot import test modules: pickle this one by value.
 for module in (engine_reference, sys.modules[__name__]):
     ray.cloudpickle.register_pickle_by_value(module)
 
@@ -39,7 +39,7 @@ versions = itertools.count(1)
 
 
 class Hosted(TorchEngine):
-    """Counts what it is told besides requests, and breaks on demand."""
+    """Counts calls other than requests, and fails on demand."""
 
     updates = sleeps = 0
     is_doomed = False
@@ -72,14 +72,14 @@ class Hosted(TorchEngine):
 
 
 def build_engine(max_slots=8) -> TorchEngine:
-    """Start with weights of another seed, so that pushing them matters."""
+    """Build an engine with weights of another seed, so that updates show."""
     model = build_model("qwen3", 1)
     return Hosted(model, max_slots=max_slots, max_context_tokens=CONTEXT)
 
 
 @pytest.fixture(scope="module")
 def name(ray_session):
-    """The actor that most tests share: starting one takes seconds."""
+    """Name of the actor that most tests share: starting one takes seconds."""
     name = f"engine-{uuid.uuid4().hex}"
     owner = make_client(name)
     generate(owner, [[1]], [turn_params(0)])
@@ -106,7 +106,7 @@ def engine(name, model):
     engine.stats()  # so that the next test counts from zero
 
 
-def test_turns_equal_full_forwards_and_keep_their_cache(engine, model):
+def test_turns_equal_full_forwards_and_use_the_cache(engine, model):
     histories = {}
     for turn in range(3):
         news = random_prompts(5, seed=turn)
@@ -143,7 +143,7 @@ def test_rewritten_histories_stop_tokens_and_overflow(engine, model):
         engine.submit("s", [1], turn_params(0, stop_strings=("x",)))
 
 
-def test_abort_keeps_the_prompt_and_close_forgets_it(engine, model):
+def test_abort_keeps_the_prompt_and_close_deletes_it(engine, model):
     engine.open("a")
     engine.open("b")
     first = engine.submit("a", [1, 2, 3], turn_params(0, 150))
@@ -156,7 +156,7 @@ def test_abort_keeps_the_prompt_and_close_forgets_it(engine, model):
         engine.submit("a", [1], turn_params(0))
     results = run_until_idle(engine)
     check_turn(model, [1, 2, 3], turn_params(0), results["a"])
-    if "b" in results:  # else it came with the first step
+    if "b" in results:  # otherwise it finished in the first step
         check_turn(model, [4, 5], turn_params(1), results["b"])
     engine.submit("b", [7], turn_params(2))
     engine.close("b")
@@ -167,7 +167,7 @@ def test_abort_keeps_the_prompt_and_close_forgets_it(engine, model):
     check_turn(model, [8], turn_params(3), run_until_idle(engine)["b"])
 
 
-def test_new_weights_are_used_and_named(engine, model):
+def test_new_weights_are_used_with_their_version(engine, model):
     old_version, other = engine.weights_version, build_model("qwen3", 2)
     (old,) = generate(engine, [[1, 2]], [turn_params(0)])
     new_version = push(engine, other)
@@ -177,11 +177,11 @@ def test_new_weights_are_used_and_named(engine, model):
     assert (old.weights_version, new.weights_version) == (old_version, new_version)
     with pytest.raises(ModelError, match="update_weights"):
         engine.set_weights_version(8)
-    # A checkpoint was restored: this client goes back on purpose.
+    # As after restoring a checkpoint: this client returns to an older version.
     engine.update_weights(model.named_parameters(), old_version)
     (restored,) = generate(engine, [[1, 2]], [turn_params(0)])
     check_turn(model, [1, 2], turn_params(0), restored)
-    # The same version of other weights is not the same.
+    # Different weights of the same version are sent.
     engine.update_weights(other.named_parameters(), old_version)
     (changed,) = generate(engine, [[1, 2]], [turn_params(0)])
     check_turn(other, [1, 2], turn_params(0), changed)
@@ -209,7 +209,7 @@ def test_clients_share_one_actor_and_each_version_is_sent_once(name, engine, mod
                 assert result.weights_version == version
     engine.sleep()
     engine.wake_up()
-    late = make_client(name)  # as a restarted runner's: it must not undo anything
+    late = make_client(name)  # a restarted runner must not overwrite newer weights
     late.update_weights(build_model("qwen3", 5).named_parameters(), 0)
     (result,) = generate(late, [[1, 2]], [turn_params(0)])
     check_turn(model, [1, 2], turn_params(0), result)
@@ -221,7 +221,7 @@ def test_clients_share_one_actor_and_each_version_is_sent_once(name, engine, mod
     assert total["engine_restarts"] == 0
 
 
-def test_step_returns_though_nothing_finished(name, model):
+def test_step_returns_after_wait_s_without_results(name, model):
     engine = make_client(name, wait_s=0.0)
     push(engine, model)
     engine.open("s")
@@ -233,7 +233,7 @@ def test_step_returns_though_nothing_finished(name, model):
     assert np.isfinite(result.logps).all()
 
 
-def test_nothing_is_started_before_the_first_request(model):
+def test_the_first_request_starts_the_actor(model):
     engine = make_client(f"lazy-{uuid.uuid4().hex}")
     push(engine, model)
     engine.sleep()
@@ -257,7 +257,7 @@ def test_the_engines_own_errors_reach_the_client(engine, model):
 
 
 @pytest.mark.slow
-def test_a_dead_actor_is_started_again_and_its_turns_repeated(name, engine, model):
+def test_a_dead_actor_is_restarted_with_its_unfinished_turns(name, engine, model):
     clients = [engine, make_client(name)]
     version = next(versions)
     for client in clients:
@@ -277,7 +277,7 @@ def test_a_dead_actor_is_started_again_and_its_turns_repeated(name, engine, mode
 
 
 @pytest.mark.slow
-def test_an_actor_that_keeps_dying_is_reported(model, monkeypatch):
+def test_an_actor_that_fails_repeatedly_raises(model, monkeypatch):
     monkeypatch.setattr("rllib_llm.engines.vllm_actor._MAX_FAILURES", 1)
     engine = make_client(f"doomed-{uuid.uuid4().hex}")
     push(engine, model)
@@ -288,7 +288,7 @@ def test_an_actor_that_keeps_dying_is_reported(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_be_built_is_reported_at_once():
+def test_an_engine_that_cannot_be_built_raises_at_once():
     engine = ActorEngine(
         functools.partial(build_engine, max_slots=0),
         name=f"unbuilt-{uuid.uuid4().hex}",

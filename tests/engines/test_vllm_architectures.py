@@ -1,4 +1,4 @@
-"""vLLM computes what the policy computes: experts, renamed weights, old files, LoRA."""
+"""vLLM against the policy: experts, renamed weights, old file formats, LoRA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
 
 LORA = {"rank": 4, "alpha": 16, "target_modules": ["q_proj", "v_proj", "o_proj"]}
-# vLLM's attention on CPUs wants heads of 32.
+# vLLM's attention on CPUs needs heads of size 32.
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -76,12 +76,12 @@ def check(vllm, model, known: int = VOCAB) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_experts_are_synced_as_their_files_have_them(family, tmp_path):
+def test_experts_are_synced_in_the_format_of_files(family, tmp_path):
     model = build(family, 0)
     model.save_pretrained(tmp_path)
     vllm = make_vllm(tmp_path)
     check(vllm, model)
-    for version in range(1, 4):  # the first with the values it has
+    for version in range(1, 4):  # the first update has the initial values
         vllm.update_weights(model.named_parameters(), version)
         check(vllm, model)
         model = build(family, version)
@@ -89,7 +89,7 @@ def test_experts_are_synced_as_their_files_have_them(family, tmp_path):
         check(vllm, model)
 
 
-def test_adapters_stand_on_the_base_of_a_pytorch_file(tmp_path):
+def test_adapters_on_a_base_model_from_a_pytorch_file(tmp_path):
     base = build_model("qwen3", 3, head_dim=32)
     base.config.architectures = [type(base).__name__]
     base.config.save_pretrained(tmp_path)
@@ -107,14 +107,14 @@ def test_adapters_stand_on_the_base_of_a_pytorch_file(tmp_path):
     check(vllm, adapted)
 
 
-def test_adapters_without_a_base_are_refused(tmp_path):
+def test_adapters_without_base_weights_are_refused(tmp_path):
     build_model("qwen3", 3).config.save_pretrained(tmp_path)
     vllm = make_vllm(tmp_path, lora=LORA)
-    with pytest.raises(ModelError, match="no weights, so there is no base model"):
+    with pytest.raises(ModelError, match="no weights; LoRA adapters need a base model"):
         generate(vllm, [[1]], [turn_params(0)])
 
 
-def test_adapters_beside_experts_are_refused_on_a_cpu(tmp_path):
+def test_adapters_of_experts_are_refused_on_a_cpu(tmp_path):
     base = build("qwen3_moe", 0)
     base.save_pretrained(tmp_path)
     loading.add_lora(base, LORA)
@@ -122,7 +122,7 @@ def test_adapters_beside_experts_are_refused_on_a_cpu(tmp_path):
     vllm.update_weights(
         [(n, p) for n, p in base.named_parameters() if loading.is_adapter(n)], 0
     )
-    with pytest.raises(ModelError, match="adapters beside the experts"):
+    with pytest.raises(ModelError, match="LoRA adapters of the mixture of experts"):
         generate(vllm, [[1]], [turn_params(0)])
 
 

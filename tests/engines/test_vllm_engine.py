@@ -1,4 +1,4 @@
-"""vLLM equals the torch engine: tokens, log-probabilities, weights, sessions."""
+"""VLLMEngine against the torch engine: tokens, log-probabilities, weights, sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LORA = {"rank": 4, "alpha": 16}
 
 
 def build(seed: int = 0, **changes) -> torch.nn.Module:
-    """vLLM's attention on CPUs wants heads of 32."""
+    """Return a model folder; vLLM's attention on CPUs needs heads of size 32."""
     return build_model("qwen3", seed, head_dim=32, **changes)
 
 
@@ -69,7 +69,7 @@ def make_vllm(folder, model=None, **settings) -> VLLMEngine:
 
 @torch.no_grad()
 def scores(model, history, result, params):
-    """Log-probabilities of the sampled tokens by one full forward. [T]"""
+    """Return log-probabilities of the sampled tokens from one full forward. [T]"""
     tokens = result.token_ids.tolist()
     logits = model(input_ids=torch.tensor([history + tokens])).logits[0]
     logps = torch.log_softmax(logits / (params.temperature or 1.0), -1)
@@ -153,7 +153,7 @@ def test_turns_with_a_prefix_cache_and_an_update_between(folder, model):
     assert set(vllm.stats().values()) == {0}
 
 
-def test_an_update_under_running_requests(folder, model):
+def test_an_update_during_running_requests(folder, model):
     vllm = make_vllm(folder, model)
     other = build(3)
     vllm.open("s")
@@ -175,7 +175,7 @@ def test_an_update_under_running_requests(folder, model):
     assert (result.weights_version, vllm.weights_version) == (0, 5)
 
 
-def test_seeds_alone_decide_what_is_sampled(folder, model):
+def test_samples_depend_on_the_seeds_alone(folder, model):
     vllm = make_vllm(folder, model)
     prompts = random_prompts(12, seed=5)
     params = [turn_params(i) for i in range(12)]
@@ -205,7 +205,7 @@ class Letters:
         return "".join(chr(ord("a") + i % 26) for i in ids)
 
 
-def test_stops_limits_and_cuts(folder, model):
+def test_stop_strings_limits_and_top_k(folder, model):
     vllm = make_vllm(folder, model, tokenizer=Letters())
     (free,) = generate(vllm, [[1, 2]], [turn_params(0, 30)])
     tokens = free.token_ids.tolist()
@@ -228,7 +228,7 @@ def test_stops_limits_and_cuts(folder, model):
     np.testing.assert_allclose(top.logps, 0.0, atol=1e-5)
 
 
-def test_abort_close_and_misuse(folder, model):
+def test_abort_close_and_invalid_calls(folder, model):
     vllm = make_vllm(folder, model)
     for name in "ab":
         vllm.open(name)
@@ -248,9 +248,9 @@ def test_abort_close_and_misuse(folder, model):
     vllm.submit("a", [1], turn_params(0))
     vllm.close("a")
     assert vllm.num_unfinished == 0
-    with pytest.raises(ModelError, match="vLLM did not take the weights"):
+    with pytest.raises(ModelError, match="vLLM did not accept the weights"):
         vllm.update_weights([("model.nonsense", torch.zeros(3))], 1)
-    with pytest.raises(ModelError, match="did not take"):  # never with a part of them
+    with pytest.raises(ModelError, match="did not accept"):  # no partly loaded weights
         vllm.submit("b", [1], turn_params(0))
     vllm.update_weights(model.named_parameters(), 2)
     (result,) = generate(vllm, [[1, 2]], [turn_params(0)])
@@ -265,16 +265,16 @@ def test_engines_of_one_process_take_turns(folder, model):
         check(weights, [1, 2], turn_params(0), result)
     first.open("s")
     first.submit("s", [1], turn_params(0))
-    with pytest.raises(SessionError, match="another engine of this process"):
+    with pytest.raises(SessionError, match="one engine per process"):
         generate(second, [[1, 2]], [turn_params(0)])
-    del first, engine  # whoever is gone does not block the others
+    del first, engine  # deleted engines do not block the others
     (result,) = generate(second, [[1, 2]], [turn_params(0)])
     check(other, [1, 2], turn_params(0), result)
     with pytest.raises(ModelError, match="weights of another engine"):
         generate(make_vllm(folder), [[1, 2]], [turn_params(0)])
 
 
-def test_sleep_and_wake_up_do_no_harm(folder, model):
+def test_sleep_and_wake_up_keep_the_results(folder, model):
     vllm = make_vllm(folder, model, sleeps=True)
     generate(vllm, [[1, 2]], [turn_params(0)])
     vllm.sleep()
@@ -284,7 +284,7 @@ def test_sleep_and_wake_up_do_no_harm(folder, model):
     check(model, [1, 2], turn_params(0), result)
 
 
-def test_lora_adapters_are_exchanged_and_the_base_stays(tmp_path):
+def test_lora_updates_keep_the_base_model(tmp_path):
     base = build(0)
     base.save_pretrained(tmp_path)
     adapted = copy.deepcopy(base)
@@ -306,7 +306,7 @@ def test_lora_adapters_are_exchanged_and_the_base_stays(tmp_path):
                 tensor += 0.05 * torch.randn_like(tensor)
 
 
-def test_bfloat16_stays_near_its_own_forward(tmp_path):
+def test_bfloat16_is_close_to_its_full_forward(tmp_path):
     model = build(0, initializer_range=0.1).bfloat16()
     model.save_pretrained(tmp_path)
     vllm = make_vllm(str(tmp_path), model, dtype="bfloat16")
@@ -318,7 +318,7 @@ def test_bfloat16_stays_near_its_own_forward(tmp_path):
         model.bfloat16()
 
 
-def test_a_folder_without_weights_waits_for_them(tmp_path, model):
+def test_a_folder_without_weights_needs_an_update(tmp_path, model):
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
     vllm = make_vllm(str(tmp_path), model)
@@ -327,7 +327,7 @@ def test_a_folder_without_weights_waits_for_them(tmp_path, model):
     assert max(result.token_ids) < VOCAB
 
 
-def test_a_cpu_refuses_to_split_prompts(folder, model):
+def test_split_prompts_are_refused_on_a_cpu(folder, model):
     for arguments in ({"enable_chunked_prefill": True}, {"max_num_batched_tokens": 64}):
         vllm = make_vllm(folder, model, engine_kwargs=arguments)
         with pytest.raises(ConfigError, match=next(iter(arguments))):
@@ -335,7 +335,7 @@ def test_a_cpu_refuses_to_split_prompts(folder, model):
 
 
 @pytest.mark.ray
-def test_vllm_in_an_actor_survives_a_kill(ray_session, folder, model):
+def test_vllm_in_an_actor_is_restarted_after_a_kill(ray_session, folder, model):
     import ray
 
     name = f"vllm-{uuid.uuid4().hex}"

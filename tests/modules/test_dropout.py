@@ -1,4 +1,4 @@
-"""Models compute the same in training mode as in evaluation mode once loaded."""
+"""Loaded models compute the same in training mode as in evaluation mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-# Each has randomness of another kind: functional dropout from attributes of a layer or
+# Each has another kind of randomness: functional dropout from attributes of a layer or
 # of the config, dropout modules, dropped layers, noise before the router of experts.
 RANDOM = {
     "starcoder2": (
@@ -63,7 +63,7 @@ def build(family: str) -> nn.Module:
 
 @torch.no_grad()
 def logits(model: nn.Module, seed: int) -> torch.Tensor:
-    """Return the logits of 16 tokens in the model's present mode. [1, T, V]"""
+    """Return the logits of 16 tokens in the model's current mode. [1, T, V]"""
     torch.manual_seed(seed)
     return model(input_ids=torch.arange(16)[None], use_cache=False).logits
 
@@ -72,7 +72,7 @@ def logits(model: nn.Module, seed: int) -> torch.Tensor:
 def test_a_loaded_model_is_not_random_in_training_mode(family, tmp_path):
     model = build(family).train()
     assert (logits(model, 1) - logits(model, 2)).abs().max() > 0.1  # the test can fail
-    with pytest.raises(ModelError, match=r"other logits in training mode"):
+    with pytest.raises(ModelError, match=r"in training mode differ from those in eval"):
         check_training_mode(model)
     assert model.training
     model.save_pretrained(tmp_path)
@@ -85,7 +85,7 @@ def test_a_loaded_model_is_not_random_in_training_mode(family, tmp_path):
 
 
 class Noisy(nn.Module):
-    """Adds noise of its own in training mode."""
+    """Adds noise in training mode."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -96,14 +96,14 @@ class Noisy(nn.Module):
         return self.inner(x, *args, **kwargs) + noise
 
 
-def test_a_model_with_randomness_of_its_own_is_refused_and_left_as_it_was():
+def test_a_model_that_stays_random_is_refused_unchanged():
     model = build("gpt2").eval()
     disable_dropout(model)
     check_training_mode(model)
     model.transformer.h[0].mlp = Noisy(model.transformer.h[0].mlp)
     model.transformer.h[1].train()
     state = torch.random.get_rng_state()
-    with pytest.raises(ModelError, match=r"'gpt2' give other logits in training mode"):
+    with pytest.raises(ModelError, match=r"'gpt2' in training mode differ from those"):
         check_training_mode(model)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not model.training and model.transformer.h[1].training

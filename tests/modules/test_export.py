@@ -1,4 +1,4 @@
-"""Exported folders load with Hugging Face's own classes and score the same."""
+"""Exported folders: loaded with Hugging Face's classes, with equal scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_merged_export_equals_the_policy(tmp_path, family, lora):
         ids = rows["input_ids"][:1, :9]
         logits = loaded(ids).logits - module.lm(ids).logits
     assert logits.abs().max() < 1e-5
-    assert torch.equal(scores_of(module, rows)[0], ours)  # exporting left it alone
+    assert torch.equal(scores_of(module, rows)[0], ours)  # unchanged by the export
     assert not any("lora" in n or "base_layer" in n for n in loaded.state_dict())
 
 
@@ -82,7 +82,7 @@ def test_tied_embeddings_stay_tied(tmp_path, family, tied, lora):
 
 @pytest.mark.parametrize("merged", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
-def test_the_tokenizer_goes_along(tmp_path, family, merged):
+def test_the_tokenizer_is_exported(tmp_path, family, merged):
     module = family_module(tmp_path / "model", family, lora=LORA)
     module.save_model(tmp_path / "out", merged=merged)
     ours, theirs = (
@@ -117,7 +117,7 @@ def test_bfloat16_stays_bfloat16(tmp_path, lora):
     assert torch.equal(loaded.model.norm.weight, module.lm.model.norm.weight)
 
 
-def test_an_export_is_a_model_to_train_from(tmp_path):
+def test_an_export_can_be_trained(tmp_path):
     module, rows = family_module(tmp_path / "model", "qwen2", lora=LORA), random_rows()
     step(module, rows)
     module.save_model(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Every model family trains, checkpoints and restores through the same code."""
+"""Training, checkpointing and restoring of every model family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES = ("qwen2", "qwen2_tied", "qwen3", "llama", "llama_tied", "gemma2", "ge
 
 
 def config(model: str, lora=None, dtype: str = "float32") -> LLMPPOConfig:
-    """Return a small run; unparsable turns cost something, so there is a signal."""
+    """Return a small run; invalid turns have a penalty, so that returns differ."""
     return (
         LLMPPOConfig()
         .environment(
@@ -44,7 +44,7 @@ def module_of(algo):
 
 
 def train(algo, iterations: int = 2) -> None:
-    """Train, and check what must hold in every iteration."""
+    """Train, and check the invariants of every iteration."""
     for _ in range(iterations):
         results = algo.train()["learners"][DEFAULT_MODULE_ID]
         assert results["train_inference_mismatch_max"] < 1e-3
@@ -53,7 +53,7 @@ def train(algo, iterations: int = 2) -> None:
 
 
 def train_and_check_what_moves(algo) -> None:
-    """Train two iterations; all trainable parameters move, the others do not."""
+    """Train two iterations; all trainable parameters change, the others do not."""
     module = module_of(algo)
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
     frozen = [p.detach().clone() for lm in module._reference for p in lm.parameters()]
@@ -74,7 +74,7 @@ def test_every_family_trains(ray_session, tmp_path, family, lora):
     algo.stop()
 
 
-def test_history_rerender_trains_where_the_template_rewrites(ray_session, tmp_path):
+def test_history_rerender_trains_with_a_rewriting_template(ray_session, tmp_path):
     settings = config(write_folder(tmp_path, "qwen3"))
     settings.language_model(
         history="rerender", chat_template_kwargs={"enable_thinking": False}
@@ -88,7 +88,7 @@ def test_history_rerender_trains_where_the_template_rewrites(ray_session, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_bfloat16_crosses_processes(ray_session, tmp_path, lora):
+def test_bfloat16_trains_with_remote_processes(ray_session, tmp_path, lora):
     settings = config(write_folder(tmp_path / "model", "llama_tied"), lora, "bfloat16")
     settings.env_runners(num_env_runners=1, num_envs_per_env_runner=8)
     settings.learners(num_learners=1)
@@ -139,9 +139,9 @@ def assert_bit_equal_values(left, right) -> None:
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_checkpoint_round_trip(ray_session, tmp_path, dtype, lora):
     settings = config(write_folder(tmp_path / "model", "llama_tied"), lora, dtype)
-    # The last bit of the engine's log-probabilities depends on which requests happened
-    # to share a batch; correcting by them brings it into the gradient, and in bfloat16
-    # it decides tokens.
+    # The last bit of the engine's log-probabilities depends on which requests shared a
+    # batch. Importance correction brings it into the gradient, and in bfloat16 it can
+    # change the sampled tokens.
     settings.env_runners(num_envs_per_env_runner=1)
     algo = settings.training(tis=None).build_algo()
     assert module_of(algo).lm.dtype == getattr(torch, dtype)
@@ -157,7 +157,9 @@ def test_checkpoint_round_trip(ray_session, tmp_path, dtype, lora):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_full_checkpoint_outlives_its_model(ray_session, tmp_path, dtype):
+def test_a_full_checkpoint_restores_without_its_model_folder(
+    ray_session, tmp_path, dtype
+):
     algo = config(write_folder(tmp_path / "model", "gemma2"), dtype=dtype).build_algo()
     algo.train()
     algo.save_to_path(tmp_path / "first")
@@ -165,7 +167,7 @@ def test_a_full_checkpoint_outlives_its_model(ray_session, tmp_path, dtype):
     restored = LLMPPO.from_checkpoint(tmp_path / "first")
     assert_same_learner(algo, restored)
     restored.train()
-    # And so does the checkpoint of what was restored, wherever it is moved.
+    # The same holds for a checkpoint of the restored algorithm after a move.
     restored.save_to_path(tmp_path / "second")
     shutil.move(tmp_path / "second", tmp_path / "third")
     shutil.rmtree(tmp_path / "first")
@@ -175,12 +177,12 @@ def test_a_full_checkpoint_outlives_its_model(ray_session, tmp_path, dtype):
         each.stop()
 
 
-def test_a_lora_checkpoint_without_its_base_model_says_so(ray_session, tmp_path):
+def test_a_lora_checkpoint_without_its_base_model_is_refused(ray_session, tmp_path):
     algo = config(write_folder(tmp_path / "model", "qwen2"), LORA).build_algo()
     algo.save_to_path(tmp_path / "checkpoint")
     algo.stop()
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="LoRA adapters only.*model' is gone"):
+    with pytest.raises(CheckpointError, match="adapters only.*model' does not exist"):
         LLMPPO.from_checkpoint(tmp_path / "checkpoint")
 
 
@@ -194,6 +196,6 @@ def test_a_checkpoint_of_another_model_is_refused(ray_session, tmp_path):
     other.stop()
 
 
-def test_a_missing_model_is_refused_before_anything_starts(tmp_path):
+def test_a_missing_model_is_refused_in_validate(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         config(str(tmp_path / "nowhere")).build_algo()

@@ -1,4 +1,4 @@
-"""The output layer in chunks: the same scores and gradients, bounded memory."""
+"""Output layer in chunks: equal scores and gradients, limited memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllib_llm.errors import ModelError
 
 
 def scores_and_gradients(module, rows):
-    """Of a loss in which log-probability and entropy both count."""
+    """Return the gradients of a loss of log-probabilities and entropies."""
     scores = module.forward_train(rows)[Columns.ACTION_DIST_INPUTS]
     (scores[..., 0].square().sum() - 0.3 * scores[..., 1].square().sum()).backward()
     gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
@@ -57,7 +57,7 @@ def test_adapters_get_their_gradient_through_chunks(tmp_path):
 
 
 def peak_mib(function) -> float:
-    """Return how much memory torch holds at most beyond what it held, in MiB."""
+    """Return the peak memory that torch allocates in addition, in MiB."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         function()
@@ -70,7 +70,7 @@ def peak_mib(function) -> float:
     return max(itertools.accumulate(moved)) / 2**20
 
 
-def test_peak_memory_does_not_grow_with_the_vocabulary_times_the_length(tmp_path):
+def test_peak_memory_is_limited_by_the_chunk(tmp_path):
     folder = write_folder(tmp_path, "qwen2", vocab_size=50_000)
     peaks = {}
     for chunk in (None, 16):
@@ -87,7 +87,7 @@ def test_peak_memory_does_not_grow_with_the_vocabulary_times_the_length(tmp_path
     assert peaks[16, 4] < 0.7 * peaks[None, 4]
 
 
-def test_models_that_scale_their_logits_elsewhere_are_refused(tmp_path):
+def test_head_chunks_with_scaled_logits_are_refused(tmp_path):
     folder = write_folder(tmp_path, "cohere")
     with pytest.raises(ModelError, match="head_chunk_tokens=8"):
         make_module(folder, head_chunk_tokens=8)

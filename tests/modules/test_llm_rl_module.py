@@ -1,4 +1,4 @@
-"""What LLMRLModule computes equals a plain forward pass of the model."""
+"""LLMRLModule against plain forward passes of the model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_scores_equal_a_plain_forward_pass(tmp_path, family, temperature):
 
 
 @pytest.mark.parametrize("family", ["cohere", "granite"])
-def test_models_that_scale_their_logits_go_through_their_own_forward(tmp_path, family):
+def test_models_that_scale_their_logits_use_their_own_forward(tmp_path, family):
     module = family_module(tmp_path, family)
     assert not module._trunk_and_head_suffice
     rows = random_rows()
@@ -54,14 +54,14 @@ def test_models_that_scale_their_logits_go_through_their_own_forward(tmp_path, f
     )
 
 
-def test_the_common_families_need_no_logits_of_prompts(tmp_path):
+def test_common_families_compute_logits_of_scored_tokens_only(tmp_path):
     for family in ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "gpt2"):
         module = family_module(tmp_path / family, family)
         assert module._trunk_and_head_suffice, family
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
-def test_padding_changes_nothing(tmp_path, family):
+def test_padding_does_not_change_the_scores(tmp_path, family):
     module = family_module(tmp_path, family)
     module.value_head.out.weight.data.normal_()
     rows, wide = random_rows(), random_rows(width=20)
@@ -88,7 +88,7 @@ def test_a_batch_without_trained_tokens_is_finite(tmp_path):
 # Critic -------------------------------------------------------------------------------
 
 
-def test_values_stand_before_their_token(tmp_path):
+def test_values_do_not_depend_on_their_token(tmp_path):
     module = family_module(tmp_path, "qwen3")
     module.value_head.out.weight.data.normal_()
     rows = random_rows()
@@ -189,7 +189,7 @@ def test_a_reference_pass_inside_a_graph_keeps_the_adapters_gradient(
         tmp_path, "qwen2", lora=LORA, gradient_checkpointing=checkpointing, **REFERENCE
     )
     rows = random_rows()
-    step(module, rows)  # away from the point where B = 0 hides gradients of A
+    step(module, rows)  # at the initial B = 0 the gradient of A is zero
 
     def gradients(with_reference: bool):
         module.zero_grad()
@@ -206,7 +206,7 @@ def test_a_reference_pass_inside_a_graph_keeps_the_adapters_gradient(
             torch.testing.assert_close(found[name], gradient)
 
 
-def test_the_reference_moves_to_another_device_along(tmp_path):
+def test_to_device_moves_the_reference(tmp_path):
     module = family_module(tmp_path, "qwen2", **REFERENCE)
     module.to("meta")
     assert {p.device.type for p in module._reference[0].parameters()} == {"meta"}
@@ -261,7 +261,7 @@ def test_adapters_learn_in_float32_on_a_bfloat16_base(tmp_path):
     step(module, random_rows())
 
 
-def test_target_modules_that_match_nothing_are_named(tmp_path):
+def test_target_modules_without_a_match_are_refused(tmp_path):
     with pytest.raises(ModelError, match="'qkv'.*q_proj"):
         family_module(tmp_path, "qwen2", lora={**LORA, "target_modules": ["qkv"]})
 
@@ -270,14 +270,14 @@ def test_target_modules_that_match_nothing_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_instances_start_alike_by_init_seed(tmp_path, lora):
+def test_instances_with_one_init_seed_are_equal(tmp_path, lora):
     folder = write_folder(tmp_path, "qwen2")
     left = make_module(folder, lora=lora)
     torch.manual_seed(99)
     right = make_module(folder, lora=lora)
     after = torch.rand(3)
     torch.manual_seed(99)
-    assert torch.equal(torch.rand(3), after)  # and leave the global stream alone
+    assert torch.equal(torch.rand(3), after)  # the global generator is unchanged
     other = make_module(folder, lora=lora, init_seed=1)
     for name, parameter in left.named_parameters():
         assert torch.equal(parameter, right.state_dict()[name]), name
@@ -312,7 +312,7 @@ def test_training_mode_samples_the_same_distribution(tmp_path):
     torch.testing.assert_close(trained, evaluated)
 
 
-def test_loading_shows_no_progress_bars_and_leaves_the_setting(tmp_path, capfd):
+def test_loading_hides_progress_bars_and_restores_the_setting(tmp_path, capfd):
     from transformers.utils import logging
 
     folder = write_folder(tmp_path, "qwen2")
@@ -329,12 +329,12 @@ def test_loading_shows_no_progress_bars_and_leaves_the_setting(tmp_path, capfd):
     ("model", "message"),
     [("/no/such/folder", "does not exist"), ("{tmp}", "without a config.json")],
 )
-def test_missing_models_are_named(tmp_path, model, message):
+def test_missing_models_are_refused(tmp_path, model, message):
     with pytest.raises(ModelError, match=message):
         make_module(model.format(tmp=tmp_path))
 
 
-def test_an_attribute_error_in_setup_reaches_the_user(tmp_path):
+def test_an_attribute_error_in_setup_is_reported(tmp_path):
     class Faulty(LLMRLModule):
         def setup(self):
             super().setup()
@@ -350,12 +350,12 @@ def test_an_attribute_error_in_setup_reaches_the_user(tmp_path):
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
-def test_unknown_dtypes_are_named(tmp_path):
+def test_unknown_dtypes_are_refused(tmp_path):
     with pytest.raises(ModelError, match="'float8' must be one of"):
         family_module(tmp_path, "qwen2", dtype="float8")
 
 
-# The distribution RLlib's loss sees ---------------------------------------------------
+# Action distribution of RLlib's loss --------------------------------------------------
 
 
 def test_token_distribution():

@@ -1,4 +1,4 @@
-"""Module states: what is in them, bit-exact round trips, what is refused, sharing."""
+"""Module states: contents, bit-exact round trips, refused states, sharing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_state_is_a_copy(tmp_path):
     assert_bit_equal(before, saved)
 
 
-def test_read_only_arrays_are_taken_without_a_warning(tmp_path, recwarn):
+def test_read_only_arrays_load_without_a_warning(tmp_path, recwarn):
     module = family_module(tmp_path, "qwen2")
     saved = module.get_state()
     for value in saved.values():
@@ -74,13 +74,13 @@ def test_read_only_arrays_are_taken_without_a_warning(tmp_path, recwarn):
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama_tied", True)])
-def test_tied_weights_travel_once(tmp_path, family, tied):
+def test_tied_weights_are_in_the_state_once(tmp_path, family, tied):
     saved = family_module(tmp_path, family).get_state()
     assert ("lm.lm_head.weight" in saved) != tied
     assert "lm.model.embed_tokens.weight" in saved
 
 
-def test_buffers_that_are_rebuilt_do_not_travel(tmp_path):
+def test_rebuilt_buffers_are_not_in_the_state(tmp_path):
     saved = family_module(tmp_path, "llama").get_state()
     assert not any("inv_freq" in name for name in saved)
 
@@ -89,7 +89,7 @@ def test_buffers_that_are_rebuilt_do_not_travel(tmp_path):
     "settings",
     [{}, {"lora": LORA}, {"value_head": None}, {"value_model": "own"}],
 )
-def test_inference_only_leaves_the_critic_and_the_reference_behind(tmp_path, settings):
+def test_inference_only_excludes_critic_and_reference(tmp_path, settings):
     folder = write_folder(tmp_path, "qwen2")
     module = make_module(folder, reference=True, **settings)
     saved = module.get_state(inference_only=True)
@@ -100,7 +100,7 @@ def test_inference_only_leaves_the_critic_and_the_reference_behind(tmp_path, set
     step(module, random_rows())
     actor.set_state(module.get_state(inference_only=True))
     assert_bit_equal(actor.get_state(), module.get_state(inference_only=True))
-    actor.set_state(module.get_state())  # a full state serves, too
+    actor.set_state(module.get_state())  # a full state works as well
 
 
 def test_a_lora_state_holds_adapters_and_critic_only(tmp_path):
@@ -112,13 +112,13 @@ def test_a_lora_state_holds_adapters_and_critic_only(tmp_path):
     assert adapters < sum(p.nbytes for p in module.lm.parameters()) / 2
 
 
-def test_a_frozen_adapter_still_travels(tmp_path):
+def test_a_frozen_adapter_is_in_the_state(tmp_path):
     module = family_module(tmp_path, "qwen2", lora=LORA)
     module.requires_grad_(False)
     assert any("lora_" in n for n in module.get_state())
 
 
-# What is refused ----------------------------------------------------------------------
+# Refused states -----------------------------------------------------------------------
 
 
 def test_a_state_of_another_model_is_refused(tmp_path):
@@ -133,7 +133,7 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     for other in others.values():
         with pytest.raises(CheckpointError, match="state of another model"):
             module.set_state(other.get_state())
-    assert_bit_equal(before, module.get_state())  # untouched, not half written
+    assert_bit_equal(before, module.get_state())  # unchanged, not partly written
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LORA}])
@@ -149,7 +149,7 @@ def test_a_partial_state_is_refused(tmp_path, settings):
         module.set_state({})
 
 
-def test_a_policy_without_a_critic_may_be_loaded_under_one(tmp_path):
+def test_a_state_without_a_critic_loads_into_a_module_with_one(tmp_path):
     folder = write_folder(tmp_path, "qwen2")
     module = make_module(folder)
     module.set_state(make_module(folder, value_head=None).get_state())
@@ -225,14 +225,14 @@ def test_a_checkpoint_on_another_filesystem(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"reference": True}, {"dtype": "bfloat16"}])
-def test_a_full_checkpoint_outlives_its_model_folder(tmp_path, settings):
+def test_a_full_checkpoint_restores_without_its_model_folder(tmp_path, settings):
     module = family_module(tmp_path / "model", "gemma2", **settings)
     step(module, random_rows(), lr=1e-3)
     module.save_to_path(tmp_path / "first")
     shutil.rmtree(tmp_path / "model")
     restored = LLMRLModule.from_checkpoint(tmp_path / "first")
     assert_bit_equal(module.get_state(), restored.get_state())
-    # What was restored can be saved, exported, and restored again.
+    # The restored module can be saved, exported, and restored again.
     restored.save_to_path(tmp_path / "second")
     restored.save_model(tmp_path / "exported")
     again = LLMRLModule.from_checkpoint(tmp_path / "second")
@@ -240,17 +240,17 @@ def test_a_full_checkpoint_outlives_its_model_folder(tmp_path, settings):
     assert torch.equal(scores_of(module, rows)[0], scores_of(again, rows)[0])
 
 
-def test_a_lora_checkpoint_without_its_base_model_says_so(tmp_path):
+def test_a_lora_checkpoint_without_its_base_model_is_refused(tmp_path):
     module = family_module(tmp_path / "model", "qwen2", lora=LORA)
     module.save_to_path(tmp_path / "checkpoint")
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="LoRA adapters only.*model' is gone"):
+    with pytest.raises(CheckpointError, match="adapters only.*model' does not exist"):
         LLMRLModule.from_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ModelError, match="does not exist"):
         RLModule.from_checkpoint(tmp_path / "checkpoint")
 
 
-def test_a_folder_without_weights_is_no_model(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     folder = write_folder(tmp_path, "qwen2")
     (tmp_path / "model.safetensors").unlink()
     for lora in (None, LORA):
@@ -278,7 +278,7 @@ def test_a_checkpoint_keeps_weights_in_safetensors_alone(tmp_path):
     assert pickles == ["class_and_ctor_args.pkl"]
     again = LLMRLModule.from_checkpoint(tmp_path / "checkpoint")
     assert all(torch.equal(again.shared_tensors()[n], t) for n, t in tensors.items())
-    # Its model folder holds no weights; only the checkpoint may stand in for them.
+    # Its model folder holds no weights; they are in the checkpoint's module state.
     with pytest.raises(ModelError, match="belongs to a checkpoint"):
         loading.require_weights(str(tmp_path / "checkpoint" / "hf"))
 
@@ -307,7 +307,7 @@ pickle.dump(states, open(sys.argv[2], "wb"))
 
 
 @pytest.mark.slow
-def test_another_process_starts_alike(tmp_path):
+def test_another_process_has_equal_initial_weights(tmp_path):
     folder, out = write_folder(tmp_path / "model", "qwen2"), tmp_path / "states.pkl"
     code = f"import sys; sys.path[:0] = {sys.path!r}\n{_OTHER_PROCESS}"
     subprocess.run([sys.executable, "-c", code, folder, str(out)], check=True)

@@ -1,4 +1,4 @@
-"""The embedded model and the cache of prepared models."""
+"""Tiny model and cache of prepared models."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache folder for each test."""
+    """Provide an empty cache folder for each test."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("RLLIB_LLM_CACHE", str(folder))
     return folder
 
 
 def config(**tiny) -> LLMPPOConfig:
-    """Return a config with a small embedded model."""
+    """Return a config with a small tiny model."""
     return (
         LLMPPOConfig()
         .environment("guess_number-v0", env_config={"upper": 7})
@@ -41,7 +41,7 @@ def config(**tiny) -> LLMPPOConfig:
     )
 
 
-def test_the_embedded_model_is_an_ordinary_checkpoint_folder(cache, capfd):
+def test_the_tiny_model_is_an_ordinary_checkpoint_folder(cache, capfd):
     folder = prepare_language_model(config())
     assert str(cache) in folder
     assert "Writing" not in "".join(capfd.readouterr())
@@ -53,7 +53,7 @@ def test_the_embedded_model_is_an_ordinary_checkpoint_folder(cache, capfd):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_its_tokenizer_reads_digits_one_by_one_and_any_text():
+def test_the_tokenizer_splits_digits_and_encodes_any_text():
     tokenizer = build_tokenizer(["guess 1234 guess 1234"] * 9, vocab_size=400)
     assert len(tokenizer("1234")["input_ids"]) == 4
     text = "na\u00efve \u20ac <think>\t\n  two  spaces"
@@ -61,7 +61,7 @@ def test_its_tokenizer_reads_digits_one_by_one_and_any_text():
     assert ChatRenderer(tokenizer).rewrites is None
 
 
-def test_the_same_settings_find_the_same_model_again(cache):
+def test_equal_settings_share_a_cached_model(cache):
     seen = []
     first = prepare_language_model(config(), lambda phase, done: seen.append(phase))
     again = prepare_language_model(config(), lambda phase, done: seen.append("again"))
@@ -75,8 +75,8 @@ def test_the_same_settings_find_the_same_model_again(cache):
     assert len({first, *map(prepare_language_model, others)}) == 4
 
 
-def test_a_lost_cache_is_rebuilt_bit_by_bit(cache, monkeypatch):
-    """A LoRA checkpoint of the embedded model relies on it."""
+def test_a_deleted_cache_is_rebuilt_bit_by_bit(cache, monkeypatch):
+    """LoRA checkpoints of the tiny model rely on this."""
     first = load_causal_lm(prepare_language_model(config())).state_dict()
     vocabulary = load_tokenizer(prepare_language_model(config())).get_vocab()
     monkeypatch.setenv("RLLIB_LLM_CACHE", str(cache / "other"))
@@ -85,7 +85,7 @@ def test_a_lost_cache_is_rebuilt_bit_by_bit(cache, monkeypatch):
     assert load_tokenizer(prepare_language_model(config())).get_vocab() == vocabulary
 
 
-def test_a_failed_build_leaves_nothing_behind(cache):
+def test_a_failed_build_leaves_no_files(cache):
     def fail(folder):
         (folder / "config.json").write_text("{}")
         raise RuntimeError("no space left")
@@ -109,31 +109,31 @@ def damage_tokenizer(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (damage_weights, "model.safetensors is missing"),
         (cut_weights, r"model.safetensors has \d+ bytes of \d+"),
         (damage_tokenizer, r"tokenizer.json has 1 bytes of \d+"),
     ],
 )
-def test_a_damaged_cache_is_named_and_built_anew(cache, caplog, damage, told):
+def test_a_damaged_cache_is_rebuilt_with_a_warning(cache, caplog, damage, reported):
     folder = Path(prepare_language_model(config()))
     loaded = load_causal_lm(str(folder)).state_dict()
     whole = {name: t.clone() for name, t in loaded.items()}  # it is memory-mapped
     damage(folder)
-    # Whoever reads it as it is learns which folder to delete.
-    with pytest.raises(ModelError, match=f"delete {folder}, and it is built anew"):
+    # Loading it without the repair names the folder to delete.
+    with pytest.raises(ModelError, match=f"delete {folder} to rebuild it"):
         load_tokenizer(str(folder))
         load_causal_lm(str(folder))
     assert prepare_language_model(config()) == str(folder)
     (record,) = caplog.records
-    assert re.search(f"{folder} is damaged .{told}.; it is built anew", record.message)
+    assert re.search(f"{folder} is damaged .{reported}.; rebuild", record.message)
     again = load_causal_lm(str(folder)).state_dict()
     assert all(torch.equal(again[name], t) for name, t in whole.items())
     load_tokenizer(str(folder))
 
 
-def test_what_a_killed_build_left_is_removed(cache):
+def test_leftovers_of_a_killed_build_are_removed(cache):
     left = []
 
     def die(folder):
@@ -167,7 +167,7 @@ def test_two_builders_of_one_model_build_it_once(cache):
     assert len(set(found)) == 1
 
 
-def test_a_given_folder_is_used_as_it_is(tmp_path, cache):
+def test_an_existing_folder_is_used_unchanged(tmp_path, cache):
     folder = write_folder(tmp_path / "model", "qwen2")
     assert prepare_language_model(config().language_model(model=folder)) == folder
     assert not cache.exists()
@@ -181,7 +181,7 @@ def test_context_length_of_models(tmp_path):
         model_context_length("/no/such/folder")
 
 
-def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
+def test_long_rope_limits_the_context_length(tmp_path):
     folder = write_folder(tmp_path / "model", "qwen2")
     settings = Phi3Config(
         max_position_embeddings=131072,
@@ -212,7 +212,7 @@ def test_long_rope_ends_the_context_where_its_frequencies_change(tmp_path):
         ({"lora": {"rank": 0}}, "rank=0 must be a whole number >= 1"),
     ],
 )
-def test_mistaken_settings_are_named(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         config().language_model(**settings).validate()
 

@@ -1,4 +1,4 @@
-"""Ids that the tokenizer does not know are no part of the policy."""
+"""Output rows without a token are excluded from the policy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rllib_llm import LLMPPOConfig
 from rllib_llm.data import columns
 from rllib_llm.engines import SamplingParams, TorchEngine, generate
 
-ROWS, KNOWN = 400, 300
+ROWS, NUM_TOKENS = 400, 300
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model with more output rows than tokens, all about as likely."""
+    """Return a model with more output rows than tokens, all about equally likely."""
     return write_folder(tmp_path_factory.mktemp("model"), "qwen3", vocab_size=ROWS)
 
 
@@ -27,13 +27,13 @@ def sampled(engine):
     return generate(engine, [[1, 2, i] for i in range(4)], params)
 
 
-def test_sampler_and_learner_agree_on_the_known_ids_alone(folder):
-    module = make_module(folder, vocabulary=KNOWN)
+def test_sampler_and_learner_use_the_tokenizers_ids_only(folder):
+    module = make_module(folder, vocabulary=NUM_TOKENS)
     limits = {"max_slots": 4, "max_context_tokens": 64}
     free = [r.token_ids for r in sampled(TorchEngine(module.lm, **limits))]
-    assert np.concatenate(free).max() >= KNOWN  # the test can fail
-    results = sampled(TorchEngine(module.lm, **limits, vocabulary=KNOWN))
-    assert max(r.token_ids.max() for r in results) < KNOWN
+    assert np.concatenate(free).max() >= NUM_TOKENS  # the test can fail
+    results = sampled(TorchEngine(module.lm, **limits, vocabulary=NUM_TOKENS))
+    assert max(r.token_ids.max() for r in results) < NUM_TOKENS
     rows = {
         columns.INPUT_IDS: torch.tensor(
             [[1, 2, i, *r.token_ids] for i, r in enumerate(results)]
@@ -45,7 +45,9 @@ def test_sampler_and_learner_agree_on_the_known_ids_alone(folder):
     ours = np.stack([r.logps for r in results])
     np.testing.assert_allclose(logp[:, 3:].detach().numpy(), ours, atol=1e-4)
     with torch.no_grad():
-        logits = module.lm(input_ids=rows[columns.INPUT_IDS]).logits[:, 2:-1, :KNOWN]
+        logits = module.lm(input_ids=rows[columns.INPUT_IDS]).logits[
+            :, 2:-1, :NUM_TOKENS
+        ]
     expected = torch.distributions.Categorical(logits=logits.double()).entropy()
     torch.testing.assert_close(
         entropy[:, 3:].detach().double(), expected, atol=1e-4, rtol=1e-4
@@ -53,24 +55,24 @@ def test_sampler_and_learner_agree_on_the_known_ids_alone(folder):
 
 
 @pytest.mark.parametrize("settings", [{}, {"head_chunk_tokens": 3}])
-def test_unknown_rows_of_the_output_layer_get_no_gradient(folder, settings):
-    module = make_module(folder, vocabulary=KNOWN, **settings)
+def test_output_rows_without_a_token_get_no_gradient(folder, settings):
+    module = make_module(folder, vocabulary=NUM_TOKENS, **settings)
     module.lm.model.embed_tokens.requires_grad_(False)
     head = torch.nn.Linear(32, ROWS, bias=False)  # untied, to see its own gradient
     module.lm.set_output_embeddings(head)
-    rows = random_rows(vocab=KNOWN)
+    rows = random_rows(vocab=NUM_TOKENS)
     out = module.forward_train(rows)[Columns.ACTION_DIST_INPUTS]
     out.sum().backward()
-    assert head.weight.grad[:KNOWN].abs().sum(-1).all()
-    assert not head.weight.grad[KNOWN:].any()
+    assert head.weight.grad[:NUM_TOKENS].abs().sum(-1).all()
+    assert not head.weight.grad[NUM_TOKENS:].any()
 
 
-def test_models_without_a_gap_between_rows_and_tokens_are_left_alone(folder):
+def test_models_with_one_row_per_token_have_no_limit(folder):
     for vocabulary in (None, ROWS, ROWS + 1):
         assert make_module(folder, vocabulary=vocabulary).vocabulary is None
 
 
-def test_configs_tell_modules_and_engines_what_the_tokenizer_knows(folder):
+def test_the_vocabulary_reaches_modules_and_engines(folder):
     config = LLMPPOConfig().language_model(model=folder)
     known = len(make_tokenizer("qwen3"))
     assert known < ROWS
