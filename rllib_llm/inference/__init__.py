@@ -1,1 +1,1 @@
-"""Trained policies at work: conversations, and episodes step by step."""
+"""Inference with trained policies: conversations, games and matches."""

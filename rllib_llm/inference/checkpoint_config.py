@@ -1,4 +1,4 @@
-"""The config of a checkpoint, and its policies without the rest of the algorithm."""
+"""Loading of a checkpoint's config and policies without the whole algorithm."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rllib_llm.runs.folders import MODULES, default_storage, find_run, locate_ch
 
 
 def local_config(checkpoint: Path) -> Any:
-    """Return the config of a checkpoint, cut down to this process alone.
+    """Return the config of a checkpoint, limited to this process.
 
-    Remote EnvRunners and Learners of the training run are left out, so that a large
-    run's checkpoint loads on a small machine.
+    It has no remote EnvRunners and Learners, so that the checkpoint of a large run
+    loads on a small machine.
     """
     with (checkpoint / "class_and_ctor_args.pkl").open("rb") as file:
         stored = pickle.load(file)
@@ -33,7 +33,7 @@ def local_config(checkpoint: Path) -> Any:
 
 
 def load_runner(path: str | Path) -> Any:
-    """Return an EnvRunner in this process with a checkpoint's policies. No Ray runs.
+    """Return an EnvRunner in this process with a checkpoint's policies, without Ray.
 
     Args:
         path: A run, trial or checkpoint folder, or the name of a run.
@@ -57,5 +57,5 @@ def load_runner(path: str | Path) -> Any:
             module.restore_from_path(modules / module_id)
         for module_id, actor in runner.actors.items():
             actor.module.restore_from_path(modules / module_id)
-    runner.set_weights_version(1)
+    runner.set_weights_version(1)  # engines drop what they computed before the restore
     return runner

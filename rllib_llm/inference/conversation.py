@@ -1,4 +1,4 @@
-"""One episode as the policies see it: observations in, texts out, step by step."""
+"""Conversation: one episode from observations to actions, step by step."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _numbers = itertools.count()
 
 
 class Conversation:
-    """The policies' side of one episode; whoever holds it plays the environment.
+    """Computes the policies' actions in one episode; the caller steps the environment.
 
-    Everything between an observation and the text is that of the training run:
+    Everything between an observation and the action is as in the training run:
     connectors, chat template, history, tools, engine, sampling parameters, limits, and
-    the seeds of the turns. So a task that is played with its own seed goes as it would
-    in :func:`rllib_llm.evaluation.outcomes.play_tasks`.
+    the seeds of the turns. A task with its own seed therefore gives the same episode
+    as :func:`rllib_llm.evaluation.outcomes.play_tasks`.
 
-    Made by :meth:`rllib_llm.inference.policy.LLMPolicy.conversation`.
+    :meth:`rllib_llm.inference.policy.LLMPolicy.conversation` creates conversations.
 
     Args:
         runner: The LLMEnvRunner that holds the policies.
-        task: What is played; seeds the turns.
-        greedy: Take the most likely tokens, or sample as in training.
-        assignment: Policies that sit on other seats than in training.
-        system: System message in place of the settings' and the environment's.
+        task: Task of the episode; seeds the turns.
+        greedy: Decode greedily, or sample as in training.
+        assignment: Policies of agents in place of the training run's mapping.
+        system: System message in place of the config's and the environment's.
     """
 
     def __init__(
@@ -55,20 +55,21 @@ class Conversation:
     ):
         config = runner.config
         self._runner, self._explore, self._system = runner, not greedy, system
-        self._play = build.recorder_factory(config, assignment)(task)
+        self._recorder = build.recorder_factory(config, assignment)(task)
         self._limits = build.limits(config)
         self._action_sources = build.action_sources(
             config, runner.engines, runner.actors, runner.action_scorers, assignment
         )
         for module_id in runner.engines:
-            own = config.get_config_for_module(module_id)
-            sampling = own.sampling_params(explore=self._explore)
+            policy_config = config.get_config_for_module(module_id)
+            sampling = policy_config.sampling_params(explore=self._explore)
             self._action_sources[module_id].sampling = sampling
         self._number = next(_numbers)
-        self._seen: dict[int, int] = {}  # ids that the engine knows, by seat
+        # Number of ids in the engine's session, by agent index.
+        self._in_engine: dict[int, int] = {}
         self._begun = self._over = False
 
-    # What a user does ----------------------------------------------------------------
+    # Public methods ------------------------------------------------------------------
 
     def reply(
         self,
@@ -77,17 +78,16 @@ class Conversation:
         *,
         agent: str | None = None,
     ) -> Any:
-        """Return the answer to what the environment said.
+        """Return the agent's action for an observation.
 
         Args:
-            observation: What ``env.reset`` or ``env.step`` said.
-            info: What it returned beside it (tools and their results, admissible
-                actions).
-            agent: Who is told, where there are several agents.
+            observation: The observation of ``env.reset`` or ``env.step``.
+            info: Its info (tools and their results, admissible actions).
+            agent: The observing agent, with several agents.
 
         Returns:
-            The text as the environment reads it, without thinking. Of an agent of
-            numbers its action.
+            The text for the environment, without thinking; for an agent with numeric
+            spaces its action.
 
         Raises:
             EpisodeOverError: If a limit of the training run has ended the episode.
@@ -100,17 +100,17 @@ class Conversation:
         observations: Mapping[str, Any],
         infos: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Return the answers of all agents that act in this step of the environment.
+        """Return the actions of all agents that act in this step of the environment.
 
         Args:
-            observations: What each of them is told, by AgentID.
-            infos: What the environment returned beside it, by AgentID.
+            observations: Their observations, by AgentID.
+            infos: The environment's infos, by AgentID.
 
         Raises:
             EpisodeOverError: If a limit of the training run has ended the episode.
         """
-        agent_states = self._listen(observations, infos or {})
-        asked = []
+        agent_states = self._observe(observations, infos or {})
+        to_sample = []
         for agent_state in agent_states:
             action_source = self._action_sources[agent_state.module_id]
             if action_source.actor is not None:
@@ -128,9 +128,9 @@ class Conversation:
                 agent_state.action = turn.text
             else:
                 self._require_room(agent_state, action_source)
-                asked.append(agent_state)
-        self._sample(asked)
-        self._act(asked)
+                to_sample.append(agent_state)
+        self._sample(to_sample)
+        self._act(to_sample)
         return {
             agent_state.agent_id: agent_state.action for agent_state in agent_states
         }
@@ -143,27 +143,27 @@ class Conversation:
         *,
         agent: str | None = None,
     ) -> None:
-        """Take note of a turn that someone else made in the policy's place.
+        """Append a turn with a given reply instead of sampling one.
 
-        Its text is encoded anew: tokens that a policy sampled for it may differ.
+        The reply is encoded from its text: if a policy once sampled it, its tokens may
+        have been different.
 
         Args:
-            observation: What the agent was told.
-            reply: What it is supposed to have said.
+            observation: The agent's observation.
+            reply: The agent's reply to it.
             info: As in :meth:`reply`.
             agent: As in :meth:`reply`.
 
         Raises:
-            ConfigError: If the agent is not played by a language model.
+            ConfigError: If the agent's policy is not a language model.
         """
         agent = self._agent(agent)
-        (agent_state,) = self._listen({agent: observation}, {agent: info or {}})
+        (agent_state,) = self._observe({agent: observation}, {agent: info or {}})
         renderer = self._runner.config.chat_renderers()[agent_state.module_id]
         if renderer is None:
             raise ConfigError(
-                f"{agent!r} is played by {agent_state.module_id!r}, which is no "
-                "language "
-                "model: what it says cannot be recited."
+                f"recite() needs an agent with a language model; {agent!r} has the "
+                f"policy {agent_state.module_id!r}. Call reply() for this agent."
             )
         prompt, ids = agent_state.data.prompt, renderer.encode_reply(reply)
         turn = Turn(
@@ -174,37 +174,39 @@ class Conversation:
             finish=FinishReason.STOP,
             module_id=agent_state.module_id,
         )
-        if not prompt.extends:
-            self._seen[agent_state.index] = 0
+        if not prompt.extends:  # the engine's session is no prefix of the history
+            self._in_engine[agent_state.index] = 0
         self._record(agent_state, turn)
         self._act([agent_state])
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Which limit has ended the episode; None while it can go on."""
-        return self._play.data.stop_reason if self._over else None
+        """Stop reason of the limit that ended the episode; None while it runs."""
+        return self._recorder.data.stop_reason if self._over else None
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the policy sees it, thinking included (one agent)."""
+        """Messages of the only agent as its policy reads them, with its thinking."""
         return self.messages_of(self._agent(None))
 
     def messages_of(self, agent: str) -> list[Message]:
-        """The same of one of several agents; empty before it was told anything."""
-        found = (
-            s.data.messages for s in self._play.agent_states if s.agent_id == agent
+        """Return the messages of one agent; empty before its first observation."""
+        messages = (
+            s.data.messages for s in self._recorder.agent_states if s.agent_id == agent
         )
-        return next(found, [])
+        return next(messages, [])
 
     def policy_of(self, agent: str) -> str | None:
-        """Return the ModuleID that acts for an agent; None before it was told any."""
-        found = (s.module_id for s in self._play.agent_states if s.agent_id == agent)
-        return next(found, None)
+        """Return the ModuleID of an agent's policy; None before its observation."""
+        policies = (
+            s.module_id for s in self._recorder.agent_states if s.agent_id == agent
+        )
+        return next(policies, None)
 
     def close(self) -> None:
-        """Let the engines forget it."""
-        for agent_state in self._play.agent_states:
-            if self._seen.pop(agent_state.index, None) is not None:
+        """Close the conversation's sessions at the engines."""
+        for agent_state in self._recorder.agent_states:
+            if self._in_engine.pop(agent_state.index, None) is not None:
                 self._action_sources[agent_state.module_id].engine.close(
                     self._session(agent_state)
                 )
@@ -218,39 +220,40 @@ class Conversation:
     # Steps ---------------------------------------------------------------------------
 
     def _agent(self, given: str | None) -> str:
-        if isinstance(self._play, SingleAgentRecorder):
+        if isinstance(self._recorder, SingleAgentRecorder):
             if given not in (None, DEFAULT_AGENT_ID):
                 raise ConfigError(
-                    f"There is no agent {given!r}: the environment has a single one. "
-                    "Leave agent out."
+                    f"agent={given!r} does not exist: the environment has one agent. "
+                    "Leave the argument out."
                 )
             return DEFAULT_AGENT_ID
         if given is None:
             raise ConfigError(
-                "The environment has several agents: say which is told, with "
-                "reply(observation, agent=...) or replies({agent: observation})."
+                "The environment has several agents, so the observing agent must be "
+                "named: call reply(observation, agent=...) or "
+                "replies({agent: observation})."
             )
         return given
 
-    def _listen(
+    def _observe(
         self, observations: Mapping[str, Any], infos: Mapping[str, Any]
     ) -> Sequence[AgentState]:
-        """Take note of a step of the environment; return who must act, prompts due."""
+        """Record an environment step; return the agents that must act, with prompts."""
         self._refuse_if_over()
-        play = self._play
-        if isinstance(play, SingleAgentRecorder):
+        recorder = self._recorder
+        if isinstance(recorder, SingleAgentRecorder):
             agent = self._agent(next(iter(observations), None))
-            told: Any = (observations[agent], dict(infos.get(agent) or {}))
-            if self._begun:  # what was earned is not the policies' business
-                told = (told[0], 0.0, False, False, told[1])
+            step: Any = (observations[agent], dict(infos.get(agent) or {}))
+            if self._begun:  # policies do not read rewards, so 0 is good enough
+                step = (step[0], 0.0, False, False, step[1])
         else:
-            given = {a: dict(info) for a, info in infos.items()}
-            told = MultiAgentStep(observations=dict(observations), infos=given)
+            info_dicts = {a: dict(info) for a, info in infos.items()}
+            step = MultiAgentStep(observations=dict(observations), infos=info_dicts)
         if self._begun:
-            agent_states = play.advance(told, self._limits)
+            agent_states = recorder.advance(step, self._limits)
         else:
-            agent_states, self._begun = play.begin(told), True
-        self._over = bool(play.episode.is_done)
+            agent_states, self._begun = recorder.begin(step), True
+        self._over = bool(recorder.episode.is_done)
         self._refuse_if_over()
         for agent_state in agent_states:
             agent_state.data.system = self._system
@@ -262,9 +265,9 @@ class Conversation:
     def _refuse_if_over(self) -> None:
         if self._over:
             raise EpisodeOverError(
-                f"The episode has ended ({self._play.data.stop_reason.value}): the "
+                f"The episode has ended ({self._recorder.data.stop_reason.value}): the "
                 "training run's limits (rollouts.max_turns, max_tokens_per_episode, "
-                "generation.max_context_tokens) hold here, too. Begin a new "
+                "generation.max_context_tokens) apply here as well. Start a new "
                 "conversation."
             )
 
@@ -283,22 +286,22 @@ class Conversation:
             prompt_length(agent_state) + action_source.least_tokens(agent_state)
             > action_source.max_context_tokens
         ):
-            self._play.data.stop_reason = StopReason.CONTEXT_OVERFLOW
+            self._recorder.data.stop_reason = StopReason.CONTEXT_OVERFLOW
             self._over = True
             self._refuse_if_over()
 
     def _sample(self, agent_states: Sequence[AgentState]) -> None:
-        """Let language models make the seats' turns, all at once."""
-        choosing: dict[str, list[AgentState]] = {}
+        """Sample the agents' turns with language models, in shared batches."""
+        to_score: dict[str, list[AgentState]] = {}
         engines: dict[int, Any] = {}
         for agent_state in agent_states:
             action_source = self._action_sources[agent_state.module_id]
             if action_source.action_scorer is not None:
-                choosing.setdefault(agent_state.module_id, []).append(agent_state)
+                to_score.setdefault(agent_state.module_id, []).append(agent_state)
             else:
                 self._submit(agent_state, action_source)
                 engines[id(action_source.engine)] = action_source.engine
-        for module_id, group in choosing.items():
+        for module_id, group in to_score.items():
             action_scorer, seeds = (
                 self._action_sources[module_id].action_scorer,
                 map(self._seed, group),
@@ -314,25 +317,25 @@ class Conversation:
                 for result in engine.step():
                     agent_state = waiting[result.session_id]
                     self._record(agent_state, sampled_turn(result, agent_state))
-                    self._seen[agent_state.index] = len(agent_state.data.ids)
+                    self._in_engine[agent_state.index] = len(agent_state.data.ids)
 
     def _submit(self, agent_state: AgentState, action_source: Any) -> None:
-        if agent_state.index not in self._seen:
+        if agent_state.index not in self._in_engine:
             action_source.engine.open(
                 self._session(agent_state), **action_source.open_settings
             )
-            self._seen[agent_state.index] = 0
+            self._in_engine[agent_state.index] = 0
         request_turn(
             action_source,
             agent_state,
             self._session(agent_state),
-            num_sampled=self._play.num_sampled,
+            num_sampled=self._recorder.num_sampled,
             seed=self._seed(agent_state),
-            unseen=len(agent_state.data.ids) - self._seen[agent_state.index],
+            unseen=len(agent_state.data.ids) - self._in_engine[agent_state.index],
         )
 
     def _act(self, agent_states: Sequence[AgentState]) -> None:
-        """Make texts of what was sampled."""
+        """Decode the sampled turns into actions."""
         if not agent_states:
             return
         batch = self._runner._module_to_env(
@@ -346,12 +349,12 @@ class Conversation:
             agent_state.action = text
 
     def _record(self, agent_state: AgentState, turn: Turn) -> None:
-        turn.env_t = self._play.env_t
+        turn.env_t = self._recorder.env_t
         agent_state.turn = turn
         agent_state.data.record(turn)
 
     def _seed(self, agent_state: AgentState) -> int:
-        return turn_seed(self._play.task, 0, agent_state)
+        return turn_seed(self._recorder.task, 0, agent_state)
 
     def _session(self, agent_state: AgentState) -> tuple[str, int, int]:
         return ("conversation", self._number, agent_state.index)

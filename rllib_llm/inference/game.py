@@ -1,4 +1,4 @@
-"""One episode of any environment, step by step: for people, scripts and policies."""
+"""Game: one episode of any environment behind one interface, step by step."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def players_of(env: Any) -> list[str]:
 
 
 class Game:
-    """An environment of Gymnasium or PettingZoo, played alike.
+    """Episode of a Gymnasium or PettingZoo environment.
 
     A single agent is called ``"default_agent"``, as in RLlib.
 
     Args:
         env: The environment.
-        task: What to play; the episode has begun when this returns.
+        task: The task; the constructor resets the environment with it.
 
     Attributes:
         agents: All agents, in declared order.
-        observations: What those read that must act now, by AgentID.
-        infos: What came beside it, by AgentID.
+        observations: Observations of the agents that must act, by AgentID.
+        infos: Their infos, by AgentID.
         is_over: Whether the episode has ended.
-        returns: What each agent has earned so far.
-        turn: Steps so far.
-        rewards: What the last step paid, by AgentID.
-        last_words: What a single agent is told in the end.
-        success: Whether the task was solved, where that is defined.
-        stop_reason: Why it ended.
+        returns: Each agent's return so far.
+        turn: Number of steps so far.
+        rewards: Rewards of the last step, by AgentID.
+        last_words: Final observation of a single agent.
+        success: Whether the task was solved; None if the environment does not say.
+        stop_reason: Stop reason of the episode.
     """
 
     def __init__(self, env: Any, task: Task):
@@ -55,7 +55,7 @@ class Game:
         self._read(self.env.reset(seed=task.seed, options=dict(task.options)))
 
     def step(self, actions: Mapping[str, Any]) -> None:
-        """Let exactly the agents of the last observations act."""
+        """Step the environment with an action of each agent in ``observations``."""
         self.turn += 1
         if self.is_single:
             (action,) = actions.values()
@@ -64,15 +64,16 @@ class Game:
             self._read(self.env.step(dict(actions)))
 
     def move(self, kind: str, agent: str) -> Any:
-        """Return what a scripted policy of the environment would do now.
+        """Return the action of a scripted policy of the environment.
 
         Args:
             kind: ``"expert"`` or ``"random"``.
-            agent: Whose turn it is.
+            agent: The acting agent.
 
         Raises:
-            NotImplementedError: If the environment has none.
+            NotImplementedError: If the environment has no such policy.
         """
+        # Seeded by the turn, so that a replayed game repeats its actions.
         rng = np.random.default_rng(stable_seed(self.task.seed, agent, self.turn))
         env = self.env.unwrapped
         if self.is_single:
@@ -80,22 +81,25 @@ class Game:
         if kind == "random" and self.reads_numbers(agent):
             return self.env.random_numbers(agent, rng)
         if not hasattr(env, _MOVES[kind]):
-            raise NotImplementedError(f"{env} has no scripted {kind} policy.")
+            raise NotImplementedError(
+                f"{env} has no scripted {kind} policy; it needs {_MOVES[kind]}()."
+            )
         return getattr(env, _MOVES[kind])(agent, rng)
 
     def reads_numbers(self, agent: str) -> bool:
-        """Whether the agent observes and acts in numbers."""
+        """Return whether the agent has numeric spaces instead of text."""
         return not self.is_single and self.env.number_spaces(agent) is not None
 
-    def _read(self, told: Any) -> None:
+    def _read(self, result: Any) -> None:
+        """Record the result of reset() or step(), converting that of Gymnasium."""
         if not self.is_single:
-            self._take(told)
+            self._take(result)
             return
-        if len(told) == 2:
-            observation, info = told
+        if len(result) == 2:  # of reset()
+            observation, info = result
             reward, over = 0.0, False
         else:
-            observation, reward, terminated, truncated, info = told
+            observation, reward, terminated, truncated, info = result
             over = terminated or truncated
         agent = DEFAULT_AGENT_ID
         reason = None
@@ -114,14 +118,14 @@ class Game:
             )
         )
 
-    def _take(self, told: MultiAgentStep) -> None:
-        self.observations, self.infos = dict(told.observations), told.infos
+    def _take(self, step: MultiAgentStep) -> None:
+        self.observations, self.infos = dict(step.observations), step.infos
         self.rewards: dict[str, float] = {}
-        for agent, reward in told.rewards:
+        for agent, reward in step.rewards:
             self.rewards[agent] = self.rewards.get(agent, 0.0) + reward
             self.returns[agent] += reward
-        self.is_over = told.is_over
-        if told.success is not None:
-            self.success = told.success
-        if told.stop_reason is not None:
-            self.stop_reason = StopReason(told.stop_reason)
+        self.is_over = step.is_over
+        if step.success is not None:
+            self.success = step.success
+        if step.stop_reason is not None:
+            self.stop_reason = StopReason(step.stop_reason)

@@ -1,4 +1,4 @@
-"""A game between people, scripts and policies, with moves that can be taken back."""
+"""Match: a game between people, scripted policies and trained policies, with undo."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WITHOUT_RUN = (PERSON, EXPERT, RANDOM)
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """What one agent did in a step.
+    """Action of one agent in a step.
 
     Attributes:
-        agent: Who.
-        player: Who sits there: ``"person"``, ``"expert"``, ``"random"`` or a ModuleID.
-        observation: What it was told.
-        action: What it said or did.
+        agent: The agent.
+        player: Its player: ``"person"``, ``"expert"``, ``"random"`` or a ModuleID.
+        observation: Its observation.
+        action: Its action.
     """
 
     agent: str
@@ -38,19 +38,20 @@ class Move:
 
 
 class Match:
-    """One episode with a player on every seat.
+    """Plays one episode with one player per agent.
 
-    Policies and scripts answer the same when they are asked the same again, so a move
-    is taken back by playing everything before it once more.
+    Policies and scripts repeat their actions for the same observations, so undo()
+    replays the episode up to the step before.
 
     Args:
         make_env: Builds the environment.
-        task: What is played.
-        seats: Who plays, by AgentID: ``"person"``, ``"expert"``, ``"random"``,
-            ``"policy"`` (the one of training) or a ModuleID. See :func:`assign_agents`.
+        task: Task of the episode.
+        players: Player of each agent, by AgentID: ``"person"``, ``"expert"``,
+            ``"random"``, ``"policy"`` (the agent's policy in training) or a ModuleID.
+            See :func:`assign_agents`.
         ask: Called as ``ask(game, agent)`` for a person's action.
-        policy: The run's policies, where one has a seat.
-        greedy: Policies take the most likely tokens, or sample as in training.
+        policy: The run's policies, if one of them is a player.
+        greedy: Whether policies decode greedily instead of sampling as in training.
     """
 
     def __init__(
@@ -65,23 +66,23 @@ class Match:
     ):
         self._env, self._task, self._ask = make_env(), task, ask
         self.players, self._policy, self._greedy = dict(players), policy, greedy
-        self._talk: Any = None
+        self._conversation: Any = None
         self.moves: list[list[Move]] = []
         self._begin()
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody can act any more."""
+        """True if no agent can act any more."""
         return self.game.is_over or self.stop_reason is not None
 
     def step(self) -> list[Move]:
-        """Let everybody act who must; return what they did.
+        """Play one step of the game and return its moves.
 
-        A limit of the training run may end the episode before anybody acts
-        (``stop_reason``); then nothing is returned.
+        If a limit of the training run ends the episode (``stop_reason``), no agent acts
+        and the list is empty.
         """
         game, actions = self.game, {}
-        for agent in game.observations:  # who is asked does not see others' answers
+        for agent in game.observations:  # simultaneous: no agent sees others' actions
             if self.players[agent] == PERSON:
                 actions[agent] = self._ask(game, agent)
             elif self.players[agent] in _WITHOUT_RUN:
@@ -89,94 +90,98 @@ class Match:
         try:
             actions |= self._policies_actions()
         except EpisodeOverError:
-            self.stop_reason = self._talk.stop_reason
+            self.stop_reason = self._conversation.stop_reason
             return []
         moves = [
-            Move(agent, self.player_of(agent), told, actions[agent])
-            for agent, told in game.observations.items()
+            Move(agent, self.player_of(agent), observation, actions[agent])
+            for agent, observation in game.observations.items()
         ]
         game.step(actions)
         self.moves.append(moves)
         return moves
 
     def undo(self) -> bool:
-        """Take back the last step in which a person acted, and all after it.
+        """Undo the last step in which a person acted, and all later steps.
 
         Returns:
-            Whether there was one.
+            False if no person has acted.
 
         Raises:
-            EnvContractError: If the environment does not repeat itself.
+            EnvContractError: If the environment is not reproducible.
         """
-        kept = len(self.moves)
-        while kept and all(move.player != PERSON for move in self.moves[kept - 1]):
-            kept -= 1
-        if not kept:
+        count = len(self.moves)
+        while count and all(move.player != PERSON for move in self.moves[count - 1]):
+            count -= 1
+        if not count:
             return False
-        again, self.moves = self.moves[: kept - 1], []
+        kept, self.moves = self.moves[: count - 1], []
+        # Environments cannot step back: reset and replay the kept steps.
         self._begin()
-        for moves in again:
+        for moves in kept:
             self._repeat(moves)
         return True
 
     def player_of(self, agent: str) -> str:
-        """Return who sits there; of policies the ModuleID, once it has spoken."""
+        """Return an agent's player; for ``"policy"`` its ModuleID once it has acted."""
         player = self.players[agent]
-        if player == POLICY and self._talk is not None:
-            return self._talk.policy_of(agent) or POLICY
+        if player == POLICY and self._conversation is not None:
+            return self._conversation.policy_of(agent) or POLICY
         return player
 
     def close(self) -> None:
         """Close the environment."""
-        self._end_talk()
+        self._close_conversation()
         self._env.close()
 
     def _begin(self) -> None:
-        self._end_talk()
+        self._close_conversation()
         self.stop_reason: StopReason | None = None
         self.game = Game(self._env, self._task)
 
-    def _end_talk(self) -> None:
-        if self._talk is not None:
-            self._talk.close()
-            self._talk = None
+    def _close_conversation(self) -> None:
+        if self._conversation is not None:
+            self._conversation.close()
+            self._conversation = None
 
     def _repeat(self, moves: list[Move]) -> None:
-        told = {move.agent: move.observation for move in moves}
-        if repr(told) != repr(self.game.observations):
+        expected = {move.agent: move.observation for move in moves}
+        if repr(expected) != repr(self.game.observations):
             raise EnvContractError(
-                "The move cannot be taken back: the environment said something else "
-                "when it was played again with the same seed and actions. Run "
-                "`rllib-llm check` on it."
+                "The move cannot be undone: with the same seed and actions the "
+                "environment returned different observations. Run `rllib-llm check` on "
+                "the environment."
             )
+        # Not for the actions, which are those of the moves, but for the conversation's
+        # state: the policies must have seen these observations.
         self._policies_actions()
         self.game.step({move.agent: move.action for move in moves})
         self.moves.append(moves)
 
     def _policies_actions(self) -> dict[str, Any]:
         game = self.game
-        told = {
+        observations = {
             agent: observation
             for agent, observation in game.observations.items()
             if self.players[agent] not in _WITHOUT_RUN
         }
-        if not told:
+        if not observations:
             return {}
-        if self._talk is None:
-            own = {a: s for a, s in self.players.items() if s not in _WITHOUT_RUN}
-            named = {a: s for a, s in own.items() if s != POLICY}
-            self._talk = self._policy.conversation(
+        if self._conversation is None:
+            of_run = {a: p for a, p in self.players.items() if p not in _WITHOUT_RUN}
+            named = {a: p for a, p in of_run.items() if p != POLICY}
+            self._conversation = self._policy.conversation(
                 self._task,
                 greedy=self._greedy,
-                policies=self._usual(own) | named if named else None,
+                policies=self._training_policies(of_run) | named if named else None,
             )
-        return self._talk.replies(told, {a: game.infos.get(a, {}) for a in told})
+        infos = {a: game.infos.get(a, {}) for a in observations}
+        return self._conversation.replies(observations, infos)
 
-    def _usual(self, agents: Mapping[str, str]) -> dict[str, str]:
-        """Return who acts for these agents in training."""
+    def _training_policies(self, agents: Mapping[str, str]) -> dict[str, str]:
+        """Return the policies of these agents in training."""
         from rllib_llm.policy_mapping import mapped_policies
 
-        if self._task.assignment:  # self-play: each task says who plays whom
+        if self._task.assignment:  # self-play: each task has its own assignment
             return {agent: self._task.assignment[agent] for agent in agents}
         return mapped_policies(self._policy.config, list(agents))
 
@@ -186,39 +191,38 @@ class Match:
             return self.game.move(kind, agent)
         except NotImplementedError as error:
             raise ConfigError(
-                f"{agent!r} cannot be played by {kind!r}: {error} Give the seat to "
-                "somebody else."
+                f"{kind!r} cannot play {agent!r}: {error} Choose another player."
             ) from error
 
 
 def assign_agents(
     agents: list[str], given: Mapping[str, str], policy: LLMPolicy | None
 ) -> dict[str, str]:
-    """Return who plays each agent.
+    """Return the player of each agent.
 
     Args:
         agents: All agents of the environment.
-        given: What was asked for, by AgentID, its stem (``solver`` of ``solver_0``) or
+        given: Requested players, by AgentID, its stem (``solver`` of ``solver_0``) or
             ``"*"``.
-        policy: The run's policies, if there is a run: they take all other seats.
-            Without one a person takes the first of them, and chance the rest.
+        policy: The run's policies, which play all other agents. Without a run, a person
+            plays the first of these and the random policy the others.
 
     Raises:
-        ConfigError: If an agent or player is unknown.
+        ConfigError: If an agent or player does not exist.
     """
-    players = [*_WITHOUT_RUN]
+    allowed = [*_WITHOUT_RUN]
     if policy is not None:
-        players += [POLICY, *policy.policies]
+        allowed += [POLICY, *policy.policies]
     for name, player in given.items():
-        known = {*agents, *(_stem(a) for a in agents), "*"} - {""}
-        if name not in known:
+        names = {*agents, *(_stem(a) for a in agents), "*"} - {""}
+        if name not in names:
             raise ConfigError(
-                f"There is no agent {name!r} to seat. {did_you_mean(name, known)}"
+                f"The environment has no agent {name!r}. {did_you_mean(name, names)}"
             )
-        if player not in players:
+        if player not in allowed:
             needs_run = policy is None and player == POLICY
-            hint = "Name a RUN." if needs_run else did_you_mean(player, players)
-            raise ConfigError(f"Nobody called {player!r} can play {name!r}. {hint}")
+            hint = "Name a RUN." if needs_run else did_you_mean(player, allowed)
+            raise ConfigError(f"{player!r} of {name!r} is not a player. {hint}")
     players, rest = {}, POLICY if policy is not None else PERSON
     for agent in agents:
         names = (agent, _stem(agent), "*")

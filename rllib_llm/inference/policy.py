@@ -1,4 +1,4 @@
-"""A trained policy to talk to, exactly as it was trained."""
+"""Trained policies for inference, with the prompts and settings of training."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rllib_llm.inference.conversation import Conversation
 
 
 class LLMPolicy:
-    """The policies of a training run, ready to act.
+    """Policies of a training run, for inference.
 
-    An observation takes the way it took in training: system and role prompts,
-    connectors, chat template, history, tools, engine, sampling parameters.
+    Observations are processed as in training: system and role prompts, connectors, chat
+    template, history, tools, engine, sampling parameters.
 
     Args:
         runner: An LLMEnvRunner with the policies' weights.
-        policy: Acts for every agent; None: each agent's own policy, as in training.
+        policy: ModuleID of the policy that acts for every agent; None means each
+            agent's policy in training.
 
     Raises:
-        ConfigError: If there is no such policy.
+        ConfigError: If ``policy`` does not exist.
 
     Example:
         >>> policy = LLMPolicy.from_checkpoint("my_run")  # doctest: +SKIP
@@ -45,7 +46,7 @@ class LLMPolicy:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, policy: str | None = None) -> Self:
-        """Load the newest checkpoint of a run. Ray need not run.
+        """Load the newest checkpoint of a run. Ray is not needed.
 
         Args:
             path: A run, trial or checkpoint folder, or the name of a run.
@@ -60,7 +61,7 @@ class LLMPolicy:
 
     @classmethod
     def from_algorithm(cls, algo: Any, policy: str | None = None) -> Self:
-        """Take the present policies of an algorithm that was built."""
+        """Wrap the current policies of a built algorithm."""
         from rllib_llm.evaluation.runner import local_runner
 
         return cls(local_runner(algo), policy)
@@ -77,7 +78,7 @@ class LLMPolicy:
 
     @property
     def agents(self) -> list[str] | None:
-        """The environment's agents; None if it has a single one."""
+        """Agents of the environment; None if it has one agent."""
         env = self.make_env()
         agents = agents_of(env)
         env.close()
@@ -86,7 +87,7 @@ class LLMPolicy:
     def make_env(self) -> Any:
         """Return a new environment as in training.
 
-        Gymnasium's ``reset`` and ``step`` for one agent, those of
+        It has Gymnasium's ``reset`` and ``step`` for one agent, and those of
         :class:`rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter` for several.
         """
         return self.config.make_text_env()
@@ -95,9 +96,9 @@ class LLMPolicy:
         """Return the same policies, sharing weights, in another environment.
 
         Args:
-            env: What ``.environment(env)`` takes.
-            env_config: Its options. Where the environment is the run's own, those of
-                training hold for what is not named.
+            env: As in ``.environment(env)``.
+            env_config: Its options. For the run's own environment, missing options
+                have their values of training.
         """
         from rllib_llm.evaluation.runner import runner_in
 
@@ -116,36 +117,37 @@ class LLMPolicy:
         policies: Mapping[str, str] | None = None,
         system: str | None = None,
     ) -> Conversation:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            task: What is played, e.g. one of :meth:`held_out_tasks`: the episode then
-                goes as evaluation plays it.
-            seed: Seeds the turns where there is no task; None takes a new one every
-                time.
-            greedy: Take the most likely tokens, or sample as in training.
-            policies: Who acts for whom, by AgentID, where it is not as in training.
-            system: System message in place of the settings' and the environment's.
+            task: The task, e.g. one of :meth:`held_out_tasks`, which gives the same
+                episode as evaluation.
+            seed: Seed of the turns without a task; None draws a new one.
+            greedy: Decode greedily, or sample as in training.
+            policies: Policy of each agent, by AgentID, in place of the training run's.
+            system: System message in place of the config's and the environment's.
 
         Raises:
             ConfigError: If one of ``policies`` does not exist, or a task has a seed.
         """
         if task is not None and seed is not None:
             raise ConfigError(
-                f"seed={seed} would have no effect: the task has its own, {task.seed}. "
-                "Leave one of them out."
+                f"seed={seed} would have no effect, because the task has the seed "
+                f"{task.seed}. Pass either a task or a seed."
             )
         if task is None:
             if seed is None:
                 seed = int(np.random.default_rng().integers(2**31))
-            (first,) = self.held_out_tasks(1)  # where tasks say who plays whom
+            # Self-play needs an assignment, which tasks hold: take that of any task.
+            (first,) = self.held_out_tasks(1)
             task = Task(group_id=0, rollout=0, seed=seed, assignment=first.assignment)
         if policies is None and self._policy is not None:
             policies = {"*": self._policy}
         for name in (policies or {}).values():
             if name not in self.policies:
                 raise ConfigError(
-                    f"There is no policy {name!r}. {did_you_mean(name, self.policies)}"
+                    f"The run has no policy {name!r}. "
+                    f"{did_you_mean(name, self.policies)}"
                 )
         return Conversation(
             self.runner,
@@ -165,26 +167,25 @@ class LLMPolicy:
     ) -> str:
         """Return the policy's next reply.
 
-        Earlier replies among ``messages`` are encoded anew; a :meth:`conversation`
-        keeps the very tokens.
+        Earlier replies in ``messages`` are encoded from their text; a
+        :meth:`conversation` keeps the sampled tokens.
 
         Args:
-            messages: An observation, or messages: a system message if it shall be
-                another than in training, then users' and assistant's in turn, a
-                user's last.
-            agent: Who is asked, where there are several agents.
-            seed: Seeds the sampling; None takes a new one every time.
-            greedy: Take the most likely tokens, or sample as in training.
+            messages: An observation, or messages: optionally a system message in place
+                of that of training, then user and assistant in turn, ending with user.
+            agent: The replying agent, with several agents.
+            seed: Seed of the sampling; None draws a new one.
+            greedy: Decode greedily, or sample as in training.
 
         Raises:
             ConfigError: If the messages do not alternate.
-            EpisodeOverError: If they leave no room to answer.
+            EpisodeOverError: If the messages leave no room for a reply in the context.
         """
         system, earlier, observation = _as_turns(messages)
-        with self.conversation(seed=seed, greedy=greedy, system=system) as talk:
-            for told, said in earlier:
-                talk.recite(told, said, agent=agent)
-            return talk.reply(observation, agent=agent)
+        with self.conversation(seed=seed, greedy=greedy, system=system) as conversation:
+            for user_text, reply in earlier:
+                conversation.recite(user_text, reply, agent=agent)
+            return conversation.reply(observation, agent=agent)
 
     def close(self) -> None:
         """Close environments and engines' sessions."""
@@ -205,7 +206,7 @@ def _as_turns(
         raise ConfigError(
             f"chat() got messages of the roles {[m['role'] for m in messages]}; after "
             "an optional system message, user and assistant must alternate, and a user "
-            "must be last. Results of tools go through conversation().reply(..., info)."
+            "must be last. Pass tool results to conversation().reply(..., info)."
         )
     texts = [m["content"] for m in rest]
     return system, list(zip(texts[::2], texts[1::2], strict=False)), texts[-1]

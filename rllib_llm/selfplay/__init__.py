@@ -1,4 +1,4 @@
-"""Self-play: leagues of frozen opponents, ratings, exploitability. Knows no ray."""
+"""Self-play without Ray: leagues of frozen opponents, ratings, exploitability."""
 
 from rllib_llm.selfplay.exploitability import Exploitability, measure_exploitability
 from rllib_llm.selfplay.league import League, Member

@@ -1,4 +1,4 @@
-"""A league: one learner and frozen snapshots of it to play against."""
+"""League: a learner and frozen snapshots of it as opponents."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rllib_llm.envs.parsing import require_choice, require_float, require_int
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
 
-# Keeps the draws for opponents and for seats apart.
+# Part of the seeds: draws of opponents and of the learner's agent are independent.
 _OPPONENT, _AGENT = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-    """A frozen snapshot.
+    """Frozen snapshot of the learner.
 
     Attributes:
-        name: The policy's name, e.g. an RLModule id.
-        iteration: The training iteration it was taken in.
+        name: The policy's name, e.g. a ModuleID.
+        iteration: Training iteration of the snapshot.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Member:
 
 
 def prefer_hard(win_rate: np.ndarray) -> np.ndarray:
-    """Weigh opponents by ``(1 - p)^2``: those that the learner loses to.
+    """Return the weights ``(1 - p)^2``, which prefer opponents that beat the learner.
 
     AlphaStar's ``f_hard`` (Vinyals et al. 2019, Methods, prioritised fictitious
     self-play) with exponent 2.
@@ -42,9 +42,9 @@ def prefer_hard(win_rate: np.ndarray) -> np.ndarray:
 
 
 def prefer_even(win_rate: np.ndarray) -> np.ndarray:
-    """Weigh opponents by ``p (1 - p)``: those of the learner's own strength.
+    """Return the weights ``p (1 - p)``, which prefer opponents of equal strength.
 
-    AlphaStar's ``f_var`` (as :func:`prefer_hard`).
+    AlphaStar's ``f_var`` (as in :func:`prefer_hard`).
 
     Args:
         win_rate: The learner's win rate against each opponent. [members]
@@ -62,16 +62,17 @@ OPPONENTS = tuple(_WEIGHTS)
 
 
 class League:
-    """Chooses opponents, keeps the payoff matrix, says when to take a snapshot.
+    """Draws opponents, keeps the payoff matrix and decides when to take snapshots.
 
-    The learner plays against itself in a share of the games (``mirror_fraction``), in
-    the others against one frozen member, drawn by ``opponents``. A draw depends on the
-    seeds and the league's state only: all rollouts of a task meet the same opponent,
-    and so does a run that was resumed. Choose once per episode, never within one.
+    The learner plays against itself in a share of the games (``mirror_fraction``), and
+    in the others against one frozen member, drawn by ``opponents``. A draw depends only
+    on the seeds and the league's state: all rollouts of a task have the same opponent,
+    also in a resumed run. Draw once per episode, not within one.
 
     A snapshot is due when the learner's win rate against *every* member is at least
     ``snapshot_win_rate`` after ``snapshot_min_games`` games with members since the
-    last one, and in any case after ``snapshot_max_games``. An empty league wants one.
+    last one, and in any case after ``snapshot_max_games``. In an empty league it is
+    always due.
 
     Args:
         learner: Name of the policy in training.
@@ -80,11 +81,11 @@ class League:
         mirror_fraction: Share of games against itself, in [0, 1].
         snapshot_win_rate: In [0.51, 0.99].
         snapshot_min_games: At least 1.
-        snapshot_max_games: At least ``snapshot_min_games``; None for no such limit.
-        max_members: More members than this make :meth:`add` retire the one that the
-            learner beats most surely; None for no limit.
-        decay: Of :class:`Payoffs`.
-        seed: Of all draws, >= 0.
+        snapshot_max_games: At least ``snapshot_min_games``; None means no limit.
+        max_members: Beyond this number, :meth:`add` retires the member with the
+            learner's highest win rate; None means no limit.
+        decay: As in :class:`Payoffs`.
+        seed: Seed of all draws, >= 0.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -124,7 +125,7 @@ class League:
     # Opponents -------------------------------------------------------------------
 
     def probabilities(self) -> dict[str, float]:
-        """Return how likely each name is to be the opponent, the learner included."""
+        """Return the probability of each opponent, including the learner itself."""
         if not self.members:
             return {self.learner: 1.0}
         mirror = self._settings["mirror_fraction"]
@@ -158,9 +159,9 @@ class League:
             The policy's name for each agent.
         """
         rng = np.random.default_rng([self.seed, _AGENT, task_seed])
-        learners = int(rng.integers(len(agents)))
+        position = int(rng.integers(len(agents)))  # of the learner
         return {
-            agent: self.learner if i == learners else self.choose(task_seed, i)
+            agent: self.learner if i == position else self.choose(task_seed, i)
             for i, agent in enumerate(agents)
         }
 
@@ -178,17 +179,17 @@ class League:
         for result in sorted(results, key=lambda result: result.episode):
             for name in result.players:
                 if name not in self._names():
-                    known = did_you_mean(name, self._names())
+                    hint = did_you_mean(name, self._names())
                     raise ValueError(
-                        f"Episode {result.episode}: {name!r} is not of this league. "
-                        f"{known} Record games of its learner and members only."
+                        f"Episode {result.episode}: {name!r} is not in this league. "
+                        f"{hint} Record games of its learner and members only."
                     )
             if not set(self._retired).intersection(result.players):
                 self.payoffs.record(result)
                 self._games_since_snapshot += len(set(result.players)) > 1
 
     def should_snapshot(self) -> bool:
-        """Say whether the learner should be frozen into a new member now."""
+        """Return whether a snapshot of the learner is due."""
         if not self.members:
             return True
         games, most = self._games_since_snapshot, self._settings["snapshot_max_games"]
@@ -202,21 +203,23 @@ class League:
         """Add a snapshot of the learner.
 
         Args:
-            name: A name that was never taken.
+            name: A name that no member has had.
             iteration: The training iteration.
 
         Returns:
-            Names of the members that had to leave (``max_members``); their policies
-            are not needed any more.
+            Names of the retired members (``max_members``), whose policies are no longer
+            needed.
         """
         if name in self._names():
-            raise ConfigError(f"The league has a {name!r} already; use another name.")
+            raise ConfigError(
+                f"The league already has or had a member {name!r}. Use another name."
+            )
         self.members.append(Member(name, iteration))
         self._games_since_snapshot = 0
         most = self._settings["max_members"]
         if most is None or len(self.members) <= most:
             return []
-        # The newest has not played yet, so it never leaves.
+        # Without the newest, which has no games yet and a prior win rate of 1/2.
         easiest = self.members[int(self._win_rates()[:-1].argmax())]
         self.members.remove(easiest)
         self.payoffs.forget(easiest.name)
@@ -226,7 +229,7 @@ class League:
     # Checkpoints ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to know, JSON-serialisable."""
+        """Return the complete state, JSON-serialisable."""
         return {
             "settings": dict(self._settings),
             "members": [[member.name, member.iteration] for member in self.members],
@@ -236,15 +239,15 @@ class League:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`, exactly.
+        """Restore a :meth:`state_dict` exactly.
 
         Raises:
-            CheckpointError: If the league of the checkpoint had other settings.
+            CheckpointError: If the checkpoint's league has other settings.
         """
         for name, value in state["settings"].items():
             if self._settings.get(name) != value:
                 raise CheckpointError(
-                    f"The checkpoint's league has {name}={value!r}, this one "
+                    f"The checkpoint's league has {name}={value!r}, this run's has "
                     f"{self._settings.get(name)!r}. Resume with the same settings."
                 )
         self.members = [Member(name, iteration) for name, iteration in state["members"]]
@@ -253,11 +256,11 @@ class League:
         self._games_since_snapshot = state["games_since_snapshot"]
 
     def _names(self) -> set[str]:
-        """All names that are or were of the league."""
+        """Return the names of the learner and of all current and retired members."""
         return {self.learner, *self._retired, *(member.name for member in self.members)}
 
     def _win_rates(self) -> np.ndarray:
-        """The learner's win rates. [members]"""
+        """Return the learner's win rates. [members]"""
         rates = [self.payoffs.win_rate(self.learner, m.name) for m in self.members]
         return np.asarray(rates)
 

@@ -1,4 +1,4 @@
-"""The league of a run whose opponents live in a fixed number of policies."""
+"""Matchmaker: a run's league with a fixed number of opponent policies."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rllib_llm.selfplay.payoffs import GameResult
 from rllib_llm.selfplay.ratings import Ratings
 
 LEARNER = "learner"
-_MEETS_EXPLOITER = 2  # keeps this draw apart from the league's
+_MEETS_EXPLOITER = 2  # part of the seed: independent of the league's draws
 
 
 class Matchmaker:
-    """Seats policies at games and keeps the books: league, ratings, slots.
+    """Assigns policies to agents and keeps league, ratings and slots.
 
-    A *slot* is a frozen policy that exists from the start and is overwritten when the
-    learner is frozen into it; a *member* of the league is what a slot holds meanwhile.
-    Results and ratings belong to members, so they survive their slot's next tenant.
+    A *slot* is a frozen policy that exists from the start; a snapshot of the learner
+    overwrites its weights. A *member* of the league is the snapshot in a slot. Results
+    and ratings belong to members, so they stay valid when a slot is overwritten.
 
     Args:
         policy: The policy in training.
-        slots: The policies that hold opponents; none for games against itself only.
-        seats: The agents that the league seats, in the environment's order.
+        slots: The policies that hold opponents; empty for games against itself only.
+        agents: The agents that the league assigns, in the environment's order.
         fixed: Policies of all other agents.
-        exploiter_fraction: Share of games in which the exploiter has all other seats.
-            They count in no win rate and no rating.
+        exploiter_fraction: Share of games in which the exploiter plays all other
+            agents. These games count in no win rate and no rating.
         league: Settings of :class:`League`.
 
     Raises:
@@ -57,29 +57,29 @@ class Matchmaker:
     def assignment(self, task_seed: int) -> dict[str, str]:
         """Return the policy of every agent in the games of a task."""
         names = self.league.assignment(task_seed, self.agents)
-        places = {LEARNER: self.policy, EXPLOITER: EXPLOITER, **self._slot_of}
+        policies = {LEARNER: self.policy, EXPLOITER: EXPLOITER, **self._slot_of}
         rng = np.random.default_rng([self.league.seed, _MEETS_EXPLOITER, task_seed])
         if rng.random() < self._exploiter_fraction:
-            own = self.agents[int(rng.integers(len(self.agents)))]
-            names = {a: LEARNER if a == own else EXPLOITER for a in self.agents}
-        return {**self._fixed, **{agent: places[n] for agent, n in names.items()}}
+            of_learner = self.agents[int(rng.integers(len(self.agents)))]
+            names = {a: LEARNER if a == of_learner else EXPLOITER for a in self.agents}
+        return {**self._fixed, **{agent: policies[n] for agent, n in names.items()}}
 
     def result(
-        self, episode: int, assignment: Mapping[str, str], earned: Mapping[str, float]
+        self, episode: int, assignment: Mapping[str, str], returns: Mapping[str, float]
     ) -> GameResult:
-        """Return a finished game under its members' names.
+        """Return the result of a finished game with the names of members.
 
         Args:
             episode: Number of the episode, unique over the run.
-            assignment: What :meth:`assignment` said of its task, in this same
-                iteration.
-            earned: Returns by agent; 0 where missing.
+            assignment: The task's :meth:`assignment` of the same iteration; later
+                iterations may have other members in the slots.
+            returns: Returns by agent; 0 if missing.
         """
         names = {slot: member for member, slot in self._slot_of.items()}
         names |= {self.policy: LEARNER, EXPLOITER: EXPLOITER}
         players = tuple(names[assignment[agent]] for agent in self.agents)
-        returns = tuple(float(earned.get(agent, 0.0)) for agent in self.agents)
-        return GameResult(episode, players, returns)
+        in_order = tuple(float(returns.get(agent, 0.0)) for agent in self.agents)
+        return GameResult(episode, players, in_order)
 
     def record(self, results: Iterable[GameResult]) -> None:
         """Add finished games to win rates and ratings, in the order of episodes."""
@@ -88,13 +88,13 @@ class Matchmaker:
         self.ratings.record(games)
 
     def wants_snapshot(self) -> bool:
-        """Say whether the learner should be frozen into a slot now."""
+        """Return whether a snapshot of the learner is due and there are slots."""
         return bool(self.slots) and self.league.should_snapshot()
 
     def add_snapshot(self, iteration: int) -> str:
-        """Enter the learner as a new member and return the slot it must be copied to.
+        """Add the learner as a new member and return the slot for its weights.
 
-        A free slot, or else that of the member who leaves for it.
+        The slot is a free one, or that of the retired member.
         """
         name = f"snapshot_{self._snapshots}"
         self._snapshots += 1
@@ -109,11 +109,11 @@ class Matchmaker:
         return slot
 
     def members(self) -> dict[str, str]:
-        """Return the member in each slot that is taken."""
+        """Return the member in each occupied slot."""
         return {slot: name for name, slot in self._slot_of.items()}
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """Return what is worth logging; opponents by slot, so that keys stay."""
+        """Return the metrics; opponents by slot, so that the keys do not change."""
         iterations = {m.name: m.iteration for m in self.league.members}
         values: dict[tuple[str, ...], float] = {
             ("pool_size",): len(self.league.members),
@@ -127,7 +127,7 @@ class Matchmaker:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to know, JSON-serialisable."""
+        """Return the complete state, JSON-serialisable."""
         return {
             "league": self.league.state_dict(),
             "ratings": self.ratings.state_dict(),
@@ -136,10 +136,10 @@ class Matchmaker:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`, exactly.
+        """Restore a :meth:`state_dict` exactly.
 
         Raises:
-            CheckpointError: If the league of the checkpoint had other settings.
+            CheckpointError: If the checkpoint's league has other settings.
         """
         self.league.load_state(state["league"])
         self.ratings.load_state(state["ratings"])

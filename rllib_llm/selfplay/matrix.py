@@ -1,4 +1,4 @@
-"""The policy-swap matrix: how each policy does on each seat."""
+"""Policy-swap matrix: mean return of each policy for each agent."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Cell:
 
 
 class SwapMatrix:
-    """Mean returns by seat and policy, and by line-up.
+    """Mean returns by agent and policy, and by assignment.
 
-    Exchanging one role's policy shows who a team's success comes from, and whether
-    roles have specialised: a policy on a seat it was not trained for fails.
+    Exchanging the policy of one role shows which role a team's success depends on, and
+    whether roles have specialised: a policy fails for an agent that it was not trained
+    for.
 
     Args:
-        seats: Names of the seats, in the order of :attr:`GameResult.players`.
-        results: Games to begin with.
+        agents: Names of the agents, in the order of :attr:`GameResult.players`.
+        results: Initial games.
     """
 
     def __init__(self, agents: Sequence[str], results: Iterable[GameResult] = ()):
@@ -54,13 +55,14 @@ class SwapMatrix:
         """Add finished games.
 
         Raises:
-            ValueError: If a game had another number of seats.
+            ValueError: If a game has another number of agents.
         """
         for result in results:
             if len(result.players) != len(self.agents):
                 raise ValueError(
-                    f"Episode {result.episode} has the players {result.players}; the "
-                    f"seats are {self.agents}."
+                    f"Episode {result.episode} has the players {result.players}; a "
+                    f"game needs one for each of the agents {self.agents}. Record "
+                    "games of one environment only."
                 )
             self._returns.setdefault(result.players, []).append(result.returns)
 
@@ -69,7 +71,7 @@ class SwapMatrix:
         return sorted({name for assignment in self._returns for name in assignment})
 
     def cell(self, agent: str, policy: str) -> Cell:
-        """Return what ``policy`` earned on ``seat``, over all partners."""
+        """Return the mean return of ``agent`` with ``policy``, over all partners."""
         index = self.agents.index(agent)
         return _cell(
             [
@@ -81,17 +83,17 @@ class SwapMatrix:
         )
 
     def assignment(self, players: Sequence[str], agent: str) -> Cell:
-        """Return what ``seat`` earned when exactly ``players`` took the seats."""
+        """Return the mean return of ``agent`` in games of exactly these players."""
         index = self.agents.index(agent)
         return _cell([r[index] for r in self._returns.get(tuple(players), [])])
 
     def table(self) -> dict[str, dict[str, Cell]]:
-        """Return ``{seat: {policy: cell}}``."""
+        """Return ``{agent: {policy: cell}}``."""
         names = self.policies()
         return {s: {name: self.cell(s, name) for name in names} for s in self.agents}
 
     def to_markdown(self) -> str:
-        """Return the table with one row per policy and one column per seat."""
+        """Return the table with one row per policy and one column per agent."""
         table = self.table()
         rows = [
             [name, *(str(table[agent][name]) for agent in self.agents)]

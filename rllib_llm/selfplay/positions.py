@@ -1,8 +1,8 @@
-"""Exact best responses in games of perfect information, position by position.
+"""Exact best responses in games of perfect information, by dynamic programming.
 
-A policy that reads nothing but the position has one distribution for each. The best
-responses to it are then a dynamic programme over positions, of which there are far
-fewer than histories: tic-tac-toe has 5 478, and 549 946 histories.
+A policy that reads the current position only has one distribution per position. The
+best responses to it are then a dynamic programme over positions, of which there are
+far fewer than histories: tic-tac-toe has 5,478 positions and 549,946 histories.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.selfplay.queries import Query
 
 Key = tuple[int, str]
-"""Who is to move, and OpenSpiel's text of the whole state."""
+"""The player to move, and OpenSpiel's text of the whole state."""
 
 
 @dataclasses.dataclass(slots=True)
 class Position:
-    """A place in the game, however it came about.
+    """Position of a game, independent of its history.
 
     Attributes:
-        query: What the player to move is asked; None at chance and at the end.
-        player: Who that is; negative at chance and at the end.
-        children: The position after each legal action, or each outcome of chance.
-        chances: Probabilities of these outcomes; empty elsewhere.
-        returns: Of each player at the end; empty elsewhere.
+        query: Decision of the player to move; None at chance nodes and at the end.
+        player: The player to move; negative at chance nodes and at the end.
+        children: The position after each legal action, or each chance outcome.
+        chances: Probabilities of the chance outcomes; empty at other positions.
+        returns: Return of each player at the end; empty at other positions.
     """
 
     query: Query | None
@@ -41,7 +41,7 @@ class Position:
 
 
 def is_by_position(game: Any) -> bool:
-    """Return whether players see all there is, chance told apart from the state."""
+    """Return whether a game has perfect information and explicit chance nodes."""
     kind = game.get_type()
     is_seen = kind.information == type(kind.information).PERFECT_INFORMATION
     return is_seen and kind.chance_mode != type(kind.chance_mode).SAMPLED_STOCHASTIC
@@ -50,48 +50,48 @@ def is_by_position(game: Any) -> bool:
 def positions(text: GameText, max_positions: int = 200_000) -> dict[Key, Position]:
     """Return every position, children before their parents; the last is the start.
 
-    States with one text are taken for one position, as in OpenSpiel's own value
-    iteration.
+    States with equal texts count as one position, as in OpenSpiel's value iteration.
 
     Args:
-        text: The game as it is told, of perfect information.
-        max_positions: Refuse games with more.
+        text: A game of perfect information with its texts.
+        max_positions: Maximum number of positions.
 
     Raises:
-        ConfigError: If there are more, or the game may come back to a position.
-        EnvContractError: If histories of one position are told, or continue,
-            differently.
+        ConfigError: If there are more, or a position can occur twice in a game.
+        EnvContractError: If histories of one position differ in their text or their
+            continuation.
     """
-    found: dict[Key, Position] = {}
+    by_key: dict[Key, Position] = {}
     root = text.game.new_initial_state()
     stack = [(root, frozenset[int]())]
     while stack:
         state, moved = stack.pop()
         key, player = _key(state), state.current_player()
         position, after = _look(text, state, moved)
-        if key in found:
-            if found[key] != position:
+        if key in by_key:
+            if by_key[key] != position:
                 raise EnvContractError(
                     f"{text.game}: two histories of the position {key[1]!r} differ in "
-                    f"what is told or may follow: {found[key]} and {position}. Its "
-                    "exploitability cannot be measured by position."
+                    f"their text or continuation: {by_key[key]} and {position}. Its "
+                    "exploitability cannot be computed by position; use "
+                    "history='append'."
                 )
             continue
-        found[key] = position
-        if len(found) > max_positions:
+        by_key[key] = position
+        if len(by_key) > max_positions:
             raise ConfigError(
                 f"{text.game} has more than {max_positions} positions. Choose a "
-                "smaller game, or compare policies by playing."
+                "smaller game, or compare policies by evaluation."
             )
         acted = moved | {player} if player >= 0 else moved
         stack += [(child, acted) for child in after]
-    graph = {key: position.children for key, position in found.items()}
+    graph = {key: position.children for key, position in by_key.items()}
     try:
-        return {key: found[key] for key in TopologicalSorter(graph).static_order()}
+        return {key: by_key[key] for key in TopologicalSorter(graph).static_order()}
     except CycleError as error:
         raise ConfigError(
-            f"{text.game} may come back to a position, so that it cannot be solved "
-            "position by position. Choose another game."
+            f"{text.game} may return to an earlier position, so it cannot be solved by "
+            "backward induction. Choose another game."
         ) from error
 
 
@@ -102,7 +102,7 @@ def _key(state: Any) -> Key:
 def _look(
     text: GameText, state: Any, moved: frozenset[int]
 ) -> tuple[Position, list[Any]]:
-    """Return the state's position, and the states that may follow."""
+    """Return the state's position, and the next states."""
     player = state.current_player()
     if state.is_terminal():
         return Position(None, player, returns=tuple(state.returns())), []
@@ -121,17 +121,16 @@ def best_responses(
     places: dict[Key, Position],
     answers: dict[Query, list[float]],
 ) -> tuple[np.ndarray, np.ndarray, dict[Query, str]]:
-    """Return each player's expected return and best response.
-
-    By backward induction, all other players following the policy.
+    """Return each player's expected return and best response, by backward induction.
 
     Args:
-        places: Of :func:`positions`.
+        places: The result of :func:`positions`.
         answers: Probabilities of the legal actions, by decision.
 
     Returns:
-        The return at the start, that of the best response, both [players]; what the
-        best responses say in every decision, the first word where several are as good.
+        The policy's return at the start [players]; the return of each player's best
+        response while all others follow the policy [players]; and the best response's
+        word of every decision, the first among equally good ones.
     """
     values: dict[Key, np.ndarray] = {}
     words: dict[Query, str] = {}

@@ -1,4 +1,4 @@
-"""What a text policy is asked about a game, and what it answers."""
+"""Queries of a text policy's action probabilities in a game."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ActionProbs = Callable[
 ]
 """Probabilities of words under a policy.
 
-Takes a batch of conversations that end with a user message, and for each the words
-that are legal. Returns for each the probability of every word, summing to 1: where a
-model may also say other things, normalise over the words.
+Takes a batch of conversations that end with a user message, and the legal words of
+each. Returns the probabilities of each conversation's words, summing to 1: if a model
+may also give other replies, normalise over the words.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """A decision: what the player has read and said so far, and what it may say.
+    """A player's decision: its conversation so far and its legal words.
 
     Attributes:
-        texts: Prompts and the player's own answers in turn, from its first prompt to
-            the one it must answer now. (Perfect recall makes them unique.)
+        texts: Prompts and the player's replies in turn, from its first prompt to the
+            current one. (With perfect recall they are unique.)
         words: The legal words.
     """
 
@@ -53,7 +53,7 @@ def ask(
         batch_size: Decisions per call, >= 1.
 
     Raises:
-        EnvContractError: If an answer is no distribution.
+        EnvContractError: If the result is not a distribution.
     """
     different = list(dict.fromkeys(queries))
     answers: dict[Query, list[float]] = {}
@@ -72,8 +72,8 @@ def _distribution(query: Query, probs: Sequence[float]) -> list[float]:
     fits = values.shape == (len(query.words),) and np.isfinite(values).all()
     if not fits or values.min() < 0 or abs(values.sum() - 1) > 1e-4:
         raise EnvContractError(
-            f"action_probs gave {values.tolist()} for the words {query.words} after "
-            f"{query.texts[-1]!r}; it must give one probability for each, >= 0 and "
-            "summing to 1. Normalise over the words."
+            f"action_probs returned {values.tolist()} for the words {query.words} "
+            f"after {query.texts[-1]!r}; it must return one probability per word, >= 0 "
+            "and summing to 1. Normalise over the words."
         )
     return (values / values.sum()).tolist()

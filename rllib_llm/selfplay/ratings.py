@@ -1,4 +1,4 @@
-"""Ratings of policies by the games they played (openskill)."""
+"""Ratings of policies from game results (openskill)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from rllib_llm.selfplay.payoffs import GameResult
 class Ratings:
     """Strength of each policy as a normal distribution: ``mu`` and ``sigma``.
 
-    The Plackett-Luce model of Weng and Lin 2011 (JMLR 12, 267-300) for games of any
-    number of seats, as openskill implements it. A policy that holds several seats of a
-    game is rated by each of them: the update is the mean over all choices of one seat
-    per policy, each of which is a game of its own under Plackett-Luce (the order among
-    some of the seats follows the same model). A rating depends on the order of games,
-    so games are taken in the order of their episodes, and the state belongs in the
-    checkpoint.
+    Uses the Plackett-Luce model of Weng and Lin 2011 (JMLR 12, 267-300) as implemented
+    by openskill, for any number of agents. If a policy plays several agents of a game,
+    the update is the mean over all choices of one agent per policy. Each choice is a
+    valid game under Plackett-Luce (the ranking of a subset follows the same model). A
+    rating depends on the order of the games, so they are processed in the order of
+    their episodes, and the state belongs in the checkpoint.
 
     Raises:
         MissingExtraError: If openskill is not installed.
@@ -38,23 +37,23 @@ class Ratings:
     def record(self, results: Iterable[GameResult]) -> None:
         """Add finished games, in the order of their episodes.
 
-        Games in which one policy holds all seats tell nothing and are left out.
+        Games in which one policy plays all agents carry no information and are skipped.
         """
         for result in sorted(results, key=lambda result: result.episode):
             if len(set(result.players)) > 1:
                 self._rate(result)
 
     def rating(self, name: str) -> tuple[float, float]:
-        """Return ``mu`` and ``sigma``; those of a newcomer for unknown names."""
+        """Return ``mu`` and ``sigma``; the initial values for a name without games."""
         rating = self._of(name)
         return rating.mu, rating.sigma
 
     def ordinal(self, name: str) -> float:
-        """Return ``mu - 3 sigma``: a strength that the policy very likely has."""
+        """Return ``mu - 3 sigma``, a lower bound of the policy's strength."""
         return float(self._of(name).ordinal())
 
     def games(self, name: str) -> int:
-        """Return the number of games that count for ``name``."""
+        """Return the number of rated games of ``name``."""
         return self._games.get(name, 0)
 
     def win_probability(self, a: str, b: str) -> float:
@@ -62,7 +61,7 @@ class Ratings:
         return float(self._model.predict_win([[self._of(a)], [self._of(b)]])[0])
 
     def inherit(self, name: str, source: str) -> None:
-        """Give ``name`` the rating of ``source``, for a snapshot just taken."""
+        """Copy the rating of ``source`` to ``name``, for a new snapshot."""
         mu, sigma = self.rating(source)
         self._ratings[name] = self._model.rating(mu=mu, sigma=sigma)
 
@@ -71,12 +70,12 @@ class Ratings:
         return sorted(self._ratings, key=lambda name: (-self.ordinal(name), name))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to know, JSON-serialisable."""
+        """Return the complete state, JSON-serialisable."""
         ratings = {name: [r.mu, r.sigma] for name, r in self._ratings.items()}
         return {"ratings": ratings, "games": dict(self._games)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`, exactly."""
+        """Restore a :meth:`state_dict` exactly."""
         self._ratings = {
             name: self._model.rating(mu=mu, sigma=sigma)
             for name, (mu, sigma) in state["ratings"].items()
@@ -85,14 +84,14 @@ class Ratings:
 
     def _rate(self, result: GameResult) -> None:
         names = list(dict.fromkeys(result.players))
-        earned: dict[str, list[float]] = {name: [] for name in names}
+        returns: dict[str, list[float]] = {name: [] for name in names}
         for name, value in zip(result.players, result.returns, strict=True):
-            earned[name].append(value)
+            returns[name].append(value)
         before = [[self._of(name)] for name in names]
-        # One seat per policy, in all ways.
+        # All choices of one agent per policy.
         updates = [
             self._model.rate(before, scores=list(scores))
-            for scores in itertools.product(*earned.values())
+            for scores in itertools.product(*returns.values())
         ]
         for name, *rated in zip(names, *updates, strict=True):
             self._ratings[name] = self._model.rating(

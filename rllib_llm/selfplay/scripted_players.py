@@ -1,4 +1,4 @@
-"""Scripted players to measure a policy against."""
+"""Scripted opponents for evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def any_number(turn: Any) -> str:
-    """Say any number of the text: a free cell in the short view of tic-tac-toe.
+    """Return a random number of the observation, e.g. a free cell of tic-tac-toe.
 
     Args:
         turn: A ``ScriptedTurn``.

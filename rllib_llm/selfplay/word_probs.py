@@ -1,4 +1,4 @@
-"""From log-probabilities of whole replies to a policy over words."""
+"""Policy over words from the log-probabilities of complete replies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ WordLogProbs = Callable[
 ]
 """Log-probabilities of words as complete replies, in nats.
 
-Takes a batch of conversations that end with a user message, and for each its words.
-Returns for each the log-probability that the reply is exactly the word: the sum over
-its tokens, the end of the turn included.
+Takes a batch of conversations that end with a user message, and the words of each.
+Returns the log-probability of each word as the complete reply: the sum over its tokens
+and the end of turn.
 """
 
 
 def word_probs(log_probs: WordLogProbs) -> ActionProbs:
-    """Make a policy over words of a model's log-probabilities.
+    """Return a policy over words from a model's log-probabilities.
 
-    The probabilities are those of the model, given that it says one of the words and
-    nothing else.
+    Its probabilities are the model's, conditional on a reply that is one of the words.
 
     Args:
         log_probs: The model.

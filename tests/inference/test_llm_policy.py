@@ -1,4 +1,4 @@
-"""Policies at work: by hand exactly what evaluation plays, and chat beside it."""
+"""LLMPolicy: conversations give the episodes of evaluation; chat()."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ TASKS = 6
 
 
 def by_hand(policy, tasks, *, greedy):
-    """What a user writes: one agent."""
+    """Play tasks with the loop that a user writes for one agent."""
     env, returns = policy.make_env(), []
     for task in tasks:
         talk = policy.conversation(task, greedy=greedy)
@@ -44,18 +44,18 @@ def by_hand(policy, tasks, *, greedy):
 
 
 def by_hands(policy, tasks, *, greedy):
-    """The like for several agents."""
+    """Play tasks with the loop that a user writes for several agents."""
     env, returns = policy.make_env(), []
     for task in tasks:
         with policy.conversation(task, greedy=greedy) as talk:
-            told = env.reset(seed=task.seed, options=task.options)
+            step = env.reset(seed=task.seed, options=task.options)
             returns.append(dict.fromkeys(policy.agents, 0.0))
-            while not told.is_over:
+            while not step.is_over:
                 try:
-                    told = env.step(talk.replies(told.observations, told.infos))
+                    step = env.step(talk.replies(step.observations, step.infos))
                 except EpisodeOverError:
                     break
-                for agent, reward in told.rewards:
+                for agent, reward in step.rewards:
                     returns[-1][agent] += reward
     return returns
 
@@ -66,14 +66,14 @@ def evaluated(policy, tasks, *, greedy):
 
 
 def assert_equal(returns, expected):
-    """Equal but for the order in which an agent's rewards are added."""
+    """Compare up to the order in which an agent's rewards are added."""
     assert len(returns) == len(expected)
     for one, other in zip(returns, expected):
         assert one == pytest.approx(other, rel=1e-12)
 
 
 class Thinker(Alone):
-    """Says more at every turn, so that contexts fill up."""
+    """Returns longer observations at every turn, so that contexts overflow."""
 
     max_turns = 40
 
@@ -92,7 +92,7 @@ def add(a: int, b: int) -> int:
 
 
 class Caller(ToolEnv):
-    """Calls a tool twice, whatever is said, and then takes it for the answer."""
+    """Calls a tool twice for any completion; the third one is the answer."""
 
     tools = (add,)
     max_turns = 4
@@ -122,7 +122,7 @@ SINGLE = {
 
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("settings", SINGLE.values(), ids=SINGLE.keys())
-def test_by_hand_as_evaluated(settings, greedy):
+def test_conversations_equal_evaluation(settings, greedy):
     policy = LLMPolicy(Run(single_config(**settings), learner=False).runner)
     tasks = policy.held_out_tasks(TASKS)
     returns = by_hand(policy, tasks, greedy=greedy)
@@ -141,14 +141,14 @@ TEAMS = {
 
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("settings", TEAMS.values(), ids=TEAMS.keys())
-def test_a_team_by_hand_as_evaluated(settings, greedy):
+def test_conversations_of_a_team_equal_evaluation(settings, greedy):
     policy = LLMPolicy(Run(team_config(**settings), learner=False).runner)
     tasks = policy.held_out_tasks(TASKS)
     returns = by_hands(policy, tasks, greedy=greedy)
     assert_equal(returns, evaluated(policy, tasks, greedy=greedy))
 
 
-def test_a_conversation_keeps_the_very_tokens():
+def test_a_conversation_keeps_the_sampled_tokens():
     runner = Run(single_config(), learner=False).runner
     policy = LLMPolicy(runner)
     (task,) = policy.held_out_tasks(1)
@@ -160,23 +160,23 @@ def test_a_conversation_keeps_the_very_tokens():
         observation, _, over, cut, info = env.step(text)
         if over or cut:
             break
-    agent = talk._play.agent_states[0]
+    agent = talk._recorder.agent_states[0]
     assert agent.data.ids == episode_data(episode).ids
     assert talk.messages[0] == {"role": "system", "content": "Be brief."}
 
 
-def test_chat_answers_as_a_conversation_does():
+def test_chat_equals_a_conversation():
     policy = LLMPolicy(Run(single_config(), learner=False).runner)
     talk = policy.conversation(seed=5)
     first = talk.reply("Number 3.")
     assert policy.chat("Number 3.", seed=5) == first
     second = talk.reply("On 1.")
-    spoken = [m for m in talk.messages if m["role"] != "system"][:3]
+    messages = [m for m in talk.messages if m["role"] != "system"][:3]
     again = policy.conversation(seed=5)
-    again.recite(spoken[0]["content"], spoken[1]["content"])
-    assert isinstance(again.reply(spoken[2]["content"]), str)
-    said = policy.chat(spoken, seed=5)
-    assert [isinstance(t, str) for t in (said, second)] == [True, True]
+    again.recite(messages[0]["content"], messages[1]["content"])
+    assert isinstance(again.reply(messages[2]["content"]), str)
+    chatted = policy.chat(messages, seed=5)
+    assert [isinstance(t, str) for t in (chatted, second)] == [True, True]
     other = policy.conversation(seed=5, system="Shout.")
     other.reply("Number 3.")
     assert other.messages[0]["content"] == "Shout."
@@ -185,8 +185,8 @@ def test_chat_answers_as_a_conversation_does():
     assert len({policy.chat("Number 3.", greedy=True) for _ in range(3)}) == 1
 
 
-def test_recited_turns_are_seen_by_the_engine():
-    """A greedy reply depends on what was recited, exactly as if it had been said."""
+def test_recited_turns_reach_the_engine():
+    """A greedy reply depends on a recited turn as on a sampled one."""
     policy = LLMPolicy(Run(single_config(), learner=False).runner)
     for before in ("a", "something else entirely"):
         talk = policy.conversation(greedy=True)
@@ -201,7 +201,7 @@ def test_recited_turns_are_seen_by_the_engine():
         )
         ids = [*ids, *renderer.encode_reply(before)]
         ids += renderer.delta("On 1.", last_sampled_id=ids[-1])
-        assert talk._play.agent_states[0].data.ids[: len(ids)] == ids
+        assert talk._recorder.agent_states[0].data.ids[: len(ids)] == ids
         assert answer == greedy_text(policy, ids)
 
 
@@ -224,19 +224,19 @@ def greedy_text(policy, ids):
     [
         (lambda p: p.chat([]), "must alternate"),
         (lambda p: p.chat([{"role": "tool", "content": "x"}]), "must alternate"),
-        (lambda p: p.chat("x", agent="bob"), "no agent 'bob'"),
+        (lambda p: p.chat("x", agent="bob"), "agent='bob' does not exist"),
         (lambda p: p.conversation(policies={"*": "b"}), "no policy 'b'"),
         (lambda p: p.conversation(p.held_out_tasks(1)[0], seed=1), "no effect"),
         (lambda p: LLMPolicy(p.runner, "main"), "no policy 'main'"),
     ],
 )
-def test_mistakes_are_named(call, message):
+def test_invalid_arguments_are_refused(call, message):
     policy = LLMPolicy(Run(single_config(), learner=False).runner)
     with pytest.raises(ConfigError, match=message):
         call(policy)
 
 
-def test_who_acts_for_whom():
+def test_policies_of_agents():
     policy = LLMPolicy(Run(team_config(), learner=False).runner)
     assert policy.agents == ["ann_0", "ben_0"] and policy.policies == ("a", "b")
     with pytest.raises(ConfigError, match="several agents"):
@@ -277,17 +277,17 @@ def test_the_same_weights_in_another_environment():
         for name, parameter in policy.runner.module.lm.named_parameters():
             assert theirs[name].data_ptr() == parameter.data_ptr()
         observation = "Number 3."
-        said = [p.chat(observation, seed=2) for p in (policy, other)]
-        assert said[0] == said[1]
+        replies = [p.chat(observation, seed=2) for p in (policy, other)]
+        assert replies[0] == replies[1]
 
 
-def test_a_team_cannot_play_alone():
+def test_a_team_in_a_single_agent_environment_is_refused():
     policy = LLMPolicy(Run(team_config(), learner=False).runner)
     with pytest.raises(ConfigError, match="has a single agent, but the run trained a"):
         policy.in_env(Alone)
 
 
-def test_a_full_context_says_so():
+def test_a_full_context_raises():
     settings = {"env": Thinker, "generation": {"max_context_tokens": 120}}
     policy = LLMPolicy(Run(single_config(**settings), learner=False).runner)
     talk = policy.conversation(seed=0)
@@ -295,12 +295,12 @@ def test_a_full_context_says_so():
         for _ in range(30):
             talk.reply("Go on and on.")
     assert talk.stop_reason is StopReason.CONTEXT_OVERFLOW
-    with pytest.raises(EpisodeOverError, match="Begin a new"):
+    with pytest.raises(EpisodeOverError, match="Start a new"):
         talk.reply("Please.")
 
 
 class Rock(TextEnv):
-    """One turn with a list of admissible actions."""
+    """Lasts two turns with a list of admissible actions."""
 
     max_turns = 2
 
@@ -328,7 +328,7 @@ def test_choices_among_admissible_actions(greedy):
 @pytest.mark.slow
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("kind", ["single", "team", "adapters"])
-def test_a_checkpoint_acts_as_it_evaluates(kind, greedy, ray_session, tmp_path):
+def test_a_checkpoint_acts_as_in_evaluation(kind, greedy, ray_session, tmp_path):
     config = single_config() if kind == "single" else team_config(**TEAMS.get(kind, {}))
     algo = config.build_algo()
     algo.train()
@@ -342,7 +342,7 @@ def test_a_checkpoint_acts_as_it_evaluates(kind, greedy, ray_session, tmp_path):
     assert_equal(play(policy, tasks, greedy=greedy), returns)
 
 
-def test_a_conversation_is_forgotten():
+def test_close_ends_the_engines_session():
     policy = LLMPolicy(Run(single_config(), learner=False).runner)
     engine = policy.runner.engine
     with policy.conversation(seed=0) as talk:

@@ -1,4 +1,4 @@
-"""Games between policies, scripts and people."""
+"""Matches between policies, scripts and people."""
 
 import pytest
 from team_helpers import Pair, PairTogether, Run, single_config, team_config
@@ -10,7 +10,7 @@ from rllib_llm.inference.match import Match, assign_agents
 
 
 def never(game, agent):
-    raise AssertionError("nobody to ask")
+    raise AssertionError("no person plays")
 
 
 def finish(match):
@@ -32,7 +32,7 @@ def alone():
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_policies_play_as_they_are_evaluated(team, alone, greedy):
+def test_policies_play_as_in_evaluation(team, alone, greedy):
     for policy in (team, alone):
         tasks = policy.held_out_tasks(4)
         expected = play_tasks(None, tasks, greedy=greedy, runner=policy.runner)
@@ -47,17 +47,17 @@ def test_policies_play_as_they_are_evaluated(team, alone, greedy):
 
 
 @pytest.mark.parametrize("env, steps", [(Pair, 2), (PairTogether, 1)])
-def test_a_move_taken_back_never_happened(env, steps):
+def test_an_undone_move_has_no_effect(env, steps):
     policy = LLMPolicy(Run(team_config(env), learner=False).runner)
     (task,) = policy.held_out_tasks(1)
     agents = assign_agents(policy.agents, {"ben": "person"}, policy)
-    said = []
+    asked = []
 
     def play(answers, undo_after=None):
         rest = iter(answers)
 
         def ask(game, agent):
-            said.append((agent, game.observations[agent]))
+            asked.append((agent, game.observations[agent]))
             return next(rest)
 
         match = Match(policy.make_env, task, agents, ask=ask, policy=policy)
@@ -75,7 +75,7 @@ def test_a_move_taken_back_never_happened(env, steps):
     assert {player for step in straight[0] for _, player, _ in step} == {"a", "person"}
 
 
-def test_nothing_to_take_back(team):
+def test_undo_without_a_persons_move_returns_false(team):
     (task,) = team.held_out_tasks(1)
     agents = assign_agents(team.agents, {}, team)
     match = Match(team.make_env, task, agents, ask=never, policy=team)
@@ -96,7 +96,7 @@ def test_policies_by_name(team):
 
 
 class Forgetful(Pair):
-    """Says something else every time."""
+    """Returns another observation at every call."""
 
     count = 0
 
@@ -105,11 +105,11 @@ class Forgetful(Pair):
         return f"{Forgetful.count}"
 
 
-def test_an_environment_that_does_not_repeat_itself():
+def test_undo_in_an_environment_without_reproducibility_is_refused():
     (task,) = LLMPolicy(Run(team_config(Pair), learner=False).runner).held_out_tasks(1)
     agents = {"ann_0": "person", "ben_0": "person"}
     match = Match(Forgetful, task, agents, ask=lambda game, agent: "x")
     match.step()
     match.step()
-    with pytest.raises(EnvContractError, match="something else"):
+    with pytest.raises(EnvContractError, match="different observations"):
         match.undo()

@@ -1,4 +1,4 @@
-"""Small self-play runs, and looks into them."""
+"""Small self-play runs and functions that inspect them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LEARNER = "default_policy"
 
 
 def any_word(turn) -> str:
-    """A scripted player: any of the words that a Kuhn prompt offers."""
+    """Return a random legal word of a Kuhn prompt, as a scripted player."""
     return str(turn.rng.choice(re.findall(r"pass|bet", turn.observation)[-2:]))
 
 
 def kuhn(episodes=16, *, league=None, **training):
-    """Kuhn poker, short prompts, legal words learnt; quick to build once cached."""
+    """Return a config for Kuhn poker with short prompts and an SFT model."""
     small = {"pool_size": 2, "snapshot_min_games": 4, "snapshot_max_games": 12}
     is_mirror = (league or {}).get("opponents") == "mirror"
     league = ({} if is_mirror else small) | (league or {})
@@ -56,12 +56,12 @@ def weights(algo, module_id, where="learner"):
 
 
 def same(a, b):
-    """Whether two states are equal, bit for bit."""
+    """Return whether two states are equal, bit for bit."""
     return set(a) == set(b) and all(np.array_equal(a[k], b[k]) for k in a)
 
 
 def books(algo):
-    """Return all that the league knows."""
+    """Return the complete state of the league."""
     return algo.matchmaker.state_dict(), algo._advantage_estimators[
         DEFAULT_MODULE_ID
     ].get_state()

@@ -1,4 +1,4 @@
-"""history="latest": each turn is prompted with the newest observation alone."""
+"""history="latest": prompts with the newest observation alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_earlier_turns_are_left_out(family, system):
 
 
 @pytest.mark.ray
-def test_kuhn_poker_is_played_learnt_and_measured_from_the_newest_prompt(ray_session):
+def test_kuhn_poker_trains_with_the_newest_prompt_only(ray_session):
     config = kuhn(episodes=32, league={"opponents": "mirror"})
     algo = config.language_model(history="latest").build_algo()
     renderer = algo.config.chat_renderer()
@@ -44,19 +44,19 @@ def test_kuhn_poker_is_played_learnt_and_measured_from_the_newest_prompt(ray_ses
         for part in agent_episodes(episode):
             turns = part.get_extra_model_outputs("turn")
             for i, turn in enumerate(turns):
-                told = [{"role": "user", "content": part.get_observations(i)}]
-                asked = prompt_ids(renderer, told, None)  # as it is measured
-                assert turn.prompt_ids.tolist() == asked
+                newest = [{"role": "user", "content": part.get_observations(i)}]
+                expected = prompt_ids(renderer, newest, None)  # as in measurements
+                assert turn.prompt_ids.tolist() == expected
                 assert turn.extends == (i == 0)
                 later += i > 0
-            assert len(episode_data(part).messages) >= 2 * len(turns)  # all is kept
+            assert len(episode_data(part).messages) >= 2 * len(turns)  # all are kept
     assert later > 0
     before = algo.measure_exploitability()
     result = algo.train()
     assert result["env_runners"]["prefix_break_frac"] > 0
-    learnt = result["learners"][LEARNER]
-    assert learnt["num_rows"] > 64  # a row for every turn
-    assert learnt["train_inference_mismatch_mean"] < 1e-4  # learnt as it was sampled
+    update = result["learners"][LEARNER]
+    assert update["num_rows"] > 64  # one row per turn
+    assert update["train_inference_mismatch_mean"] < 1e-4
     after = algo.measure_exploitability()
     assert before.queries == after.queries == 12
     assert before.exploitability != after.exploitability

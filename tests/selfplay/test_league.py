@@ -1,4 +1,4 @@
-"""Choosing opponents, taking snapshots, resuming."""
+"""League: opponents, snapshots, resuming."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllib_llm.selfplay.payoffs import GameResult
 
 
 def game(episode, opponent, won, learner="learner"):
-    """The learner's game; even episodes seat it first."""
+    """Return a game of the learner, which is the first player in even episodes."""
     returns = {1: (1.0, -1.0), 0: (-1.0, 1.0), 0.5: (0.0, 0.0)}[won]
     players = (learner, opponent)
     if episode % 2:
@@ -30,7 +30,7 @@ def league_of(members, **settings):
 
 
 def played_league(**settings):
-    """Win rates against m0, m1, m2: high, even, low."""
+    """Return a league with high, even and low win rates against m0, m1, m2."""
     league = league_of(["m0", "m1", "m2"], decay=1.0, **settings)
     wins = {"m0": 9, "m1": 5, "m2": 1}
     results = [
@@ -62,7 +62,7 @@ def test_weights_equal_slow_loops():
 )
 def test_probabilities(opponents, weigh):
     league = played_league(opponents=opponents, mirror_fraction=0.25)
-    rates = [10 / 12, 6 / 12, 2 / 12]  # one win and one loss are supposed
+    rates = [10 / 12, 6 / 12, 2 / 12]  # the prior is one win and one loss
     weights = [0, 0, 1] if weigh is None else [weigh(p) for p in rates]
     wanted = [0.75 * w / sum(weights) for w in weights]
     found = league.probabilities()
@@ -77,7 +77,7 @@ def test_draws_follow_the_probabilities():
         assert draws[name] / 4000 == pytest.approx(probability, abs=0.03)
 
 
-def test_same_task_same_opponent_whatever_was_drawn_before():
+def test_opponents_depend_on_the_task_and_not_on_earlier_draws():
     a, b = played_league(seed=3), played_league(seed=3)
     forward = [a.choose(task, 1) for task in range(50)]
     backward = [b.choose(task, 1) for task in reversed(range(50))][::-1]
@@ -86,7 +86,7 @@ def test_same_task_same_opponent_whatever_was_drawn_before():
     assert forward != [a.choose(task, 2) for task in range(50)]
 
 
-def test_line_up_seats_the_learner_once_and_everywhere():
+def test_assignment_has_the_learner_once_and_at_every_position():
     league = played_league(mirror_fraction=0.0)
     agents = ["player_0", "player_1", "player_2"]
     times = Counter()
@@ -99,7 +99,7 @@ def test_line_up_seats_the_learner_once_and_everywhere():
     assert all(70 < times[agent] < 130 for agent in agents)
 
 
-def test_an_empty_league_mirrors_and_wants_a_member():
+def test_an_empty_league_mirrors_and_needs_a_snapshot():
     league = League()
     assert league.choose(0, 1) == "learner"
     assert league.should_snapshot()
@@ -121,7 +121,7 @@ def test_a_snapshot_needs_enough_games():
     league = league_of(["m0"], snapshot_min_games=30)
     league.record(game(i, "m0", 1) for i in range(29))
     assert not league.should_snapshot()
-    # Mirror games say nothing about strength.
+    # Mirror games carry no information about strength.
     league.record(
         GameResult(100 + i, ("learner", "learner"), (1, -1)) for i in range(9)
     )
@@ -130,7 +130,7 @@ def test_a_snapshot_needs_enough_games():
     assert league.should_snapshot()
 
 
-def test_a_snapshot_comes_at_last_without_wins():
+def test_max_games_forces_a_snapshot():
     league = league_of(["m0"], snapshot_min_games=5, snapshot_max_games=12)
     league.record(game(i, "m0", 0.5) for i in range(11))
     assert not league.should_snapshot()
@@ -138,7 +138,7 @@ def test_a_snapshot_comes_at_last_without_wins():
     assert league.should_snapshot()
 
 
-def test_order_of_delivery_does_not_matter_within_a_batch():
+def test_order_of_delivery_does_not_matter():
     results = [game(i, f"m{i % 2}", [1, 0, 0.5][i % 3]) for i in range(30)]
     a, b = (league_of(["m0", "m1"], decay=0.9) for _ in range(2))
     a.record(results)
@@ -149,45 +149,45 @@ def test_order_of_delivery_does_not_matter_within_a_batch():
     assert c.state_dict() != a.state_dict()
 
 
-def test_the_easiest_member_leaves_but_never_the_newest():
+def test_the_easiest_member_but_the_newest_retires():
     league = played_league(max_members=3)
     assert league.add("m3", 9) == ["m0"]
     assert [member.name for member in league.members] == ["m1", "m2", "m3"]
     assert league.payoffs.games("learner", "m0") == 0
     before = league.state_dict()
-    league.record([game(99, "m0", 1)])  # a late game of the one that left
+    league.record([game(99, "m0", 1)])  # a late game of the retired member
     assert league.state_dict() == before
 
 
-def test_the_newest_stays_even_where_all_others_are_stronger():
+def test_the_newest_member_does_not_retire():
     league = league_of(["m0"], max_members=1)
     league.record(game(i, "m0", 0) for i in range(10))
     assert league.add("m1", 1) == ["m0"]
 
 
-def test_names_are_taken_once():
+def test_used_names_are_refused():
     league = league_of(["m0"])
     for name in ("m0", "learner"):
         with pytest.raises(ConfigError, match=name):
             league.add(name, 1)
     league = played_league(max_members=3)
-    league.add("m3", 9)  # m0 leaves
+    league.add("m3", 9)  # retires m0
     with pytest.raises(ConfigError, match="m0"):
         league.add("m0", 10)
 
 
-def test_games_of_strangers_are_refused():
+def test_games_of_unknown_players_are_refused():
     league = league_of(["snapshot_0"])
     with pytest.raises(ValueError, match="Episode 4: 'snapshot0'.*'snapshot_0'"):
         league.record([game(4, "snapshot0", 1)])
 
 
-def test_a_resumed_league_goes_on_as_if_nothing_had_happened():
+def test_a_resumed_league_equals_an_uninterrupted_one():
     results = [game(i, f"m{i % 3}", [1, 0, 0.5][i * 7 % 3]) for i in range(120)]
     whole, killed, resumed = (
         league_of(["m0", "m1", "m2"], snapshot_max_games=100) for _ in range(3)
     )
-    for league in (whole, killed):  # one member was there, and left
+    for league in (whole, killed):  # one member has retired
         league._retired = ["old"]
     whole.record(results)
     killed.record(results[:47])

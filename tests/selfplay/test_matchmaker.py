@@ -1,4 +1,4 @@
-"""Members in slots: who sits where, what is recorded, what survives a restart."""
+"""Matchmaker: slots, assignments, results, checkpoints."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def matchmaker(slots=2, **settings):
 
 
 def play(book, tasks, wins=0.5):
-    """Let the learner win a share of its games, and record them all."""
+    """Record games of which the learner wins a share."""
     results = []
     for task in tasks:
         assignment = book.assignment(task)
         home = next(a for a in AGENTS if assignment[a] == "default_policy")
         sign = 1.0 if task % 10 < 10 * wins else -1.0
-        earned = {a: sign if a == home else -sign for a in AGENTS}
-        results.append(book.result(task, assignment, earned))
+        returns = {a: sign if a == home else -sign for a in AGENTS}
+        results.append(book.result(task, assignment, returns))
     book.record(results)
 
 
-def test_members_take_free_slots_and_then_those_of_who_leaves():
+def test_members_take_free_slots_and_then_those_of_retired_members():
     book = matchmaker(slots=2)
     assert book.wants_snapshot()
     assert book.add_snapshot(0) == "opponent_0"
@@ -40,14 +40,14 @@ def test_members_take_free_slots_and_then_those_of_who_leaves():
     assert book.add_snapshot(5) == "opponent_1"
     assert book.members() == {"opponent_0": "snapshot_0", "opponent_1": "snapshot_1"}
     play(book, range(40), wins=1.0)
-    easiest = "snapshot_0"  # the newest never leaves
+    easiest = "snapshot_0"  # the newest does not retire
     slot = {name: slot for slot, name in book.members().items()}[easiest]
     book.add_snapshot(9)
     assert len(book.members()) == 2 and easiest not in book.members().values()
     assert slot in book.members()
 
 
-def test_only_frozen_slots_and_the_learner_are_seated():
+def test_only_frozen_slots_and_the_learner_are_assigned():
     book = matchmaker(mirror_fraction=0.3)
     assert {book.assignment(t)["player_0"] for t in range(20)} == {"default_policy"}
     book.add_snapshot(0)
@@ -60,10 +60,10 @@ def test_only_frozen_slots_and_the_learner_are_seated():
         assert assignment == book.assignment(task)
     homes = [book.assignment(t)["player_0"] == "opponent_0" for t in range(400)]
     away = [book.assignment(t)["player_1"] == "opponent_0" for t in range(400)]
-    assert abs(sum(homes) - sum(away)) < 60  # seats are balanced
+    assert abs(sum(homes) - sum(away)) < 60  # both agents about equally often
 
 
-def test_results_belong_to_members_not_to_slots():
+def test_results_belong_to_members_and_not_to_slots():
     book = matchmaker(slots=1, mirror_fraction=0.0)
     book.add_snapshot(0)
     play(book, range(50), wins=1.0)
@@ -76,7 +76,7 @@ def test_results_belong_to_members_not_to_slots():
     assert book.metrics()["member_iteration", "opponent_0"] == 7
 
 
-def test_agents_that_earned_nothing_count_as_zero():
+def test_missing_returns_count_as_zero():
     book = matchmaker()
     book.add_snapshot(0)
     result = book.result(
@@ -94,7 +94,7 @@ def test_a_league_without_slots_only_mirrors():
     assert book.metrics() == {("pool_size",): 0, ("rating", "learner"): 25.0}
 
 
-def test_a_restored_book_goes_on_exactly():
+def test_a_restored_matchmaker_equals_the_original():
     whole, cut = matchmaker(), matchmaker()
     for book in (whole, cut):
         book.add_snapshot(0)

@@ -1,4 +1,4 @@
-"""The policy-swap matrix."""
+"""Policy-swap matrix."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_the_table_in_markdown():
     ]
 
 
-def test_games_of_other_seats_are_refused():
+def test_games_with_another_number_of_agents_are_refused():
     with pytest.raises(ValueError, match="Episode 3"):
         SwapMatrix(AGENTS, [GameResult(3, ("a", "b", "c"), (0.0, 0.0, 0.0))])

@@ -1,4 +1,4 @@
-"""Games and the payoff matrix."""
+"""Game results and the payoff matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random_results(seed, names="abcd", games=200, agents=2):
 
 
 def slow_win_rate(results, a, b, decay, prior):
-    """Weigh each game by decay to the number of later games of the pair."""
+    """Return the win rate with each game weighted by decay ** number of later games."""
     scores = []
     for result in results:
         for i, j in itertools.combinations(range(len(result.players)), 2):
@@ -53,7 +53,7 @@ def test_win_rates_equal_a_slow_loop(decay, prior, agents):
         assert payoffs.win_rate(a, b) + payoffs.win_rate(b, a) == pytest.approx(1)
 
 
-def test_table_and_strangers():
+def test_table_and_unknown_names():
     payoffs = Payoffs()
     payoffs.record(GameResult(0, ("a", "b"), (1.0, -1.0)))
     assert payoffs.table(["a", "b", "c"]) == [
@@ -63,11 +63,11 @@ def test_table_and_strangers():
     ]
 
 
-def test_games_against_oneself_count_for_nobody():
+def test_games_against_oneself_do_not_count():
     payoffs = Payoffs()
     payoffs.record(GameResult(0, ("a", "a"), (1.0, -1.0)))
     assert payoffs.games("a", "a") == 0
-    # Two seats of one name against a third: both pairs count.
+    # One policy as two agents against another policy: both pairs count.
     payoffs.record(GameResult(1, ("a", "a", "b"), (1.0, 0.0, 0.0)))
     assert payoffs.games("a", "b") == 2
 
@@ -103,7 +103,7 @@ def test_forget_drops_all_games_of_a_name():
         (("a", "b"), (float("nan"), 0.0)),
     ],
 )
-def test_broken_results_are_refused(players, returns):
+def test_invalid_results_are_refused(players, returns):
     with pytest.raises(ValueError, match="Episode 7"):
         GameResult(7, players, returns)
 

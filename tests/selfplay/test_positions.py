@@ -23,32 +23,32 @@ def uniform(conversations, words):
 
 
 def by_prompt(seed):
-    """A random policy of the newest prompt, and what it was asked."""
-    known: dict[str, list[float]] = {}
+    """Return a random policy of the newest prompt, and its answers by prompt."""
+    answered: dict[str, list[float]] = {}
 
     def policy(conversations, words):
         for chat, legal in zip(conversations, words, strict=True):
             (message,) = chat
             key = zlib.crc32(message["content"].encode())
             draw = np.random.default_rng([seed, key]).dirichlet
-            known[message["content"]] = draw(np.ones(len(legal))).tolist()
-        return [known[chat[0]["content"]] for chat in conversations]
+            answered[message["content"]] = draw(np.ones(len(legal))).tolist()
+        return [answered[chat[0]["content"]] for chat in conversations]
 
-    return policy, known
+    return policy, answered
 
 
-def test_tic_tac_toe_is_solved_by_board():
+def test_tic_tac_toe_is_solved_by_position():
     text = GameText("tic_tac_toe", style="short")
     found = measure_exploitability(text, uniform, remembers=False)
     assert found.information_states == found.queries == 4520
     # pyspiel.nash_conv(game, UniformRandomPolicy(game)), over 549,946 histories.
     assert found.nash_conv == pytest.approx(1.9196593915343911)
-    wins, losses = 737 / 1260, 121 / 420  # of uniform play
+    wins, losses = 737 / 1260, 121 / 420  # with uniform play
     assert found.values[0] == pytest.approx(wins - losses)
 
 
 def perfect(conversations, words):
-    """Play tic-tac-toe by minimax, from the board that the prompt shows."""
+    """Play tic-tac-toe by minimax from the prompt's board."""
     answers = []
     for chat, legal in zip(conversations, words, strict=True):
         _, *rows = chat[-1]["content"].splitlines()
@@ -64,7 +64,7 @@ def after(cells, word):
 
 
 def minimax(cells, memo={}):  # noqa: B006
-    """Value of a board for whoever is to move."""
+    """Return the value of a board for the player to move."""
     if cells not in memo:
         lines = (cells[0:3], cells[3:6], cells[6:9], cells[0:7:3], cells[1:8:3])
         lines += (cells[2:9:3], cells[0:9:4], cells[2:7:2])
@@ -76,7 +76,7 @@ def minimax(cells, memo={}):  # noqa: B006
     return memo[cells]
 
 
-def test_perfect_tic_tac_toe_cannot_be_exploited():
+def test_perfect_tic_tac_toe_has_exploitability_zero():
     text = GameText("tic_tac_toe", style="short")
     found = measure_exploitability(text, perfect, remembers=False)
     assert found.nash_conv == pytest.approx(0.0) and found.values == (0.0, 0.0)
@@ -84,14 +84,14 @@ def test_perfect_tic_tac_toe_cannot_be_exploited():
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_positions_and_histories_agree(seed):
-    """The same policy, once as a table over information states."""
+    """Compare with the same policy as a table over information states."""
     text = GameText("nim", {"pile_sizes": "1;2;2"}, style="short")
-    policy, known = by_prompt(seed)
+    policy, answered = by_prompt(seed)
     found = measure_exploitability(text, policy, batch_size=7, remembers=False)
     states = information_states(text)
-    assert found.queries == len(known) < len(states)
+    assert found.queries == len(answered) < len(states)
     table = {
-        state: list(zip(actions, known[query.texts[-1]], strict=True))
+        state: list(zip(actions, answered[query.texts[-1]], strict=True))
         for state, (query, actions) in states.items()
     }
     expected = pyspiel.nash_conv(text.game, pyspiel.TabularPolicy(table))
@@ -99,12 +99,12 @@ def test_positions_and_histories_agree(seed):
     assert found.exploitability == found.nash_conv / 2 and expected > 0.1
 
 
-def test_hidden_cards_are_still_measured_by_information_state():
+def test_hidden_cards_are_measured_by_information_state():
     text = GameText("kuhn_poker", style="short")
-    policy, known = by_prompt(0)
+    policy, answered = by_prompt(0)
     assert not is_by_position(text.game)
     found = measure_exploitability(text, policy, remembers=False)
-    assert found.information_states == len(known) == 12
+    assert found.information_states == len(answered) == 12
     same = measure_exploitability(
         text, lambda chats, words: policy([chat[-1:] for chat in chats], words)
     )
@@ -120,10 +120,10 @@ def test_games_that_are_too_large_are_refused():
         measure_exploitability(whole, uniform, max_histories=1000)
 
 
-def test_a_prompt_that_depends_on_how_a_position_came_about_is_refused():
+def test_a_prompt_that_depends_on_the_history_is_refused():
     class Remembers(GameText):
         def prompt(self, state, player, *, first):
             return f"{state.history()} {super().prompt(state, player, first=first)}"
 
-    with pytest.raises(EnvContractError, match="differ in what is told"):
+    with pytest.raises(EnvContractError, match="differ in their text"):
         positions(Remembers("nim", {"pile_sizes": "1;2;2"}, style="short"))

@@ -1,4 +1,4 @@
-"""Ratings; skipped where openskill is not installed."""
+"""Ratings; skipped without openskill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllib_llm.selfplay.payoffs import GameResult
 from rllib_llm.selfplay.ratings import Ratings
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_a_missing_library_raises(monkeypatch):
     real = builtins.__import__
 
     def without(wanted, *args, **kwargs):
@@ -28,7 +28,7 @@ def test_a_missing_library_is_named(monkeypatch):
 
 @pytest.fixture
 def results():
-    """A hundred games, in which "strong" mostly wins and "weak" mostly loses."""
+    """Return 100 games in which "strong" mostly wins and "weak" mostly loses."""
     pytest.importorskip("openskill")
     names = ["strong", "middle", "weak"]
     pairs = [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)]
@@ -47,7 +47,7 @@ def rated(results):
     return ratings
 
 
-def test_the_ranking_is_found(results):
+def test_the_ranking_matches_the_strengths(results):
     ratings = rated(results)
     assert ratings.ranking() == ["strong", "middle", "weak"]
     assert ratings.win_probability("strong", "weak") > 0.7
@@ -61,7 +61,7 @@ def test_the_ranking_is_found(results):
 
 
 def test_one_game_equals_the_published_update(results):
-    """Two new players: Weng and Lin's Plackett-Luce step, written out."""
+    """Compare with Weng and Lin's Plackett-Luce step of two new players."""
     ratings = Ratings()
     ratings.record([GameResult(0, ("a", "b"), (1.0, 0.0))])
     mu, sigma, beta, kappa = 25.0, 25 / 3, 25 / 6, 1e-4
@@ -79,7 +79,7 @@ def test_one_game_equals_the_published_update(results):
     assert ratings.rating("b")[0] == pytest.approx(2 * mu - wanted_mu)
 
 
-def test_games_are_taken_in_the_order_of_their_episodes(results):
+def test_games_are_processed_in_the_order_of_their_episodes(results):
     assert rated(results[::-1]).state_dict() == rated(results).state_dict()
     renumbered = [
         GameResult(len(results) - r.episode, r.players, r.returns) for r in results
@@ -87,7 +87,7 @@ def test_games_are_taken_in_the_order_of_their_episodes(results):
     assert rated(renumbered).state_dict() != rated(results).state_dict()
 
 
-def test_killed_and_resumed_ratings_are_identical(results):
+def test_resumed_ratings_are_identical(results):
     killed, resumed = rated(results[:37]), Ratings()
     resumed.load_state(json.loads(json.dumps(killed.state_dict())))
     resumed.record(results[37:])
@@ -115,12 +115,12 @@ def test_games_against_oneself_are_left_out(results):
 
 
 def three_agents(strength, count, seed=0):
-    """Games of one "new" seat against two of "old": the best draw takes all."""
+    """Return games of one agent of "new" against two of "old"; the best draw wins."""
     rng = np.random.default_rng(seed)
     for episode in range(count):
         # Plackett-Luce: the lowest of exponentials with these rates comes first.
         times = rng.exponential(1 / np.array([strength, 1.0, 1.0]))
-        order = rng.permutation(3)  # which chair each has
+        order = rng.permutation(3)  # position of each agent
         players = tuple(("new", "old", "old")[i] for i in order)
         returns = tuple(1.0 if i == times.argmin() else 0.0 for i in order)
         yield GameResult(episode, players, returns)
@@ -129,15 +129,15 @@ def three_agents(strength, count, seed=0):
 @pytest.mark.parametrize(
     ("strength", "low", "high"), [(6.0, 0.7, 1.0), (1.0, 0.4, 0.6), (1 / 6, 0.0, 0.3)]
 )
-def test_a_policy_on_several_seats_is_rated(results, strength, low, high):
-    """Equal strength stays even, though the two seats win twice as often."""
+def test_a_policy_of_several_agents_is_rated(results, strength, low, high):
+    """Equal strengths get equal ratings, though two agents win twice as often."""
     ratings = rated(three_agents(strength, 600))
     assert ratings.games("new") == ratings.games("old") == 600
     assert low < ratings.win_probability("new", "old") < high
     assert ratings.rating("new")[1] < 8  # 25 / 3 at the start
 
 
-def test_several_seats_of_one_policy_are_a_mean_over_choices_of_seats(results):
+def test_several_agents_of_one_policy_are_a_mean_over_choices(results):
     ratings = rated([GameResult(0, ("a", "b", "a"), (2.0, 1.0, 0.0))])
     won = rated([GameResult(0, ("a", "b"), (2.0, 1.0))])
     lost = rated([GameResult(0, ("a", "b"), (0.0, 1.0))])
@@ -146,7 +146,7 @@ def test_several_seats_of_one_policy_are_a_mean_over_choices_of_seats(results):
         assert ratings.rating(name) == pytest.approx(tuple(expected))
 
 
-def test_draws_and_many_seats(results):
+def test_draws_and_many_agents(results):
     ratings = Ratings()
     ratings.record([GameResult(0, ("a", "b", "c"), (2.0, 1.0, 1.0))])
     assert ratings.rating("a")[0] > ratings.rating("b")[0]

@@ -1,4 +1,4 @@
-"""League, ratings and exploitability together: a table learns Kuhn poker."""
+"""League, ratings and exploitability with a tabular policy on Kuhn poker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ("pass", "bet")
 
 
 class Table:
-    """A softmax policy over the two words, by prompt; REINFORCE."""
+    """Softmax policy over two words by prompt, trained with REINFORCE."""
 
     def __init__(self, logits=()):
         self.logits = {key: value.copy() for key, value in dict(logits).items()}
@@ -24,16 +24,16 @@ class Table:
         weights = np.exp(self.logits.get(prompt, np.zeros(2)))
         return weights / weights.sum()
 
-    def learn(self, prompt, word, earned, lr=0.05):
+    def learn(self, prompt, word, return_, lr=0.05):
         gradient = np.eye(2)[word] - self.probs(prompt)
-        logits = self.logits.get(prompt, np.zeros(2)) + lr * earned * gradient
+        logits = self.logits.get(prompt, np.zeros(2)) + lr * return_ * gradient
         self.logits[prompt] = logits
 
 
 def play(env, seed, assignment, tables, rng):
     """Play a game; return (agent, prompt, word) of each turn and all returns."""
     env.reset(seed=seed)
-    turns, earned = [], dict.fromkeys(env.possible_agents, 0.0)
+    turns, return_ = [], dict.fromkeys(env.possible_agents, 0.0)
     while not any(env.terminations.values()):
         agent = env.agent_selection
         prompt = env.observe(agent)["text"]
@@ -41,8 +41,8 @@ def play(env, seed, assignment, tables, rng):
         turns.append((agent, prompt, word))
         env.step(WORDS[word])
         for name, reward in env.rewards.items():
-            earned[name] += reward
-    return turns, earned
+            return_[name] += reward
+    return turns, return_
 
 
 def test_self_play_in_a_league_lowers_exploitability():
@@ -65,11 +65,11 @@ def test_self_play_in_a_league_lowers_exploitability():
         results = []
         for seed in range(100 * iteration, 100 * iteration + 100):
             assignment = league.assignment(seed, env.possible_agents)
-            turns, earned = play(env, seed, assignment, tables, rng)
+            turns, return_ = play(env, seed, assignment, tables, rng)
             for agent, prompt, word in turns:
                 if assignment[agent] == "learner":
-                    tables["learner"].learn(prompt, word, earned[agent])
-            players, returns = tuple(assignment.values()), tuple(earned.values())
+                    tables["learner"].learn(prompt, word, return_[agent])
+            players, returns = tuple(assignment.values()), tuple(return_.values())
             results.append(GameResult(seed, players, returns))
         league.record(results)
         ratings.record(results)
@@ -77,8 +77,8 @@ def test_self_play_in_a_league_lowers_exploitability():
             row = tables["learner"].probs(prompt)
             sums[prompt] = sums.get(prompt, 0) + row
 
-    found = measure_exploitability(env.teller, average)
-    assert found.exploitability < 0.25  # 0.458 for the uniform policy it began as
-    assert found.values[0] == pytest.approx(-1 / 18, abs=0.1)
+    measured = measure_exploitability(env.teller, average)
+    assert measured.exploitability < 0.25  # 0.458 for the initial uniform policy
+    assert measured.values[0] == pytest.approx(-1 / 18, abs=0.1)
     assert len(league.members) >= 3
     assert set(ratings.ranking()) == {"learner", *(m.name for m in league.members)}

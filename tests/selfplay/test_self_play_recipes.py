@@ -1,4 +1,4 @@
-"""The shipped recipes of self-play train, and their page has every setting."""
+"""Shipped self-play recipes, and the settings on their docs page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rllib_llm.recipes import load_recipe, shipped_recipes
 from rllib_llm.selfplay.scripted_players import any_number
 
 ROOT = Path(__file__).parents[2]
-SLOW = {"tic_tac_toe_exploiter"}  # asks about 4,520 positions in every iteration
+SLOW = {"tic_tac_toe_exploiter"}  # queries 4,520 positions in every iteration
 RECIPES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name, path in shipped_recipes().items()
@@ -51,17 +51,17 @@ def test_recipes_train(ray_session, name):
 
 def test_the_random_player_of_tic_tac_toe_never_forfeits():
     env = make_env("open_spiel/tic_tac_toe-v0", {"style": "short"})
-    rng, said = np.random.default_rng(0), set()
+    rng, words = np.random.default_rng(0), set()
     for seed in range(20):
         env.reset(seed=seed)
         while not any(env.terminations.values()):
             agent = env.agent_selection
             text = env.observe(agent)["text"]
             word = any_number(ScriptedTurn(agent, text, [], rng))
-            said.add(word)
+            words.add(word)
             env.step(word)
             assert not env.infos[agent]["invalid_action"]
-    assert said == set("123456789")
+    assert words == set("123456789")
 
 
 def test_the_page_has_every_setting_of_the_league_with_its_default():

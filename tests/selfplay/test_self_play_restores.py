@@ -1,4 +1,4 @@
-"""A restored self-play run goes on as if nothing had happened."""
+"""Restored self-play runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECIPE = {
 
 @pytest.mark.slow
 def test_each_of_several_checkpoints_restores(tmp_path):
-    """ray-project/ray#34778: only the first restore of a run used to work."""
+    """Regression of ray-project/ray#34778: only the first restore of a run worked."""
     algo, paths, noted = kuhn().build_algo(), [], []
     for i in range(3):
         algo.train()
@@ -49,7 +49,7 @@ def test_each_of_several_checkpoints_restores(tmp_path):
     for i, path in enumerate(paths):
         restored = SelfPlay.from_checkpoint(path)
         assert restored.training_iteration == 2 * (i + 1)
-        for step in range(i, min(i + 2, 3)):  # and the next one follows from it
+        for step in range(i, min(i + 2, 3)):  # the next iteration is reproduced too
             ours, theirs = noted[step]
             assert books(restored) == ours
             assert all(same(everyone(restored)[m], theirs[m]) for m in theirs)
@@ -67,7 +67,7 @@ def everyone(algo, where="learner"):
 
 
 @pytest.mark.slow
-def test_two_learners_hold_the_same_opponents(tmp_path):
+def test_two_learners_have_the_same_opponents(tmp_path):
     algo = kuhn().learners(num_learners=2).build_algo()
     for _ in range(3):
         algo.train()
@@ -93,7 +93,7 @@ def test_two_learners_hold_the_same_opponents(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumed_by_tune_gives_the_same_ratings(tmp_path):
-    """ray-project/ray#40183: policies that a run adds must be there after a restore."""
+    """Regression of ray-project/ray#40183: added policies exist after a restore."""
     path = tmp_path / "killed.yaml"
     path.write_text(yaml_io.dump(RECIPE))
     endless = [path, "--storage", tmp_path / "runs", "stop.training_iteration=100000"]
@@ -140,14 +140,14 @@ def results(run):
 
 
 @pytest.mark.slow
-def test_an_alarm_brings_opponents_and_their_ratings_back():
+def test_a_rollback_restores_opponents_and_ratings():
     fires = {"below": 100.0, "window": 1, "solved": None, "action": "rollback"}
     config = kuhn(episodes=16).alarms(
         entropy_collapse={**fires, "below": 0.0}, snapshot_interval=1, max_rollbacks=1
     )
     algo = config.build_algo()
     algo.train()
-    algo.train()  # the state after the first iteration has proved good
+    algo.train()  # the second iteration confirms the first one's snapshot as good
     good = algo.guard._snapshots.good.load()
     algo.guard._chosen["entropy_collapse"].thresholds["below"] = 100.0
     result = algo.train()

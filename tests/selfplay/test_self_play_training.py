@@ -1,4 +1,4 @@
-"""SelfPlay: who plays, who learns, what credit is, what stays frozen."""
+"""SelfPlay: opponents, training, advantages, frozen policies."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def build():
         algo.stop()
 
 
-def test_frozen_opponents_stay_as_they_were_while_the_learner_moves(build):
-    """ray-project/ray#35393: live weights must not leak into frozen policies."""
+def test_frozen_opponents_do_not_change_in_training(build):
+    """Regression of ray-project/ray#35393: frozen policies keep their weights."""
     algo = build(league={"pool_size": 2, "snapshot_max_games": 12})
     start = weights(algo, LEARNER)
     algo.train()
@@ -49,7 +49,7 @@ def test_frozen_opponents_stay_as_they_were_while_the_learner_moves(build):
         algo.train()
         for slot, member in algo.matchmaker.members().items():
             if before.get(slot) != member:
-                frozen[slot] = live  # the learner as it was before the iteration
+                frozen[slot] = live  # the learner's weights before the iteration
             assert same(weights(algo, slot), frozen[slot]), (slot, member)
             assert same(weights(algo, slot, "local"), frozen[slot])
         assert not same(weights(algo, LEARNER), live)
@@ -82,7 +82,9 @@ def test_an_opponent_plays_a_whole_episode_and_is_not_trained(build, monkeypatch
     assert math.isfinite(result["league"]["win_rate"]["opponent_0"])
 
 
-def test_credit_is_the_moving_average_of_each_seat_in_task_order(build, monkeypatch):
+def test_advantages_are_relative_to_the_moving_average_of_each_agent(
+    build, monkeypatch
+):
     algo = build(league={"opponents": "mirror"}, role_decay=0.5)
     seen = played(algo, monkeypatch)
     algo.train()
@@ -90,19 +92,17 @@ def test_credit_is_the_moving_average_of_each_seat_in_task_order(build, monkeypa
     average = {"player_0": 0.0, "player_1": 0.0}
     for episode in sorted(episodes, key=lambda e: episode_data(e).task.group_id):
         for agent, part in episode.agent_episodes.items():
-            earned = part.get_return()
+            return_ = part.get_return()
             advantages = episode_data(part).advantage
-            assert advantages == pytest.approx(earned - average[agent], abs=1e-12)
-            average[agent] = 0.5 * average[agent] + 0.5 * earned
+            assert advantages == pytest.approx(return_ - average[agent], abs=1e-12)
+            average[agent] = 0.5 * average[agent] + 0.5 * return_
     role = algo._advantage_estimators[LEARNER].estimators[0].call.baselines
     for agent, value in average.items():
         assert role.get(str(algo.config.env), agent) == value
     assert average["player_0"] != average["player_1"]
 
 
-def test_rollouts_of_a_group_meet_one_opponent_and_opponents_are_no_baseline(
-    build, monkeypatch
-):
+def test_a_group_has_one_opponent_which_is_not_in_the_baseline(build, monkeypatch):
     config = kuhn(advantage_baseline="mean").rollouts(group_size=4)
     algo = build(config)
     algo.train()
@@ -118,7 +118,7 @@ def test_rollouts_of_a_group_meet_one_opponent_and_opponents_are_no_baseline(
     assert len(groups) == 4 and all(len(each) == 1 for each in groups.values())
 
 
-def test_scores_of_words_are_what_the_engine_samples_with(build, monkeypatch):
+def test_word_scores_equal_the_engines_log_probabilities(build, monkeypatch):
     algo = build(episodes=32, league={"opponents": "mirror"})
     before = algo.measure_exploitability()
     assert before.information_states == 12
@@ -139,7 +139,7 @@ def test_scores_of_words_are_what_the_engine_samples_with(build, monkeypatch):
     assert any(i == 1 for i, _ in checked)  # a second turn: its history counts
 
 
-def test_seats_of_scripts_and_evaluation_against_one(build, monkeypatch):
+def test_scripted_agents_and_a_scripted_evaluation_opponent(build, monkeypatch):
     config = kuhn(league={"evaluation_opponent": "dice"})
     config.environment(env_config={"style": "short", "game_options": {"players": 3}})
     script = {"dice": {"scripted_policy": "self_play_helpers:any_word"}}
@@ -178,8 +178,8 @@ def test_lora_snapshots_are_adapters_only(build):
 
 
 @pytest.mark.slow
-def test_remote_runners_play_the_opponents_that_learners_hold(build, tmp_path):
-    """ray-project/ray#35393 and #34778, with EnvRunners in other processes."""
+def test_remote_runners_use_the_learners_opponents(build, tmp_path):
+    """Regression of ray-project/ray#35393 and #34778 with remote EnvRunners."""
     config = kuhn().env_runners(num_env_runners=1)
     algo, alone = build(config), build()
     algo.train()
@@ -195,7 +195,7 @@ def test_remote_runners_play_the_opponents_that_learners_hold(build, tmp_path):
         alone.train()
     assert books(alone) == books(algo)  # runners make no difference
     assert same(weights(alone, LEARNER), weights(algo, LEARNER))
-    algo.restore_from_path(older)  # back in time, in a live algorithm
+    algo.restore_from_path(older)  # an older state, in a running algorithm
     assert books(algo) == noted
     for module_id, values in expected.items():
         assert same(weights(algo, module_id), values)
@@ -214,7 +214,7 @@ def test_remote_runners_play_the_opponents_that_learners_hold(build, tmp_path):
         ({"snapshot_max_games": 2}, "snapshot_max_games=2"),
     ],
 )
-def test_bad_league_settings_are_refused(change, message):
+def test_invalid_league_settings_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         kuhn(league=change).validate()
 
@@ -231,7 +231,7 @@ def test_bad_league_settings_are_refused(change, message):
         ({"advantage_baseline": "none", "role_decay": 0.5}, "role_decay=0.5"),
     ],
 )
-def test_bad_credit_settings_are_refused(training, message):
+def test_invalid_advantage_settings_are_refused(training, message):
     with pytest.raises(ConfigError, match=message):
         kuhn(**training).validate()
 
@@ -256,12 +256,12 @@ def test_bad_credit_settings_are_refused(training, message):
         ),
     ],
 )
-def test_policies_that_leave_no_room_for_the_league_are_refused(multi_agent, message):
+def test_policies_in_conflict_with_the_league_are_refused(multi_agent, message):
     with pytest.raises(ConfigError, match=message):
         kuhn().multi_agent(**multi_agent).validate()
 
 
-def test_environments_that_cannot_be_played_are_refused():
+def test_unsuitable_environments_are_refused():
     config = SelfPlayConfig().environment("copy_probe-v0")
     with pytest.raises(ConfigError, match="'copy_probe-v0' leaves \\[\\]"):
         config.validate()
@@ -270,7 +270,7 @@ def test_environments_that_cannot_be_played_are_refused():
         config.environment("dilemma-v0").validate()
 
 
-def test_a_config_may_be_validated_and_changed_again():
+def test_a_validated_config_can_be_changed():
     config = kuhn(ref_kl_coeff=0.1)
     for _ in range(2):
         config.validate()
@@ -295,11 +295,11 @@ def bribe(trajectory):
     return 100.0
 
 
-def test_rewards_of_our_own_are_no_results_of_games(build, monkeypatch):
+def test_custom_rewards_do_not_affect_game_results(build, monkeypatch):
     algo = build(kuhn().rollouts(rewards=[bribe]))
-    seen, told = played(algo, monkeypatch), []
-    monkeypatch.setattr(algo.matchmaker, "record", told.extend)
+    seen, results = played(algo, monkeypatch), []
+    monkeypatch.setattr(algo.matchmaker, "record", results.extend)
     algo.train()
-    assert told and all(abs(x) <= 2 for result in told for x in result.returns)
+    assert results and all(abs(x) <= 2 for r in results for x in r.returns)
     parts = [part for episode in seen[0] for part in agent_episodes(episode)]
     assert all(part.get_return() >= 98 for part in parts)
