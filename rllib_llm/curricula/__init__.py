@@ -1,10 +1,9 @@
-"""Which tasks come when: a curriculum changes tasks before they are played.
+"""Curricula, which change tasks before sampling.
 
 A curriculum is a class with ``assign(task, iteration)``, called once per group, and
-optionally ``observe(table)``, called with what came of it, ``get_state`` and
-``set_state`` for checkpoints, and ``all_options()``, the options of tasks that it may
-ask for, which are then tried before training. Importing this registers those of the
-package.
+optionally ``observe(table)``, called with the sampled groups, ``get_state`` and
+``set_state`` for checkpoints, and ``all_options()``, the task options that it may
+use, which are tried before training. Importing this package registers its curricula.
 """
 
 from rllib_llm.curricula import bandit, horizon, ladder

@@ -1,4 +1,4 @@
-"""Tasks from which most is learnt, found by a bandit over groups of tasks."""
+"""Bandit curriculum: selects the task options with the largest learning signal."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _RULES = ("ucb", "thompson")
     "curriculum", "bandit", paper="PAPRIKA, Tajwar et al. 2025, arXiv:2502.17543"
 )
 class Bandit:
-    """Choose each task's options among arms by what there was to learn from them.
+    """Select each task's options with a bandit that maximises the learning signal.
 
-    What an arm pays is measured per task, over the returns of its rollouts: "cv",
-    standard deviation over the mean's size (PAPRIKA); "variance"; "progress", the
-    distance of the mean from the arm's last one. "ucb" takes the arm of the largest
-    ``mean + explore sqrt(ln N / n)``; "thompson" draws from a normal of that mean and
-    deviation ``explore / sqrt(n)``. Arms that were never tried come first.
+    The signal of an arm is measured per task, over the returns of its rollouts: "cv",
+    standard deviation over the absolute mean (PAPRIKA); "variance"; "progress", the
+    distance of the mean from the arm's last one. "ucb" takes the arm with the largest
+    ``mean + explore sqrt(ln N / n)``; "thompson" draws from a normal distribution of
+    that mean and deviation ``explore / sqrt(n)``. Untried arms come first.
 
     Args:
         arms: Options of the environment, at least two.
         measure: "cv", "variance" or "progress".
         rule: "ucb" or "thompson".
-        explore: Weight of what is not known, >= 0.
-        decay: Weight of what was seen an iteration before, in (0, 1]; below 1, arms
-            are forgotten as the policy changes.
-        seed: Of "thompson".
+        explore: Weight of the uncertainty, >= 0.
+        decay: Weight of the previous iterations' measurements, in (0, 1]; below 1,
+            older ones fade as the policy changes.
+        seed: Seed of "thompson".
     """
 
     def __init__(
@@ -50,18 +50,19 @@ class Bandit:
     ):
         if not isinstance(arms, list | tuple) or len(arms) < 2:
             raise ValueError(
-                f"arms={arms!r} must be a list of two or more options, e.g. "
+                f"arms={arms!r} must be a list of two or more options. Use e.g. "
                 "[{size: 3}, {size: 4}]."
             )
         if measure not in _MEASURES or rule not in _RULES:
             raise ValueError(
                 f"measure={measure!r}, rule={rule!r}: measure must be one of "
-                f"{', '.join(_MEASURES)}, rule of {', '.join(_RULES)}."
+                f"{', '.join(_MEASURES)}, rule one of {', '.join(_RULES)}. Use "
+                "measure='cv', rule='ucb'."
             )
         if explore < 0 or not 0 < decay <= 1:
             raise ValueError(
                 f"explore={explore}, decay={decay}: explore must be >= 0, decay in "
-                "(0, 1]."
+                "(0, 1]. Use explore=1.0, decay=1.0."
             )
         self.arms = [options for arm in arms for options in check_options("arm", arm)]
         self.measure, self.rule = measure, rule
@@ -73,19 +74,20 @@ class Bandit:
         self._given: dict[int, int] = {}
 
     def assign(self, task: Task, iteration: int) -> Task:
-        """Return the task with the options of the chosen arm."""
+        """Return the task with the options of the selected arm."""
         arm = self._choose()
         self._given[task.group_id] = arm
         return with_options(task, self.arms[arm])
 
     def observe(self, table: TurnTable) -> None:
-        """Learn what the tasks of this iteration were worth."""
+        """Update the arms with the returns of this iteration's tasks."""
         self.counts *= self.decay
         self.sums *= self.decay
         before = self.last.copy()
         for group_id, arm in sorted(self._given.items()):
+            # Sorted: the sum must not depend on the order of delivery.
             returns = np.sort(table.returns[table.task == group_id])
-            if not len(returns):
+            if not len(returns):  # the whole group failed or was filtered
                 continue
             self.counts[arm] += 1
             self.sums[arm] += self._worth(returns, before[arm])
@@ -101,26 +103,27 @@ class Bandit:
         return self.arms
 
     def get_state(self) -> dict[str, Any]:
-        """Return what is known of the arms."""
-        known = {k: getattr(self, k).tolist() for k in ("counts", "sums", "last")}
-        return {**known, "drawn": self._drawn}
+        """Return the statistics of the arms as checkpoint state."""
+        arrays = {k: getattr(self, k).tolist() for k in ("counts", "sums", "last")}
+        return {**arrays, "drawn": self._drawn}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`get_state` was."""
+        """Restore the result of :meth:`get_state`."""
         for key in ("counts", "sums", "last"):
             setattr(self, key, np.array(state[key], np.float64))
         self._drawn = int(state["drawn"])
 
     def _choose(self) -> int:
-        """Choose an arm; tasks under way count as tries, so that they spread."""
-        under_way = np.bincount(list(self._given.values()), minlength=len(self.arms))
-        tries = self.counts + under_way
+        """Select an arm, counting tasks without results as tries."""
+        # Otherwise all tasks of an iteration would get the same arm.
+        pending = np.bincount(list(self._given.values()), minlength=len(self.arms))
+        tries = self.counts + pending
         if not tries.all():
             return int(np.argmin(tries))
         means = self.sums / np.maximum(self.counts, 1e-9)
         if self.rule == "ucb":
-            known = means + self.explore * np.sqrt(np.log(tries.sum() + 1) / tries)
-            return int(np.argmax(known))
+            bounds = means + self.explore * np.sqrt(np.log(tries.sum() + 1) / tries)
+            return int(np.argmax(bounds))
         self._drawn += 1
         rng = np.random.default_rng([self.seed, self._drawn])
         return int(np.argmax(rng.normal(means, self.explore / np.sqrt(tries))))

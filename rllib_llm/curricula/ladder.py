@@ -1,4 +1,4 @@
-"""Harder tasks once the easier ones are solved."""
+"""Threshold curriculum: the next level opens at a success rate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rllib_llm.data.types import Task
 
 @component("curriculum", "ladder", paper="MaskSearch, arXiv:2505.20285 (masked spans)")
 class ThresholdCurriculum:
-    """Go up a level of difficulty once enough of the last episodes were solved.
+    """Raise the difficulty once the recent success rate reaches a threshold.
 
     Args:
-        levels: Options of the environment at each level, or lists of them, of which
-            each task gets one; the last level stays.
+        levels: Options of the environment at each level, or lists of options, of which
+            each task gets one; the last level does not end.
         threshold: Success rate that opens the next level, in (0, 1].
-        window: Trajectories of the level over which it is measured, >= 1; as many must
-            have been played.
-        seed: Of the choice within a level, beside the task's own.
+        window: Number of the level's most recent trajectories to measure, >= 1; fewer
+            do not open the next level.
+        seed: Seed of the choice within a level, combined with the task's.
     """
 
     def __init__(
@@ -37,13 +37,15 @@ class ThresholdCurriculum:
     ):
         if not isinstance(levels, list | tuple) or not levels:
             raise ValueError(
-                f"levels={levels!r} must be a list of options, e.g. "
+                f"levels={levels!r} must be a list of options. Use e.g. "
                 "[{size: 3}, {size: 4}]."
             )
         if not 0 < threshold <= 1:
-            raise ValueError(f"threshold={threshold} must be in (0, 1].")
+            raise ValueError(f"threshold={threshold} must be in (0, 1]. Use e.g. 0.8.")
         if not isinstance(window, int) or window < 1:
-            raise ValueError(f"window={window!r} must be a number of episodes >= 1.")
+            raise ValueError(
+                f"window={window!r} must be a number of episodes >= 1. Use e.g. 256."
+            )
         self.levels = [check_options("level", level) for level in levels]
         self.threshold, self.window, self.seed = threshold, window, seed
         self.level = 0
@@ -51,18 +53,19 @@ class ThresholdCurriculum:
         self._given: set[int] = set()
 
     def assign(self, task: Task, iteration: int) -> Task:
-        """Return the task with options of this level."""
+        """Return the task with options of the current level."""
         choices = self.levels[self.level]
         rng = np.random.default_rng([self.seed, task.seed, task.group_id])
         self._given.add(task.group_id)
         return with_options(task, choices[int(rng.integers(len(choices)))])
 
     def observe(self, table: TurnTable) -> None:
-        """Count successes of this level's tasks; go up if they are enough."""
+        """Count successes of the level's tasks; open the next level if they suffice."""
+        # A fixed order: the window must not depend on the order of delivery.
         order = np.lexsort((table.agent, table.episode, table.task))
-        every = (table.trajectories[i] for i in order)
-        mine = [t for t in every if t.task.group_id in self._given]
-        self._solved.extend(float(t.is_solved) for t in mine)
+        in_order = (table.trajectories[i] for i in order)
+        of_level = [t for t in in_order if t.task.group_id in self._given]
+        self._solved.extend(float(t.is_solved) for t in of_level)
         self._given.clear()
         is_top = self.level + 1 == len(self.levels)
         if len(self._solved) < self.window or is_top:
@@ -80,6 +83,6 @@ class ThresholdCurriculum:
         return {"level": self.level, "solved": list(self._solved)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`get_state` was."""
+        """Restore the result of :meth:`get_state`."""
         self.level = min(int(state["level"]), len(self.levels) - 1)
         self._solved = deque(state["solved"], maxlen=self.window)

@@ -1,4 +1,4 @@
-"""Options of tasks that a curriculum chooses among."""
+"""Task options of curricula."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Options = Mapping[str, Any]
 
 
 def check_options(name: str, given: Any) -> list[dict[str, Any]]:
-    """Return the options of a level or an arm: one mapping, or several in a list.
+    """Return the options of a level or an arm as a list of mappings.
 
     Raises:
-        ValueError: If they are neither.
+        ValueError: If ``given`` is neither a mapping nor a list of mappings.
     """
     several = [given] if isinstance(given, Mapping) else given
     is_list = isinstance(several, Sequence) and not isinstance(several, str)
     if not is_list or not several or not all(isinstance(o, Mapping) for o in several):
         raise ValueError(
-            f"{name}={given!r} must be options of the environment, or a list of them, "
-            "e.g. {size: 3} or [{size: 3}, {size: 4}]."
+            f"{name}={given!r} must be options of the environment, or a list of them. "
+            "Use e.g. {size: 3} or [{size: 3}, {size: 4}]."
         )
     return [dict(options) for options in several]
 
 
 def with_options(task: Task, options: Options) -> Task:
-    """Return the task with these options, beside those it has (e.g. its split)."""
+    """Return the task with these options added to its own (e.g. its split)."""
     return dataclasses.replace(task, options={**task.options, **options})

@@ -1,1 +1,1 @@
-"""What trained policies achieve, and what a team owes to each of its members."""
+"""Evaluation of trained policies and of teams with exchanged policies."""

@@ -1,4 +1,4 @@
-"""What came of each task that an algorithm's policies played."""
+"""Outcomes of tasks that an algorithm's policies play."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rllib_llm.evaluation.runner import local_runner
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One sample of one task.
+    """Outcome of one sample of one task.
 
-    Where the environment failed (``failure``), nothing is known of the policy: the
-    fields from ``episode_return`` on are None, which no mean may take for zero.
+    If the environment failed (``failure``), the outcome says nothing about the policy:
+    the fields from ``episode_return`` on are None and must not count as zero in means.
 
     Attributes:
-        task: Number of the task, equal for all its samples.
-        seed: Its seed.
-        sample: Number of the sample, from 0.
-        failure: Why there is no episode after all retries (a stop reason that drops
-            episodes, e.g. ``"timeout"``); None where there is one.
-        episode_return: Sum of rewards, of all agents if there are several.
-        agent_returns: The same by AgentID; empty for a single agent.
-        success: Whether the task was solved, where that is defined.
-        turns: Environment steps.
-        tokens: Sampled tokens.
-        stop_reason: Why the episode ended.
+        task: Index of the task, equal for all its samples.
+        seed: Seed of the task.
+        sample: Index of the sample, from 0.
+        failure: Stop reason if there is no episode after all retries, e.g.
+            ``"timeout"``; None if there is an episode.
+        episode_return: Sum of rewards, over all agents.
+        agent_returns: Returns by AgentID; empty with a single agent.
+        success: Whether the task was solved; None if the environment does not say.
+        turns: Number of environment steps.
+        tokens: Number of sampled tokens.
+        stop_reason: Stop reason of the episode.
     """
 
     task: int
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def held_out_tasks(config: Any, num_tasks: int) -> list[Task]:
-    """Return the first held-out tasks of a config, the same ones in every run."""
+    """Return the first held-out tasks of a config, the same tasks in every run."""
     return config.build_task_source(in_evaluation=True).fixed(num_tasks)
 
 
@@ -58,31 +58,32 @@ def play_tasks(
     samples: int = 1,
     runner: Any = None,
 ) -> list[Outcome]:
-    """Play tasks with the algorithm's present policies.
+    """Play tasks with the algorithm's current policies.
 
-    Failures of environments are outcomes of their own, however many there are
-    (``max_failed_fraction`` does not apply).
+    Environment failures are reported as outcomes; ``max_failed_fraction`` does not
+    apply.
 
     Args:
         algo: The algorithm.
-        tasks: What to play; what they say of rollouts is replaced by the samples.
-        greedy: Take the most likely tokens, or sample as in training.
-        samples: How often to play each task, with random numbers of its own.
-        runner: Plays in place of the algorithm's own EnvRunner (another environment,
-            see :func:`rllib_llm.evaluation.runner.runner_in`).
+        tasks: The tasks; their ``rollout`` is replaced by the index of the sample.
+        greedy: Decode greedily, or sample as in training.
+        samples: Number of samples per task, each with its own sampling seeds.
+        runner: EnvRunner in place of the algorithm's, e.g. for another environment
+            (see :func:`rllib_llm.evaluation.runner.runner_in`).
 
     Returns:
-        One outcome per task and sample, the samples of a task side by side.
+        One outcome per task and sample, ordered by task, then by sample.
 
     Raises:
-        ConfigError: If a greedy policy shall give several samples.
+        ConfigError: If ``samples`` is below 1, or above 1 with ``greedy``.
     """
     if samples < 1 or (greedy and samples > 1):
         raise ConfigError(
-            f"samples={samples} must be >= 1, and 1 if greedy: the most likely tokens "
-            "are the same every time. Sample (greedy=False) to see several tries."
+            f"samples={samples} must be >= 1, and 1 if greedy, because greedy samples "
+            "are all equal. Set greedy=False for several samples."
         )
     runner = local_runner(algo) if runner is None else runner
+    # By identity: tasks may be equal, and the runner returns these very objects.
     numbers = {
         id(rollout := dataclasses.replace(task, rollout=sample)): (number, rollout)
         for number, task in enumerate(tasks)
@@ -93,7 +94,7 @@ def play_tasks(
         explore=not greedy,
         max_failed_fraction=1.0,
     )
-    runner.get_metrics()  # these episodes are none of the training's
+    runner.get_metrics()  # discarded: training metrics must not include these episodes
     failures = {id(task): reason for task, reason in runner.failures}
     played = {id(episode_data(e).task): e for e in episodes}
     return [
@@ -105,12 +106,12 @@ def play_tasks(
 
 
 def by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Return the played samples of each task; failed ones are left out."""
+    """Return the samples of each task without the failed ones."""
     tasks: dict[int, list[Outcome]] = {}
     for outcome in outcomes:
-        found = tasks.setdefault(outcome.task, [])
+        played = tasks.setdefault(outcome.task, [])
         if outcome.failure is None:
-            found.append(outcome)
+            played.append(outcome)
     return list(tasks.values())
 
 

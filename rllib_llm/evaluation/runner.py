@@ -1,4 +1,4 @@
-"""An EnvRunner to evaluate with."""
+"""EnvRunners for evaluation in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllib_llm.errors import ConfigError
 
 
 def local_runner(algo: Any) -> Any:
-    """Return an EnvRunner in this process with the Learners' current policy."""
+    """Return an EnvRunner in this process with the Learners' current weights."""
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     runner = algo.env_runner
@@ -23,16 +23,15 @@ def local_runner(algo: Any) -> Any:
 
 
 def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -> Any:
-    """Return an EnvRunner that plays with the same weights in another environment.
+    """Return an EnvRunner with the same weights in another environment.
 
-    Everything else stays as in training: prompts, sampling, limits, and who acts for
-    whom.
+    Everything else is as in training: prompts, sampling, limits, policy mapping.
 
     Args:
         runner: An LLMEnvRunner.
-        env: What ``.environment(env)`` takes.
-        env_config: Its options. Where the environment is the run's own, those of
-            training hold for what is not named.
+        env: As in ``.environment(env)``.
+        env_config: Its options. For the run's own environment, missing options have
+            their values of training.
 
     Raises:
         ConfigError: If the environment has a single agent, but a team was trained.
@@ -41,14 +40,16 @@ def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -
 
     config = runner.config.copy(copy_frozen=False)
     options = {**config.env_config} if env == config.env else {}
-    config.env_config = {}  # .environment() would merge them
+    config.env_config = {}  # .environment() would merge the old options into the new
     config.environment(env, env_config={**options, **(env_config or {})})
-    config.in_evaluation = True  # rewards and credit of training are not asked for
+    # Skips the checks of training-only settings such as rewards and advantages.
+    config.in_evaluation = True
     config.validate()
     if _has_single_agent(config) and DEFAULT_MODULE_ID not in config.module_ids:
         raise ConfigError(
             f"{config.env!r} has a single agent, but the run trained "
-            f"{', '.join(config.module_ids)} for a team. Choose one of several agents."
+            f"{', '.join(config.module_ids)} for a team. Choose an environment with "
+            "several agents."
         )
     other = LLMEnvRunner(config=config, worker_index=0)
     actors = {m: actor.module for m, actor in runner.actors.items()}

@@ -1,8 +1,8 @@
-"""What outcomes say about a policy, with intervals: pure functions of numbers.
+"""Statistics of success and return with confidence intervals.
 
-A *task* is played once or several times (*samples*). Samples of one task resemble each
-other, so intervals treat the task as the unit (cluster-robust): a hundred samples of
-ten tasks do not pretend to be a thousand independent ones.
+A *task* has one or several *samples*. Samples of one task are correlated, so intervals
+are cluster-robust with the task as the unit: 100 samples of each of 10 tasks do not
+count as 1000 independent samples.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LEVEL = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks and how sure it is.
+    """Mean over tasks with its confidence interval.
 
     Attributes:
         mean: Mean over tasks of each task's mean over its samples.
-        low: Lower end of the 95 % interval; None where one task tells no spread.
-        high: Its upper end.
-        stderr: Standard error, from the spread between tasks; None like ``low``.
-        tasks: Tasks that count.
-        samples: Their samples.
+        low: Lower end of the 95 % interval; None with one task.
+        high: Its upper end; None with one task.
+        stderr: Standard error from the spread between tasks; None with one task.
+        tasks: Number of tasks with samples.
+        samples: Number of their samples.
     """
 
     mean: float
@@ -44,8 +44,8 @@ class Estimate:
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """Return the 95 % interval of a success probability (Wilson 1927).
 
-    Unlike the normal approximation it stays within [0, 1] and has a width at 0 and 1.
-    Both numbers may be fractions: effective ones of a clustered sample.
+    Unlike the normal approximation, it stays within [0, 1] and has a positive width at
+    0 and 1. Both numbers may be fractional, for effective sample sizes.
     """
     p, z2 = successes / trials, _Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
@@ -55,26 +55,27 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Estimate the chance that one of ``k`` samples of a task solves it, unbiased.
+    """Return the unbiased estimate of pass@k of one task.
 
     Eq. 1 of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
 
     Args:
-        samples: Samples drawn (n), at least ``k``.
-        solved: Those that solved the task (c).
-        k: How many tries count.
+        samples: Number of samples (n), at least ``k``.
+        solved: Number of samples that solved the task (c).
+        k: Number of attempts.
 
     Raises:
-        ConfigError: If the numbers do not fit.
+        ConfigError: Unless ``1 <= k <= samples`` and ``0 <= solved <= samples``.
     """
     if not (0 <= solved <= samples and 1 <= k <= samples):
         raise ConfigError(
             f"pass@{k} of {solved} solved among {samples} samples: 1 <= k <= samples "
-            "and 0 <= solved <= samples must hold. Draw more samples, or ask for a "
-            "smaller k."
+            "and 0 <= solved <= samples must hold. Draw more samples, or use a smaller "
+            "k."
         )
     if samples - solved < k:
         return 1.0
+    # As a product: the binomial coefficients overflow for large n.
     failed = np.arange(samples - solved + 1, samples + 1)
     return float(1.0 - np.prod(1.0 - k / failed))
 
@@ -83,10 +84,10 @@ def mean_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
     """Return the mean of any numbers, with a t interval over task means.
 
     Args:
-        values: Of each task, those of its samples; tasks without any do not count.
+        values: For each task the values of its samples; empty tasks are ignored.
 
     Raises:
-        ConfigError: If there is no value at all.
+        ConfigError: If there are no values.
     """
     means, samples = _task_means(values)
     mean = float(means.mean())
@@ -100,21 +101,21 @@ def mean_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
 def share_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
     """Return the mean of numbers in [0, 1], such as successes, with Wilson's interval.
 
-    The interval is that of the effective sample size p (1 - p) / stderr^2, held
-    between the number of tasks (samples of a task always agree) and that of samples
-    (they are independent). With one sample per task it is the usual one.
+    The interval uses the effective sample size p (1 - p) / stderr^2, clipped to at
+    least the number of tasks (all samples of a task agree) and at most the number of
+    samples (they are independent). With one sample per task it is Wilson's interval.
 
     Args:
-        values: Of each task, those of its samples; tasks without any do not count.
+        values: For each task the values of its samples; empty tasks are ignored.
 
     Raises:
-        ConfigError: If there is no value at all, or one outside of [0, 1].
+        ConfigError: If there are no values, or a task mean lies outside [0, 1].
     """
     means, samples = _task_means(values)
     if means.min() < 0.0 or means.max() > 1.0:
         raise ConfigError(
-            f"Shares must lie in [0, 1]; got task means from {means.min()} to "
-            f"{means.max()}. Use mean_of_tasks for other numbers."
+            f"share_of_tasks() got task means from {means.min()} to {means.max()}; "
+            "they must lie in [0, 1]. Use mean_of_tasks() for other numbers."
         )
     p, tasks = float(means.mean()), len(means)
     variance = float(means.var(ddof=1) / tasks) if tasks > 1 else 0.0
@@ -127,7 +128,10 @@ def share_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
 
 def _task_means(values: Sequence[Sequence[float]]) -> tuple[np.ndarray, int]:
     """Return each task's mean and the number of all values."""
-    known = [np.asarray(v, np.float64) for v in values if len(v)]
-    if not known:
-        raise ConfigError("There is no value to estimate a mean from; play some tasks.")
-    return np.array([v.mean() for v in known]), sum(map(len, known))
+    tasks = [np.asarray(v, np.float64) for v in values if len(v)]
+    if not tasks:
+        raise ConfigError(
+            "The mean of no values is undefined. Play at least one task without a "
+            "failure."
+        )
+    return np.array([v.mean() for v in tasks]), sum(map(len, tasks))

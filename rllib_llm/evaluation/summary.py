@@ -1,4 +1,4 @@
-"""An evaluation: tasks played in one way, and what that says about the policy."""
+"""Evaluation of an algorithm on held-out tasks, and its summary."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from rllib_llm.evaluation.success_statistics import (
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation measured.
+    """Result of an evaluation.
 
     Attributes:
         env: The environment's name.
         env_config: Its options.
-        greedy: Most likely tokens (True) or sampled as in training.
-        tasks: Held-out tasks.
-        samples: How often each was played.
-        episodes: Episodes played to their end; failed ones are not among them.
-        failures: Episodes that the environment failed, by reason.
-        success: Share of solved samples (avg@k); None where the task knows no success.
-        pass_at: By k (1, 2, 4 ... and ``samples``): chance that one of k samples
-            solves a task, unbiased; tasks with fewer samples do not count.
-        episode_return: Mean return, of all agents together.
+        greedy: Whether tokens were decoded greedily instead of sampled.
+        tasks: Number of held-out tasks.
+        samples: Number of samples per task.
+        episodes: Number of finished episodes, without failed ones.
+        failures: Number of episodes that failed in the environment, by stop reason.
+        success: Share of solved samples (avg@k); None if the environment does not
+            report success.
+        pass_at: Unbiased pass@k by k (1, 2, 4 ... and ``samples``), over tasks with at
+            least k samples.
+        episode_return: Mean return, summed over agents.
         turns: Mean turns per episode.
         tokens: Mean sampled tokens per episode.
-        stop_reasons: Episodes by the reason of their end.
-        optimal_value: Success rate of the best possible policy on the same tasks,
-            where the environment can tell.
+        stop_reasons: Number of episodes by stop reason.
+        optimal_value: Success rate of the best possible policy on the same tasks; None
+            if the environment does not say.
     """
 
     env: str
@@ -67,26 +68,28 @@ def evaluate_algorithm(
     env: Any = None,
     env_config: dict[str, Any] | None = None,
 ) -> tuple[Evaluation, list[Outcome]]:
-    """Play held-out tasks with the algorithm's policies; the same ones every time.
+    """Evaluate the algorithm's policies on held-out tasks, the same every time.
 
     Args:
         algo: The algorithm.
-        num_tasks: How many tasks.
-        greedy: Take the most likely tokens, or sample as in training.
-        samples: How often to play each task.
-        env: Another environment than that of training.
-        env_config: Its options. Where the environment is the run's own, those of
-            training hold for what is not named.
+        num_tasks: Number of tasks.
+        greedy: Decode greedily, or sample as in training.
+        samples: Number of samples per task.
+        env: Environment in place of that of training.
+        env_config: Its options. For the run's own environment, missing options have
+            their values of training.
 
     Returns:
-        The evaluation, and what it is made of.
+        The evaluation and its outcomes.
     """
-    own = local_runner(algo)
-    runner = own if env is None else runner_in(own, env, env_config)
+    runner_of_algo = local_runner(algo)
+    runner = runner_of_algo
+    if env is not None:
+        runner = runner_in(runner_of_algo, env, env_config)
     config = runner.config
     tasks = held_out_tasks(config, num_tasks)
     outcomes = play_tasks(algo, tasks, greedy=greedy, samples=samples, runner=runner)
-    if runner is not own:
+    if runner is not runner_of_algo:
         runner.stop()
     evaluation = summarise(
         outcomes,
@@ -108,7 +111,7 @@ def summarise(
     samples: int,
     optimal_value: float | None = None,
 ) -> Evaluation:
-    """Return what outcomes of one environment say; arguments as in Evaluation."""
+    """Return the evaluation of outcomes; arguments as in :class:`Evaluation`."""
     tasks = by_task(outcomes)
     played = [o for group in tasks for o in group]
     solved = [[float(o.success) for o in g if o.success is not None] for g in tasks]
@@ -131,9 +134,9 @@ def summarise(
 
 
 def _pass_at(solved: Sequence[Sequence[float]], samples: int) -> dict[int, Estimate]:
-    """Return pass@k for the powers of two up to ``samples``, and for that itself."""
+    """Return pass@k for the powers of two below ``samples``, and for ``samples``."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
-    found = {}
+    estimates = {}
     for k in [*powers, samples] if samples > 1 else ():
         chances = [
             [pass_at_k(len(task), int(sum(task)), k)]
@@ -141,8 +144,8 @@ def _pass_at(solved: Sequence[Sequence[float]], samples: int) -> dict[int, Estim
             if len(task) >= k
         ]
         if chances:
-            found[k] = share_of_tasks(chances)
-    return found
+            estimates[k] = share_of_tasks(chances)
+    return estimates
 
 
 def _mean(values: Sequence[Sequence[float]]) -> Estimate | None:
@@ -162,7 +165,7 @@ def _name(env: Any) -> str:
 
 
 def _optimal_value(config: Any, tasks: Sequence[Any]) -> float | None:
-    """Return the best policy's mean value on these tasks, if the env knows it."""
+    """Return the mean optimal value of these tasks, if the environment has it."""
     env = config.make_text_env()
     if not hasattr(env.unwrapped, "optimal_value"):
         return None

@@ -1,4 +1,4 @@
-"""Teams with exchanged, silenced or strange members, on the same held-out tasks."""
+"""Evaluation of teams with exchanged or ablated policies on held-out tasks."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ def play_assignment(
     explore: bool = True,
     silent: str = "pass",
 ) -> list[Any]:
-    """Play held-out tasks with given policies on given seats.
+    """Play held-out tasks with a given policy for each agent.
 
     Args:
         algo: An algorithm that trained a team.
-        assignment: Policy of each agent; ``NO_ONE`` puts an agent there that always
-            says
-            ``silent`` (an ablated agent).
-        num_episodes: How many tasks, the same ones every time.
-        explore: Sample as in training, or take the most likely tokens.
-        silent: What an ablated agent says.
+        assignment: Policy of each agent; ``NO_ONE`` ablates an agent, which then always
+            replies ``silent``.
+        num_episodes: Number of tasks, the same tasks every time.
+        explore: Sample as in training, or decode greedily.
+        silent: Reply of an ablated agent.
 
     Returns:
         The episodes.
 
     Raises:
-        ConfigError: If an agent or a policy is unknown.
+        ConfigError: If an agent or a policy does not exist.
     """
     agents = _agents(algo.config)
     for agent, policy in assignment.items():
         if agent not in agents:
-            raise ConfigError(f"There is no agent {agent!r}; agents are {agents}.")
+            raise ConfigError(
+                f"The environment has no agent {agent!r}. Choose among {agents}."
+            )
         if policy not in (*algo.config.module_ids, NO_ONE):
             raise ConfigError(
-                f"There is no policy {policy!r}; policies are {algo.config.module_ids}."
+                f"The run has no policy {policy!r}. Choose among "
+                f"{algo.config.module_ids}."
             )
     runner = local_runner(algo)
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(num_episodes)
@@ -60,22 +62,22 @@ def play_assignment(
 def swap_matrix(
     algo: Any, num_episodes: int = 64, *, explore: bool = True
 ) -> SwapMatrix:
-    """Play every assignment of the language models to the seats.
+    """Play every assignment of the language models to the agents.
 
-    A team whose roles have specialised fails with its policies exchanged. Agents of
-    numbers keep their policies.
+    A team whose roles have specialised fails with exchanged policies. Agents with
+    numeric spaces keep their policies.
 
     Args:
         algo: An algorithm that trained a team with one policy per role.
-        num_episodes: Held-out tasks per assignment.
-        explore: Sample as in training, or take the most likely tokens.
+        num_episodes: Number of held-out tasks per assignment.
+        explore: Sample as in training, or decode greedily.
     """
-    agents, speakers = _agents(algo.config), _speakers(algo.config)
+    agents, text_agents = _agents(algo.config), _text_agents(algo.config)
     policies = algo.config.llm_module_ids
-    usual = _default_assignment(algo.config, agents)
+    default = _default_assignment(algo.config, agents)
     matrix = SwapMatrix(agents)
-    for chosen in itertools.product(policies, repeat=len(speakers)):
-        assignment = {**usual, **dict(zip(speakers, chosen, strict=True))}
+    for chosen in itertools.product(policies, repeat=len(text_agents)):
+        assignment = {**default, **dict(zip(text_agents, chosen, strict=True))}
         players = [assignment[agent] for agent in agents]
         episodes = play_assignment(algo, assignment, num_episodes, explore=explore)
         matrix.record(results_of(episodes, agents, players))
@@ -85,27 +87,27 @@ def swap_matrix(
 def ablations(
     algo: Any, num_episodes: int = 64, *, explore: bool = True
 ) -> dict[str, float]:
-    """Return the team's success with each agent silenced, and with none (``"none"``).
+    """Return the team's success with each agent ablated, and with none (``"none"``).
 
-    Agents of numbers are never silent. Where the environment knows no success, the
-    mean return over agents counts.
+    Agents with numeric spaces are not ablated. If the environment does not report
+    success, the score is the mean return over agents.
     """
     agents = _agents(algo.config)
-    usual = _default_assignment(algo.config, agents)
-    found = {
-        "none": _score(play_assignment(algo, usual, num_episodes, explore=explore))
+    default = _default_assignment(algo.config, agents)
+    scores = {
+        "none": _score(play_assignment(algo, default, num_episodes, explore=explore))
     }
-    for agent in _speakers(algo.config):
-        assignment = {**usual, agent: NO_ONE}
+    for agent in _text_agents(algo.config):
+        assignment = {**default, agent: NO_ONE}
         episodes = play_assignment(algo, assignment, num_episodes, explore=explore)
-        found[agent] = _score(episodes)
-    return found
+        scores[agent] = _score(episodes)
+    return scores
 
 
 def results_of(
     episodes: Sequence[Any], agents: Sequence[str], players: Sequence[str]
 ) -> list[GameResult]:
-    """Return what each seat earned in each episode."""
+    """Return each episode as a GameResult with the return of every agent."""
     results = []
     for number, episode in enumerate(episodes):
         parts = episode.agent_episodes
@@ -121,21 +123,25 @@ def _agents(config: Any) -> list[str]:
     agents = agents_of(env)
     env.close()
     if agents is None:
-        raise ConfigError(f"{config.env!r} has a single agent: there is no team.")
+        raise ConfigError(
+            f"{config.env!r} has a single agent; team evaluation needs several. Use "
+            "`rllib-llm evaluate`."
+        )
     return agents
 
 
-def _speakers(config: Any) -> list[str]:
-    """Return the agents that read text."""
+def _text_agents(config: Any) -> list[str]:
+    """Return the agents that observe text."""
     env = config.make_text_env()
-    found = [a for a in _agents(config) if env.number_spaces(a) is None]
+    text_agents = [a for a in _agents(config) if env.number_spaces(a) is None]
     env.close()
-    return found
+    return text_agents
 
 
 def _default_assignment(config: Any, agents: Sequence[str]) -> dict[str, str]:
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
+    # A mapping may depend on the episode's task, so it gets one of training.
     episode = MultiAgentEpisode()
     episode_data(episode).task = config.build_task_source().next_groups(1)[0]
     return {agent: config.policy_mapping_fn(agent, episode) for agent in agents}

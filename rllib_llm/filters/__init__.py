@@ -1,8 +1,8 @@
-"""What is learnt from: whole groups come in, some of it goes on.
+"""Filters: selection of the trajectories and turns to train on.
 
-A filter takes a :class:`~rllib_llm.components.TurnTable` and returns what it keeps: one
-truth value per trajectory [N], or per turn [M]. What it does not keep is dropped, or
-masked (``effect``). Importing this registers those of the package.
+A filter takes a :class:`~rllib_llm.components.TurnTable` of whole groups and returns
+which trajectories [N] or turns [M] to keep, as booleans. The others are dropped or
+masked (``effect``). Importing this package registers its filters.
 """
 
 from rllib_llm.filters import basic, groups, members, text

@@ -1,4 +1,4 @@
-"""Filters, one after the other, over the trajectories that those before left."""
+"""Application of filters, each to the trajectories that the earlier ones keep."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rllib_llm.rewards.combine import short_name
 
 @dataclasses.dataclass(slots=True)
 class FilterResult:
-    """What becomes of a trajectory.
+    """Result of the filters for one trajectory.
 
     Attributes:
-        is_dropped: As if it had not been played.
-        is_masked: It counts in the statistics of its group and is not learnt from.
-        masked_turns: Turns that are not learnt from.
+        is_dropped: Whether it is removed completely.
+        is_masked: Whether it counts in its group's statistics but not in the loss.
+        masked_turns: Indices of turns that do not count in the loss.
     """
 
     is_dropped: bool = False
@@ -29,11 +29,11 @@ class FilterResult:
 
 
 class Filters:
-    """Decides what is learnt from.
+    """Applies filters to trajectories.
 
     Args:
-        filters: Pieces of kind ``filter``, in order.
-        turns_may_be_masked: Whether a filter may leave out single turns.
+        filters: Components of kind ``filter``, applied in order.
+        turns_may_be_masked: Whether filters may mask single turns.
     """
 
     def __init__(
@@ -45,42 +45,43 @@ class Filters:
     def __call__(
         self, trajectories: Sequence[Trajectory]
     ) -> tuple[list[FilterResult], dict[str, float]]:
-        """Judge trajectories of whole groups.
+        """Apply the filters to trajectories of whole groups.
 
         Returns:
-            A verdict for each, and what share of those it saw each filter took (of
-            trajectories, or of turns), by name.
+            The result of each trajectory, and by filter the share of its input
+            (trajectories or turns) that it removed.
 
         Raises:
-            ConfigError: If a filter returns something else than truth values.
+            ConfigError: If a filter does not return one boolean per trajectory or turn.
         """
-        verdicts = [FilterResult() for _ in trajectories]
+        results = [FilterResult() for _ in trajectories]
         shares: dict[str, float] = {}
         for bound in self.bound:
-            left = [i for i, v in enumerate(verdicts) if not v.is_dropped]
+            # Masked trajectories stay: later filters need complete group statistics.
+            left = [i for i, r in enumerate(results) if not r.is_dropped]
             table = TurnTable([trajectories[i] for i in left])
             keep = self._keep(bound, table)
             shares[short_name(bound)] = float(1 - keep.mean()) if len(keep) else 0.0
             if bound.component.effect == "turns":
-                _mask_turns([verdicts[i] for i in left], table.split(keep))
+                _mask_turns([results[i] for i in left], table.split(keep))
                 continue
             for i, is_kept in zip(left, keep.tolist(), strict=True):
                 if bound.effect == "drop":
-                    verdicts[i].is_dropped |= not is_kept
+                    results[i].is_dropped |= not is_kept
                 else:
-                    verdicts[i].is_masked |= not is_kept
-        return verdicts, shares
+                    results[i].is_masked |= not is_kept
+        return results, shares
 
     def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
-        """Judge a few made-up turns, so that bad settings show up early.
+        """Apply the filters to example turns, to detect invalid settings early.
 
         Raises:
-            ConfigError: With what a filter says about its settings.
+            ConfigError: If a filter rejects its settings.
         """
         try:
             self(example_table(agents).trajectories)
         except MissingInfo:
-            return  # only the environment knows what it says
+            return  # the example turns lack the environment's info
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -90,22 +91,22 @@ class Filters:
     def _keep(self, bound: BoundComponent, table: TurnTable) -> np.ndarray:
         keep = np.asarray(bound.call(table))
         of_turns = bound.component.effect == "turns"
-        wanted = len(table.owner) if of_turns else len(table)
-        if keep.shape != (wanted,) or keep.dtype != np.bool_:
+        count = len(table.owner) if of_turns else len(table)
+        if keep.shape != (count,) or keep.dtype != np.bool_:
             raise ConfigError(
                 f"filter {bound.component.name!r} returned {keep.dtype} "
                 f"{list(keep.shape)} for {len(table)} trajectories of "
-                f"{len(table.owner)} turns. It must return one truth value per "
-                "trajectory (per turn if it is registered with effect='turns')."
+                f"{len(table.owner)} turns. It must return one boolean per trajectory "
+                "(per turn if it is registered with effect='turns')."
             )
         if of_turns and not self.turns_may_be_masked:
             raise ConfigError(
-                f"filter {bound.component.name!r} leaves out single turns, which would "
-                "take their rewards from the critic's chain. Use it with GRPO."
+                f"filter {bound.component.name!r} masks single turns, whose rewards "
+                "the critic's returns need. Use it with GRPO."
             )
         return keep
 
 
-def _mask_turns(verdicts: Sequence[FilterResult], keep: Sequence[np.ndarray]) -> None:
-    for verdict, kept in zip(verdicts, keep, strict=True):
-        verdict.masked_turns |= frozenset(np.flatnonzero(~kept).tolist())
+def _mask_turns(results: Sequence[FilterResult], keep: Sequence[np.ndarray]) -> None:
+    for result, kept in zip(results, keep, strict=True):
+        result.masked_turns |= frozenset(np.flatnonzero(~kept).tolist())

@@ -15,23 +15,28 @@ _RULES = ("share", "mass", "above")
 def variance(
     table: TurnTable, *, by: str = "share", value: float = 0.25, zero: bool = True
 ) -> np.ndarray:
-    """Keep the tasks whose rollouts' returns differ most, by standard deviation.
+    """Keep the tasks with the largest standard deviation of their rollouts' returns.
 
     Args:
         table: Whole groups. A task's deviation is the mean over its agents.
         by: "share": the top ``value`` of the tasks, at least one; "mass": the fewest
-            that hold ``value`` of the deviations' sum; "above": those above ``value``.
+            tasks with ``value`` of the sum of deviations; "above": tasks above
+            ``value``.
         value: In (0, 1]; >= 0 for "above".
-        zero: False: a task without any deviation never stays.
+        zero: Whether tasks with a deviation of zero may be kept.
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     if by not in _RULES:
-        raise ValueError(f"by={by!r} must be one of {', '.join(_RULES)}.")
+        raise ValueError(
+            f"by={by!r} must be one of {', '.join(_RULES)}. Use by='share'."
+        )
     if not (value >= 0 if by == "above" else 0 < value <= 1):
         allowed = ">= 0" if by == "above" else "in (0, 1]"
-        raise ValueError(f"value={value} must be {allowed} with by={by!r}.")
+        raise ValueError(
+            f"value={value} must be {allowed} with by={by!r}. Use e.g. 0.25."
+        )
     tasks = combined_keys(table.task)
     spread = deviations(table)
     if by == "above":

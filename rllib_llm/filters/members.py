@@ -1,4 +1,4 @@
-"""Filters that choose among the rollouts of a task."""
+"""Filters that select among the rollouts of a task."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ def roc(
     answer: str = ANSWER,
     seed: int = 0,
 ) -> np.ndarray:
-    """Keep solved rollouts of least penalty and unsolved ones at random, in proportion.
+    """Keep solved rollouts with the lowest penalty and random unsolved ones.
 
-    The penalty is the share of tool calls that failed (0.5 without any call) plus
-    answers beyond the first per turn, at most 1. The paper oversamples twice the group
-    size and keeps half, so ``group_size`` is what is sampled, ``keep`` of it is learnt.
+    Both classes keep their proportion. The penalty is the share of failed tool calls
+    (0.5 without calls) plus the answers beyond the first per turn, at most 1. The paper
+    oversamples twice the group size and keeps half, so ``group_size`` is the number of
+    sampled rollouts, and ``keep`` of them are trained on.
 
     Args:
         table: Whole groups.
-        keep: Share of each task's rollouts that stays, in (0, 1]; rounded, at least 1.
-        least_per_class: Of the solved and of the unsolved, where there are so many.
+        keep: Share of each task's rollouts to keep, in (0, 1]; rounded, at least 1.
+        least_per_class: Minimum number of solved and of unsolved rollouts, if there are
+            as many.
         answer: Regular expression of an answer, with one group.
-        seed: Of the choice among the unsolved, beside the task's.
+        seed: Seed of the choice among unsolved rollouts, combined with the task's.
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     if not 0 < keep <= 1:
-        raise ValueError(f"keep={keep} must be in (0, 1].")
+        raise ValueError(f"keep={keep} must be in (0, 1]. Use e.g. 0.5.")
     if not isinstance(least_per_class, int) or least_per_class < 0:
-        raise ValueError(f"least_per_class={least_per_class!r} must be an int >= 0.")
+        raise ValueError(
+            f"least_per_class={least_per_class!r} must be an int >= 0. Use e.g. 1."
+        )
     check_pattern(answer, groups=1)
     kept = np.zeros(len(table), bool)
     for members in _members(table):
@@ -65,18 +69,18 @@ def roc(
 def priority(table: TurnTable, *, alpha: float = 0.5) -> np.ndarray:
     """Keep the shortest solved and the longest unsolved rollouts of each task.
 
-    Length is sampled tokens. The paper keeps the rest for compensation batches; here
-    the rest is left out.
+    Length is the number of sampled tokens. The paper keeps the others for compensation
+    batches; here they are removed.
 
     Args:
         table: Whole groups.
-        alpha: Share of either class that stays, in (0, 1]; rounded up.
+        alpha: Share of each class to keep, in (0, 1]; rounded up.
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     if not 0 < alpha <= 1:
-        raise ValueError(f"alpha={alpha} must be in (0, 1].")
+        raise ValueError(f"alpha={alpha} must be in (0, 1]. Use e.g. 0.5.")
     kept = np.zeros(len(table), bool)
     for members in _members(table):
         good = [i for i in members if table.trajectories[i].is_solved]
@@ -97,23 +101,25 @@ def success(
     top: float | None = None,
     per_task: bool = False,
 ) -> np.ndarray:
-    """Keep what was solved, or what earned enough, or the best earners.
+    """Keep solved trajectories, those with a minimum return, or the best ones.
 
     Args:
         table: Whole groups.
-        least: Smallest return that stays; None, with ``top`` None: what was solved.
-        top: Share of the best returns that stays, in (0, 1]; ties stay.
+        least: Minimum return; None, with ``top`` None, keeps solved trajectories.
+        top: Share of the best returns to keep, in (0, 1]; ties are kept.
         per_task: Whether ``top`` is a share of each task's rollouts.
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     if top is not None and not 0 < top <= 1:
-        raise ValueError(f"top={top} must be in (0, 1], or None.")
+        raise ValueError(f"top={top} must be in (0, 1], or None. Use e.g. 0.5.")
     if top is not None and least is not None:
-        raise ValueError(f"least={least} and top={top}: give one of them, not both.")
+        raise ValueError(
+            f"least={least} and top={top} exclude each other. Remove one of them."
+        )
     if per_task and top is None:
-        raise ValueError("per_task=True has a meaning with top only. Give top=0.5.")
+        raise ValueError("per_task=True needs top. Set e.g. top=0.5.")
     if least is not None:
         return table.returns >= least
     if top is None:
@@ -128,7 +134,8 @@ def success(
 
 
 def _members(table: TurnTable) -> list[np.ndarray]:
-    """Return each agent's rollouts of each task, by rollout and not as they came."""
+    """Return the row indices of each agent's rollouts of each task, by rollout."""
+    # Sorted, so that random choices do not depend on the order of delivery.
     groups = combined_keys(table.task, table.agent)
     rollout = [t.task.rollout for t in table.trajectories]
     order = np.lexsort((table.episode, rollout, groups))

@@ -1,4 +1,4 @@
-"""Filters on what was said: cut off, repetitive, unreadable, wrong from a turn on."""
+"""Filters on episode ends and completions: cut off, repetitive, unreadable, failed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rllib_llm.rewards.texts import repeated_share
 
 @component("filter", "incomplete", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def incomplete(table: TurnTable) -> np.ndarray:
-    """Leave out trajectories that the task did not end: cut by turns, tokens or time.
+    """Remove trajectories that did not terminate: limits on turns, tokens or time.
 
     Args:
         table: Whole groups.
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     return np.array(
         [t.stop_reason is StopReason.TERMINATED for t in table.trajectories], bool
@@ -28,15 +28,15 @@ def incomplete(table: TurnTable) -> np.ndarray:
 
 @component("filter", "repetition", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def repetition(table: TurnTable, *, n: int = 4, most: float = 0.5) -> np.ndarray:
-    """Leave out trajectories with a turn most of whose n-grams of words are repeats.
+    """Remove trajectories with a turn of too many repeated word n-grams.
 
     Args:
         table: Whole groups.
-        n: Words of an n-gram, >= 1.
-        most: Largest share that stays, in [0, 1].
+        n: Number of words of an n-gram, >= 1.
+        most: Maximum share of repeated n-grams, in [0, 1].
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     check_ngram(n)
     _check_share(most)
@@ -51,16 +51,16 @@ def repetition(table: TurnTable, *, n: int = 4, most: float = 0.5) -> np.ndarray
 
 @component("filter", "unreadable", paper="SPEAR, arXiv:2509.22601", effect="mask")
 def unreadable(table: TurnTable, *, most: float = 0.1) -> np.ndarray:
-    """Leave out trajectories with a turn of too many characters that cannot be read.
+    """Remove trajectories with a turn of too many unreadable characters.
 
-    Those are replacement characters, control characters and unassigned ones.
+    These are replacement characters, control characters and unassigned ones.
 
     Args:
         table: Whole groups.
-        most: Largest share of a turn's characters that stays, in [0, 1].
+        most: Maximum share of unreadable characters in a turn, in [0, 1].
 
     Returns:
-        Which trajectories stay. bool [N]
+        Whether to keep each trajectory. bool [N]
     """
     _check_share(most)
     return np.array(
@@ -79,16 +79,16 @@ def unreadable(table: TurnTable, *, most: float = 0.1) -> np.ndarray:
     effect="turns",
 )
 def first_error(table: TurnTable, *, and_error: bool = True) -> np.ndarray:
-    """Learn up to the first failed turn only: what follows started from a bad place.
+    """Keep turns up to the first failed turn, because later ones start from an error.
 
-    A turn failed if it held no action, or its tool call failed.
+    A turn has failed if it is invalid or its tool call failed.
 
     Args:
         table: Whole groups.
-        and_error: Whether that turn itself is learnt from.
+        and_error: Whether to keep the failed turn itself.
 
     Returns:
-        Which turns stay. bool [M]
+        Whether to keep each turn. bool [M]
     """
     failed = [
         bad or bool(info.get("tool_error"))
@@ -102,7 +102,7 @@ def first_error(table: TurnTable, *, and_error: bool = True) -> np.ndarray:
 
 def _check_share(most: float) -> None:
     if not 0 <= most <= 1:
-        raise ValueError(f"most={most} must be in [0, 1].")
+        raise ValueError(f"most={most} must be in [0, 1]. Use e.g. 0.5.")
 
 
 def _unreadable_share(text: str) -> float:

@@ -1,1 +1,1 @@
-"""Learning from recorded or scripted behaviour."""
+"""Demonstrations of scripted experts and supervised fine-tuning on them."""

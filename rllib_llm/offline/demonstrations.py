@@ -1,4 +1,4 @@
-"""Play an environment's scripted expert, deliberately imperfect."""
+"""Demonstrations: episodes of an environment's scripted expert with random mistakes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from rllib_llm.offline.parallel_episodes import play_all
 
 @dataclasses.dataclass(slots=True)
 class Demonstration:
-    """One scripted episode as text.
+    """One agent's conversation in a scripted episode.
 
     Attributes:
-        observations: What the environment said, one more than there are turns.
-        completions: What the script answered.
+        observations: The observations, one more than turns.
+        completions: The expert's completions.
         rewards: One per turn.
-        success: Whether the task was solved, where that is defined.
-        agent_id: Whose conversation it is; None where there is one agent.
-        infos: What the environment said beside each observation; none if it has no
-            tools to speak of.
+        success: Whether the task was solved; None if the environment does not say.
+        agent_id: The agent; None with a single agent.
+        infos: The info of each observation; empty if they hold no tools.
     """
 
     observations: list[str]
@@ -37,31 +36,30 @@ class Demonstration:
     infos: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def info(self, number: int) -> dict[str, Any]:
-        """Return what was said beside an observation."""
+        """Return the info of an observation."""
         return self.infos[number] if self.infos else {}
 
 
 def demonstrate_together(
     env: Any, *, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
-    """Play one episode of a MultiAgentAdapter; return the conversation of each agent
-    that acted.
+    """Play one episode of a MultiAgentAdapter and return the acting agents' parts.
 
-    Rewards are left out: imitation does not read them.
+    Rewards are 0: supervised fine-tuning does not read them.
 
     Raises:
         ConfigError: If the environment has no scripted experts.
     """
     rng = np.random.default_rng([seed, 1])
-    game, told = env.unwrapped, env.reset(seed=seed, options={"split": split})
-    if not hasattr(game, "expert_action"):  # not one of this package's own
+    game, step = env.unwrapped, env.reset(seed=seed, options={"split": split})
+    if not hasattr(game, "expert_action"):  # not derived from MultiAgentTextEnv
         raise _no_expert(f"{type(game).__name__} has no scripted expert.")
     demos: dict[str, Demonstration] = {}
     try:
-        while not told.is_over:
+        while not step.is_over:
             actions = {}
-            for agent, observation in told.observations.items():
-                if env.number_spaces(agent) is not None:  # nothing to imitate
+            for agent, observation in step.observations.items():
+                if env.number_spaces(agent) is not None:  # no language model to train
                     actions[agent] = env.random_numbers(agent, rng)
                     continue
                 demo = demos.setdefault(agent, Demonstration([], [], [], None, agent))
@@ -71,19 +69,19 @@ def demonstrate_together(
                 demo.observations.append(observation)
                 demo.completions.append(actions[agent])
                 demo.rewards.append(0.0)
-            told = env.step(actions)
+            step = env.step(actions)
     except NotImplementedError as error:
         raise _no_expert(error) from error
     for demo in demos.values():
-        demo.observations.append("")  # nothing follows the last turn
-        demo.success = told.success
+        demo.observations.append("")  # an episode needs a final observation
+        demo.success = step.success
     return list(demos.values())
 
 
 def _no_expert(why: NotImplementedError | str) -> ConfigError:
     return ConfigError(
-        f"sft needs demonstrations: {why} Write expert_action() and "
-        "random_action(), or leave .sft() out."
+        f"sft needs demonstrations: {why} Implement expert_action() and "
+        "random_action(), or remove .sft()."
     )
 
 
@@ -95,7 +93,8 @@ def demonstrate(
     Raises:
         ConfigError: If the environment has no scripted expert.
     """
-    # Not default_rng(seed): that is the environment's own stream.
+    # Not default_rng(seed): the environment draws from that stream, and mistakes would
+    # be correlated with its instances.
     rng = np.random.default_rng([seed, 1])
     observation, info = env.reset(seed=seed, options={"split": split})
     demo = Demonstration([observation], [], [], None, infos=[info])
@@ -122,11 +121,11 @@ def demonstrate(
 def play_expert_with_mistakes(
     env: Any, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
-    """Play one episode; return the conversation of each agent that acted."""
-    how: dict[str, Any] = {"mistake_rate": mistake_rate, "split": split}
+    """Play one episode with one or several agents; return one part per acting agent."""
+    settings: dict[str, Any] = {"mistake_rate": mistake_rate, "split": split}
     if agents_of(env) is None:
-        return [demonstrate(env, seed=seed, **how)]
-    return demonstrate_together(env, seed=seed, **how)
+        return [demonstrate(env, seed=seed, **settings)]
+    return demonstrate_together(env, seed=seed, **settings)
 
 
 def demonstrations(
@@ -138,18 +137,18 @@ def demonstrations(
     most_envs: int = 1,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
-    """Play ``count`` episodes on training instances.
+    """Play ``count`` episodes on training tasks.
 
     Args:
         make_env: Builds an environment.
-        count: Episodes.
-        seed: Decides the instances and the mistakes.
+        count: Number of episodes.
+        seed: Determines tasks and mistakes.
         mistake_rate: Share of random turns.
-        most_envs: Environments that may be played at a time.
-        on_progress: Called with the finished share.
+        most_envs: Maximum number of concurrent environments.
+        on_progress: Called with the finished fraction.
 
     Returns:
-        One demonstration per episode; of a MultiAgentAdapter one per episode and agent.
+        One demonstration per episode; with several agents one per episode and agent.
     """
     seeds = [stable_seed(seed, "demonstration", i) for i in range(count)]
     return demonstrations_of(
@@ -165,7 +164,7 @@ def demonstrations_of(
     most_envs: int = 1,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
-    """Play the training instances of these seeds; see :func:`demonstrations`."""
+    """Play the training tasks with these seeds; see :func:`demonstrations`."""
 
     def play(env: Any, seed: int) -> list[Demonstration]:
         return play_expert_with_mistakes(env, seed, mistake_rate)
@@ -184,28 +183,30 @@ def transcript_texts(
     most_envs: int = 1,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[str]:
-    """Return observations and completions of mixed play, to train a tokenizer on.
+    """Return observations and completions to train a tokenizer on.
 
-    An environment without a scripted expert gives its first observations only.
+    Half of the turns are the expert's and half are random. Without a scripted expert
+    the texts are first observations only.
     """
-    how: dict[str, Any] = {"most_envs": most_envs, "on_progress": on_progress}
+    settings: dict[str, Any] = {"most_envs": most_envs, "on_progress": on_progress}
     try:
-        demos = demonstrations(make_env, count, seed=seed, mistake_rate=0.5, **how)
-    except ConfigError:
+        demos = demonstrations(make_env, count, seed=seed, mistake_rate=0.5, **settings)
+    except ConfigError:  # no scripted expert
         seeds = [stable_seed(seed, "text", i) for i in range(count)]
-        firsts = play_all(make_env, seeds, _first_texts, **how)
+        firsts = play_all(make_env, seeds, _first_texts, **settings)
         return [text for texts in firsts for text in texts]
     texts: list[str] = []
     for demo in demos:
         texts += demo.observations + demo.completions
-        if demo.info(0).get("tools"):  # the tiny template cannot present them
-            said, _ = opening(
+        if demo.info(0).get("tools"):
+            # The tiny model's template has no tools: the prompt lists them as text.
+            messages, _ = opening(
                 demo.observations[0], demo.info(0), system=None, renderer=None
             )
-            texts.append(said[0]["content"])
+            texts.append(messages[0]["content"])
     return texts
 
 
 def _first_texts(env: Any, seed: int) -> list[str]:
-    told = env.reset(seed=seed)
-    return [told[0]] if agents_of(env) is None else list(texts_of(env, told).values())
+    first = env.reset(seed=seed)
+    return [first[0]] if agents_of(env) is None else list(texts_of(env, first).values())

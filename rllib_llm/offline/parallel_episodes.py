@@ -1,4 +1,4 @@
-"""Play episodes with several instances of an environment at a time."""
+"""Concurrent episodes in threads, one environment per thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from rllib_llm.errors import EnvContractError
 
-# Without an episode for so long, one more instance of the environment is started:
-# those that compute are played by one or two, those that wait overlap.
+# If no episode finishes for this long, one more thread is started. CPU-bound
+# environments thus use one or two threads, while environments that wait overlap.
 _PATIENCE_S = 0.05
 
 PlayEpisode = Callable[[Any, int], Any]
@@ -27,22 +27,22 @@ def play_all(
 ) -> list[Any]:
     """Play one episode per seed, in threads.
 
-    Each thread builds, plays and closes an environment of its own, as the threads of
-    an EnvRunner do. Results depend on the seeds alone, not on how many there are.
+    Each thread builds, plays and closes its own environment, like the threads of an
+    EnvRunner. Results depend on the seeds and not on the number of threads.
 
     Args:
         make_env: Builds an environment.
-        seeds: Of the episodes.
-        play: Plays the episode of a seed and returns what is to be known of it.
-        most_envs: Environments that may exist at a time, >= 1.
-        on_progress: Called with the finished share after each episode.
+        seeds: Seeds of the episodes.
+        play: Plays the episode of a seed and returns its result.
+        most_envs: Maximum number of concurrent environments, >= 1.
+        on_progress: Called with the finished fraction after each episode.
 
     Returns:
-        What ``play`` returned, in the order of the seeds.
+        The results of ``play``, in the order of the seeds.
 
     Raises:
-        Exception: What an environment or ``play`` raised first.
-        EnvContractError: If an environment asked to end the process.
+        Exception: The first exception of an environment or of ``play``.
+        EnvContractError: If an environment called sys.exit().
     """
     tasks: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     for task in enumerate(seeds):
@@ -53,7 +53,7 @@ def play_all(
     threads: list[threading.Thread] = []
 
     def start_one() -> None:
-        # A daemon: an environment that hangs does not keep the process alive.
+        # A daemon thread: an environment that hangs must not keep the process alive.
         threads.append(threading.Thread(target=_work, args=arguments, daemon=True))
         threads[-1].start()
 
@@ -86,7 +86,7 @@ def _work(
     replies: queue.SimpleQueue[tuple[int, Any]],
     stop: threading.Event,
 ) -> None:
-    """Play tasks until there are none; an exception is a reply of index -1."""
+    """Play tasks until none are left; send an exception as a reply of index -1."""
     env = None
     try:
         while not stop.is_set():
@@ -107,9 +107,9 @@ def _work(
 
 def _exit_refused(error: SystemExit) -> EnvContractError:
     refused = EnvContractError(
-        f"The environment called sys.exit({error.code!r}) while it was played for "
-        "demonstrations. Raise an exception that says what is wrong, or end the "
-        "episode, instead."
+        f"The environment called sys.exit({error.code!r}) during demonstrations; an "
+        "environment must not end the process. Raise an exception or end the episode "
+        "instead."
     )
     refused.__cause__ = error
     return refused

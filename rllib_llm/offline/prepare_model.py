@@ -1,7 +1,7 @@
-"""Make the language model of a configuration exist: tiny model, warm start, cache.
+"""Preparation of a config's language model: tiny model, SFT, cache.
 
-Results lie under the user's cache directory by content hash, so that a second run
-starts at once and a changed setting never reuses a stale model.
+Prepared models are in the user's cache directory under a hash of their settings: a
+second run reuses them, and a changed setting does not reuse a stale model.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from rllib_llm.version import __version__
 
 logger = logging.getLogger("rllib_llm")
 
-# Raise when what is built from the same settings changes.
+# Increment when the same settings build a different model.
 RECIPE_VERSION = 1
 
 
 def prepare_language_model(
     config: Any, on_progress: Callable[[str, float], None] | None = None
 ) -> str:
-    """Return the folder of the model to train, building it if it is not there.
+    """Return the folder of the model to train, building the model if needed.
 
     Args:
         config: An algorithm config with :class:`LLMConfigMixin`.
-        on_progress: Called with a phase's name and the done fraction in [0, 1]; None:
-            lines on standard error, once it takes longer than a few seconds.
+        on_progress: Called with a phase's name and its finished fraction in [0, 1].
+            None prints lines to standard error if a phase takes more than a few
+            seconds.
 
     Returns:
-        A checkpoint folder, or the hub id as given.
+        A checkpoint folder, or the hub id of the config.
     """
     on_progress = on_progress or progress_lines()
     model = config.lm_model
@@ -84,13 +85,13 @@ def _sft_model(
 
 
 def _env_key(config: Any) -> Any:
-    """Identify an environment by its class and that class's source file."""
+    """Return a cache key of the environment: its class, source file and options."""
     env = config.make_text_env()
     kind = type(env.unwrapped)
     env.close()
     try:
         source = Path(inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):  # typed into a notebook or an interpreter
+    except (OSError, TypeError):  # defined in a notebook or an interpreter
         source = b""
     digest = hashlib.blake2b(source, digest_size=8).hexdigest()
     name = config.env if isinstance(config.env, str) else kind.__qualname__
@@ -98,12 +99,12 @@ def _env_key(config: Any) -> Any:
 
 
 def _model_key(model: str) -> Any:
-    """Identify a local folder by its content's size and time, a hub id by name."""
+    """Return a cache key of a model: a folder's file sizes and times, or the hub id."""
     path = Path(model).expanduser()
     if not path.is_dir():
         return model
     if path.is_relative_to(cache_dir()):
-        return path.name  # a content hash already
+        return path.name  # already a hash of its settings
     files = sorted(p for p in path.iterdir() if p.is_file())
     return [str(path), [(p.name, p.stat().st_size, p.stat().st_mtime) for p in files]]
 
@@ -123,15 +124,15 @@ def _sft_key(config: Any) -> Any:
 
 
 def _cached(key: Any, build: Callable[[Path], None]) -> str:
-    """Return the folder of ``key``, built if it is missing or damaged."""
+    """Return the folder of ``key``; build it if it is missing or damaged."""
     text = json.dumps([RECIPE_VERSION, __version__, key], sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     folder = cache_dir() / digest
-    if find_damage(folder) is None:
+    if find_damage(folder) is None:  # without the lock: the common case
         return str(folder)
     cache_dir().mkdir(parents=True, exist_ok=True)
     with _lock(cache_dir() / f"{digest}.lock"):
-        damage = find_damage(folder)
+        damage = find_damage(folder)  # again: another process may have built it
         if damage is not None:
             remove_partial(folder)
             if folder.exists():
@@ -149,7 +150,7 @@ def _cached(key: Any, build: Callable[[Path], None]) -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Let one process of this machine build while the others wait."""
+    """Hold a file lock, so that one process of the machine builds at a time."""
     from filelock import FileLock
 
     with FileLock(str(path)):

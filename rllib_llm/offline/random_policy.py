@@ -1,4 +1,4 @@
-"""Success of random actions on held-out tasks, to hold an imitation against."""
+"""Success of a random policy on held-out tasks, as a baseline for SFT."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scipy import stats
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
 
-_FILE = "random_play.json"  # in the folder of a warm-started model
+_FILE = "random_play.json"  # in the folder of an SFT model
 _MOST_EPISODES = 128
-_CHANCE = 0.2  # one-sided level; a hint may err more often than an alarm
+_CHANCE = 0.2  # one-sided level; lax, because the result is only a hint
 _OTHER_ENV = ("env", "env_config", "environment")
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomPolicyResult:
-    """What random actions reach on held-out tasks.
+    """Success of random actions on held-out tasks.
 
     Attributes:
-        successes: Solved episodes.
-        episodes: All episodes.
+        successes: Number of solved episodes.
+        episodes: Number of episodes.
     """
 
     successes: int
@@ -38,21 +38,21 @@ class RandomPolicyResult:
 
     @classmethod
     def of_model(cls, config: Any) -> RandomPolicyResult | None:
-        """Return what :func:`store_random_result` left beside a config's model.
+        """Return the result that :func:`store_random_result` wrote for the model.
 
-        None where there was no warm start, success is not defined, or evaluation is
-        on another environment or with policies that were not imitated.
+        None without SFT, if success is not defined, or if evaluation uses another
+        environment or policies that were not fine-tuned.
         """
         changed = set(config.evaluation_config or {})
         if changed.intersection(_OTHER_ENV):
             return None
         if set(config.trained_module_ids) != set(config.module_ids):
             return None
-        found = {
+        models = {
             config.get_config_for_module(m).resolved_model for m in config.module_ids
         }
-        path = Path(str(found.pop())) / _FILE
-        if found or not path.is_file():  # policies of several models
+        path = Path(str(models.pop())) / _FILE
+        if models or not path.is_file():  # policies with different models
             return None
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
@@ -62,8 +62,8 @@ def store_random_result(
 ) -> None:
     """Play held-out tasks with random actions and write the result into ``folder``.
 
-    As many as there are demonstrations, 128 at most. Nothing is written where the
-    environment does not say what success is.
+    Plays as many tasks as there are demonstrations, 128 at most. Writes nothing if the
+    environment does not report success.
     """
     count = min(_MOST_EPISODES, config.sft_demonstrations)
     tasks = config.build_task_source(in_evaluation=True).fixed(count)
@@ -78,15 +78,15 @@ def store_random_result(
         most_envs=config.most_envs_in_threads,
         on_progress=on_progress,
     )
-    known = [bool(success) for success in outcomes if success is not None]
-    if known:
-        found = RandomPolicyResult(sum(known), len(known))
-        text = json.dumps(dataclasses.asdict(found))
+    successes = [bool(success) for success in outcomes if success is not None]
+    if successes:
+        result = RandomPolicyResult(sum(successes), len(successes))
+        text = json.dumps(dataclasses.asdict(result))
         (folder / _FILE).write_text(text, encoding="utf-8")
 
 
 def is_below(successes: int, episodes: int, chance: RandomPolicyResult) -> bool:
-    """Whether a success rate lies below that of random play (Fisher's exact test)."""
+    """Return whether a success rate is below random play (Fisher's exact test)."""
     table = [
         [successes, episodes - successes],
         [chance.successes, chance.episodes - chance.successes],

@@ -1,4 +1,4 @@
-"""The warm-start stage: imitate an imperfect script, with the package's own Learner."""
+"""SFT on demonstrations of a scripted expert, with the package's own Learner."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
     Args:
         config: The RL run's config; its ``sft_*`` settings apply.
         model: Checkpoint folder or hub id to start from.
-        folder: Where the fine-tuned model and tokenizer go.
-        on_progress: Called with the phase and the done fraction.
+        folder: Target folder of the fine-tuned model and tokenizer.
+        on_progress: Called with the phase and its finished fraction.
     """
     seed = config.seed or 0
     demos = demonstrations(
@@ -51,12 +51,12 @@ def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
     size = config.sft_minibatch_size
     order = _epochs(len(episodes), config.sft_epochs, size, seed)
     for step, chosen in enumerate(order):
-        # The schedule's clock is the optimiser step.
+        # The learning-rate schedule counts optimiser steps, not environment steps.
         learner.update(
             training_data=LLMTrainingData(episodes=[episodes[i] for i in chosen]),
             timesteps={"num_env_steps_sampled_lifetime": step},
         )
-        on_progress("warm start", (step + 1) / len(order))
+        on_progress("SFT", (step + 1) / len(order))
     learner.module[DEFAULT_MODULE_ID].unwrapped().save_model(folder)
     store_random_result(config, folder, lambda done: on_progress("random play", done))
 
@@ -64,11 +64,11 @@ def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
 def demonstrated_episodes(
     config: Any, seeds: Sequence[int], mistake_rate: float
 ) -> list[SingleAgentEpisode]:
-    """Return what the expert does on training instances, one episode per agent.
+    """Return demonstrations of training tasks, one episode per agent.
 
     Args:
-        config: An algorithm's config, its model prepared.
-        seeds: Of the instances.
+        config: An algorithm's config with a prepared model.
+        seeds: Seeds of the tasks.
         mistake_rate: Share of random turns.
     """
     demos = demonstrations_of(
@@ -97,7 +97,7 @@ def _as_episodes(
 
 
 def _learner(config: Any, model: str, num_demos: int) -> Any:
-    """Build the supervised learner of an RL config's model."""
+    """Build the SFT Learner of an RL config's model."""
     from rllib_llm.algorithms.sft.sft_config import SFTConfig
 
     episodes = num_demos * config.sft_epochs
@@ -144,21 +144,21 @@ def _epochs(count: int, epochs: int, size: int, seed: int) -> list[np.ndarray]:
 def demonstration_episode(
     demo: Demonstration, renderer: ChatRenderer, system_prompt: str | None = None
 ) -> SingleAgentEpisode:
-    """Return a demonstration as an episode with the turn records of a sampled one."""
+    """Return a demonstration as an episode with Turn records, like a sampled one."""
     space = UnicodeText()
     episode = SingleAgentEpisode(observation_space=space, action_space=space)
     episode.add_env_reset(observation=demo.observations[0], infos={})
     data = episode_data(episode)
     last = len(demo.completions) - 1
     for i, completion in enumerate(demo.completions):
-        told = demo.observations[i], demo.info(i)
+        observed = demo.observations[i], demo.info(i)
         if i == 0:
             data.messages, data.tools = opening(
-                *told, system=system_prompt, renderer=renderer
+                *observed, system=system_prompt, renderer=renderer
             )
             prompt, extends = renderer.first(data.messages, data.tools), True
         else:
-            data.messages += later(*told, data.tools)
+            data.messages += later(*observed, data.tools)
             rendered = renderer.next(
                 data.messages,
                 data.ids,

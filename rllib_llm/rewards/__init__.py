@@ -1,8 +1,8 @@
-"""Rewards of one's own, beside those of the environment.
+"""Reward functions, in addition to the environment's rewards.
 
-A reward takes a :class:`~rllib_llm.components.Trajectory` and returns a number, given
-to its last turn, or one number per turn; it may be ``async``. Their weighted sum is
-added to the environment's rewards. Importing this registers those of the package.
+A reward function takes a :class:`~rllib_llm.components.Trajectory` and returns one
+number for its last turn, or one number per turn; it may be ``async``. The weighted sum
+is added to the environment's rewards. Importing this package registers its functions.
 """
 
 from rllib_llm.rewards import (

@@ -1,4 +1,4 @@
-"""Reward allocation: from rewards of a team or of answers to a reward per message."""
+"""Reward allocation: rewards per message from team rewards or scores of answers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def allocate_rewards(
     *,
     team_weight: float | None = None,
 ) -> np.ndarray:
-    """Split rewards among messages that share them.
+    """Share rewards among messages.
 
-    ``individual``: each keeps its own. ``team``: each gets the mean of its set.
-    ``shared``: ``(1 - w) * own + w * mean``; w = 0.5 is the "parallel" baseline of
-    AReaL-MARFT. A mean, so that a team whose members are all granted the same reward
-    keeps its scale; sums over a set are equal before and after in every mode.
+    ``individual``: each message keeps its reward. ``team``: each message gets the mean
+    of its set. ``shared``: ``(1 - w) * reward + w * mean``; w = 0.5 is the "parallel"
+    baseline of AReaL-MARFT. A mean keeps the scale of teams whose members all get the
+    same reward; the sum over a set does not change in any mode.
 
     Args:
-        rewards: Own reward of each message. [M]
-        sets: Which messages share, e.g. ``combined_keys(episodes, turns)``. [M]
-        mode: One of the three.
-        team_weight: w in [0, 1]; for ``"shared"``, and only there.
+        rewards: Reward of each message. [M]
+        sets: Set of each message, e.g. ``combined_keys(episodes, turns)``. [M]
+        mode: "individual", "team" or "shared".
+        team_weight: w in [0, 1]; required by "shared", not allowed otherwise.
 
     Returns:
         Rewards. [M]
@@ -51,8 +51,8 @@ def allocate_rewards(
     check_choice("mode", mode, ALLOCATIONS)
     if (team_weight is None) == (mode == "shared"):
         raise ValueError(
-            f"team_weight is {team_weight} with mode {mode!r}. 'shared' needs it, the "
-            "others do not use it. Use e.g. mode='shared', team_weight=0.5."
+            f"team_weight is {team_weight} with mode {mode!r}. 'shared' needs it, and "
+            "the other modes do not use it. Use e.g. mode='shared', team_weight=0.5."
         )
     rewards, keys = _finite("rewards", rewards), combined_keys(sets)
     check_same_shape(rewards=rewards, sets=keys)
@@ -67,8 +67,8 @@ def team_and_local_rewards(
     """Return ``alpha * team + local`` (AT-GRPO, arXiv:2510.11062).
 
     Args:
-        team: The team's reward at each message's round. [M]
-        local: The message's own, e.g. for its format or its tests. [M]
+        team: The team's reward in each message's round. [M]
+        local: The message's individual reward, e.g. for its format or tests. [M]
         alpha: Weight of the team, >= 0; 0.7 to 1 in the released settings.
 
     Raises:
@@ -86,14 +86,14 @@ def gated_rewards(
 ) -> np.ndarray:
     """Return a sub-agent's reward from the main agent's (M-GRPO, arXiv:2511.13288).
 
-    1 where the sub-agent's message is well formed and the main agent succeeded,
-    ``partial`` where it is well formed and the main agent failed, else 0: the released
-    code's rule. The paper adds the score of an expert, which is left to the caller.
+    The reward is 1 if the sub-agent's message is well formed and the main agent
+    succeeded, ``partial`` if it is well formed and the main agent failed, else 0, as in
+    the released code. The paper adds the score of an expert, which is not included.
 
     Args:
-        well_formed: Did the message keep its format? bool [M]
-        main_succeeded: Did the main agent of its rollout succeed? bool [M]
-        partial: In [0, 1].
+        well_formed: Whether the message has the required format. bool [M]
+        main_succeeded: Whether the main agent of its rollout succeeded. bool [M]
+        partial: Reward of a well-formed message if the main agent failed, in [0, 1].
 
     Raises:
         ValueError: If shapes differ, an array is not boolean, or ``partial`` is
@@ -121,14 +121,14 @@ def influence_rewards(
 
     Park et al. 2025 (arXiv:2502.18439), ``discounted_sum`` over all agents:
     ``S[i,t] = (v[i,t] + sum over t' > t of g^(t'-t) * mean_j v[j,t']) / sum over
-    t' >= t of g^(t'-t)``, t' running over the rounds that the episode has. A weighted
-    mean, so scores in [0, 1] stay there. With ``combined_keys(episodes, agents)`` as
+    t' >= t of g^(t'-t)``, for the rounds t' of the episode. It is a weighted mean, so
+    scores in [0, 1] stay in [0, 1]. With ``combined_keys(episodes, agents)`` as
     episodes it is the released code's ``individual`` share.
 
     Args:
         scores: Verifier's score of each message's answer. [M]
         episodes: Episode of each message. [M]
-        turns: Its round, integers. [M]
+        turns: Round of each message, integers. [M]
         discount: g in [0, 1].
 
     Returns:
@@ -145,6 +145,7 @@ def influence_rewards(
         return scores.copy()
     rounds = combined_keys(episodes, turns)
     _, first = np.unique(rounds, return_index=True)
+    # Rounds may be missing in an episode: discount by the gap, and not across episodes.
     gaps = np.diff(turns[first], append=0)
     last = np.diff(episodes[first], append=-1) != 0
     decay = np.where(last, 0.0, discount ** np.where(last, 1, gaps))
@@ -161,33 +162,34 @@ def persuasion_bonuses(
     agents: Sequence[Hashable] | np.ndarray,
     *,
     persuaded: float = 0.0,
-    own_change: float = 0.0,
+    opposed: float = 0.0,
     contrary: float = 0.0,
     leading: float = 0.0,
 ) -> np.ndarray:
     """Return MAPoRL's bonuses for being persuaded and for persuading.
 
-    Park et al. 2025 (arXiv:2502.18439). An answer is right above correctness 0.5 and
-    wrong below; the others are those who spoke in the round, by their mean:
+    Park et al. 2025 (arXiv:2502.18439). An answer is correct above correctness 0.5 and
+    wrong below. The others are the mean of the other agents that acted in the round:
 
-    - own answer changes between t-1 and t, wrong to right +, right to wrong -:
-      ``persuaded`` (alpha_0) where the others held the new side at t-1,
-      ``own_change`` (alpha_1) where they held the old one, or there are none;
-    - the others change between t and t+1, + and - likewise: ``leading`` (alpha_3) if
-      the agent's answer at t was on their new side, ``contrary`` (alpha_2) if on
-      their old one.
+    - The agent's answer changes between t-1 and t, wrong to correct +, correct to
+      wrong -: ``persuaded`` (alpha_0) if the others had the new side at t-1,
+      ``opposed`` (alpha_1) if they had the old side or there were none.
+    - The others change between t and t+1, with the same signs: ``leading`` (alpha_3)
+      if the agent's answer at t had their new side, ``contrary`` (alpha_2) if it had
+      their old side.
 
-    The released code subtracts the last two where the others improve and adds them
-    where they get worse; here improvement adds, since the paper wants persuasion
-    rewarded. Silence in the round before, or of the others after, gives no bonus.
+    The released code subtracts the last two if the others improve and adds them if
+    they get worse. Here improvement adds, because the paper rewards persuasion. There
+    is no bonus without an answer of the agent in the round before, or of the others in
+    the round after.
 
     Args:
         correct: Correctness of each message's answer, in [0, 1]. [M]
         episodes: Episode of each message. [M]
-        turns: Its round, integers. [M]
-        agents: Who sent it; once per episode and round. [M]
+        turns: Round of each message, integers. [M]
+        agents: Agent of each message, once per episode and round. [M]
         persuaded: alpha_0.
-        own_change: alpha_1.
+        opposed: alpha_1.
         contrary: alpha_2.
         leading: alpha_3.
 
@@ -203,12 +205,12 @@ def persuasion_bonuses(
     check_same_shape(correct=correct, episodes=episodes, turns=turns, agents=agents)
     if len(np.unique(combined_keys(episodes, turns, agents))) < len(correct):
         raise ValueError(
-            "An agent answers twice in one round of an episode. It must answer once. "
-            "Number its rounds apart, or keep its last answer."
+            "An agent has two messages in one round of an episode; it must have one. "
+            "Number its rounds differently, or keep its last message."
         )
     if not len(correct):
         return correct.copy()
-    # Answers by episode, round and agent; an empty round before and one after all.
+    # Answers by episode, round and agent, padded with an empty round on both sides.
     turns = turns - turns.min() + 1
     shape = (episodes.max() + 1, turns.max() + 2, agents.max() + 1)
     answers = np.full(shape, np.nan)
@@ -221,10 +223,10 @@ def persuasion_bonuses(
     )
     alone = _others_count(answers, episodes, turns - 1, agents) == 0
     kept = (others_before == before) | alone
-    own = persuaded * (others_before == now) + own_change * kept
-    led = leading * (others_next == now) + contrary * (others_now == now)
+    of_change = persuaded * (others_before == now) + opposed * kept
+    of_influence = leading * (others_next == now) + contrary * (others_now == now)
     changed, others_changed = now * before < 0, others_now * others_next < 0
-    return changed * now * own + others_changed * others_next * led
+    return changed * now * of_change + others_changed * others_next * of_influence
 
 
 def shaped_rewards(
@@ -236,22 +238,22 @@ def shaped_rewards(
     alpha: float = 0.5,
     beta: float = 0.0,
 ) -> np.ndarray:
-    """Return rewards shaped by what was achieved before (MARTI).
+    """Return rewards shaped by the rewards of earlier messages (MARTI).
 
-    With R a message's reward and Q the mean reward of all messages of the episode at
-    earlier places: ``margin`` is ``R + alpha * (R - Q)``, ``quality`` is ``R + alpha *
-    (Q R - (1 - Q) (1 - R))``; messages of the first place keep R. ``beta`` adds beta
-    times the final reward, the mean one of the last place (``_with_outcome``). Released
-    defaults: alpha 0.5, beta 0.5.
+    With R a message's reward and Q the mean reward of the episode's messages of lower
+    order, ``margin`` is ``R + alpha * (R - Q)`` and ``quality`` is ``R + alpha * (Q R -
+    (1 - Q) (1 - R))``; messages of the lowest order keep R. ``beta`` adds beta times
+    the mean reward of the highest order (``_with_outcome``). Released defaults: alpha
+    0.5, beta 0.5.
 
-    The released code lets the agents of a mixture's layer count as earlier than those
-    listed after them, though they act at once, and adds each debater's own last reward
-    as the outcome; here places decide.
+    The released code treats the agents of a mixture's layer as consecutive, though they
+    act at once, and adds each debater's last reward as the outcome. Here the order
+    decides.
 
     Args:
         rewards: Reward of each message's answer; in [0, 1] for ``"quality"``. [M]
         episodes: Episode of each message. [M]
-        order: Its place in the episode, see
+        order: Order of the message in the episode, see
             :meth:`~rllib_llm.dependency_graph.DependencyGraph.order`. [M]
         shaping: "margin" or "quality".
         alpha: Weight of the shaping, >= 0.
@@ -275,8 +277,8 @@ def shaped_rewards(
         )
     if shaping == "quality" and not ((rewards >= 0) & (rewards <= 1)).all():
         raise ValueError(
-            f"rewards lie in [{rewards.min()}, {rewards.max()}]. 'quality' needs them "
-            "in [0, 1], as correctness is. Rescale them, or use shaping='margin'."
+            f"rewards lie in [{rewards.min()}, {rewards.max()}]. 'quality' needs "
+            "rewards in [0, 1]. Rescale them, or use shaping='margin'."
         )
     if not len(rewards):
         return rewards.copy()
@@ -296,27 +298,27 @@ def shapley_values(coalition_values: np.ndarray) -> np.ndarray:
     """Return the exact Shapley value of each agent.
 
     ``phi[i] = sum over S without i of |S|! (N - |S| - 1)! / N! * (v(S + i) - v(S))``
-    (Shapley 1953). v(S) is the return with the agents of S as they are and the others
-    replaced by a message that says nothing: 2**N rollouts. The values add up to
-    ``v(all) - v(none)``.
+    (Shapley 1953). v(S) is the return if the agents of S act and all others send an
+    empty message, which takes 2**N rollouts. The values sum to ``v(all) - v(none)``.
 
     Args:
         coalition_values: v by coalition; agent i is in coalition c if bit i of c is
-            set, so entry 0 is nobody and the last is everybody. [..., 2**N]
+            set, so entry 0 is the empty coalition and the last one that of all agents.
+            [..., 2**N]
 
     Returns:
         Shapley values. [..., N]
 
     Raises:
-        ValueError: If the last axis is no power of two above 1, or a value is not
-            finite.
+        ValueError: If the size of the last axis is not a power of two above 1, or a
+            value is not finite.
     """
     values = np.asarray(coalition_values, dtype=np.float64)
     size = values.shape[-1] if values.ndim else 0
     if size < 2 or size & (size - 1):
         raise ValueError(
-            f"coalition_values has {size} coalitions. It must be 2**N of them for N "
-            "agents. Roll out every subset, the empty one too."
+            f"coalition_values has {size} coalitions; there must be 2**N for N agents. "
+            "Roll out every subset, including the empty one."
         )
     check_finite("coalition_values", values, "Roll those coalitions out again.")
     count = size.bit_length() - 1
@@ -350,21 +352,21 @@ def _integers(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _side(correctness: np.ndarray) -> np.ndarray:
-    """Return 1 where right, -1 where wrong, 0 where undecided or missing (NaN)."""
+    """Return 1 for correct, -1 for wrong, 0 for undecided or missing (NaN) answers."""
     return np.nan_to_num(np.sign(correctness - 0.5))
 
 
 def _others_count(
     answers: np.ndarray, episodes: np.ndarray, turns: np.ndarray, agents: np.ndarray
 ) -> np.ndarray:
-    spoke = ~np.isnan(answers)
-    return spoke.sum(2)[episodes, turns] - spoke[episodes, turns, agents]
+    answered = ~np.isnan(answers)
+    return answered.sum(2)[episodes, turns] - answered[episodes, turns, agents]
 
 
 def _others_mean(
     answers: np.ndarray, episodes: np.ndarray, turns: np.ndarray, agents: np.ndarray
 ) -> np.ndarray:
-    """Return the mean answer of a round without the agent's own; NaN if none. [M]"""
+    """Return the mean answer of the other agents of a round; NaN if none. [M]"""
     count = _others_count(answers, episodes, turns, agents)
     filled = np.nan_to_num(answers)
     others = filled.sum(2)[episodes, turns] - filled[episodes, turns, agents]
@@ -374,14 +376,14 @@ def _others_mean(
 def _earlier_mean(
     rewards: np.ndarray, steps: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean reward at earlier steps of each episode, and where there are any.
+    """Return the mean reward of earlier steps, and whether there are any.
 
     Args:
-        rewards: Per message. [M]
-        steps: Step of each message, sorted by episode and place. [M]
+        rewards: Reward of each message. [M]
+        steps: Step of each message, sorted by episode and order. [M]
         starts: True at the first step of each episode. bool [S]
     """
-    # Sums run backwards over the reversed steps, so no episode's leaks into another's.
+    # Sums run over the reversed steps and are reset at each episode's first step.
     decay = np.where(starts, 0.0, 1.0)[::-1]
 
     def before(per_step: np.ndarray) -> np.ndarray:

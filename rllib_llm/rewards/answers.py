@@ -1,7 +1,7 @@
 """Rewards for the final answer.
 
-The answer is the group of a regular expression in the last completion; the right ones
-are ``info["gold_answers"]``, of which the best match counts.
+The answer is the group of a regular expression in the last completion. The correct
+answers are ``info["gold_answers"]``; the best match counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rllib_llm.rewards.texts import ANSWER, final_answer, gold_answers
 def exact_match(
     trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0
 ) -> float:
-    """1 if the answer is a right one after SQuAD's normalisation, else 0.
+    """Return 1 if the answer is correct after SQuAD's normalisation, else 0.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
         answer: Regular expression whose group is the answer.
-        missing: Paid where there is no answer.
+        missing: Reward if there is no answer.
 
     Returns:
         Reward of the last turn.
@@ -35,12 +35,12 @@ def exact_match(
 
 @component("reward", "f1", paper="DeepResearcher, Zheng et al. 2025, arXiv:2504.03160")
 def f1(trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0) -> float:
-    """F1 of the answer's words and the best right one's, normalised as SQuAD does.
+    """Return the word F1 of the answer and the closest correct answer, as in SQuAD.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
         answer: Regular expression whose group is the answer.
-        missing: Paid where there is no answer.
+        missing: Reward if there is no answer.
 
     Returns:
         Reward of the last turn, in [0, 1] or ``missing``.
@@ -54,12 +54,12 @@ def f1(trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0) ->
 def cover_match(
     trajectory: Trajectory, *, answer: str = ANSWER, missing: float = 0.0
 ) -> float:
-    """1 if the answer contains a right one, word for word, else 0.
+    """Return 1 if the answer contains the words of a correct answer, else 0.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
         answer: Regular expression whose group is the answer.
-        missing: Paid where there is no answer.
+        missing: Reward if there is no answer.
 
     Returns:
         Reward of the last turn.
@@ -76,20 +76,20 @@ def accuracy(
     right: float = 1.0,
     wrong: float = 0.0,
 ) -> float:
-    """Pay whether the answer is a number close to a right one.
+    """Reward answers that are numbers close to a correct number.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
         answer: Regular expression whose group is the answer.
-        tolerance: Largest relative and absolute difference, >= 0.
-        right: Paid if it is.
-        wrong: Paid if it is not, or is no number.
+        tolerance: Maximum relative and absolute difference, >= 0.
+        right: Reward of a close answer.
+        wrong: Reward of any other answer.
 
     Returns:
         Reward of the last turn.
     """
     if tolerance < 0:
-        raise ValueError(f"tolerance={tolerance} must be >= 0.")
+        raise ValueError(f"tolerance={tolerance} must be >= 0. Use e.g. 1e-6.")
     given, golds = final_answer(trajectory, answer), gold_answers(trajectory)
     numbers = [gold for gold in golds if read_number(gold) is not None]
     is_right = any(number_match(given or "", gold, tolerance) for gold in numbers)
@@ -98,14 +98,14 @@ def accuracy(
 
 @component("reward", "outcome", paper="MUA-RL, arXiv:2508.18669 (state of a database)")
 def outcome(trajectory: Trajectory, *, key: str) -> float:
-    """Pay a number of the environment's: passed tests, a state's match, a score.
+    """Return a value of the environment as reward: passed tests, a match, a score.
 
     Args:
-        trajectory: What an agent did.
-        key: In the environment's ``metrics``, or in what it said last (``info``).
+        trajectory: The agent's trajectory.
+        key: Key in the environment's ``metrics``, or in its last ``info``.
 
     Returns:
-        Reward of the last turn; truth values count 1 and 0.
+        Reward of the last turn; True counts 1 and False 0.
     """
     value = trajectory.metrics.get(key)
     value = trajectory.last_info(key) if value is None else value
@@ -113,8 +113,8 @@ def outcome(trajectory: Trajectory, *, key: str) -> float:
         return float(value)
     except (OverflowError, TypeError, ValueError) as error:
         raise MissingInfo(
-            f"The environment's {key!r} is {value!r}, which is no number. Name another "
-            "key, or write a reward that reads it."
+            f"The environment's {key!r} is {value!r}; the reward 'outcome' needs a "
+            "number. Use another key, or write a reward function for this value."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The reward of a run: what the environment paid plus a weighted sum of pieces."""
+"""Combined reward of a run: the environment's plus weighted reward functions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rllib_llm.data.turn_table import MissingInfo, Trajectory, TurnTable, exampl
 from rllib_llm.errors import ConfigError, RLlibLLMError
 
 ENVIRONMENT = "environment"
-_AT_ONCE = 64  # asynchronous rewards that wait at the same time
+_MAX_CONCURRENT = 64  # asynchronous rewards that run at the same time
 
 
 class Rewards:
-    """Gives an iteration's turns their rewards.
+    """Computes the rewards of an iteration's turns.
 
     Args:
-        parts: Pieces of kind ``reward``; their weighted sum is added to what the
-            environment paid, which the piece ``environment`` stands for: it has weight
-            1 unless it is named.
-        transforms: Pieces of kind ``reward_transform``, in order.
+        parts: Components of kind ``reward``. Their weighted sum is added to the
+            environment's reward, which is the component ``environment`` and has weight
+            1 unless it is listed.
+        transforms: Components of kind ``reward_transform``, applied in order.
     """
 
     def __init__(self, parts: Sequence[Spec] = (), transforms: Sequence[Spec] = ()):
@@ -37,7 +37,7 @@ class Rewards:
 
     @property
     def changes_anything(self) -> bool:
-        """Whether rewards differ from what the environment paid."""
+        """True if rewards may differ from those of the environment."""
         return len(self.parts) > 1 or bool(self.transforms) or self.parts[0].weight != 1
 
     def __call__(
@@ -46,24 +46,26 @@ class Rewards:
         """Write the new rewards into the trajectories.
 
         Args:
-            trajectories: Of whole groups.
-            iteration: Training iteration, for weights that change.
+            trajectories: Trajectories of whole groups.
+            iteration: Training iteration, for scheduled weights.
 
         Returns:
-            What each part contributed to each turn, by name. [M] each
+            Weighted reward of each component and turn, by component. [M] each
 
         Raises:
-            ConfigError: If a piece returns other than one finite number, or one per
+            ConfigError: If a component does not return a finite number, or one per
                 turn.
-            RLlibLLMError: If a piece fails.
+            RLlibLLMError: If a component raises an error.
         """
-        given = _run(self._all(trajectories))
-        found: dict[str, np.ndarray] = {}
-        for part, values in zip(self.parts, given, strict=True):
+        computed = _run(self._all(trajectories))
+        by_name: dict[str, np.ndarray] = {}
+        for part, values in zip(self.parts, computed, strict=True):
+            # [] keeps concatenate valid without trajectories.
             weighted = part.weight_at(iteration) * np.concatenate([*values, []])
             name = short_name(part)
-            found[name] = found[name] + weighted if name in found else weighted
-        _write(trajectories, sum(found.values()))
+            # A component may be listed twice with other settings.
+            by_name[name] = by_name[name] + weighted if name in by_name else weighted
+        _write(trajectories, sum(by_name.values()))
         for bound in self.transforms:
             table = TurnTable(trajectories)
             new = np.asarray(bound.call(table), np.float64)
@@ -75,13 +77,13 @@ class Rewards:
                     "turn."
                 )
             _write(trajectories, new)
-        return found
+        return by_name
 
     def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
-        """Reward a few made-up turns, so that bad settings show up early.
+        """Compute rewards of example turns, to detect invalid settings early.
 
         Raises:
-            ConfigError: With what a piece says about its settings.
+            ConfigError: If a component rejects its settings.
         """
         alone = bind_all("reward", ENVIRONMENT)
         trials = [([part], []) for part in self.parts]
@@ -92,7 +94,7 @@ class Rewards:
             try:
                 trial(example_table(agents).trajectories)
             except MissingInfo:
-                continue  # only the environment knows what it says
+                continue  # the example turns lack the environment's info
             except ConfigError:
                 raise
             except (RLlibLLMError, TypeError, ValueError) as error:
@@ -101,14 +103,14 @@ class Rewards:
                 raise ConfigError(f"reward {name!r}: {cause}") from error
 
     async def _all(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_MAX_CONCURRENT)
 
         async def one(part: BoundComponent, trajectory: Trajectory) -> np.ndarray:
             try:
-                paid = part.call(trajectory)
-                if inspect.isawaitable(paid):
+                reward = part.call(trajectory)
+                if inspect.isawaitable(reward):
                     async with gate:
-                        paid = await paid
+                        reward = await reward
             except ConfigError:
                 raise
             except Exception as error:  # a user's function may raise anything
@@ -116,7 +118,7 @@ class Rewards:
                     f"reward {part.component.name!r} failed on seed "
                     f"{trajectory.task.seed}: {type(error).__name__}: {error}"
                 ) from error
-            return per_turn(part, paid, len(trajectory))
+            return per_turn(part, reward, len(trajectory))
 
         async def every(part: BoundComponent) -> list[np.ndarray]:
             return list(await asyncio.gather(*(one(part, t) for t in trajectories)))
@@ -125,42 +127,42 @@ class Rewards:
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end, also where this thread's loop runs already, as in notebooks."""
+    """Run a coroutine to its end and return its result."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
+    # This thread already runs a loop, as in notebooks: use another thread.
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 def short_name(bound: BoundComponent) -> str:
-    """Return how a piece is called in metrics."""
+    """Return the name of a component in metrics."""
     return bound.component.name.rpartition(":")[2]
 
 
-def per_turn(part: BoundComponent, paid: Any, turns: int) -> np.ndarray:
-    """Return one reward per turn; a single number is paid in the last one. [H]
+def per_turn(part: BoundComponent, reward: Any, turns: int) -> np.ndarray:
+    """Return one reward per turn; a single number belongs to the last turn. [H]
 
     Raises:
-        ConfigError: If ``paid`` is neither.
+        ConfigError: If ``reward`` is neither a finite number nor one per turn.
     """
-    values = np.asarray(paid, np.float64)
+    values = np.asarray(reward, np.float64)
     if values.ndim == 0:
         values = in_last_turn(float(values), turns)
     if values.shape != (turns,) or not np.isfinite(values).all():
         raise ConfigError(
-            f"reward {part.component.name!r} returned {paid!r} for {turns} turns. "
-            "It must "
-            "return a finite number, or one per turn."
+            f"reward {part.component.name!r} returned {reward!r} for {turns} turns. "
+            "It must return a finite number, or one per turn. Correct the function."
         )
     return values
 
 
 def in_last_turn(value: float, turns: int) -> np.ndarray:
-    """Return ``value`` for the last of some turns, 0 for the others. [H]"""
+    """Return ``value`` for the last turn and 0 for all others. [H]"""
     values = np.zeros(turns)
-    values[-1:] = value
+    values[-1:] = value  # a slice: there may be no turns
     return values
 
 

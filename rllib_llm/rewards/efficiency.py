@@ -1,4 +1,4 @@
-"""What success cost: rewards by tool calls and tokens, relative to the group's best."""
+"""Rewards for few tool calls and tokens, relative to the task's other rollouts."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def otc(
     relative: bool = True,
     tools: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Multiply what solved trajectories earned by how few tool calls they needed.
+    """Multiply the rewards of solved trajectories by their tool efficiency.
 
-    With m calls and n the fewest among the solved rollouts of the task: 1 if m = n = 0,
-    ``cos(m pi / (2 m + c))`` if n = 0, else ``sin(m pi / (m + n))``, which is 1 at
-    m = n. The paper keeps n per question from epoch to epoch; here it is that of the
-    iteration's rollouts. Unsolved ones keep their rewards.
+    With m calls and n the minimum of the task's solved rollouts, the factor is 1 if
+    m = n = 0, ``cos(m pi / (2 m + c))`` if n = 0, else ``sin(m pi / (m + n))``, which
+    is 1 at m = n. The paper keeps n per question over epochs; here n is that of the
+    iteration's rollouts. Unsolved rollouts keep their rewards.
 
     Args:
         table: Whole groups.
-        alpha: Factor of the whole.
+        alpha: Factor of the efficiency.
         smooth: c > 0.
-        relative: False: n = 0 for all, the paper's variant for PPO.
-        tools: Names of the tools that count; None: all.
+        relative: False sets n = 0 for all, the paper's variant for PPO.
+        tools: Names of the tools that count; None means all.
 
     Returns:
         Rewards. [M]
     """
     if not smooth > 0:
-        raise ValueError(f"smooth={smooth} must be > 0.")
+        raise ValueError(f"smooth={smooth} must be > 0. Use e.g. 1.0.")
     made = np.array([num_calls(t, tools) for t in table.trajectories], np.int64)
     solved = np.array([t.is_solved for t in table.trajectories], bool)
     groups = combined_keys(table.task, table.agent)
@@ -59,7 +59,7 @@ def otc(
 
 
 def tool_efficiency(made: int, fewest: int, smooth: float = 1.0) -> float:
-    """Return OTC's reward of ``made`` calls where ``fewest`` were enough, in [0, 1]."""
+    """Return OTC's factor in [0, 1] of ``made`` calls if ``fewest`` were enough."""
     if fewest == 0:
         return math.cos(made * math.pi / (2 * made + smooth)) if made else 1.0
     return math.sin(made * math.pi / (made + fewest))
@@ -67,21 +67,23 @@ def tool_efficiency(made: int, fewest: int, smooth: float = 1.0) -> float:
 
 @component("reward_transform", "optima_cost", paper="Optima, arXiv:2410.08115, eq. 1")
 def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
-    """Take off tokens, relative to the longest rollout of the task.
+    """Subtract the tokens relative to the longest rollout of the task.
 
-    ``R - weight * tokens / max tokens`` in the last turn, tokens being those of all
-    agents of the episode. The paper's term for readability needs the loss of a
-    language model and is left to a reward of one's own.
+    The last turn gets ``R - weight * tokens / max tokens``, with the tokens of all
+    agents of the episode. The paper's readability term needs the loss of a language
+    model and is not included.
 
     Args:
         table: Whole groups.
-        weight: Of the tokens, >= 0.
+        weight: Weight of the tokens, >= 0.
 
     Returns:
         Rewards. [M]
     """
     if weight < 0:
-        raise ValueError(f"weight={weight} must be >= 0; it is subtracted.")
+        raise ValueError(
+            f"weight={weight} must be >= 0, because it is subtracted. Drop the sign."
+        )
     episodes = combined_keys(table.task, table.episode)
     tokens = np.bincount(episodes, table.tokens)[episodes]
     groups = combined_keys(table.task)

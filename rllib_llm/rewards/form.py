@@ -1,4 +1,4 @@
-"""Rewards for form and length: well-formed, not too long, not repetitive."""
+"""Rewards for the form of completions: format rules, length, repetition."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AGGREGATES = ("mean", "sum")
 def well_formed(
     trajectory: Trajectory, *, answer: str | None = ANSWER, every: str | None = None
 ) -> float:
-    """1 if every turn held an action and the last one an answer, else 0.
+    """Return 1 if every turn has a valid action and the last one an answer, else 0.
 
     Args:
-        trajectory: What an agent did.
-        answer: Regular expression whose group is the answer; None: none is needed.
-        every: Regular expression that each completion must contain; None: none.
+        trajectory: The agent's trajectory.
+        answer: Regular expression whose group is the answer; None needs no answer.
+        every: Regular expression that each completion must match; None means no rule.
 
     Returns:
         Reward of the last turn.
@@ -54,27 +54,27 @@ def rubric(
     turns: str = "all",
     aggregate: str = "mean",
 ) -> list[float]:
-    """Score turns by rules: the weight of those a turn follows, of all rules' weight.
+    """Score each turn by the weighted share of the rules that it follows.
 
-    It stands where the papers ask a judge for a score in [0, 1].
+    The rules replace the papers' judge, which gives a score in [0, 1].
 
     Args:
-        trajectory: What an agent did.
-        rules: Regular expressions that a good completion contains, with weights > 0.
-        turns: Which are scored: "all", or "tool": those that called a tool.
-        aggregate: "mean": each scored turn is paid its score over their number, so that
-            more turns do not earn more; "sum": its score, which has no bound.
+        trajectory: The agent's trajectory.
+        rules: Regular expressions that a good completion matches, with weights > 0.
+        turns: Turns to score: "all", or "tool" for turns that called a tool.
+        aggregate: "mean" divides each score by the number of scored turns, so that
+            more turns do not give a higher return; "sum" does not divide.
 
     Returns:
         Reward of each turn; their sum is in [0, 1] under "mean". [H]
     """
     if not isinstance(rules, Mapping) or not rules or min(rules.values()) <= 0:
         raise ValueError(
-            f"rules={rules!r} must be patterns with weights > 0, e.g. "
+            f"rules={rules!r} must be patterns with weights > 0. Use e.g. "
             "{'<think>.+</think>': 1.0}."
         )
     if turns not in ("all", "tool"):
-        raise ValueError(f"turns={turns!r} must be 'all' or 'tool'.")
+        raise ValueError(f"turns={turns!r} must be 'all' or 'tool'. Use 'all'.")
     for rule in rules:
         check_pattern(rule)
     check_choice("aggregate", aggregate, AGGREGATES)
@@ -96,25 +96,24 @@ def rubric(
 def overlong(
     trajectory: Trajectory, *, longest: int, buffer: int, penalty: float = 1.0
 ) -> float:
-    """Punish length softly: 0 up to ``longest - buffer`` tokens, from there linearly.
+    """Penalise length: 0 up to ``longest - buffer`` tokens, then linearly increasing.
 
-    Only sampled tokens count, never those of the environment or of tools.
+    Only sampled tokens count, not those of the environment or of tools.
 
     Args:
-        trajectory: What an agent did.
-        longest: Tokens at which the penalty is full.
-        buffer: Tokens over which it grows, in [1, longest].
-        penalty: The full one, >= 0.
+        trajectory: The agent's trajectory.
+        longest: Length in tokens with the full penalty.
+        buffer: Range in tokens over which the penalty increases, in [1, longest].
+        penalty: The full penalty, >= 0.
 
     Returns:
         Reward of the last turn, in [-penalty, 0].
     """
     if not 1 <= buffer <= longest:
         raise ValueError(
-            f"buffer={buffer} must be in [1, longest={longest}], in tokens."
+            f"buffer={buffer} must be in [1, longest={longest}], in tokens. Lower it."
         )
-    if penalty < 0:
-        raise ValueError(f"penalty={penalty} must be >= 0; it is subtracted.")
+    _check_penalty(penalty)
     return penalty * overlong_penalty(sum(trajectory.num_tokens), longest, buffer)
 
 
@@ -122,23 +121,33 @@ def overlong(
 def repetition(
     trajectory: Trajectory, *, n: int = 4, penalty: float = 1.0
 ) -> list[float]:
-    """Punish each turn by the share of its n-grams of words that repeat earlier ones.
+    """Penalise each turn by its share of repeated word n-grams.
 
     Args:
-        trajectory: What an agent did.
-        n: Words of an n-gram, >= 1.
-        penalty: At a share of 1, >= 0.
+        trajectory: The agent's trajectory.
+        n: Number of words of an n-gram, >= 1.
+        penalty: Penalty of a share of 1, >= 0.
 
     Returns:
         Reward of each turn, in [-penalty, 0]. [H]
     """
     check_ngram(n)
-    if penalty < 0:
-        raise ValueError(f"penalty={penalty} must be >= 0; it is subtracted.")
+    _check_penalty(penalty)
     return [-penalty * repeated_share(text, n) for text in trajectory.completions]
 
 
 def check_ngram(n: int) -> None:
-    """Refuse numbers of words that are none."""
+    """Check that ``n`` is an integer >= 1.
+
+    Raises:
+        ValueError: If it is not.
+    """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n={n!r} must be a number of words >= 1, e.g. 4.")
+        raise ValueError(f"n={n!r} must be a number of words >= 1. Use e.g. 4.")
+
+
+def _check_penalty(penalty: float) -> None:
+    if penalty < 0:
+        raise ValueError(
+            f"penalty={penalty} must be >= 0, because it is subtracted. Drop the sign."
+        )

@@ -1,4 +1,4 @@
-"""Rewards made of rewards: the first level that is reached decides, or a step table."""
+"""Rewards composed of other rewards: a gate and a step function."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ _DEEP_RETRIEVAL = (
     "reward", "gate", paper="Search-R1, arXiv:2503.09516; DeepTravel, 2509.21842"
 )
 class Gate:
-    """Pay what the first level says whose condition holds; nothing else is computed.
+    """Return the reward of the first level whose condition holds.
+
+    Rewards of other levels are not computed.
 
     Args:
-        levels: Mappings of ``when``, a reward (or several, summed), ``above``, what its
-            sum over the turns must exceed (0 unless given), and ``pay``, a number or
-            rewards.
-        otherwise: Paid where no condition holds: a number or rewards.
+        levels: Mappings of ``when``, a reward (or several, summed), ``above``, a bound
+            that its sum over the turns must exceed (default 0), and ``pay``, a number
+            or rewards.
+        otherwise: Reward if no condition holds: a number or rewards.
     """
 
     def __init__(
@@ -50,32 +52,37 @@ class Gate:
                 "above",
                 "pay",
             }:
-                raise ValueError(f"the level {level!r} must have when, pay, (above).")
+                raise ValueError(
+                    f"the level {level!r} must have when, pay and optionally above. "
+                    "Use e.g. {when: well_formed, pay: f1}."
+                )
             above = level.get("above", 0.0)
             if not _is_number(above):
-                raise ValueError(f"above={above!r} of a level must be a number.")
+                raise ValueError(
+                    f"above={above!r} of a level must be a number. Use e.g. 0.5."
+                )
             when = _rewards("when", level["when"])
-            self.levels.append((when, above, _payment("pay", level["pay"])))
-        self.otherwise = _payment("otherwise", otherwise)
+            self.levels.append((when, above, _level_reward("pay", level["pay"])))
+        self.otherwise = _level_reward("otherwise", otherwise)
 
     async def __call__(self, trajectory: Trajectory) -> np.ndarray:
         """Return the reward of each turn. [H]"""
         for when, above, pay in self.levels:
             if (await _sum(when, trajectory)).sum() > above:
-                return await _pay(pay, trajectory)
-        return await _pay(self.otherwise, trajectory)
+                return await _evaluate(pay, trajectory)
+        return await _evaluate(self.otherwise, trajectory)
 
 
 @component(
     "reward", "tiers", paper="DeepRetrieval, Jiang et al. 2025, arXiv:2503.00223"
 )
 class Tiers:
-    """Turn a reward's sum into steps, e.g. the recall of documents into large numbers.
+    """Map a reward's sum to a step function, e.g. recall to rewards of up to 5.
 
     Args:
         of: The reward, or several, summed.
-        levels: Pairs of a least value and what is paid from there on.
-        otherwise: Paid below all of them.
+        levels: Pairs of a minimum value and the reward from there on.
+        otherwise: Reward below all minimum values.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class Tiers:
         )
         if not pairs or not levels:
             raise ValueError(
-                f"levels={levels!r} must be pairs [[at least, paid], ...], e.g. "
+                f"levels={levels!r} must be pairs [[minimum, reward], ...]. Use e.g. "
                 "[[0.7, 5.0], [0.5, 4.0]]."
             )
         self.of = _rewards("of", of)
@@ -101,7 +108,8 @@ class Tiers:
     async def __call__(self, trajectory: Trajectory) -> float:
         """Return the reward of the last turn."""
         value = (await _sum(self.of, trajectory)).sum()
-        reached = (paid for least, paid in self.levels if value >= least)
+        # In descending order: the first match is the highest level.
+        reached = (reward for least, reward in self.levels if value >= least)
         return next(reached, self.otherwise)
 
 
@@ -113,16 +121,19 @@ def _rewards(name: str, specs: Any) -> list[BoundComponent]:
     bound = [] if _is_number(specs) else bind_all("reward", specs)
     if not bound or not all(_is_number(c.weight) for c in bound):
         raise ValueError(
-            f"{name}={specs!r} must name rewards, with weights that do not change."
+            f"{name}={specs!r} must name rewards with constant weights. Remove the "
+            "weight schedule."
         )
     return bound
 
 
-def _payment(name: str, value: Any) -> float | list[BoundComponent]:
+def _level_reward(name: str, value: Any) -> float | list[BoundComponent]:
     return float(value) if _is_number(value) else _rewards(name, value)
 
 
-async def _pay(pay: float | list[BoundComponent], trajectory: Trajectory) -> np.ndarray:
+async def _evaluate(
+    pay: float | list[BoundComponent], trajectory: Trajectory
+) -> np.ndarray:
     if isinstance(pay, list):
         return await _sum(pay, trajectory)
     return in_last_turn(pay, len(trajectory))
@@ -131,7 +142,7 @@ async def _pay(pay: float | list[BoundComponent], trajectory: Trajectory) -> np.
 async def _sum(bound: Sequence[BoundComponent], trajectory: Trajectory) -> np.ndarray:
     total = np.zeros(len(trajectory))
     for one in bound:
-        paid = one.call(trajectory)
-        paid = await paid if inspect.isawaitable(paid) else paid
-        total += one.weight_at(0) * per_turn(one, paid, len(trajectory))
+        reward = one.call(trajectory)
+        reward = await reward if inspect.isawaitable(reward) else reward
+        total += one.weight_at(0) * per_turn(one, reward, len(trajectory))
     return total

@@ -1,4 +1,4 @@
-"""Rewards about the form of what was said."""
+"""Rewards that read values of the trajectory: the environment's reward, format."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rllib_llm.data.turn_table import Trajectory
 
 @component("reward", "environment")
 def environment(trajectory: Trajectory) -> list[float]:
-    """What the environment paid; counts once by itself, name it to weigh it otherwise.
+    """Return the environment's reward; list it only to change its weight from 1.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
 
     Returns:
-        Its reward of each turn. [H]
+        Reward of each turn. [H]
     """
     return trajectory.rewards
 
@@ -23,12 +23,12 @@ def environment(trajectory: Trajectory) -> list[float]:
 def format_reward(
     trajectory: Trajectory, *, valid: float = 0.0, invalid: float = -0.1
 ) -> list[float]:
-    """Pay each turn for whether the environment found an action in it.
+    """Reward each turn by whether it has a valid action.
 
     Args:
-        trajectory: What an agent did.
-        valid: For turns with an action.
-        invalid: For turns without.
+        trajectory: The agent's trajectory.
+        valid: Reward of turns with a valid action.
+        invalid: Reward of turns without.
 
     Returns:
         Reward of each turn. [H]

@@ -1,7 +1,7 @@
-"""Rewards for what was found: retrieved against needed documents and queries.
+"""Rewards for retrieval: retrieved against gold documents and queries.
 
-``info["documents"]`` are the texts that a turn retrieved, ``info["query"]`` its query;
-``gold_documents`` and ``gold_queries`` those that the question needs.
+``info["documents"]`` holds the texts that a turn retrieved and ``info["query"]`` its
+query; ``gold_documents`` and ``gold_queries`` are those that the question needs.
 """
 
 from __future__ import annotations
@@ -22,70 +22,72 @@ from rllib_llm.rewards.texts import (
     "reward", "evidence", paper="Search-R1, arXiv:2503.09516; MT-GRPO, 2505.11821"
 )
 def evidence(trajectory: Trajectory, *, of: str = "documents") -> list[float]:
-    """Pay the turn that first retrieves needed documents, or the answer in one.
+    """Reward the turn that first retrieves gold documents, or a document's answer.
 
     Args:
-        trajectory: What an agent did.
-        of: "documents": the share of the needed ones that is new, which sums to the
-            recall; "answer": 1 in the first turn whose documents contain a right
+        trajectory: The agent's trajectory.
+        of: "documents": the share of gold documents that are new, which sums to the
+            recall; "answer": 1 in the first turn whose documents contain a correct
             answer.
 
     Returns:
         Reward of each turn, their sum in [0, 1]. [H]
     """
     if of not in ("documents", "answer"):
-        raise ValueError(f"of={of!r} must be 'documents' or 'answer'.")
-    found = _documents(trajectory)
+        raise ValueError(f"of={of!r} must be 'documents' or 'answer'. Use 'documents'.")
+    retrieved = _documents(trajectory)
     if of == "answer":
         answers = [f" {normalise(a)} " for a in gold_answers(trajectory)]
         wanted = {"answer"}
-        found = [
+        retrieved = [
             ["answer"]
             if any(a in f" {normalise(d)} " for a in answers for d in ds)
             else []
-            for ds in found
+            for ds in retrieved
         ]
     else:
-        wanted = (
-            set(as_texts(trajectory.last_info("gold_documents"))) if found else set()
-        )
-    paid, left = [], set(wanted)
-    for documents in found:
-        paid.append(len(left & set(documents)) / max(len(wanted), 1))
-        left -= set(documents)
-    return paid
+        gold = trajectory.last_info("gold_documents") if retrieved else ()
+        wanted = set(as_texts(gold))
+    rewards, left = [], set(wanted)
+    for documents in retrieved:
+        rewards.append(len(left & set(documents)) / max(len(wanted), 1))
+        left -= set(documents)  # a document is rewarded once
+    return rewards
 
 
 @component("reward", "information_gain", paper="StepSearch, arXiv:2505.15107")
 def information_gain(
     trajectory: Trajectory, *, scale: float = 1.0, redundancy: float = 1.0
 ) -> list[float]:
-    """Pay what a search adds to the best match of each needed document, less repeats.
+    """Reward the gain of a search in matching gold documents, less repetitions.
 
-    ``scale * (mean over needed documents i of max(0, c[i, t] - m[i, t-1]) -
+    ``scale * (mean over gold documents i of max(0, c[i, t] - m[i, t-1]) -
     redundancy * share of the turn's documents that were retrieved before)``, with c the
     largest TF-IDF cosine of the turn's documents and m the largest before it. The
-    release changes arrays in place, so that its scale of 0.6 acts as 1.6; here it is
-    what it says. Document frequencies are those of the trajectory's documents.
+    released code changes arrays in place, so that its scale of 0.6 acts as 1.6; here
+    the scale is exact. Document frequencies are those of the trajectory's documents.
 
     Args:
-        trajectory: What an agent did.
-        scale: Of the whole.
-        redundancy: Weight of repeats, >= 0.
+        trajectory: The agent's trajectory.
+        scale: Factor of the reward.
+        redundancy: Weight of repeated documents, >= 0.
 
     Returns:
-        Reward of each turn; 0 where nothing was retrieved. [H]
+        Reward of each turn; 0 if it retrieved nothing. [H]
     """
     if redundancy < 0:
-        raise ValueError(f"redundancy={redundancy} must be >= 0.")
-    found = _documents(trajectory)
-    needed = as_texts(trajectory.last_info("gold_documents")) if found else []
-    every = list(dict.fromkeys([*needed, *(d for ds in found for d in ds)]))
+        raise ValueError(
+            f"redundancy={redundancy} must be >= 0, because it is subtracted. Drop the "
+            "sign."
+        )
+    retrieved = _documents(trajectory)
+    needed = as_texts(trajectory.last_info("gold_documents")) if retrieved else []
+    every = list(dict.fromkeys([*needed, *(d for ds in retrieved for d in ds)]))
     vectors = dict(zip(every, tf_idf(every), strict=True))
     best = dict.fromkeys(needed, 0.0)
     seen: set[str] = set()
-    paid = []
-    for documents in found:
+    rewards = []
+    for documents in retrieved:
         gain = 0.0
         for gold in needed:
             match = max(
@@ -95,16 +97,16 @@ def information_gain(
             best[gold] = max(best[gold], match)
         again = sum(d in seen for d in documents) / max(len(documents), 1)
         seen |= set(documents)
-        paid.append(scale * (gain - redundancy * again))
-    return paid
+        rewards.append(scale * (gain - redundancy * again))
+    return rewards
 
 
 @component("reward", "search_keys", paper="StepSearch, arXiv:2505.15107")
 def search_keys(trajectory: Trajectory) -> float:
-    """Mean, over the queries that were needed, of the best F1 of a query made.
+    """Return the mean over gold queries of the best word F1 of the agent's queries.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
 
     Returns:
         Reward of the last turn, in [0, 1].
@@ -116,4 +118,6 @@ def search_keys(trajectory: Trajectory) -> float:
 
 
 def _documents(trajectory: Trajectory) -> list[list[str]]:
-    return [as_texts(found) for found in trajectory.info_per_turn("documents", ())]
+    return [
+        as_texts(documents) for documents in trajectory.info_per_turn("documents", ())
+    ]

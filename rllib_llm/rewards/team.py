@@ -1,7 +1,7 @@
-"""Rewards between the agents of an episode; the formulas are objectives/allocation's.
+"""Reward transforms between the agents of an episode, from rewards/allocation.py.
 
 A message is one turn of one agent. A round is one step of the environment; in MAPoRL,
-where agents may speak one after the other, an agent's n-th turn is its round n.
+whose agents may act one after the other, an agent's n-th turn is its round n.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rllib_llm.rewards.allocation import (
 def share(
     table: TurnTable, *, team_weight: float = 1.0, of: str = "round"
 ) -> np.ndarray:
-    """Mix each message's reward with the mean of those it shares with.
+    """Mix each message's reward with the mean of its round or episode.
 
     Args:
         table: Whole episodes.
-        team_weight: Weight of the mean, in [0, 1]; 1: all alike.
+        team_weight: Weight of the mean, in [0, 1]; 1 gives all the same reward.
         of: "round": the agents' messages of one step; "episode": all messages.
 
     Returns:
         Rewards. [M]
     """
     if of not in ("round", "episode"):
-        raise ValueError(f"of={of!r} must be 'round' or 'episode'.")
+        raise ValueError(f"of={of!r} must be 'round' or 'episode'. Use 'round'.")
     episodes = table.episode[table.owner]
     sets = episodes if of == "episode" else combined_keys(episodes, table.step)
     return allocate_rewards(table.rewards, sets, "shared", team_weight=team_weight)
@@ -44,13 +44,13 @@ def share(
 def marti(
     table: TurnTable, *, shaping: str = "margin", alpha: float = 0.5, beta: float = 0.5
 ) -> np.ndarray:
-    """Shape rewards by the mean Q of all earlier messages of the episode.
+    """Shape rewards by the mean reward Q of all earlier messages of the episode.
 
     ``margin``: ``R + alpha (R - Q)``; ``quality``: ``R + alpha (Q R - (1-Q) (1-R))``,
     for rewards in [0, 1]. ``beta`` adds its multiple of the last round's mean reward.
 
     Args:
-        table: Whole episodes, whose rewards score each message.
+        table: Whole episodes with one reward per message.
         shaping: "margin" or "quality".
         alpha: Weight of the shaping, >= 0.
         beta: Weight of the outcome, >= 0.
@@ -72,19 +72,19 @@ def maporl(
     *,
     discount: float = 0.9,
     persuaded: float = 0.0,
-    own_change: float = 0.0,
+    opposed: float = 0.0,
     contrary: float = 0.0,
     leading: float = 0.0,
 ) -> np.ndarray:
-    """Score each answer with its influence on later rounds, and bonuses for persuasion.
+    """Score each answer with its influence on later rounds and persuasion bonuses.
 
     Args:
-        table: Whole episodes, whose rewards score each message, right above 0.5.
+        table: Whole episodes with one reward per message; above 0.5 means correct.
         discount: Weight of the next round, in [0, 1].
-        persuaded: alpha_0, for changing to the side that the others held.
-        own_change: alpha_1, for changing to the other side.
-        contrary: alpha_2, for others who leave the side of this answer.
-        leading: alpha_3, for others who come over to it.
+        persuaded: alpha_0, for a change to the side of the other agents.
+        opposed: alpha_1, for a change to the opposite side.
+        contrary: alpha_2, for other agents who leave the side of this answer.
+        leading: alpha_3, for other agents who adopt it.
 
     Returns:
         Rewards. [M]
@@ -97,7 +97,7 @@ def maporl(
         table.turn,
         agents,
         persuaded=persuaded,
-        own_change=own_change,
+        opposed=opposed,
         contrary=contrary,
         leading=leading,
     )

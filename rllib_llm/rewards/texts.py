@@ -1,4 +1,4 @@
-"""Comparing texts as question answering does: normalised words, F1, TF-IDF."""
+"""Text comparison for question answering: answers, TF-IDF, n-grams."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ ANSWER = r"<answer>(.*?)</answer>"
 
 
 def final_answer(trajectory: Trajectory, answer: str) -> str | None:
-    """Return the last answer in what was said last, None if there is none.
+    """Return the last answer of the last completion, None if there is none.
 
     Args:
-        trajectory: What an agent did.
+        trajectory: The agent's trajectory.
         answer: Regular expression with one group, which is the answer.
 
     Raises:
-        ValueError: If it is no such expression.
+        ValueError: If ``answer`` is not such an expression.
     """
     check_pattern(answer, groups=1)
-    found = matches(answer, trajectory.completions[-1]) if len(trajectory) else []
-    return found[-1].strip() if found else None
+    answers = matches(answer, trajectory.completions[-1]) if len(trajectory) else []
+    return answers[-1].strip() if answers else None
 
 
 @lru_cache(maxsize=256)
 def check_pattern(pattern: str, groups: int | None = None) -> None:
-    """Refuse what is no regular expression of the author's.
+    """Check that a setting is a regular expression with a number of groups.
 
     Raises:
-        ValueError: If it is none, or has another number of groups.
+        ValueError: If it is not, or has another number of groups.
     """
     try:
-        found = re.compile(pattern, re.DOTALL)
+        compiled = re.compile(pattern, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}.") from error
-    if groups is not None and found.groups != groups:
         raise ValueError(
-            f"{pattern!r} has {found.groups} groups and needs {groups}, as in "
-            f"{ANSWER!r}."
+            f"{pattern!r} is no regular expression: {error}. Correct the pattern."
+        ) from error
+    if groups is not None and compiled.groups != groups:
+        raise ValueError(
+            f"{pattern!r} has {compiled.groups} groups and needs {groups}, as in "
+            f"{ANSWER!r}. Use (?:...) for groups that do not capture."
         )
 
 
 def gold_answers(trajectory: Trajectory) -> list[str]:
-    """Return the right answers, ``info["gold_answers"]``: a text or several.
+    """Return the correct answers, ``info["gold_answers"]``: one text or several.
 
     Raises:
-        MissingInfo: If turns were played and the environment names none.
+        MissingInfo: If the environment gave none for the trajectory's turns.
     """
     if not len(trajectory):
         return []
@@ -66,21 +68,22 @@ def as_texts(value: object) -> list[str]:
 
 
 def tf_idf(texts: Sequence[str]) -> list[dict[str, float]]:
-    """Return each text's TF-IDF weights, of length 1; an empty text has none.
+    """Return each text's TF-IDF weights with unit norm; an empty text has none.
 
-    Smoothed: ``idf = ln((1 + n) / (1 + df)) + 1``, so a word of all texts counts.
+    Uses the smoothed ``idf = ln((1 + n) / (1 + df)) + 1``, so that words of all texts
+    count.
     """
     counts = [Counter(normalise(text).split()) for text in texts]
     df = Counter(word for count in counts for word in count)
-    found = []
+    vectors = []
     for count in counts:
         weights = {
             word: tf * (math.log((1 + len(texts)) / (1 + df[word])) + 1)
             for word, tf in count.items()
         }
         norm = math.sqrt(sum(w * w for w in weights.values()))
-        found.append({word: w / norm for word, w in weights.items()})
-    return found
+        vectors.append({word: w / norm for word, w in weights.items()})
+    return vectors
 
 
 def cosine(a: dict[str, float], b: dict[str, float]) -> float:
@@ -89,7 +92,7 @@ def cosine(a: dict[str, float], b: dict[str, float]) -> float:
 
 
 def repeated_share(text: str, n: int) -> float:
-    """Return the share of a text's n-grams of words that stood before, in [0, 1)."""
+    """Return the share of a text's word n-grams that are repetitions, in [0, 1)."""
     words = text.split()
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,7 +1,7 @@
-"""Rewards for using tools.
+"""Rewards for tool calls.
 
-``info["tool"]`` names the tool that a turn called (None: none), ``info["tool_error"]``
-says whether the call failed.
+``info["tool"]`` is the name of the tool that a turn called, or None;
+``info["tool_error"]`` is true if the call failed.
 """
 
 from __future__ import annotations
@@ -26,43 +26,44 @@ def tool_use(
     tools: Sequence[str] | None = None,
     only_solved: bool = False,
 ) -> list[float]:
-    """Pay calls of tools that work, and those that fail; negative numbers are costs.
+    """Reward successful and failed tool calls; negative numbers are costs.
 
     Args:
-        trajectory: What an agent did.
-        per_call: For each call without an error.
-        per_error: For each with one.
-        cap: Bound of the sum over the turns so far, on both sides; None: none.
-        tools: Names of those that count; None: all.
-        only_solved: Pay nothing where the task was not solved.
+        trajectory: The agent's trajectory.
+        per_call: Reward of each call without an error.
+        per_error: Reward of each call with an error.
+        cap: Bound on the absolute sum over the turns so far; None means no bound.
+        tools: Names of the tools that count; None means all.
+        only_solved: Whether calls in unsolved trajectories get no reward.
 
     Returns:
         Reward of each turn. [H]
     """
     if cap is not None and not cap > 0:
-        raise ValueError(f"cap={cap} must be > 0, or None for no bound.")
+        raise ValueError(f"cap={cap} must be > 0. Use None for no bound.")
     if isinstance(tools, str):
-        raise ValueError(f"tools={tools!r} must be a list of names, e.g. [{tools}].")
-    paid = [
+        raise ValueError(f"tools={tools!r} must be a list of names. Use [{tools}].")
+    rewards = [
         0.0 if not counts else (per_error if failed else per_call)
         for counts, failed in calls(trajectory, tools)
     ]
     if only_solved and not trajectory.is_solved:
-        return [0.0] * len(paid)
-    sums = np.cumsum(paid)
+        return [0.0] * len(rewards)
+    # The cap bounds the running sum, so later calls of the other sign still count.
+    sums = np.cumsum(rewards)
     sums = sums if cap is None else np.clip(sums, -cap, cap)
     return np.diff(sums, prepend=0.0).tolist()
 
 
 @component("reward", "tool_cost")
 def tool_cost(trajectory: Trajectory) -> list[float]:
-    """Charge the costs of the tools called.
+    """Subtract the costs of the tools called.
 
     Args:
-        trajectory: What an agent did; ``info["tool_cost"]`` is what a turn cost.
+        trajectory: The agent's trajectory; ``info["tool_cost"]`` is a turn's cost.
 
     Returns:
-        Reward of each turn, <= 0 where costs are >= 0. [H]
+        Reward of each turn, <= 0 for costs >= 0. [H]
     """
     return [-float(cost) for cost in trajectory.info_per_turn("tool_cost", 0.0)]
 
@@ -70,7 +71,7 @@ def tool_cost(trajectory: Trajectory) -> list[float]:
 def calls(
     trajectory: Trajectory, tools: Sequence[str] | None = None
 ) -> list[tuple[bool, bool]]:
-    """Return for each turn whether it called a tool that counts, and in vain. [H]"""
+    """Return for each turn whether it called a listed tool, and whether it failed."""
     named = trajectory.info_per_turn("tool", None)
     failed = [bool(info.get("tool_error")) for info in trajectory.infos]
     return [
@@ -80,5 +81,5 @@ def calls(
 
 
 def num_calls(trajectory: Trajectory, tools: Sequence[str] | None = None) -> int:
-    """Return how many turns called a tool that counts."""
+    """Return the number of turns that called a listed tool."""
     return sum(counts for counts, _ in calls(trajectory, tools))

@@ -1,7 +1,7 @@
-"""What is done to rewards after they are summed.
+"""Reward transforms, applied to the sum of all rewards.
 
-A transform takes the table, whose rewards are the sums so far, and returns new rewards
-per turn [M].
+A transform takes the table with the rewards so far and returns new rewards per turn
+[M].
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from rllib_llm.losses._checks import check_choice
 from rllib_llm.rewards.form import AGGREGATES
 from rllib_llm.rewards.tools import calls
 
-_FLAT = 1e-9  # a standard deviation that is rounding
+_FLAT = 1e-9  # standard deviations below this are rounding errors
 
 
 @component("reward_transform", "clip")
 def clip_rewards(
     table: TurnTable, *, low: float = -1.0, high: float = 1.0
 ) -> np.ndarray:
-    """Hold each turn's reward in a range.
+    """Clip each turn's reward to a range.
 
     Args:
         table: Whole groups.
-        low: Least reward of a turn.
-        high: Largest, above ``low``.
+        low: Minimum reward of a turn.
+        high: Maximum reward of a turn, above ``low``.
 
     Returns:
         Rewards. [M]
     """
     if not low < high:
-        raise ValueError(f"low={low} must be below high={high}.")
+        raise ValueError(f"low={low} must be below high={high}. Exchange them.")
     return np.clip(table.rewards, low, high)
 
 
@@ -51,7 +51,7 @@ def discount_rewards(table: TurnTable, *, discount: float) -> np.ndarray:
         Rewards. [M]
     """
     if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"discount={discount} must be in [0, 1].")
+        raise ValueError(f"discount={discount} must be in [0, 1]. Use e.g. 0.95.")
     return table.rewards * discount**table.turn
 
 
@@ -65,15 +65,15 @@ def centre(
 ) -> np.ndarray:
     """Subtract a constant from turns that called a tool, and one from the last turn.
 
-    So a good step of a failed trajectory earns less than it would alone.
+    A good step of a failed trajectory thus gets a lower return than alone.
 
     Args:
-        table: Whole groups; ``info["tool"]`` tells which turns called one.
-        process: Taken from turns that called a tool.
-        outcome: Taken from the last turn.
-        aggregate: "mean": they share ``process`` in equal parts, as goes with a reward
-            that is a mean over them; "sum": each gives it, so that a trajectory with
-            more of them is worth less, or more if ``process`` is negative.
+        table: Whole groups; ``info["tool"]`` marks turns that called a tool.
+        process: Subtracted from turns that called a tool.
+        outcome: Subtracted from the last turn.
+        aggregate: "mean": divide ``process`` equally among the turns with a tool call,
+            to match rewards that are means over them; "sum": subtract it from each, so
+            that more tool calls lower the return (or raise it if ``process`` < 0).
 
     Returns:
         Rewards. [M]
@@ -92,21 +92,21 @@ def centre(
 def group_normalise(
     table: TurnTable, *, unit: str = "trajectory", scale: str = "std"
 ) -> np.ndarray:
-    """Standardise returns, or the rewards of all turns, among an agent's rollouts.
+    """Standardise the returns, or the rewards of all turns, of an agent's rollouts.
 
     Args:
         table: Whole groups.
-        unit: "trajectory": rewards are divided and the last one shifted, so that the
+        unit: "trajectory": rewards are scaled and the last one shifted, so that the
             return is its standard score; "turn": each reward is standardised.
-        scale: "std": divide by the standard deviation; "none": subtract means only.
+        scale: "std": divide by the standard deviation; "none": subtract the mean only.
 
     Returns:
-        Rewards; 0 where all rollouts earned the same. [M]
+        Rewards; 0 if all rollouts have the same return. [M]
     """
     if unit not in ("trajectory", "turn") or scale not in ("std", "none"):
         raise ValueError(
-            f"unit={unit!r}, scale={scale!r}: unit must be 'trajectory' or 'turn', "
-            "scale 'std' or 'none'."
+            f"unit={unit!r}, scale={scale!r}: unit must be 'trajectory' or 'turn', and "
+            "scale 'std' or 'none'. Use unit='trajectory', scale='std'."
         )
     groups = combined_keys(table.task, table.agent)
     if unit == "turn":
@@ -124,7 +124,7 @@ def is_last(table: TurnTable) -> np.ndarray:
 
 
 def _spread(centred: np.ndarray, keys: np.ndarray, scale: str) -> np.ndarray:
-    """Return the standard deviation of each key's numbers; 1 where it is none."""
+    """Return the standard deviation of each key's numbers; 1 if it is zero."""
     if scale == "none" or not len(keys):
         return np.ones(keys.max(initial=-1) + 1)
     spread = np.sqrt(key_means(centred**2, keys))

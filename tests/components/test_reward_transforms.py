@@ -180,7 +180,7 @@ def test_marti_and_maporl_read_the_right_columns():
         )
         got = changed("marti", table, shaping=shaping, alpha=0.3, beta=0.2)
         np.testing.assert_array_equal(got, expected)
-    bonuses = {"persuaded": 0.1, "own_change": 0.2, "contrary": 0.3, "leading": 0.4}
+    bonuses = {"persuaded": 0.1, "opposed": 0.2, "contrary": 0.3, "leading": 0.4}
     expected = allocation.influence_rewards(
         table.rewards, episodes, table.turn, discount=0.7
     ) + allocation.persuasion_bonuses(

@@ -1,4 +1,4 @@
-"""Outcomes of tasks: samples, greedy play, failures apart from zeros."""
+"""Outcomes of tasks: samples, greedy decoding, failures."""
 
 import pytest
 from team_helpers import Alone, Pair, Run, single_config, team_config
@@ -11,7 +11,7 @@ FAILING_SEEDS: set[int] = set()
 
 
 class Unreliable(Alone):
-    """Raises for chosen seeds, whatever is said."""
+    """Raises for the seeds in FAILING_SEEDS."""
 
     def reset(self, *, seed=None, options=None):
         self.fails = seed in FAILING_SEEDS
@@ -28,9 +28,9 @@ def alone():
     return Run(single_config(env=Unreliable), learner=False)
 
 
-def play(run, num_tasks, **how):
+def play(run, num_tasks, **arguments):
     tasks = held_out_tasks(run.config, num_tasks)
-    return play_tasks(None, tasks, runner=run.runner, **how)
+    return play_tasks(None, tasks, runner=run.runner, **arguments)
 
 
 def test_samples_of_a_task_differ_and_repeat(alone):
@@ -42,11 +42,11 @@ def test_samples_of_a_task_differ_and_repeat(alone):
     assert len({o.seed for o in first}) == 5
     returns = [[o.episode_return for o in group] for group in by_task(first)]
     assert any(len(set(group)) > 1 for group in returns)
-    # A task's first sample is what one sample alone would be.
+    # A task's first sample equals the only sample of samples=1.
     assert play(alone, 5, greedy=False) == [o for o in first if o.sample == 0]
     greedy = play(alone, 5, greedy=True)
     assert greedy == play(alone, 5, greedy=True)
-    # The most likely tokens, and not those of a first sample.
+    # Greedy tokens differ from those of the first sample.
     tasks = held_out_tasks(alone.config, 5)
     likely = alone.runner.sample(tasks=tasks, explore=False)
     assert [o.episode_return for o in greedy] == [e.get_return() for e in likely]
@@ -54,11 +54,11 @@ def test_samples_of_a_task_differ_and_repeat(alone):
 
 
 def test_greedy_samples_are_refused(alone):
-    with pytest.raises(ConfigError, match="same every time"):
+    with pytest.raises(ConfigError, match="greedy samples are all equal"):
         play(alone, 2, greedy=True, samples=2)
 
 
-def test_failed_tasks_are_failures_not_zeros(alone):
+def test_failed_tasks_do_not_count_as_zero(alone):
     seeds = [t.seed for t in held_out_tasks(alone.config, 6)]
     clean = play(alone, 6, greedy=False)
     FAILING_SEEDS.update(seeds[1:5])  # more than max_failed_fraction
@@ -70,16 +70,16 @@ def test_failed_tasks_are_failures_not_zeros(alone):
         ("env_error", None, None)
     }
     assert [o for o in outcomes if not o.failure] == [clean[0], clean[5]]
-    how = {"env": "x", "env_config": {}, "greedy": False, "samples": 1}
-    told = summarise(outcomes, **how)
-    assert told.failures == {"env_error": 4} and told.episodes == 2
+    arguments = {"env": "x", "env_config": {}, "greedy": False, "samples": 1}
+    summary = summarise(outcomes, **arguments)
+    assert summary.failures == {"env_error": 4} and summary.episodes == 2
     both = [clean[0].episode_return, clean[5].episode_return]
-    assert told.episode_return.mean == pytest.approx(sum(both) / 2)
-    nothing = summarise(failed, **how)
+    assert summary.episode_return.mean == pytest.approx(sum(both) / 2)
+    nothing = summarise(failed, **arguments)
     assert nothing.episodes == 0 and nothing.episode_return is nothing.success is None
 
 
-def test_a_team_earns_together_and_apart():
+def test_outcomes_of_a_team_have_agent_returns():
     run = Run(team_config(Pair), learner=False)
     for outcome in play(run, 3, greedy=False):
         parts = outcome.agent_returns
@@ -90,15 +90,15 @@ def test_a_team_earns_together_and_apart():
 
 def test_pass_at_k_of_an_evaluation(alone):
     outcomes = play(alone, 6, greedy=False, samples=3)
-    how = {"env": "x", "env_config": {}, "greedy": False, "samples": 3}
-    told = summarise(outcomes, **how)
-    assert list(told.pass_at) == [1, 2, 3]
-    assert told.pass_at[1].mean == pytest.approx(told.success.mean)
+    arguments = {"env": "x", "env_config": {}, "greedy": False, "samples": 3}
+    summary = summarise(outcomes, **arguments)
+    assert list(summary.pass_at) == [1, 2, 3]
+    assert summary.pass_at[1].mean == pytest.approx(summary.success.mean)
     any_solved = [any(o.success for o in group) for group in by_task(outcomes)]
-    assert told.pass_at[3].mean == pytest.approx(sum(any_solved) / 6)
+    assert summary.pass_at[3].mean == pytest.approx(sum(any_solved) / 6)
 
 
-def test_held_out_tasks_are_held_out(alone):
+def test_held_out_tasks_are_not_in_training(alone):
     tasks = held_out_tasks(alone.config, 4)
     assert {t.options["split"] for t in tasks} == {"test"}
 

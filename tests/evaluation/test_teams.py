@@ -1,4 +1,4 @@
-"""Line-ups: exchanged, silenced and unknown members."""
+"""Team evaluation: exchanged, ablated and unknown policies."""
 
 import pytest
 
@@ -31,29 +31,29 @@ def algo(ray_session):
     algo.stop()
 
 
-def test_policies_take_the_given_seats(algo):
+def test_play_assignment_assigns_the_given_policies(algo):
     assignment = {"alice_0": "bob", "bob_0": "alice"}
     for episode in play_assignment(algo, assignment, 4):
-        found = {a: p.module_id for a, p in episode.agent_episodes.items()}
-        assert found.items() <= assignment.items() and "alice_0" in found
-    # Afterwards everybody has their own seat again.
+        policies = {a: p.module_id for a, p in episode.agent_episodes.items()}
+        assert policies.items() <= assignment.items() and "alice_0" in policies
+    # Afterwards the config's mapping applies again.
     (episode,) = algo.env_runner.sample(num_episodes=1)
     assert episode.agent_episodes["alice_0"].module_id == "alice"
 
 
-def test_matrix_holds_every_assignment_on_the_same_tasks(algo):
+def test_swap_matrix_plays_every_assignment_on_the_same_tasks(algo):
     matrix = swap_matrix(algo, 3)
     assert matrix.policies() == ["alice", "bob"]
     for agent in AGENTS:
         for policy in ("alice", "bob"):
             assert matrix.cell(agent, policy).games == 2 * 3
-    usual = dict(zip(AGENTS, ("alice", "bob"), strict=True))
-    one, two = play_assignment(algo, usual, 3), play_assignment(algo, usual, 3)
+    default = dict(zip(AGENTS, ("alice", "bob"), strict=True))
+    one, two = play_assignment(algo, default, 3), play_assignment(algo, default, 3)
     seeds = [[episode_data(e).task.seed for e in played] for played in (one, two)]
     assert seeds[0] == seeds[1]
 
 
-def test_a_silenced_agent_says_what_it_is_told(algo):
+def test_an_ablated_agent_replies_silent(algo):
     assignment = {"alice_0": NO_ONE, "bob_0": "bob"}
     for episode in play_assignment(algo, assignment, 4, silent="say 1"):
         alice = episode.agent_episodes["alice_0"]
@@ -87,7 +87,7 @@ def test_ablations_silence_one_agent_at_a_time(algo, monkeypatch):
         assert list(episode.agent_episodes["alice_0"].get_actions()) == ["pass"]
 
 
-def test_unknown_members_are_refused(algo):
+def test_unknown_agents_and_policies_are_refused(algo):
     with pytest.raises(ConfigError, match="no agent 'carol_0'"):
         play_assignment(algo, {"carol_0": "bob"}, 1)
     with pytest.raises(ConfigError, match="no policy 'carol'"):

@@ -147,7 +147,7 @@ def slow_bonus(k, correct, episodes, turns, agents, a0, a1, a2, a3):
 
 def test_bonuses_equal_the_rules():
     alphas = (1.0, 10.0, 100.0, 1000.0)
-    names = ("persuaded", "own_change", "contrary", "leading")
+    names = ("persuaded", "opposed", "contrary", "leading")
     settings = dict(zip(names, alphas))
     seen = set()
     for seed in range(40):
@@ -180,7 +180,7 @@ def test_a_single_agent_only_changes_its_own_mind():
         [0, 1, 2],
         [0] * 3,
         persuaded=5.0,
-        own_change=1.0,
+        opposed=1.0,
         contrary=5.0,
         leading=5.0,
     )
