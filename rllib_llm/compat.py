@@ -1,8 +1,8 @@
-"""Every private or fragile touch point with other libraries.
+"""Private or fragile touch points with other libraries.
 
-What is called is wrapped in one function each; what RLlib's classes are extended by is
-listed in ``RLLIB_TOUCH_POINTS``. ``tests/test_compat.py`` pins all of it, so that an
-upgrade that moves something fails there and says what.
+Each private call is wrapped in one function. ``RLLIB_TOUCH_POINTS`` lists the private
+names of RLlib's classes that this package overrides or reads. ``tests/test_compat.py``
+checks all of them, so that an incompatible upgrade fails there with the name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-# Class to the names that we override, call or read there without being promised them.
+# By class: names that this package overrides, calls or reads and that are not public.
 RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
     "ray.rllib.algorithms.algorithm.Algorithm": ("_get_env_id_and_creator",),
     "ray.rllib.algorithms.algorithm_config.AlgorithmConfig": (
@@ -82,29 +82,30 @@ def lora_layers(model: nn.Module) -> list[Any]:
 
 
 def set_lora_disabled(layer: Any, disabled: bool) -> None:
-    """Switch one adapter off or on without touching ``requires_grad``.
+    """Disable or enable one adapter without changing ``requires_grad``.
 
-    peft's public ``enable_adapters`` also flips ``requires_grad`` of the adapter, which
-    would drop it from a graph that is being built.
+    peft's public ``enable_adapters`` also changes ``requires_grad`` of the adapter,
+    which would remove it from an autograd graph under construction.
     """
     layer._disable_adapters = disabled
 
 
 def is_lora_disabled(layer: Any) -> bool:
-    """Return whether :func:`set_lora_disabled` switched this adapter off."""
+    """Return whether :func:`set_lora_disabled` has disabled this adapter."""
     return layer._disable_adapters
 
 
 def lora_parts(layer: Any) -> tuple[Any, Any, float] | None:
-    """Return A [r, in], B [out, r] and the scale of a layer's one plain LoRA adapter.
+    """Return A [r, in], B [out, r] and the scale of a layer's only plain LoRA adapter.
 
-    None for layers that compute anything else: other adapters, several or none active,
-    DoRA, a bias of their own, hooks.
+    None for layers that compute anything else: other adapter types, several or no
+    active adapters, DoRA, a bias in the adapter, hooks.
     """
     try:
         from peft.tuners.lora.layer import Linear
     except ImportError:
         return None
+    # The exact type: subclasses may compute something else.
     if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return None
     names = list(layer.active_adapters)
@@ -138,8 +139,8 @@ def checkpoint_weights(
     """Return weights with the names and layouts that ``save_pretrained`` writes.
 
     Args:
-        model: A transformers model; its own weights are not read.
-        tensors: Weights by the names of its modules, whole layers at a time.
+        model: A transformers model; its weights are not read.
+        tensors: Weights by parameter name, complete for each layer.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -147,10 +148,10 @@ def checkpoint_weights(
 
 
 def continue_run(tuner: Any, resume: Any) -> None:
-    """Let ``tuner.fit()`` go on with the trials in its run folder.
+    """Make ``tuner.fit()`` continue the trials of its run folder.
 
-    ``Tuner.restore`` does this too, but brings back pickled callbacks and the old
-    stopping condition instead of the tuner's own.
+    ``Tuner.restore`` does so too, but restores pickled callbacks and the old stopping
+    condition instead of using the tuner's.
 
     Args:
         tuner: A ``ray.tune.Tuner`` with the name and storage of the run.
@@ -161,10 +162,10 @@ def continue_run(tuner: Any, resume: Any) -> None:
 
 
 def change_trial_config(trial: Any, values: dict[str, Any]) -> None:
-    """Change a Tune trial's config so that it stays changed when a run goes on.
+    """Change a Tune trial's config, also for a resumed run.
 
-    ``Trial.set_config``, which PBT uses, leaves alone the copy that a resumed run makes
-    the config of.
+    ``Trial.set_config``, which PBT uses, does not change the unresolved copy, from
+    which a resumed run builds the config.
 
     Args:
         trial: A ``ray.tune.experiment.trial.Trial``.
@@ -176,12 +177,12 @@ def change_trial_config(trial: Any, values: dict[str, Any]) -> None:
 
 
 def set_only_checkpoint(trial: Any, checkpoint: Path, metrics: dict[str, Any]) -> None:
-    """Make a Tune trial continue from ``checkpoint`` and forget its others.
+    """Make a Tune trial continue from ``checkpoint`` and drop its other checkpoints.
 
     Args:
         trial: A ``ray.tune.experiment.trial.Trial``.
         checkpoint: A folder that Tune wrote, ``checkpoint_<number>``.
-        metrics: The result reported when it was written.
+        metrics: The result reported with the checkpoint.
     """
     from ray.train._internal.checkpoint_manager import _CheckpointManager
     from ray.train._internal.session import _TrainingResult
@@ -205,7 +206,7 @@ def ray_kv_put(key: str, value: str) -> None:
 
 
 def ray_kv_get(key: str) -> str | None:
-    """Read from it; None if there is no such key."""
+    """Return the value of a key in that store; None if the key does not exist."""
     from ray.experimental import internal_kv
 
     value = internal_kv._internal_kv_get(key)
@@ -213,7 +214,7 @@ def ray_kv_get(key: str) -> str | None:
 
 
 def ray_kv_keys(prefix: str) -> list[str]:
-    """Return its keys that begin with ``prefix``; none where Ray does not run."""
+    """Return the store's keys that start with ``prefix``; empty if Ray does not run."""
     from ray.experimental import internal_kv
 
     if not internal_kv._internal_kv_initialized():
@@ -222,7 +223,7 @@ def ray_kv_keys(prefix: str) -> list[str]:
 
 
 def ray_kv_delete(prefix: str) -> None:
-    """Delete its keys that begin with ``prefix``; nothing where Ray does not run."""
+    """Delete the store's keys that start with ``prefix``, if Ray runs."""
     from ray.experimental import internal_kv
 
     if internal_kv._internal_kv_initialized():

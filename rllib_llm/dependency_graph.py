@@ -1,10 +1,10 @@
-"""Who reads whom: the dependency function of a team as a directed acyclic graph.
+"""Dependency graph of a team: the agents whose messages an agent reads in a round.
 
-MARFT's D (Liao et al. 2025, arXiv:2504.16129): ``D(i, j) = 1`` if agent j's message
-of a round is written with agent i's message of the *same round* before its eyes. The
-graph gives the order in which agents act and who acts at once; what is read of earlier
-rounds is the environment's affair, since a round ends before the next begins. MARFT's
-code knows the chain only.
+MARFT's D (Liao et al. 2025, arXiv:2504.16129): ``D(i, j) = 1`` if agent j reads agent
+i's message of the *same round* before it writes its own. The graph determines the order
+in which agents act and which of them act at once. Messages of earlier rounds need no
+edge, because a round ends before the next begins. MARFT's released code supports the
+chain only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TOPOLOGIES = ("chain", "star", "debate")
 
 @dataclasses.dataclass(frozen=True)
 class DependencyGraph:
-    """A checked dependency graph; build it with :func:`dependency_graph`.
+    """Validated dependency graph; build it with :func:`dependency_graph`.
 
     Attributes:
-        agents: All agents, in the order they were named.
-        reads: Agent to the agents whose message of this round it reads.
-        levels: Agents that act at once, level by level: each reads of earlier levels
-            only, and acts as early as that allows.
+        agents: All agents, in the given order.
+        reads: By agent, the agents whose messages of the round it reads.
+        levels: Groups of agents that act at once. An agent reads messages of earlier
+            levels only, and is in the first level that allows it.
     """
 
     agents: tuple[str, ...]
@@ -37,26 +37,26 @@ class DependencyGraph:
 
     def read_by(self, agent: str) -> tuple[str, ...]:
         """Return the agents that read this agent's message of the same round."""
-        _check_known(agent, self.agents)
+        _check_agent(agent, self.agents)
         return tuple(a for a in self.agents if agent in self.reads[a])
 
     def order(self, agents: Sequence[str], turns: Sequence[int]) -> np.ndarray:
-        """Return each message's place in its episode, as ``message_gae`` takes it.
+        """Return each message's order in its episode, the ``order`` of ``message_gae``.
 
         Args:
-            agents: Who sent each message. [M]
-            turns: Its round, from 0. [M]
+            agents: Agent of each message. [M]
+            turns: Round of each message, from 0. [M]
 
         Returns:
-            ``turn * number of levels + level``; equal places are simultaneous. [M]
+            ``turn * number of levels + level``; equal values are simultaneous. [M]
 
         Raises:
-            ConfigError: If an agent is unknown.
+            ConfigError: If an agent is not in the team.
             ValueError: If the lengths differ.
         """
         level = {a: i for i, level in enumerate(self.levels) for a in level}
         for agent in set(agents) - set(level):
-            _check_known(agent, self.agents)
+            _check_agent(agent, self.agents)
         places = [
             turn * len(self.levels) + level[agent]
             for agent, turn in zip(agents, turns, strict=True)
@@ -70,21 +70,21 @@ def dependency_graph(
     """Build the graph of a named topology, or of edges.
 
     ==========  ===============================================  ======================
-    name        who reads whom within a round                    levels
+    name        messages that an agent reads within a round      levels
     ==========  ===============================================  ======================
-    ``chain``   each agent all agents named before it            one agent each
-    ``star``    the last agent all others, they nobody           the others; the last
-    ``debate``  nobody anybody (they read the round before)      one, all agents
+    ``chain``   those of all agents listed before it             one agent each
+    ``star``    the last agent those of all others, others none  the others; the last
+    ``debate``  none (agents read the previous round)            one, all agents
     ==========  ===============================================  ======================
 
     Args:
-        topology: One of the names, or edges ``{reader: [read, ...]}``; who is not a
-            key reads nobody.
+        topology: One of the names, or edges ``{reader: [read, ...]}``; agents without
+            a key read no messages of the round.
         agents: All agents, each once.
 
     Raises:
-        ConfigError: If a name is unknown, an agent is named twice, or the edges have
-            a cycle (which the message spells out).
+        ConfigError: If a name does not exist, an agent occurs twice, or the edges have
+            a cycle.
 
     Example:
         >>> dependency_graph({"judge": ["a", "b"]}, ["a", "b", "judge"]).levels
@@ -93,12 +93,12 @@ def dependency_graph(
     agents = tuple(agents)
     if not agents or len(set(agents)) < len(agents):
         raise ConfigError(
-            f"agents is {list(agents)}. There must be at least one, each named once. "
-            "Number agents of one role: reasoner_0, reasoner_1."
+            f"agents is {list(agents)}. There must be at least one agent, each listed "
+            "once. Number agents of one role: reasoner_0, reasoner_1."
         )
     reads = _named_reads(topology, agents) if isinstance(topology, str) else topology
     for agent in (*reads, *(a for read in reads.values() for a in read)):
-        _check_known(agent, agents)
+        _check_agent(agent, agents)
     reads = {agent: tuple(dict.fromkeys(reads.get(agent, ()))) for agent in agents}
     return DependencyGraph(agents, reads, _levels(reads))
 
@@ -124,8 +124,8 @@ def _levels(reads: dict[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
         cycle = " reads ".join(reversed(error.args[1]))
         raise ConfigError(
             f"The dependency graph has a cycle: {cycle}. Within a round no message can "
-            "wait for itself. Remove one of these edges; an agent may read another's "
-            "message of the round before without an edge."
+            "depend on itself. Remove one of these edges; an agent can read messages "
+            "of the previous round without an edge."
         ) from None
     levels = []
     while sorter.is_active():
@@ -135,7 +135,7 @@ def _levels(reads: dict[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     return tuple(levels)
 
 
-def _check_known(agent: str, agents: tuple[str, ...]) -> None:
+def _check_agent(agent: str, agents: tuple[str, ...]) -> None:
     if agent not in agents:
         raise ConfigError(
             f"The agent {agent!r} is not one of the team's agents {list(agents)}. "

@@ -1,4 +1,4 @@
-"""Sums over Learners; with a single Learner everything is the identity."""
+"""Sums over Learners; with a single Learner every function is the identity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-_MESSAGE = 2**22  # float32 values that are sent at a time: 16 MiB
+_MESSAGE = 2**22  # maximum float32 values per message: 16 MiB
 
 
 def world_size() -> int:
@@ -26,6 +26,7 @@ def all_reduce_sum(values: Sequence[float], device: torch.device) -> list[float]
 
 def sum_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return each scalar's sum over all Learners, which must have the same keys."""
+    # Sorted: all Learners must stack the values in the same order.
     if world_size() == 1 or not tensors:
         return dict(tensors)
     keys = sorted(tensors)
@@ -35,13 +36,13 @@ def sum_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def gather(values: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the vectors of all Learners, one behind the other.
+    """Return the concatenated vectors of all Learners.
 
     Args:
-        values: This Learner's; the others' may be of other lengths. [N]
+        values: This Learner's vector; the others may have other lengths. [N]
 
     Returns:
-        All of them [M], and where this Learner's begins.
+        The concatenation [M], and the offset of this Learner's values.
     """
     if world_size() == 1:
         return values, 0
@@ -50,30 +51,32 @@ def gather(values: torch.Tensor) -> tuple[torch.Tensor, int]:
     lengths[rank] = len(values)
     dist.all_reduce(lengths)
     start, end = int(lengths[:rank].sum()), int(lengths[: rank + 1].sum())
-    # A sum of which all terms but one are zero: every backend has it.
-    together = values.new_zeros(int(lengths.sum()))
-    together[start:end] = values
-    if len(together):
-        dist.all_reduce(together)
-    return together, start
+    # A sum with zeros for the other Learners' values: every backend has all_reduce,
+    # while all_gather of different lengths is not portable.
+    gathered = values.new_zeros(int(lengths.sum()))
+    gathered[start:end] = values
+    if len(gathered):
+        dist.all_reduce(gathered)
+    return gathered, start
 
 
 def sum_by_key(sums: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """Return each key's sum over all Learners; a Learner may lack keys of others."""
+    """Return each key's sum over all Learners; Learners may have different keys."""
     if world_size() == 1:
         return dict(sums)
-    ours = "".join(f"{key}\n" for key in sums).encode()
-    letters, _ = gather(torch.tensor(list(ours), dtype=torch.int32, device=device))
+    # Exchange the keys as bytes first: all must reduce the same keys.
+    encoded = "".join(f"{key}\n" for key in sums).encode()
+    letters, _ = gather(torch.tensor(list(encoded), dtype=torch.int32, device=device))
     keys = sorted(set(bytes(letters.tolist()).decode().splitlines()))
     totals = all_reduce_sum([sums.get(key, 0.0) for key in keys], device)
     return dict(zip(keys, totals, strict=True))
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over all Learners, in messages of bounded size.
+    """Replace each gradient by its sum over all Learners, in messages of limited size.
 
-    A parameter that this Learner's rows did not touch counts as zero, so that every
-    Learner sends the same number of values.
+    A parameter without a gradient counts as zero, so that every Learner sends the same
+    number of values.
     """
     if world_size() == 1:
         return

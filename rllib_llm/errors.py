@@ -1,7 +1,7 @@
-"""The error tree of the package.
+"""Exceptions of the package.
 
-Every message says what was given, what is needed, and how to mend it. All classes
-take one message and survive pickling, so they cross Ray actors unchanged.
+Every message states the value, the rule and the remedy. All classes take one message
+and can be pickled, so that they pass through Ray actors unchanged.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 
 
 class RLlibLLMError(Exception):
-    """Base class of everything this package raises on purpose."""
+    """Base class of this package's exceptions."""
 
 
 class ConfigError(RLlibLLMError, ValueError):
-    """A setting is unknown, out of range, or contradicts another one."""
+    """A setting does not exist, is out of range, or contradicts another one."""
 
 
 class EnvContractError(RLlibLLMError):
-    """An environment broke the contract of :class:`rllib_llm.envs.TextEnv`."""
+    """An environment violates the contract of :class:`rllib_llm.envs.TextEnv`."""
 
 
 class EnvRunnerError(RLlibLLMError, RuntimeError):
@@ -28,7 +28,7 @@ class EnvRunnerError(RLlibLLMError, RuntimeError):
 
 
 class EpisodeOverError(RLlibLLMError):
-    """A conversation cannot go on: a limit of the training run has ended it."""
+    """A limit of the training run has ended a conversation's episode."""
 
 
 class TemplateError(RLlibLLMError, ValueError):
@@ -44,7 +44,7 @@ class StorageError(RLlibLLMError):
 
 
 class ModelError(RLlibLLMError, ValueError):
-    """A language model cannot be found, loaded, or adapted as asked."""
+    """A language model does not exist, or cannot be loaded or adapted."""
 
 
 class MissingExtraError(RLlibLLMError, ImportError):
@@ -52,7 +52,7 @@ class MissingExtraError(RLlibLLMError, ImportError):
 
     @classmethod
     def for_extra(cls, package: str, extra: str) -> MissingExtraError:
-        """Build the message for ``package``, which the extra ``extra`` installs."""
+        """Build the error of a missing ``package`` that ``extra`` installs."""
         return cls(
             f"This feature needs the package {package!r}. "
             f"Install it with: pip install 'rllib-llm[{extra}]'"
@@ -64,35 +64,35 @@ def summarize(error: BaseException, limit: int = 300) -> str:
 
     Args:
         error: Any error.
-        limit: Most characters of the message.
+        limit: Maximum characters of the message.
 
     Returns:
         E.g. ``"KeyError: 'x' (maze.py:12)"``; the origin is the innermost frame.
     """
     try:
         text = " ".join(str(error).split())
-    except Exception as broken:
+    except Exception as broken:  # a user's exception may fail in __str__
         text = f"<{type(broken).__name__} in its message>"
     if len(text) > limit:
         text = f"{text[:limit]}..."
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    summary = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not frames:
-        return named  # the message of a SyntaxError names file and line
-    return f"{named} ({frames[-1].filename}:{frames[-1].lineno})"
+        return summary  # the message of a SyntaxError contains file and line
+    return f"{summary} ({frames[-1].filename}:{frames[-1].lineno})"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint naming the nearest known name, or listing all of them.
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return a hint with the most similar allowed name, or with all of them.
 
     Args:
-        name: What was given.
-        known: The valid names.
+        name: The given name.
+        allowed: The allowed names.
 
     Returns:
         One sentence, e.g. ``"Did you mean 'lr'?"``.
     """
-    names = sorted(known)
+    names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"

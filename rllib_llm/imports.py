@@ -1,4 +1,4 @@
-"""Objects that settings name as ``"package.module:Name"``."""
+"""Import of objects given as ``"package.module:Name"``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rllib_llm.errors import ConfigError, did_you_mean, summarize
 
 
 def import_object(path: str, where: str) -> Any:
-    """Return the object that ``"package.module:Name"`` names.
+    """Import the object given as ``"package.module:Name"``.
 
     Args:
         path: Module and name.
         where: The setting, for messages, e.g. ``"learners.learner_class"``.
 
     Raises:
-        ConfigError: If it cannot be imported, whatever its module raises, or if the
-            module has no such name.
+        ConfigError: If the module cannot be imported, for any reason, or does not have
+            the name.
     """
     module_name, _, name = path.partition(":")
     what = f"{where}={path[:200]!r} cannot be imported"
@@ -30,8 +30,8 @@ def import_object(path: str, where: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:  # a module may raise anything
         raise ConfigError(
-            f"{what}: the module {module_name[:100]!r} raised {summarize(error)}. Mend "
-            "the module; importing it must not raise."
+            f"{what}: the module {module_name[:100]!r} raised {summarize(error)}. "
+            "Correct the module; its import must not raise an exception."
         ) from error
     if not hasattr(module, name):
         public = [n for n in vars(module) if not n.startswith("_")][:50]

@@ -1,4 +1,4 @@
-"""State as JSON: what pieces, leagues and alarms remember, without pickles."""
+"""JSON encoding of the state of components, leagues and alarms, without pickle."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _LISTS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def dumps(value: Any, where: str) -> str:
-    """Return ``value`` as JSON from which :func:`loads` makes its equal.
+    """Return ``value`` as JSON that :func:`loads` decodes to an equal value.
 
     Args:
-        value: Of None, booleans, numbers, texts, bytes, lists, tuples, sets, deques,
-            dicts and numpy arrays and numbers.
-        where: Whose state it is, for the message.
+        value: Built from None, booleans, numbers, texts, bytes, lists, tuples, sets,
+            deques, dicts and numpy arrays and numbers.
+        where: Owner of the state, for the message.
 
     Raises:
-        ConfigError: For anything else; only code could bring that back.
+        ConfigError: For any other type, which would need pickled code.
     """
     return json.dumps(_encode(value, where))
 
 
 def loads(text: str) -> Any:
-    """Invert :func:`dumps`."""
+    """Return the value that :func:`dumps` encoded."""
     return _decode(json.loads(text))
 
 
@@ -60,8 +60,8 @@ def _encode(value: Any, where: str) -> Any:
     if _LISTS.get(kind) is type(value):
         return {_TAG: kind, "of": _encode(list(value), where)}
     raise ConfigError(
-        f"{where} is a {type(value).__module__}.{kind}, which checkpoints do not keep: "
-        "state is stored as JSON. Return numbers, texts, lists, dicts and numpy arrays "
+        f"{where} is a {type(value).__module__}.{kind}, which checkpoints cannot "
+        "store: state is JSON. Return numbers, texts, lists, dicts and numpy arrays "
         "from get_state, and rebuild the object in set_state."
     )
 

@@ -1,4 +1,4 @@
-"""Folders that are whole or recognised as damaged: manifests and atomic builds."""
+"""Manifests and atomic builds of folders, to detect damaged ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 2**20  # bytes
 
 
 def write_manifest(folder: Path) -> None:
-    """Write name, size and SHA-256 digest of every file below ``folder``.
+    """Write name, size and SHA-256 digest of every file in ``folder``.
 
     Call it last: a folder without a manifest counts as incomplete.
     """
@@ -35,6 +35,7 @@ def write_manifest(folder: Path) -> None:
         for path in files
         if path != folder / MANIFEST_FILE
     }
+    # Replaced atomically: a killed process must not leave half a manifest.
     draft = folder / f"{MANIFEST_FILE}.tmp"
     draft.write_text(
         json.dumps({"version": _VERSION, "files": listed}, indent=1), encoding="utf-8"
@@ -49,15 +50,16 @@ def find_damage(folder: Path, *, digests: bool = True) -> str | None:
 
     Args:
         folder: A folder that :func:`write_manifest` completed.
-        digests: Read every file; otherwise names and sizes alone are compared.
+        digests: Whether to compare digests, which reads every file; otherwise only
+            names and sizes.
     """
     try:
         listed = _read(folder / MANIFEST_FILE)
         for name, expected in listed.items():
-            found = _difference(folder / name, expected, digests=digests)
-            if found is not None:
-                return f"{name} {found}"
-    except FileNotFoundError:  # also: deleted while it is read
+            difference = _difference(folder / name, expected, digests=digests)
+            if difference is not None:
+                return f"{name} {difference}"
+    except FileNotFoundError:  # also if it is deleted during the check
         return f"{MANIFEST_FILE}, which is written last, is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST_FILE} is not readable"
@@ -65,17 +67,17 @@ def find_damage(folder: Path, *, digests: bool = True) -> str | None:
 
 
 def require_whole(checkpoint: Path) -> None:
-    """Refuse a checkpoint that is not what its manifest says.
+    """Check that a checkpoint matches its manifest.
 
     Raises:
-        CheckpointError: Naming the first file that differs.
+        CheckpointError: If a file is missing or differs.
     """
     damage = find_damage(checkpoint)
     if damage is not None:
         raise CheckpointError(
             f"The checkpoint {checkpoint} is not whole: {damage}. Writing it was "
             "interrupted, or it was changed afterwards. Use an older checkpoint of the "
-            "same trial, and delete this folder."
+            "same trial and delete this folder."
         )
 
 
@@ -118,11 +120,11 @@ def built_whole(folder: Path, *, manifest: bool = True) -> Iterator[Path]:
 
     Args:
         folder: Must not exist, or be empty.
-        manifest: Complete it with a manifest.
+        manifest: Whether to write a manifest.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f"{folder.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
-    work.mkdir()  # not mkdtemp, which would keep other users out
+    work.mkdir()  # not mkdtemp, whose folders other users cannot read
     try:
         yield work
         _share(work)
@@ -134,7 +136,7 @@ def built_whole(folder: Path, *, manifest: bool = True) -> Iterator[Path]:
 
 
 def _share(folder: Path) -> None:
-    """Give files the access that new ones get here (safetensors writes 0600)."""
+    """Give files the permissions of new files (safetensors writes 0600)."""
     access = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file():
@@ -142,6 +144,6 @@ def _share(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete what killed builds of ``folder`` left; hold its lock meanwhile."""
-    for left in folder.parent.glob(f"{folder.name}{_PARTIAL}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Delete leftovers of killed builds of ``folder``; the caller holds its lock."""
+    for partial in folder.parent.glob(f"{folder.name}{_PARTIAL}*"):
+        shutil.rmtree(partial, ignore_errors=True)

@@ -11,11 +11,11 @@ from rllib_llm.imports import import_object
 
 
 class MappedPolicies:
-    """A ``policy_mapping_fn`` written as a table.
+    """A ``policy_mapping_fn`` given as a table.
 
     Args:
-        table: Policies by agent. ``solver`` also stands for ``solver_0``, ``solver_1``
-            and so on; ``"*"`` for all others.
+        table: Policies by agent. ``solver`` also covers ``solver_0``, ``solver_1`` and
+            so on; ``"*"`` covers all other agents.
     """
 
     def __init__(self, table: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ class MappedPolicies:
         """Return the agent's policy.
 
         Raises:
-            ConfigError: If the table has none.
+            ConfigError: If the table has no entry for the agent.
         """
         stem = agent_id.rpartition("_")[0]
         for name in (agent_id, stem, "*"):
@@ -44,10 +44,10 @@ class MappedPolicies:
 
 
 def imported(what: str, path: str) -> Any:
-    """Return the object that ``"package.module:name"`` names.
+    """Import the object given as ``"package.module:name"``.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If it does not exist.
     """
     return import_object(path, f"multi_agent.{what}")
 
@@ -58,7 +58,7 @@ def mapped_policies(config: Any, agents: list[str]) -> dict[str, str]:
 
     episode = MultiAgentEpisode()
     episode_data(episode).task = config.build_task_source().next_groups(1)[0]
-    found = {}
+    policies = {}
     for agent in agents:
         module_id = config.policy_mapping_fn(agent, episode)
         if module_id not in config.module_ids:
@@ -66,5 +66,5 @@ def mapped_policies(config: Any, agents: list[str]) -> dict[str, str]:
                 f"policy_mapping_fn maps the agent {agent!r} to {module_id!r}, which "
                 f"is no policy. {did_you_mean(str(module_id), config.module_ids)}"
             )
-        found[agent] = module_id
-    return found
+        policies[agent] = module_id
+    return policies

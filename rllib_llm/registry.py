@@ -1,4 +1,4 @@
-"""Registries: names to classes, with suggestions for names that do not exist."""
+"""Registry of named classes, with suggestions for names that do not exist."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A dictionary of named things of one kind, e.g. environments.
+    """Dictionary of named items of one kind, e.g. environments.
 
     Args:
-        kind: What the things are called in error messages, e.g. ``"environment"``.
-        load: Called once before the first look-up; imports the modules whose
-            decorators fill the registry, so that importing the package stays cheap.
+        kind: Kind of the items, for error messages, e.g. ``"environment"``.
+        load: Called once before the first look-up to import the modules whose
+            decorators fill the registry, so that importing the package is fast.
     """
 
     def __init__(self, kind: str, load: Callable[[], None] | None = None):
@@ -25,11 +25,15 @@ class Registry(Generic[T]):
         self._items: dict[str, T] = {}
 
     def register(self, name: str, item: T) -> T:
-        """Add ``item`` under ``name``; the same name twice is an error."""
-        known = self._items.get(name)
-        if known is not None and not _same_definition(known, item):
+        """Add ``item`` under ``name``.
+
+        Raises:
+            ConfigError: If another item has the name.
+        """
+        existing = self._items.get(name)
+        if existing is not None and not _same_definition(existing, item):
             raise ConfigError(
-                f"The {self.kind} name {name!r} is taken by {known!r}. "
+                f"The {self.kind} name {name!r} is taken by {existing!r}. "
                 "Choose another name, or raise its version."
             )
         self._items[name] = item
@@ -39,7 +43,7 @@ class Registry(Generic[T]):
         """Return the item called ``name``.
 
         Raises:
-            ConfigError: If there is none; the message suggests the nearest name.
+            ConfigError: If the name does not exist; the message suggests a similar one.
         """
         self._ensure_loaded()
         if name not in self._items:
@@ -67,7 +71,10 @@ class Registry(Generic[T]):
 
 
 def _same_definition(a: object, b: object) -> bool:
-    """True where a module was merely imported again (notebooks, Ray workers)."""
+    """Return whether two items are one definition, imported again.
+
+    Notebooks and Ray workers import modules repeatedly.
+    """
     key = ("__module__", "__qualname__")
     return all(
         getattr(a, k, None) is not None and getattr(a, k, None) == getattr(b, k, None)

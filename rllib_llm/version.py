@@ -1,3 +1,3 @@
-"""Single source of the package's version."""
+"""Version of the package."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Turn parameters into what RLlib ships between processes and writes to disk, and back.
+"""Conversion of parameters to the states that RLlib transfers and writes to disk.
 
-RLlib converts states to numpy, which has no bfloat16: building an algorithm around a
-bfloat16 module fails there. Such tensors travel as their bits (uint16) instead.
+RLlib converts states to numpy, which has no bfloat16 and raises an error for such
+tensors. They are therefore transferred as their bits (uint16).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from safetensors.torch import load_file, save_file
 
 from rllib_llm.errors import CheckpointError
 
-FILE = "module_state.safetensors"  # what checkpoints keep states in
+FILE = "module_state.safetensors"  # in the module folders of checkpoints
 _BF16 = "@bf16"
 
 
 def pack(
     tensors: Mapping[str, torch.Tensor], *, dtype: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Return numpy arrays; bfloat16 as uint16 under the name plus a marker.
+    """Return tensors as numpy arrays; bfloat16 as uint16 under a marked name.
 
     Args:
-        tensors: By name.
-        dtype: Floating-point tensors are converted to this torch dtype.
+        tensors: Tensors by name.
+        dtype: Torch data type to convert floating-point tensors to; None keeps theirs.
     """
     packed = {}
     for name, tensor in tensors.items():
@@ -48,7 +48,7 @@ def pack(
 
 
 def unpack(state: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Invert :func:`pack`."""
+    """Return the tensors that :func:`pack` converted."""
     tensors = {}
     for name, value in state.items():
         # Arrays from Ray's object store are read-only, which torch warns about.
@@ -61,7 +61,7 @@ def unpack(state: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def save(packed: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write what :func:`pack` returned as a safetensors file, which runs no code."""
+    """Write the result of :func:`pack` as a safetensors file, which holds no code."""
     tensors = {name: t.contiguous() for name, t in unpack(packed).items()}
     path.touch()
     access = path.stat().st_mode
@@ -73,23 +73,23 @@ def load(path: Path) -> dict[str, np.ndarray]:
     """Return the packed state that :func:`save` wrote.
 
     Raises:
-        CheckpointError: If there is none, or it is damaged.
+        CheckpointError: If the file is missing or damaged.
     """
     try:
         return pack(load_file(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The weights of a policy cannot be read from {path}: {error}. Use another "
-            "checkpoint."
+            "checkpoint of the run."
         ) from error
 
 
 @contextlib.contextmanager
 def written_to(folder: str, filesystem: Any) -> Iterator[Path]:
-    """Yield a local folder whose content reaches ``folder`` when the block ends.
+    """Yield a local folder whose content is copied to ``folder`` after the block.
 
     Args:
-        folder: A folder that exists in ``filesystem``.
+        folder: An existing folder of ``filesystem``.
         filesystem: A pyarrow file system.
     """
     if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
@@ -119,18 +119,17 @@ def copy_into(
     *,
     optional: tuple[str, ...] = (),
 ) -> None:
-    """Copy ``source`` into ``targets`` in place, refusing what does not fit.
-
-    Nothing is written unless everything fits.
+    """Copy ``source`` into ``targets`` in place after checking names and shapes.
 
     Args:
         targets: Parameters by name.
         source: Their new values.
-        what: Whose parameters they are, for the message.
-        optional: Name prefixes of parts that ``source`` may lack as a whole.
+        what: Owner of the parameters, for the message.
+        optional: Name prefixes of parts that ``source`` may lack completely.
 
     Raises:
-        CheckpointError: If a name is unknown or missing, or a shape differs.
+        CheckpointError: If a name is additional or missing, or a shape differs; then
+            no tensor has been changed.
     """
     for name in [*targets, *source]:
         ours, theirs = targets.get(name), source.get(name)
@@ -140,7 +139,7 @@ def copy_into(
             raise CheckpointError(
                 f"The state of another model was given to {what}: {name!r} has "
                 f"{_shape(theirs)} there and {_shape(ours)} here. Use the checkpoint "
-                "with the language_model settings it was written with."
+                "with the language_model settings of its run."
             )
     with torch.no_grad():
         for name, value in source.items():
@@ -159,11 +158,11 @@ def _shape(tensor: torch.Tensor | None) -> str:
 
 
 def fingerprint(parameters: Iterable[torch.Tensor], count: int = 256) -> np.ndarray:
-    """Return one number per tensor by which a base model is recognised. float32 [N]
+    """Return one number per tensor that identifies a base model. float32 [N]
 
     Args:
-        parameters: In a fixed order.
-        count: How many leading elements of each tensor are looked at.
+        parameters: Tensors in a fixed order.
+        count: Number of leading elements to read of each tensor.
     """
     return np.array(
         [float(p.detach().flatten()[:count].double().abs().sum()) for p in parameters],
@@ -172,14 +171,15 @@ def fingerprint(parameters: Iterable[torch.Tensor], count: int = 256) -> np.ndar
 
 
 def check_fingerprint(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
-    """Refuse adapters that were trained on another base model.
+    """Check that adapters belong to the base model.
 
     Raises:
         CheckpointError: If the fingerprints differ by more than a change of dtype.
     """
+    # The tolerance admits the same base in float32 and in bfloat16.
     theirs = np.asarray(theirs)
     if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-2):
         raise CheckpointError(
-            f"The adapters given to {what} were trained on another base model. Use "
-            "the language_model.model they were trained with."
+            f"The adapters given to {what} were trained on another base model. Use the "
+            "language_model.model of their run."
         )

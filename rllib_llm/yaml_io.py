@@ -1,4 +1,4 @@
-"""YAML as recipes need it: numbers with exponents, no duplicate keys, plain dumps."""
+"""Reading and writing of YAML: exponents as numbers, no duplicate keys, size limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from yaml.composer import Composer
 from rllib_llm.errors import ConfigError, summarize
 from rllib_llm.schema import show
 
-# Recipes are a few thousand characters; these bounds keep a file that is none from
-# exhausting time or memory, here and wherever values are walked later.
+# Recipes have a few thousand characters. The limits keep other files from exhausting
+# time or memory, here and in later code that traverses the values.
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 40
 MAX_NODES = 20_000
@@ -21,9 +21,9 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """SafeLoader that reads ``5e-5`` and dates as YAML 1.2 does, within bounds.
+    """SafeLoader that reads ``5e-5`` and dates as in YAML 1.2, with size limits.
 
-    Duplicate keys, recursive aliases, and tags that JSON has no counterpart of are
+    Duplicate keys, recursive aliases, and tags without a counterpart in JSON are
     refused; merge keys (``<<: *base``) work.
     """
 
@@ -31,16 +31,21 @@ class _RecipeLoader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
         self._open: set[str] = set()
-        self._sizes: dict[int, int] = {}  # nodes below each, those of aliases included
+        self._sizes: dict[int, int] = {}  # nodes of each subtree, aliases expanded
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node, and count what stands below it."""
+        """Compose a node and count the nodes of its subtree."""
         event = self.peek_event()
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
-            raise ConfigError(f"The alias *{event.anchor} (line {line}) holds itself.")
+            raise ConfigError(
+                f"The alias *{event.anchor} (line {line}) contains itself. Write its "
+                "value out."
+            )
         if self._depth >= MAX_DEPTH:
-            raise ConfigError(f"Line {line} is nested deeper than {MAX_DEPTH} levels.")
+            raise ConfigError(
+                f"Line {line} is nested deeper than {MAX_DEPTH} levels. Flatten it."
+            )
         anchor = getattr(event, "anchor", None)
         is_definition = anchor is not None and not isinstance(event, yaml.AliasEvent)
         self._depth += 1
@@ -63,20 +68,24 @@ class _RecipeLoader(yaml.SafeLoader):
         self._sizes[id(node)] = total
         if total > MAX_NODES:
             raise ConfigError(
-                f"Line {line} holds more than {MAX_NODES} values, aliases included."
+                f"Line {line} holds more than {MAX_NODES} values, with aliases "
+                "expanded. Move data into a file that the environment reads."
             )
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Compose a mapping, and refuse keys that stand twice or are no scalars."""
+        """Compose a mapping and check that its keys are unique scalars."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"A key in line {line} is no name but a collection.")
+                raise ConfigError(
+                    f"A key in line {line} is a collection; keys must be names. Quote "
+                    "it, or use a name."
+                )
             if (key.tag, key.value) in seen:
                 raise ConfigError(
-                    f"The key {show(key.value, 60)} stands twice (line {line}). Keep "
+                    f"The key {show(key.value, 60)} occurs twice (line {line}). Keep "
                     "one of them."
                 )
             seen.add((key.tag, key.value))
@@ -89,10 +98,10 @@ _RecipeLoader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.[0-9]*)[eE][-+]?[0-9]+$"),
     list("-+0123456789."),
 )
-# Nor does YAML 1.2 know dates; what looks like one is a text.
+# YAML 1.2 has no dates: texts that look like one stay texts.
 _RecipeLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != _TIMESTAMP]
-    for first, found in _RecipeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in _RecipeLoader.yaml_implicit_resolvers.items()
 }
 for _tag in ("timestamp", "binary", "set", "omap", "pairs"):
     _RecipeLoader.add_constructor(
@@ -101,15 +110,15 @@ for _tag in ("timestamp", "binary", "set", "omap", "pairs"):
 
 
 def parse(text: str, where: str) -> Any:
-    """Return what ``text`` says.
+    """Return the value of a YAML text.
 
     Args:
         text: YAML.
-        where: Named in error messages, e.g. a file.
+        where: Origin of the text for error messages, e.g. a file.
 
     Raises:
-        ConfigError: If it is not YAML, a key stands twice in one mapping, or it
-            exceeds the bounds of this module.
+        ConfigError: If it is not YAML, a key occurs twice in a mapping, or it exceeds
+            the limits of this module.
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
@@ -120,25 +129,25 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, _RecipeLoader)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # constructors raise anything on mistaken tags
+    except Exception as error:  # PyYAML's constructors raise any type on wrong tags
         what = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else ""
         raise ConfigError(
             f"{where} is not valid YAML: {what[:500] or summarize(error)}. Quote texts "
-            "that hold special characters."
+            "with special characters."
         ) from error
 
 
 def read(path: Path) -> Any:
-    """Return what the file ``path`` says.
+    """Return the value of a YAML file.
 
     Raises:
-        ConfigError: If it cannot be read, is not UTF-8, or as :func:`parse` says.
+        ConfigError: If it cannot be read or is not UTF-8, or as in :func:`parse`.
     """
     try:
         if path.stat().st_size > 4 * MAX_CHARACTERS:
             raise ConfigError(
                 f"{path} has {path.stat().st_size} bytes; a recipe has at most "
-                f"{MAX_CHARACTERS} characters. Is it the right file?"
+                f"{MAX_CHARACTERS} characters. Check the path."
             )
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -146,7 +155,9 @@ def read(path: Path) -> Any:
             f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8."
         ) from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Check path and permissions."
+        ) from error
     return parse(text, str(path))
 
 

@@ -1,4 +1,4 @@
-"""MARFT's credit and loss, written as slow loops over the episodes themselves."""
+"""MARFT's advantages and loss as slow loops over episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllib_llm.data.episode_data import episode_data
 
 
 def conversation(episode, agent):
-    """All (step, prompt ids, answer ids) of one agent."""
+    """Return all (step, prompt ids, completion ids) of one agent."""
     return [
         (t.env_t, t.prompt_ids.tolist(), t.action_ids.tolist())
         for who, t in turns_of(episode)
@@ -21,11 +21,11 @@ def conversation(episode, agent):
 
 
 def everything(episode):
-    """The like of all agents; what a step reads comes before what it says."""
-    told = turns_of(episode)
+    """Return the same of all agents; the prompts of a step precede its completions."""
+    turns = turns_of(episode)
     whole = []
-    for step in sorted({t.env_t for _, t in told}):
-        now = [t for _, t in told if t.env_t == step]
+    for step in sorted({t.env_t for _, t in turns}):
+        now = [t for _, t in turns if t.env_t == step]
         read = [i for t in now for i in t.prompt_ids.tolist()]
         whole.append((step, read, [i for t in now for i in t.action_ids.tolist()]))
     return whole
@@ -33,24 +33,24 @@ def everything(episode):
 
 @torch.no_grad()
 def value_after(module, ids):
-    """What a critic says after reading exactly these ids."""
+    """Return a critic's value after exactly these ids."""
     hidden = module.lm.base_model(input_ids=torch.tensor([ids])).last_hidden_state
     return float(module.value_head(hidden)[0, -1])
 
 
 def value_at(module, parts, step, extra=()):
-    """The value of a message: after all that was read before it is said."""
+    """Return the value of a message, after all prompts before its completion."""
     ids = []
-    for env_t, read, said in parts:
+    for env_t, read, completion in parts:
         ids += read
         if env_t == step:
             return value_after(module, ids)
-        ids += said
+        ids += completion
     return value_after(module, [*ids, *extra])
 
 
 def chain(episode, value_of, *, gamma, lambda_, how="mean", trained=None):
-    """Advantages and value targets by environment step, by the definition.
+    """Return advantages and value targets by environment step, by the definition.
 
     Args:
         episode: A MultiAgentEpisode.
@@ -84,7 +84,7 @@ def chain(episode, value_of, *, gamma, lambda_, how="mean", trained=None):
 
 
 def shared_values(module, episode):
-    """value_of for a critic that reads each agent's own conversation."""
+    """Return value_of for a critic that reads each agent's own conversation."""
 
     def value_of(agent, step):
         if agent is not None:
@@ -106,7 +106,7 @@ def shared_values(module, episode):
 
 
 def central_values(module, episode):
-    """value_of for a critic that reads everything."""
+    """Return value_of for a critic that reads all conversations."""
 
     def value_of(agent, step):
         if agent is not None:
@@ -125,7 +125,7 @@ def in_float64(module):
 
 
 def message_loss(lm, episodes, agents, advantages, settings):
-    """PPO's loss over the messages of some agents, one at a time; in float64.
+    """Return PPO's loss over the messages of some agents, one at a time, in float64.
 
     Args:
         lm: Their language model, in float64.

@@ -1,4 +1,4 @@
-"""Made-up trajectories, and ways to rearrange them."""
+"""Synthetic trajectories and functions that rearrange them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _one_torch_thread():
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """One local Ray for the whole test session."""
+    """Start one local Ray for the whole test session."""
     import ray
 
     if not ray.is_initialized():
@@ -40,7 +40,7 @@ _SANDBOXED = ("python_tool", "code-v0")
 
 
 def pytest_collection_modifyitems(items):
-    """Skip them where the platform cannot isolate programs."""
+    """Skip sandbox tests if the platform cannot isolate programs."""
     from rllib_llm.sandbox import probe
 
     missing = probe()["missing"]
@@ -82,10 +82,10 @@ _BLOCKED = frozenset(filter(None, os.environ.get("RLLIB_LLM_BLOCKED", "").split(
 
 
 class _Blocker:
-    """Finds none of the blocked modules."""
+    """Import hook that hides the blocked modules."""
 
     def find_spec(self, name, path=None, target=None):
-        """Raise as Python does for a module that is not there."""
+        """Raise the error of a module that does not exist."""
         if name.partition(".")[0] in _BLOCKED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -107,7 +107,7 @@ def _missing_extra(error):
 
 
 def _absent_module(error):
-    """Return the module that an error says is not there, "" for other errors."""
+    """Return the missing module of an import error, "" for other errors."""
     if type(error).__name__ == "MissingExtraError":
         package = re.search(r"needs the package '([^']+)'", str(error))
         return package[1].replace("-", "_") if package else ""

@@ -1,4 +1,4 @@
-"""The virtual environment that ``make demo`` leaves, without installing anything."""
+"""Virtual environment as after ``make demo``, without installing anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def extras_of_demo() -> set[str]:
 
 
 def requirements_of_demo() -> list[Requirement]:
-    """Return what the package and these extras ask for, from this setup.py."""
+    """Return the requirements of the package and these extras."""
     code = (
         "import json, setuptools; setuptools.setup = lambda **k: print(json.dumps("
         "[k['install_requires'], k['extras_require']])); exec(open('setup.py').read(),"
@@ -44,7 +44,7 @@ def requirements_of_demo() -> list[Requirement]:
 
 
 def distributions(requirements: list[Requirement]) -> dict[str, metadata.Distribution]:
-    """Return the installed distributions that these bring, by canonical name."""
+    """Return the installed distributions of the requirements, by canonical name."""
     found: dict[str, metadata.Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     todo = [(r, "") for r in requirements]

@@ -1,4 +1,4 @@
-"""Texts that a model might write and that break careless readers."""
+"""Completions that break careless parsers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FIXED = {
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Return texts of hostile parts, words and any characters, up to 2,000 parts."""
+    """Return random texts of up to 2,000 hostile parts, words and characters."""
     rng = random.Random(seed)
     texts = []
     for _ in range(count):

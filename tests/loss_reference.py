@@ -1,4 +1,4 @@
-"""Policy losses token by token, in plain Python floats, as papers write them."""
+"""Policy losses token by token in plain Python floats, as in the papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
 
 
 def make_batch(seed=0, rows=5, width=7, *, spread=0.3, masked=False, junk=None):
-    """A float64 batch of four episodes, one of them with two rows of three turns."""
+    """Return a float64 batch of four episodes, one with two rows of three turns."""
     draw = torch.Generator().manual_seed(seed)
     shape = (rows, width)
 

@@ -1,4 +1,4 @@
-"""Multi-agent games that do as they are told, for tests."""
+"""Scripted multi-agent games for tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scripted(MultiAgentTextEnv):
 
 
 class Together(Scripted):
-    """All act at once; the plan's outcomes come at the end of rounds."""
+    """All agents act at once; the plan's outcomes come at the end of rounds."""
 
     simultaneous = True
 
@@ -48,7 +48,7 @@ class Together(Scripted):
 
 
 def made(cls, plan, **attributes):
-    """A subclass of ``cls`` that plays ``plan``."""
+    """Return a subclass of ``cls`` that plays ``plan``."""
     return type(cls.__name__, (cls,), {"plan": plan, **attributes})
 
 
@@ -57,7 +57,7 @@ def over(rewards=None, **kwargs):
 
 
 def random_outcome(env, rng):
-    """Rewards to anyone, anyone leaving; logs what was granted."""
+    """Return random rewards and ends of agents; logs the rewards."""
     names = env.possible_agents
     rewards = {str(a): float(rng.integers(1, 9)) for a in rng.permutation(names)[:2]}
     for agent, reward in rewards.items():

@@ -1,4 +1,4 @@
-"""Games of a speaker, who reads text, and a runner, who reads numbers."""
+"""Games of a speaker, which reads text, and a runner, which reads numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MLP = {"rl_module": {"model_config": {"fcnet_hiddens": [16]}}}
 
 
 class Errand(MultiAgentTextEnv):
-    """The runner is paid for naming its larger number, the speaker for its words.
+    """Rewards the runner for the index of its larger number, the speaker for its words.
 
     In turn, ``rounds`` times each. Who speaks reads what the runner has done.
     """
@@ -59,7 +59,7 @@ class Errand(MultiAgentTextEnv):
 
 
 class Discretely(Errand):
-    """The runner reads which of three cells it is in, and acts in two dials."""
+    """Discrete spaces: the runner reads one of three cells and acts in two parts."""
 
     reads, acts = Discrete(3), MultiDiscrete([2, 3])
 
@@ -71,7 +71,7 @@ class Discretely(Errand):
 
 
 class Steering(Errand):
-    """The runner steers: one real number between 2 and 4."""
+    """Continuous actions: the runner acts with one number between 2 and 4."""
 
     acts = Box(2.0, 4.0, (1,), np.float32)
 
@@ -80,7 +80,7 @@ class Steering(Errand):
 
 
 class Beside(ParallelEnv):
-    """A plain ParallelEnv: speaker and runners act at once, one runner leaves early."""
+    """Plain ParallelEnv: speaker and runners act at once, one runner ends early."""
 
     metadata = {"render_modes": []}
     render_mode = None
@@ -101,8 +101,10 @@ class Beside(ParallelEnv):
         return self.action_spaces[agent]
 
     def _tell(self, names):
-        said = {a: np.array([self.t], np.float32) for a in names}
-        return said | ({"speaker_0": f"At {self.t}."} if "speaker_0" in names else {})
+        observations = {a: np.array([self.t], np.float32) for a in names}
+        return observations | (
+            {"speaker_0": f"At {self.t}."} if "speaker_0" in names else {}
+        )
 
     def reset(self, seed=None, options=None):
         self.t, self.agents, self.got = 0, list(self.possible_agents), []
@@ -121,7 +123,7 @@ class Beside(ParallelEnv):
 
 
 def non_llm_config(env=Errand, config_class=LLMPPOConfig, *, runner=MLP, **sections):
-    """A config of the speaker, a tiny model, and the runner, an MLP."""
+    """Return a config with a tiny model as speaker and an MLP as runner."""
     policies = sections.pop("policies", {"talk": {}, "run": runner})
     mapping = {"speaker": "talk", "runner": "run"}
     return team_config(
@@ -134,7 +136,7 @@ def non_llm_config(env=Errand, config_class=LLMPPOConfig, *, runner=MLP, **secti
 
 
 class NonLLMRun:
-    """An EnvRunner and a Learner that share their weights, in this process."""
+    """EnvRunner and Learner with shared weights in this process."""
 
     def __init__(self, config, seed=3):
         config.validate()

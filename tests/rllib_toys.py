@@ -1,4 +1,4 @@
-"""A game of RLlib's MultiAgentEnv, and the same one for PettingZoo."""
+"""One game as RLlib's MultiAgentEnv and for PettingZoo."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Rules:
         self.cut = config.get("cut", False)
 
     def begin(self, seed):
-        """Return what the giver reads."""
+        """Return the giver's first observation."""
         self.number = int(np.random.default_rng(seed).integers(5))
-        self.turn, self.said = 0, []
+        self.turn, self.texts = 0, []
         return {"giver_0": f"The number is {self.number}."}
 
     def play(self, actions):
         """Return observations, rewards, those who end, and whether it is over."""
         self.turn += 1
-        self.said += actions.values()
+        self.texts += actions.values()
         if self.turn == 1:
-            return {"taker_0": f"It says {self.said[-1]!r}."}, {}, {"giver_0"}, False
+            return {"taker_0": f"It says {self.texts[-1]!r}."}, {}, {"giver_0"}, False
         over = self.turn > self.rounds
         rewards = {"taker_0": 1.0, "giver_0": 0.5} if over else {"taker_0": 0.25}
         return {"taker_0": f"Turn {self.turn}."}, rewards, set(), over
 
 
 class RelayRLlib(MultiAgentEnv):
-    """The game for RLlib; between two turns nobody acts for a step."""
+    """The game for RLlib; between two turns is a step without an acting agent."""
 
     def __init__(self, config=None):
         self.rules = Rules(config or {})
@@ -59,7 +59,7 @@ class RelayRLlib(MultiAgentEnv):
         return self.rules.begin(seed), {}
 
     def step(self, action_dict):
-        """Let a turn pass in silence, then tell what came of it."""
+        """Return no observations after a turn, and its result in the next step."""
         if self.waiting is None:
             self.waiting = self.rules.play(action_dict)
             return {}, {}, {"__all__": False}, {"__all__": False}, {}
@@ -96,9 +96,9 @@ class RelayTogether(ParallelEnv):
         return self.rules.begin(seed), {}
 
     def step(self, actions):
-        """Play a turn; who is silent says nothing."""
-        said = {a: text for a, text in actions.items() if text}
-        observations, rewards, ended, over = self.rules.play(said)
+        """Play a turn with the actions that are not empty."""
+        given = {a: text for a, text in actions.items() if text}
+        observations, rewards, ended, over = self.rules.play(given)
         done = dict.fromkeys(self.agents if over else ended, True)
         cut = over and self.rules.cut
         self.agents = [a for a in self.agents if a not in done]
@@ -113,7 +113,7 @@ class RelayTogether(ParallelEnv):
 
 
 class TextToNumbers(RelayRLlib):
-    """Reads text and acts in numbers, which no language model can."""
+    """Observes text and acts in numbers, which no policy supports."""
 
     def __init__(self, config=None):
         super().__init__(config)

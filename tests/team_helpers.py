@@ -32,14 +32,14 @@ PAIR = {"ann": "a", "ben": "b"}
 
 @functools.cache
 def tiny_model(seed: int = 0) -> str:
-    """A folder with a tiny random model that knows single bytes only."""
+    """Return a folder with a tiny random model whose tokens are single bytes."""
     folder = Path(tempfile.mkdtemp(prefix="team_model_"))
     save_tiny_model(folder, ["hello"], seed=seed, **SIZES)
     return str(folder)
 
 
 def worth(text: str) -> float:
-    """A reward that differs between random texts."""
+    """Return a reward that differs between random texts."""
     return (sum(map(ord, text)) % 7) / 7.0
 
 
@@ -47,7 +47,7 @@ def worth(text: str) -> float:
 
 
 class Alone(TextEnv):
-    """Three turns of one player, as a Gymnasium environment."""
+    """Gymnasium environment of three turns."""
 
     system_prompt = "Be brief."
     max_turns = 3
@@ -65,7 +65,7 @@ class Alone(TextEnv):
 
 
 class AloneTogether(MultiAgentTextEnv):
-    """The same game for PettingZoo."""
+    """The same game for PettingZoo with one agent."""
 
     system_prompt = "Be brief."
     possible_agents = ["ann_0"]
@@ -85,14 +85,14 @@ class AloneTogether(MultiAgentTextEnv):
 
 
 class Pair(MultiAgentTextEnv):
-    """Ann and Ben speak in turn, twice each; Ann hears more and is paid less."""
+    """Ann and Ben act in turn, twice each, with different rewards and prompts."""
 
     possible_agents = ["ann_0", "ben_0"]
     max_turns = 8
 
     def start(self, rng, rounds: int = 2):
         self.number, self.rounds = int(rng.integers(100)), rounds
-        self.said = []
+        self.texts = []
 
     def prompt_for(self, agent):
         extra = " and that is all there is" if agent == "ann_0" else ""
@@ -102,34 +102,34 @@ class Pair(MultiAgentTextEnv):
         return text or "-"
 
     def apply(self, agent, action):
-        self.said.append(action)
-        over = len(self.said) == 2 * self.rounds
+        self.texts.append(action)
+        over = len(self.texts) == 2 * self.rounds
         pay = {"ann_0": 0.5 * worth(action), "ben_0": worth(action[::-1] + "x")}
         return Outcome(pay, terminated=over, success=over or None)
 
 
 class PairTogether(Pair):
-    """Both speak at the same time."""
+    """Both agents act at the same time."""
 
     simultaneous = True
 
     def apply(self, agent, action):
-        self.said.append(action)
+        self.texts.append(action)
 
     def end_round(self):
-        pay = {"ann_0": worth(self.said[-2]), "ben_0": 0.5 * worth(self.said[-1])}
-        return Outcome(pay, terminated=len(self.said) == 2 * self.rounds)
+        pay = {"ann_0": worth(self.texts[-2]), "ben_0": 0.5 * worth(self.texts[-1])}
+        return Outcome(pay, terminated=len(self.texts) == 2 * self.rounds)
 
 
 class Uneven(Pair):
-    """Ben has something to say in every third instance only."""
+    """Ben acts in every third task only."""
 
     def next_agent(self):
         return "ben_0" if self.turn == 1 and self.number % 3 == 0 else "ann_0"
 
 
 class Quiet(ParallelEnv):
-    """A plain ParallelEnv: Ben is asked in every second round only."""
+    """Plain ParallelEnv: Ben acts in every second round only."""
 
     metadata = {"render_modes": []}
     render_mode = None
@@ -165,18 +165,18 @@ class Quiet(ParallelEnv):
 # Scripts ------------------------------------------------------------------------------
 
 
-def random_script(told):
-    """Say a random number."""
-    return f"{told.agent_id} {told.rng.integers(10**6)}"
+def random_script(turn):
+    """Return a random number."""
+    return f"{turn.agent_id} {turn.rng.integers(10**6)}"
 
 
-def parrot(told):
-    """Repeat what was said."""
-    return told.observation.upper()
+def parrot(turn):
+    """Repeat the observation."""
+    return turn.observation.upper()
 
 
 def by_seed(agent_id, episode, **kwargs):
-    """Ann is played by "a" or "b", as the task's seed decides."""
+    """Map Ann to "a" or "b" by the task's seed."""
     from rllib_llm.data.episode_data import episode_data
 
     swapped = episode_data(episode).task.seed % 2
@@ -197,9 +197,10 @@ def team_config(
     slots=8,
     **sections,
 ):
-    """A validated config; ``sections`` are keywords of its fluent methods."""
+    """Return a validated config; ``sections`` are arguments of its fluent methods."""
     training = {"lr": 1e-2, "matmul_precision": "highest"}
-    # Random models are cut off in every turn; that shall not decide what bootstraps.
+    # Random models are cut off in every turn; this must not decide which agents
+    # bootstrap.
     cut_off = {"max_tokens_turn": "bootstrap"}
     config = (
         config_class()
@@ -226,12 +227,12 @@ def team_config(
 
 
 def single_config(config_class=LLMPPOConfig, env=Alone, **sections):
-    """The like for one agent."""
+    """Return the same for one agent."""
     return team_config(env, config_class, policies=None, **sections)
 
 
 class Run:
-    """An EnvRunner and a Learner that share their weights, in this process."""
+    """EnvRunner and Learner with shared weights in this process."""
 
     def __init__(self, config, *, learner=True):
         config.validate()
@@ -267,7 +268,7 @@ def make_team_learner(config):
 
 
 def set_group_advantages(config, episodes):
-    """What GRPO does on the driver."""
+    """Set advantages as GRPO's driver does."""
     algo = GRPO.__new__(GRPO)
     algo.config = config
     algo._advantage_estimators = estimators_of_policies(config)
@@ -282,7 +283,7 @@ def update(learner, episodes, **kwargs):
 
 
 def batches(learner, episodes):
-    """What the learner's connectors make of episodes, by policy."""
+    """Return the batches that the learner's connectors build, by policy."""
     learner._choose_modules()
     made = learner._make_batch_if_necessary(
         training_data=LLMTrainingData(episodes=episodes)
@@ -291,7 +292,7 @@ def batches(learner, episodes):
 
 
 def gradients(learner, episodes, **kwargs):
-    """The gradient of every policy in one update, which is not taken."""
+    """Return the gradients of every policy for one update, without a step."""
     taken = {}
     names = {
         p: (m, n)
@@ -316,7 +317,7 @@ def weights_of(learner, module_id=DEFAULT_MODULE_ID):
 
 
 def wake_critic(learner, module_id="critic"):
-    """Make a value head, whose last layer starts at zero, say something."""
+    """Give a value head, whose last layer starts at zero, values that differ."""
     head = learner.module[module_id].unwrapped().value_head
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -338,22 +339,22 @@ def assert_near(left, right, atol=2e-6, rtol=1e-4):
 
 
 def turns_of(episode):
-    """All (agent, turn) of language models, in order of time."""
+    """Return all (agent, turn) of language models, in order of time."""
     from rllib_llm.data import columns
 
-    told = [
+    turns = [
         (part.agent_id, turn)
         for part in agent_episodes(episode)
         for turn in part.get_extra_model_outputs(columns.TURN)
     ]
-    return sorted(told, key=lambda each: each[1].env_t)
+    return sorted(turns, key=lambda each: each[1].env_t)
 
 
 # Several Learners ---------------------------------------------------------------------
 
 
 class SideBySide:
-    """What the package asks of torch.distributed, for Learners in threads."""
+    """Stands for torch.distributed with Learners in threads."""
 
     def __init__(self, size: int):
         self._size, self._sent = size, {}
@@ -391,7 +392,7 @@ def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
     def run(learner, data):
         try:
             learner.update(training_data=data, timesteps={}, **kwargs)
-        except Exception as error:  # told by the main thread
+        except Exception as error:  # the main thread raises it
             errors.append(error)
 
     with monkeypatch.context() as patch:

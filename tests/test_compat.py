@@ -1,4 +1,4 @@
-"""What the package relies on in other libraries without being promised it."""
+"""Private touch points with other libraries."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_rllib_deletes_what_is_not_needed_to_act():
 
 @pytest.fixture
 def adapted():
-    """A linear layer with an adapter that does something."""
+    """Return a linear layer with an adapter that is not zero."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model = nn.Sequential(nn.Linear(4, 4))

@@ -1,4 +1,4 @@
-"""Dependency graphs: topologies, levels, places, and errors that say what to mend."""
+"""Dependency graphs: topologies, levels, order, errors."""
 
 import itertools
 
@@ -83,7 +83,7 @@ def test_a_star_in_gae_has_two_steps_per_round():
     [
         ("chian", TEAM, "Did you mean 'chain'"),
         ("chain", [], "at least one"),
-        ("chain", ["a", "a"], "each named once"),
+        ("chain", ["a", "a"], "each listed once"),
         ({"code_0": ["plan_1"]}, TEAM, "'plan_1' is not.*Did you mean 'plan_0'"),
         ({"cod_0": []}, TEAM, "'cod_0' is not.*Did you mean 'code_0'"),
         ({"a": ["a"]}, ["a"], "cycle: a reads a"),

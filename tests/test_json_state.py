@@ -1,4 +1,4 @@
-"""State as JSON: exact round trips, and what is refused."""
+"""JSON state: exact round trips and refused types."""
 
 from __future__ import annotations
 
@@ -54,13 +54,15 @@ def test_arrays_come_back_bit_by_bit(dtype, shape):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "described"),
     [
         ({"rng": [np.random.default_rng(0)]}, r"state\['rng'\]\[0\] is a numpy"),
         (np.array([object()]), "numpy.ndarray"),
         ({"f": len}, "builtins.builtin_function_or_method"),
     ],
 )
-def test_what_only_code_could_bring_back_is_refused(value, told):
-    with pytest.raises(ConfigError, match=f"{told}.*rebuild the object in set_state"):
+def test_objects_that_need_code_are_refused(value, described):
+    with pytest.raises(
+        ConfigError, match=f"{described}.*rebuild the object in set_state"
+    ):
         json_state.dumps(value, "state")

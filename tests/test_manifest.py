@@ -1,4 +1,4 @@
-"""Folders are whole, or recognised as damaged."""
+"""Manifests: complete and damaged folders, atomic builds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rllib_llm.manifest import (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of two files and their manifest."""
+    """Return a folder of two files and their manifest."""
     with built_whole(tmp_path / "folder") as work:
         (work / "below").mkdir()
         (work / "below" / "a.bin").write_bytes(b"0123")
@@ -34,7 +34,7 @@ def test_a_whole_folder_has_no_damage(folder, tmp_path):
     require_whole(folder)
 
 
-def test_equal_sizes_are_told_apart_by_digests_alone(folder):
+def test_changes_of_equal_size_need_digests(folder):
     (folder / "below" / "a.bin").write_bytes(b"0124")
     assert find_damage(folder, digests=False) is None
     assert find_damage(folder) == "below/a.bin has other content than was written"

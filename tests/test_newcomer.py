@@ -1,4 +1,4 @@
-"""A newcomer's first quarter of an hour: the README's own lines, run as they stand."""
+"""The README's commands, run unchanged in a new environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COPIED = ("rllib_llm", "tuned_examples", "setup.py", "Makefile", "constraints.tx
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the sources with the environment that ``make demo`` leaves."""
+    """Return a copy of the sources with the environment of ``make demo``."""
     copy = tmp_path_factory.mktemp("clone")
     for name in COPIED:
         source = ROOT / name
@@ -34,7 +34,7 @@ def checkout(tmp_path_factory):
 
 
 def run(checkout, script, **more):
-    """Run lines in a shell of the newcomer's: nothing of this environment is seen."""
+    """Run lines in a shell that does not inherit this environment."""
     kept = {"HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "RLLIB_LLM_CACHE"}
     env = {k: v for k, v in os.environ.items() if k in kept}
     env |= {"PATH": "/usr/local/bin:/usr/bin:/bin", **more}
@@ -61,7 +61,7 @@ def activate():
 
 
 def test_make_demo_installs_and_trains(checkout):
-    """Nothing is left to install here, so that what is shown is what is run."""
+    """Run ``make demo`` where everything is installed already."""
     shown = run(checkout, "make --dry-run demo")
     assert shown.split("\n")[0] == ".venv/bin/rllib-llm train frozen_lake_ppo"
     (checkout / ".venv" / ".installed").unlink()

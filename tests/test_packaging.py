@@ -1,4 +1,4 @@
-"""What is shipped, and the house rules a test can hold."""
+"""Contents of the distributions, and import rules."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_wheel_carries_all_modules_recipes_and_the_licence(wheel):
 
 @pytest.fixture(scope="module")
 def metadata(wheel):
-    """What a package index shows of the wheel."""
+    """Return the wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         text = archive.read(path).decode("utf-8")

@@ -1,4 +1,4 @@
-"""What is exported, with signatures: a change to it is meant, and seen in review."""
+"""The public API against tests/public_api.txt."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import pytest
 from rllib_llm.cli.main import main
 
 BAD = (
-    ("a: &b [*b]", [], "The alias *b (line 1) holds itself"),
+    ("a: &b [*b]", [], "The alias *b (line 1) contains itself"),
     ("algo: 3", [], "algo: 3 must be one name"),
     ("", ["training.lr=.nan"], "A recipe must be a mapping"),
 )

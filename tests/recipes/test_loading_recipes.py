@@ -45,7 +45,7 @@ def test_numbers_are_read_as_yaml_1_2_does(text, value):
 
 
 def test_duplicate_keys_are_rejected():
-    with pytest.raises(ConfigError, match="'lr' stands twice \\(line 3\\)"):
+    with pytest.raises(ConfigError, match="'lr' occurs twice \\(line 3\\)"):
         yaml_io.parse("training:\n  lr: 1\n  lr: 2\n", "test")
 
 

@@ -34,11 +34,11 @@ def test_yaml_is_read(tmp_path, text, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: {x: 1, x: 2}", r"The key 'x' stands twice \(line 1\). Keep one"),
-        ("a: &x {}\nb: &y {}\nc: {<<: *x, <<: *y}", "'<<' stands twice"),
+        ("a: {x: 1, x: 2}", r"The key 'x' occurs twice \(line 1\). Keep one"),
+        ("a: &x {}\nb: &y {}\nc: {<<: *x, <<: *y}", "'<<' occurs twice"),
         ("a:\n  <<: 1", "expected a mapping or list of mappings for merging"),
-        ("a: &x [*x]", r"The alias \*x \(line 1\) holds itself"),
-        ("? [a]\n: 1", "A key in line 1 is no name"),
+        ("a: &x [*x]", r"The alias \*x \(line 1\) contains itself"),
+        ("? [a]\n: 1", "A key in line 1 is a collection"),
         ("[" * 5000, "nested deeper than 40"),
         ("a: !!int ''", "not valid YAML: IndexError"),
         ("a: " + "9" * 5000, "not valid YAML: ValueError: Exceeds the limit"),
@@ -52,7 +52,7 @@ def test_yaml_is_read(tmp_path, text, value):
             + "\n".join(
                 f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)
             ),
-            "more than 20000 values, aliases included",
+            "more than 20000 values, with aliases expanded",
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_unreadable_files_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 3\). Save it as"):
         yaml_io.read(path)
     path.write_bytes(b"a" * 10**6)
-    with pytest.raises(ConfigError, match="1000000 bytes.*Is it the right file"):
+    with pytest.raises(ConfigError, match="1000000 bytes.*Check the path"):
         yaml_io.read(path)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         yaml_io.read(tmp_path)

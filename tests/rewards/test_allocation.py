@@ -275,7 +275,10 @@ def test_shapley_of_dummies_and_twins():
         (lambda: gated_rewards([True], [True], partial=3), "partial is 3"),
         (lambda: influence_rewards([1.0], [0], [0.5], discount=1), "turns has dtype"),
         (lambda: influence_rewards([1.0], [0], [0], discount=2), "discount is 2"),
-        (lambda: persuasion_bonuses([1, 1], [0, 0], [0, 0], [0, 0]), "twice in one"),
+        (
+            lambda: persuasion_bonuses([1, 1], [0, 0], [0, 0], [0, 0]),
+            "two messages in one round",
+        ),
         (lambda: shaped_rewards([1.0], [0], [0], shaping="mean"), "shaping is 'mean'"),
         (
             lambda: shaped_rewards([2.0], [0], [0], shaping="quality"),
