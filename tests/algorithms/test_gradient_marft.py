@@ -50,8 +50,8 @@ class Trio(Pair):
     max_turns = 12
 
     def apply(self, agent, action):
-        self.said.append(action)
-        over = len(self.said) == 3 * self.rounds
+        self.texts.append(action)
+        over = len(self.texts) == 3 * self.rounds
         return Outcome({agent: worth(action)}, terminated=over)
 
 

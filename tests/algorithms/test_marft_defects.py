@@ -34,8 +34,8 @@ class AtTheEnd(Pair):
     """Pays everybody 1 after the last of many turns."""
 
     def apply(self, agent, action):
-        self.said.append(action)
-        over = len(self.said) == 2 * self.rounds
+        self.texts.append(action)
+        over = len(self.texts) == 2 * self.rounds
         pay = dict.fromkeys(self.possible_agents, 1.0) if over else {}
         return Outcome(pay, terminated=over)
 
