@@ -152,7 +152,7 @@ def test_a_restored_curriculum_goes_on_exactly(spec):
         ({"name": "ladder", "levels": [{"size": 3}, {"size": 99}]}, "size"),
         ({"name": "bandit", "arms": SIZES[:1]}, "two or more"),
         ({"name": "bandit", "arms": SIZES, "measure": "std"}, "measure must be"),
-        ({"name": "bandit", "arms": SIZES, "rule": "best"}, "rule of ucb"),
+        ({"name": "bandit", "arms": SIZES, "rule": "best"}, "rule one of ucb"),
         ({"name": "bandit", "arms": SIZES, "decay": 0}, "decay in"),
         ({"name": "bandit", "arms": [{"size": 3}, {"holes": 1}]}, "holes"),
     ],
