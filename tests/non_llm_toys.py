@@ -13,7 +13,7 @@ from team_helpers import team_config, worth
 from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.spaces import UnicodeText
 

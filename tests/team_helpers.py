@@ -19,7 +19,7 @@ from rllib_llm.data.episode_data import agent_episodes
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.text_env import TextEnv

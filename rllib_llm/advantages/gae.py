@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.signal import lfilter
 
-from rllib_llm.losses._checks import (
-    check_finite,
-    check_same_shape,
-    check_vector,
-)
+from rllib_llm.losses._checks import check_finite, check_same_shape, check_vector
 
 
 def token_gae(

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.losses._checks import (
-    check_finite,
-    check_same_shape,
-)
+from rllib_llm.losses._checks import check_finite, check_same_shape
 
 
 def masked_moments(values: np.ndarray, mask: np.ndarray) -> tuple[int, float, float]:

@@ -39,15 +39,14 @@ from rllib_llm.algorithms.driver.init_from_checkpoint import (
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
-from rllib_llm.algorithms.driver.team_rewards import share_rewards
 from rllib_llm.algorithms.driver.weight_sync import send_weights
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.stats import EPISODE_MEAN
-from rllib_llm.env_runner.groups import check_first_texts
+from rllib_llm.env_runner.check_groups import check_first_texts
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.manifest import require_whole, write_manifest
 from rllib_llm.modules.llm_rl_module import HF_FOLDER
@@ -62,6 +61,7 @@ from rllib_llm.monitoring.live.algorithm import (
     preparing,
 )
 from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.rewards.shared_reward import share_rewards
 from rllib_llm.transcripts.annotations import annotate_advantages, annotate_rewards
 
 logger = logging.getLogger("rllib_llm")

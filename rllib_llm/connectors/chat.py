@@ -6,7 +6,6 @@ encoded again (token-in-token-out). This module uses neither RLlib nor environme
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import warnings
@@ -15,7 +14,7 @@ from typing import Any
 
 from rllib_llm.connectors.control_tokens import ControlTokens
 from rllib_llm.connectors.tool_prompts import template_tool_format
-from rllib_llm.data.types import Message
+from rllib_llm.data.types import Message, Prompt
 from rllib_llm.errors import TemplateError
 
 # Texts that no template contains, to locate the parts of what it renders.
@@ -26,19 +25,6 @@ _SYSTEM = "System-5e20"
 _THOUGHT = "<think>\nThought-2d8b\n</think>\n\n"
 _CACHES = ("_first_ids", "_delta_ids", "_reply_ids")
 _CACHED_TEXTS = 512
-
-
-@dataclasses.dataclass(slots=True)
-class Prompt:
-    """Tokens to append before the next turn is sampled.
-
-    Attributes:
-        ids: The new tokens if ``extends``, else the whole prompt.
-        extends: Whether the conversation's ids so far are kept.
-    """
-
-    ids: list[int]
-    extends: bool
 
 
 class ChatRenderer:

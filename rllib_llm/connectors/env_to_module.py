@@ -10,9 +10,10 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.connectors.chat import ChatRenderer, Prompt
+from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.types import Prompt
 
 logger = logging.getLogger("rllib_llm")
 

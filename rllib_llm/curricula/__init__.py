@@ -6,6 +6,6 @@ optionally ``observe(table)``, called with the sampled groups, ``get_state`` and
 use, which are tried before training. Importing this package registers its curricula.
 """
 
-from rllib_llm.curricula import bandit, horizon, ladder
+from rllib_llm.curricula import bandit, horizon, threshold
 
-__all__ = ["bandit", "horizon", "ladder"]
+__all__ = ["bandit", "horizon", "threshold"]

@@ -8,11 +8,11 @@ from typing import Any
 
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.data import columns
 from rllib_llm.data.types import (
     FinishReason,
     Message,
+    Prompt,
     StopPolicy,
     StopReason,
     Task,

@@ -160,3 +160,16 @@ class TurnResult:
     truncated: bool = False
     success: bool | None = None
     metrics: dict[str, float] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Prompt:
+    """Tokens to append before the next turn is sampled.
+
+    Attributes:
+        ids: The new tokens if ``extends``, else the whole prompt.
+        extends: Whether the conversation's ids so far are kept.
+    """
+
+    ids: list[int]
+    extends: bool

@@ -9,6 +9,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.reward_log import rewards_of_turns
 from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
 from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
 from rllib_llm.env_runner.recorder import AgentState, check_reward, checked_success
@@ -262,19 +263,3 @@ class MultiAgentRecorder:
         flags = [part.is_truncated for part in self.episode.agent_episodes.values()]
         self.episode.is_truncated = any(flags)
         self.episode.is_terminated = not any(flags)
-
-
-def rewards_of_turns(turns: Any, rewards: list[tuple[int, float]]) -> list[float]:
-    """Return the reward of each turn.
-
-    Args:
-        turns: An agent's Turn records in time order, at least one.
-        rewards: Pairs of environment step and reward. A reward returned by step ``t``
-            (1 is the first, 0 the reset) belongs to the last turn taken before it.
-    """
-    turn_rewards = [0.0] * len(turns)
-    for env_t, reward in rewards:
-        num_before = sum(turn.env_t < env_t for turn in turns)
-        # A reward before the agent's first turn counts for the first turn.
-        turn_rewards[max(0, num_before - 1)] += reward
-    return turn_rewards

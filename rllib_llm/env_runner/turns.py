@@ -10,7 +10,7 @@ from rllib_llm.data.types import Task, Turn
 from rllib_llm.engines.base import Generation, SamplingParams
 from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.slots import ActionSource
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 
 
 def prompt_length(agent_state: AgentState) -> int:

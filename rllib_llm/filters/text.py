@@ -7,7 +7,7 @@ import numpy as np
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
-from rllib_llm.rewards.form import check_ngram
+from rllib_llm.rewards.format import check_ngram
 from rllib_llm.rewards.texts import repeated_share
 
 

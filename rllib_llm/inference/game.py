@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.env_runner.agents import agents_of, as_playable
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 
 _MOVES = {"expert": "expert_action", "random": "random_action"}

@@ -4,14 +4,6 @@ Tensors in, tensors out; nothing here knows Ray or environments.
 """
 
 from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
-from rllib_llm.losses.functional import (
-    MAX_LOG_RATIO,
-    clipped_policy_loss,
-    clipped_surrogate,
-    entropy_bonus,
-    negative_log_likelihood,
-    weighted_loss,
-)
 from rllib_llm.losses.importance_correction import (
     TIS_LEVELS,
     MismatchWeights,
@@ -27,6 +19,14 @@ from rllib_llm.losses.kl import (
 )
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
+from rllib_llm.losses.surrogate import (
+    MAX_LOG_RATIO,
+    clipped_policy_loss,
+    clipped_surrogate,
+    entropy_bonus,
+    negative_log_likelihood,
+    weighted_loss,
+)
 from rllib_llm.losses.value_losses import VALUE_LOSSES, critic_loss
 
 __all__ = [

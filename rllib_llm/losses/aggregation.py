@@ -86,7 +86,7 @@ def denominator(
     """Return the divisor of the weighted sum: number of trained tokens or sequences.
 
     Sum it over learners before dividing. It is 0.0 if nothing is trained;
-    :func:`~rllib_llm.losses.functional.weighted_loss` then gives a loss of 0.0.
+    :func:`~rllib_llm.losses.surrogate.weighted_loss` then gives a loss of 0.0.
 
     Args:
         loss_mask: As in :func:`token_weights`. [B, T]

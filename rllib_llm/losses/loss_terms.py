@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_positive
-from rllib_llm.losses.functional import MAX_LOG_RATIO
 from rllib_llm.losses.kl import kl_k3
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.losses.token_batch import TokenBatch, requires
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rllib_llm.losses._checks import check_mask, check_same_shape
-from rllib_llm.losses.functional import _masked_log_ratio
+from rllib_llm.losses.surrogate import _masked_log_ratio
 
 
 def message_log_ratios(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_choice, check_positive
-from rllib_llm.losses.functional import clipped_surrogate
+from rllib_llm.losses.surrogate import clipped_surrogate
 from rllib_llm.losses.token_batch import LEVELS, TokenBatch, requires
 
 DIVERGENCES = ("tv", "kl")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rllib_llm.losses._checks import check_choice, check_mask
-from rllib_llm.losses.functional import MAX_LOG_RATIO
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 
 LEVELS = ("token", "turn", "sequence")
 NEEDS = ("reference", "scores", "sequences", "success", "unweighted")

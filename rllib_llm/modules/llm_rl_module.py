@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rllib_llm import weights as state
 from rllib_llm.data import columns
+from rllib_llm.env_runner.stock_generation import TurnSampler
 from rllib_llm.errors import ModelError
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.shared_base import share_base
-from rllib_llm.modules.stock_generation import TurnSampler
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 

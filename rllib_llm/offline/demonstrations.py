@@ -10,7 +10,7 @@ import numpy as np
 
 from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, texts_of
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.parallel_episodes import play_all
 

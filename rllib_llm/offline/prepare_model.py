@@ -79,7 +79,7 @@ def _build_tiny(
 def _sft_model(
     config: Any, model: str, on_progress: Callable[[str, float], None], folder: Path
 ) -> None:
-    from rllib_llm.offline.sft import sft
+    from rllib_llm.offline.sft_before_rl import sft
 
     sft(config, model, folder, on_progress)
 

@@ -8,7 +8,7 @@ is added to the environment's rewards. Importing this package registers its func
 from rllib_llm.rewards import (
     answers,
     efficiency,
-    form,
+    format,
     gate,
     lookup,
     retrieval,
@@ -20,7 +20,7 @@ from rllib_llm.rewards import (
 __all__ = [
     "answers",
     "efficiency",
-    "form",
+    "format",
     "gate",
     "lookup",
     "retrieval",

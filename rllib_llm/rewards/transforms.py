@@ -12,7 +12,7 @@ from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
-from rllib_llm.rewards.form import AGGREGATES
+from rllib_llm.rewards.format import AGGREGATES
 from rllib_llm.rewards.tools import calls
 
 _FLAT = 1e-9  # standard deviations below this are rounding errors

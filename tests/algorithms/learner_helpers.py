@@ -9,12 +9,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import (
     DEFAULT_STOP_POLICIES,
     FinishReason,
+    Prompt,
     StopReason,
     Task,
     Turn,

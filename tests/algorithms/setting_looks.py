@@ -25,8 +25,8 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.sft.sft_config import SFTConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.env_runner.tasks import TaskSource
-from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.env_runner.task_groups import TaskSource
+from rllib_llm.monitoring.alarms.alarm_actions import Guard
 
 ALGOS = {
     "PPO": LLMPPOConfig,

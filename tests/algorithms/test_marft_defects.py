@@ -25,7 +25,7 @@ from team_helpers import (
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import StopReason
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs import Outcome
 from rllib_llm.errors import ConfigError
 

@@ -24,7 +24,7 @@ from team_helpers import (
 from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 
 
 def moved(before, after):

@@ -15,7 +15,7 @@ from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvRunnerError
 

@@ -34,7 +34,7 @@ from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError
 
 

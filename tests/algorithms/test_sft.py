@@ -12,7 +12,7 @@ from team_helpers import batches
 from rllib_llm import SFTConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.demonstrations import demonstrate
 

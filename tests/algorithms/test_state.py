@@ -26,10 +26,10 @@ from rllib_llm.data import columns
 from rllib_llm.data.turn_table import TurnTable, example_table
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import example_batch
-from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.monitoring.alarms.alarm_actions import Guard
 from rllib_llm.monitoring.alarms.history import History
 from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.matchmaker import Matchmaker

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.driver.team_rewards import share_rewards
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.errors import ConfigError
+from rllib_llm.rewards.shared_reward import share_rewards
 
 pytestmark = pytest.mark.ray
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.connectors.learner.rows import build_rows, pad_rows
 from rllib_llm.data import columns
-from rllib_llm.data.types import FinishReason, Turn
+from rllib_llm.data.types import FinishReason, Prompt, Turn
 
 
 def turn(prompt, action, extends=True):

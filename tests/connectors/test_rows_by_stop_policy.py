@@ -12,7 +12,6 @@ from multi_toys import Scripted, made, over
 from team_helpers import Run, team_config
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE, episode_gae
 from rllib_llm.connectors.learner.token_rows import (
     RowSettings,
@@ -21,8 +20,8 @@ from rllib_llm.connectors.learner.token_rows import (
 )
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.types import FinishReason, StopPolicy, TurnResult
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.data.types import FinishReason, Prompt, StopPolicy, TurnResult
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.env_runner.turns import sampled_turn
 from rllib_llm.envs.text_env import TextEnv
 

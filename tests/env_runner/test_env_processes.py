@@ -15,8 +15,8 @@ from team_helpers import Run, team_config
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.env_runner.groups import check_first_texts
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.check_groups import check_first_texts
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs import IsolatedRandomState
 from rllib_llm.envs.random_states import global_states
 from rllib_llm.errors import EnvContractError

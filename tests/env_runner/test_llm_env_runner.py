@@ -24,7 +24,7 @@ from runner_helpers import (
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy, StopReason, Task
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import EnvContractError
 
 

@@ -18,7 +18,7 @@ from team_helpers import (
 from rllib_llm import LLMPPOConfig
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import Task
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.transcripts.collector import transcript_record
 

@@ -12,10 +12,9 @@ from runner_helpers import Countdown, Endless, make_runner
 from team_helpers import Run, team_config
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_data
-from rllib_llm.data.types import FinishReason, StopReason, Task, Turn
+from rllib_llm.data.types import FinishReason, Prompt, StopReason, Task, Turn
 from rllib_llm.env_runner.limits import stop_reason
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.recorder import AgentState

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
-from rllib_llm.losses.functional import clipped_policy_loss, weighted_loss
+from rllib_llm.losses.surrogate import clipped_policy_loss, weighted_loss
 
 ATOL = 1e-9
 

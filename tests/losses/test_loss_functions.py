@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
-from rllib_llm.losses.functional import (
+from rllib_llm.losses.kl import approx_kl, kl_penalty
+from rllib_llm.losses.logprobs import token_logps_and_entropy
+from rllib_llm.losses.surrogate import (
     clipped_policy_loss,
     entropy_bonus,
     negative_log_likelihood,
     weighted_loss,
 )
-from rllib_llm.losses.kl import approx_kl, kl_penalty
-from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.losses.value_losses import critic_loss
 
 TOLERANCE = {"atol": 1e-9, "rtol": 0.0}

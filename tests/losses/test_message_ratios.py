@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from rllib_llm.losses.functional import MAX_LOG_RATIO
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 
 TOLERANCE = {"atol": 1e-12, "rtol": 0.0}
 

@@ -11,7 +11,7 @@ from rllib_llm import GRPOConfig
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ModelError
-from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.monitoring.alarms.alarm_actions import Guard
 
 EVERY_TIME = {"below": 100.0, "window": 1, "cooldown": 1, "solved": None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rllib_llm import GRPOConfig
-from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.monitoring.alarms.alarm_actions import Guard
 from rllib_llm.monitoring.alarms.snapshots import Snapshots
 
 

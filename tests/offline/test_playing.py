@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rllib_llm.algorithms.config.validation import make_env
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import EnvContractError
 from rllib_llm.offline.demonstrations import (
     demonstrations,

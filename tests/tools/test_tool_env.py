@@ -261,7 +261,7 @@ def test_demonstrations_are_rendered_like_sampled_turns():
     from rllib_llm.connectors.chat import ChatRenderer
     from rllib_llm.data.episode_data import episode_data
     from rllib_llm.offline.demonstrations import demonstrate, transcript_texts
-    from rllib_llm.offline.sft import demonstration_episode
+    from rllib_llm.offline.sft_before_rl import demonstration_episode
 
     family, template = TEMPLATES["hermes"]
     tokenizer = make_tokenizer(family)

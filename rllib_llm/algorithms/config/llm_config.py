@@ -376,7 +376,7 @@ class LLMConfigMixin(
             in_evaluation: Evaluation tasks are of the held-out split and independent of
                 the run's seed, so that all runs are compared on the same ones.
         """
-        from rllib_llm.env_runner.tasks import TaskSource
+        from rllib_llm.env_runner.task_groups import TaskSource
 
         if in_evaluation:
             return TaskSource(seed=0, split="test")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID
 
-from rllib_llm.algorithms.driver.team_rewards import share_rewards
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.to_turn_table import trajectories
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards
+from rllib_llm.rewards.shared_reward import share_rewards
 
 GroupAgent = tuple[int, str]  # group and AgentID
 

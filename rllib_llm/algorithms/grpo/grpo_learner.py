@@ -10,13 +10,10 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import (
-    DENOMINATOR,
-    LLMLearnerMixin,
-)
+from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.data import columns
-from rllib_llm.losses.functional import clipped_policy_loss, weighted_loss
+from rllib_llm.losses.surrogate import clipped_policy_loss, weighted_loss
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):

@@ -34,7 +34,7 @@ from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE

@@ -11,7 +11,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
-from rllib_llm.env_runner.tasks import stable_seed
+from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top

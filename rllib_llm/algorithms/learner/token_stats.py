@@ -8,8 +8,8 @@ import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
-from rllib_llm.losses.functional import MAX_LOG_RATIO
 from rllib_llm.losses.importance_correction import mismatch_weights
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 
 # Sums from which the explained variance is made; not metrics themselves.
 INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")

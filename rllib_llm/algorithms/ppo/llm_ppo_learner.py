@@ -14,14 +14,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import VF_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import (
-    DENOMINATOR,
-    LLMLearnerMixin,
-)
+from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.learner.non_llm_learner import RLLIB_MEANS
 from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.algorithms.ppo.token_loss import token_ppo_loss
-from rllib_llm.losses.functional import is_clipped
+from rllib_llm.losses.surrogate import is_clipped
 
 _CRITIC_STATS = (
     VF_LOSS_KEY,

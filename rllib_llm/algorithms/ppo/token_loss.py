@@ -10,8 +10,8 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 
 from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.data import columns
-from rllib_llm.losses.functional import weighted_loss
 from rllib_llm.losses.policy_losses import ppo_clip
+from rllib_llm.losses.surrogate import weighted_loss
 from rllib_llm.losses.value_losses import critic_loss
 
 

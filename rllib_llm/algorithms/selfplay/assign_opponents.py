@@ -8,7 +8,7 @@ from typing import Any
 
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import Task
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 
 AssignAgents = Callable[[Task], dict[str, str]]
 

@@ -29,7 +29,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import OneOf
 from rllib_llm.selfplay import Exploitability, GameResult

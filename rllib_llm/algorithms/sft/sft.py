@@ -25,7 +25,7 @@ class SFT(LLMAlgorithm):
     @override(LLMAlgorithm)
     def collect(self) -> list[Any]:
         """Return episodes of the expert on the next tasks, and count their turns."""
-        from rllib_llm.offline.sft import demonstrated_episodes
+        from rllib_llm.offline.sft_before_rl import demonstrated_episodes
 
         config = self.config
         tasks = self._task_source.next_groups(config.episodes_per_iteration)

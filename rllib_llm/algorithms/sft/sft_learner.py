@@ -9,12 +9,9 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import (
-    DENOMINATOR,
-    LLMLearnerMixin,
-)
+from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
-from rllib_llm.losses.functional import negative_log_likelihood, weighted_loss
+from rllib_llm.losses.surrogate import negative_log_likelihood, weighted_loss
 
 
 class SFTTorchLearner(LLMLearnerMixin, TorchLearner):

@@ -15,7 +15,7 @@ from rllib_llm import yaml_io
 from rllib_llm.cli.env_options import parse_env
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.cli.terminal import printable
-from rllib_llm.env_runner.tasks import TaskSource
+from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.errors import ConfigError
 from rllib_llm.inference.game import Game, players_of

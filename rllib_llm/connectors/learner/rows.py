@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rllib_llm.connectors.chat import Prompt
 from rllib_llm.data import columns
-from rllib_llm.data.types import Turn
+from rllib_llm.data.types import Prompt, Turn
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,7 +9,7 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_METRICS_LOGGER
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from rllib_llm.errors import ModelError
-from rllib_llm.monitoring.alarms.guard import Guard
+from rllib_llm.monitoring.alarms.alarm_actions import Guard
 
 GUARD_KEY = "llm_guard"
 _LEARNERS = "learners"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_llm.data import columns
-from rllib_llm.env_runner.multi_agent_recorder import rewards_of_turns
+from rllib_llm.data.reward_log import rewards_of_turns
 
 
 def share_rewards(episodes: list[Any], share: float) -> None:
