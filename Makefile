@@ -33,6 +33,7 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python scripts/lint_language.py
 
 # The site: open build/site/index.html.
 docs: $(VENV)/.installed-docs

@@ -203,13 +203,13 @@ def test_sigterm_saves_the_second_stage_and_begins_no_third(call, storage, tmp_p
         first = results(run / "1_sft")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 143
-    said = (tmp_path / "errors").read_text()
-    assert "SIGTERM: stopped before the end. Saved: " in said, said
+    errors = (tmp_path / "errors").read_text()
+    assert "SIGTERM: stopped before the end. Saved: " in errors, errors
     assert not (run / "3_second").exists()
     (trial,) = (run / "2_first").glob("trial_*")
     at = max(results(run / "2_first"))
     saved = runs.newest_checkpoint(trial)
-    assert str(saved) in said.replace("\n", "")
+    assert str(saved) in errors.replace("\n", "")
     end = f"stages.first.stop.training_iteration={at + 1}"
     status, _, err = call("train", "--resume", run, end)
     assert status == 0, err

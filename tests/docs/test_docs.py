@@ -322,15 +322,15 @@ def test_defaults_of_settings_are_those_of_the_code(page, section, algo):
     for key, cell in shown.items():
         # A word of explanation may follow, after a colon or a semicolon.
         literal = cell if cell.startswith(("{", "[")) else re.split("[:;]", cell)[0]
-        said = yaml.safe_load(literal.strip("`"))
+        stated = yaml.safe_load(literal.strip("`"))
         value = default_of(config, section, key)
         value = list(value) if isinstance(value, tuple) else value
-        if said in ("none", "None"):
+        if stated in ("none", "None"):
             assert value in (None, [], "none"), f"{page}: {key}"
         elif isinstance(value, float):
-            assert float(said) == value, f"{page}: {key}"
+            assert float(stated) == value, f"{page}: {key}"
         else:
-            assert said == value, f"{page}: {key}"
+            assert stated == value, f"{page}: {key}"
 
 
 def test_concepts_name_all_methods_that_rllib_does_not_have():

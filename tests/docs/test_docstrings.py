@@ -30,7 +30,7 @@ def examples(module):
 def test_examples_run(name, monkeypatch):
     if name.startswith("rllib_llm.sandbox") and probe()["missing"]:
         pytest.skip(f"no sandbox here: {probe()['missing']}")
-    for registry in COMPONENTS.values():  # an example may register a piece
+    for registry in COMPONENTS.values():  # an example may register a component
         registry.names()
         monkeypatch.setattr(registry, "_items", dict(registry._items))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

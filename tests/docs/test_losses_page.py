@@ -1,4 +1,4 @@
-"""docs/losses.md has a section for every piece, with its settings and defaults."""
+"""docs/losses.md has a section for every component, with its settings and defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sections(kind):
 
 
 @pytest.mark.parametrize("kind, name", ALL)
-def test_every_piece_has_a_section(kind, name):
+def test_every_component_has_a_section(kind, name):
     section = sections(kind)[name]
     chosen = COMPONENTS[kind].get(name)
     for key in chosen.parameters:
@@ -35,5 +35,5 @@ def test_every_piece_has_a_section(kind, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_section_is_of_a_piece(kind):
+def test_every_section_is_of_a_component(kind):
     assert set(sections(kind)) == set(COMPONENTS[kind].names())

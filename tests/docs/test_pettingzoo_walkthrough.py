@@ -31,7 +31,7 @@ def test_the_table_is_made_of_the_stored_results(capsys):
 
 
 def test_a_start_at_chance_learns_less_than_one_at_twice_chance():
-    """What the page says below its table, from the stored results."""
+    """Compare the statement below the table of the page with the stored results."""
 
     def runs(*arm):
         paths = [harbour_start.path_of(*arm, seed) for seed in range(3)]

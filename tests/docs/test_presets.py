@@ -53,7 +53,7 @@ def stages_of(name: str) -> list[dict[str, Any]]:
 
 
 def specs(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the pieces with settings that stand in a section, nested ones too."""
+    """Yield the components with settings in a section, nested ones too."""
     if isinstance(value, dict) and "name" in value:
         yield value
     inside = value.values() if isinstance(value, dict) else value
@@ -62,7 +62,7 @@ def specs(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def value_of(name: str, head: str, key: str) -> Any:
-    """Return what a preset has for ``section.key`` or ``piece.key``."""
+    """Return what a preset has for ``section.key`` or ``component.key``."""
     stages = stages_of(name)
     if head in (*SECTIONS, "env_config"):
         given = [s[head][key] for s in stages if key in s.get(head, {})]
@@ -82,7 +82,7 @@ def value_of(name: str, head: str, key: str) -> Any:
         COMPONENTS[kind].get(head) for kind in COMPONENTS if head in COMPONENTS[kind]
     ]
     defaults = {k: p.default for one in components for k, p in one.parameters.items()}
-    assert key == "weight" or key in defaults, f"no piece {head} with {key}"
+    assert key == "weight" or key in defaults, f"no component {head} with {key}"
     given = [spec[key] for spec in found if key in spec]
     return given[0] if given else defaults.get(key, 1.0)
 
@@ -175,4 +175,4 @@ def test_names_on_the_page_exist(page):
     # The last column of the knobs has other packages' names.
     prose = re.sub(r"^(\| `\w+\.\w+` \|).*$", r"\1", prose, flags=re.M)
     unknown = {*_WORD.findall(prose)} - known_words() - VALUES - SYMBOLS
-    assert not unknown, f"no piece, setting or metric: {unknown}"
+    assert not unknown, f"no component, setting or metric: {unknown}"
