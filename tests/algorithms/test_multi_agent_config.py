@@ -170,7 +170,7 @@ BAD = [
             lambda s=schedule: marft(
                 policies=["a"], mapping="a", training={"update_schedule": s}
             ),
-            rf"update_schedule='{schedule}' takes turns",
+            rf"update_schedule='{schedule}' updates policies in turn",
         )
         for schedule in ("alternate", "sequential")
     ),

@@ -142,11 +142,11 @@ REFUSED = {
     "nested": (Nested, {}, r"'runner_0' observes Dict.*flatten"),
     "start": (Shifted, {}, r"do not start at 0"),
     "whole numbers": (Whole, {}, r"'runner_0' acts in Box.*float Box"),
-    "unequal": (Unequal, {}, r"'runner_1' has the spaces.*policy of its own"),
+    "unequal": (Unequal, {}, r"'runner_1' has the spaces.*other agents of the policy"),
     "numbers for an LM": (
         Errand,
         {"mapping": "talk", "train": ["talk"]},
-        r"'runner_0' reads.*'talk'",
+        r"'runner_0' has numeric observations.*'talk'",
     ),
     "numbers for a script": (
         Errand,
@@ -178,7 +178,7 @@ REFUSED = {
     "model config": (
         Errand,
         {"runner": {"rl_module": {"model_config": {"fcnet_hidden": [3]}}}},
-        r"fcnet_hidden is no setting.*Did you mean 'fcnet_hiddens'",
+        r"fcnet_hidden is not a setting.*Did you mean 'fcnet_hiddens'",
     ),
     "recurrent": (
         Errand,

@@ -204,10 +204,10 @@ def refusals():
         yield score().training(**{name: value}), f"{name}=.*a turn is one step"
     yield (
         score(env="countdown-v0"),
-        r"'countdown-v0' after reset gave info\['admissible_actions'\] = None.*"
+        r"'countdown-v0' after reset returned info\['admissible_actions'\] = None.*"
         r"TextEnv.admissible_actions.*head='generate'",
     )
-    yield score(env_config={"upper": 1000}), r"'guess_number-v0' after reset gave"
+    yield score(env_config={"upper": 1000}), r"'guess_number-v0' after reset returned"
     yield (
         score().env_runners(env_runner_cls=SingleAgentEnvRunner),
         "head='score' needs LLMEnvRunner",
@@ -215,7 +215,7 @@ def refusals():
     team = {"policies": ["a"], "policy_mapping_fn": {"*": "a"}}
     yield (
         score(MARFTConfig, "secret_sum-v0").multi_agent(**team),
-        r"'secret_sum-v0' after reset \(\w+\) gave",
+        r"'secret_sum-v0' after reset \(\w+\) returned",
     )
     yield (
         score(MARFTConfig, "open_spiel/kuhn_poker-v0").multi_agent(**team),

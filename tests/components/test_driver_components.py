@@ -169,7 +169,7 @@ def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
     name = "last-turn-only-in-this-test"
     outcomes, shares = Filters([name])(trajectories())
     assert all(v.masked_turns == {0} for v in outcomes) and shares[name] == 0.5
-    with pytest.raises(ConfigError, match="critic's chain"):
+    with pytest.raises(ConfigError, match="critic's returns"):
         Filters([name], turns_may_be_masked=False).try_out()
 
 
@@ -179,7 +179,7 @@ def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
         ({"name": "valid", "most_invalid": 2.0}, "must be in"),
         ({"name": "valid", "effect": "msak"}, "Did you mean 'mask'"),
         ({"name": "valid", "weight": 1.0}, "no setting 'weight'"),
-        (lambda table: table.returns, "one truth value"),
+        (lambda table: table.returns, "one boolean"),
     ],
 )
 def test_bad_filters_are_refused(spec, message):

@@ -246,7 +246,7 @@ def test_nothing_lone_rollouts_and_masked_ones_are_no_trouble(name):
         ({"name": "priority", "alpha": 2}, "alpha=2 must be in"),
         ({"name": "success", "top": 0}, "top=0 must be in"),
         ({"name": "success", "top": 0.5, "least": 0}, "one of them"),
-        ({"name": "success", "per_task": True}, "with top only"),
+        ({"name": "success", "per_task": True}, "needs top"),
         ({"name": "repetition", "n": 0}, "n=0 must be"),
         ({"name": "repetition", "most": 2}, "most=2 must be in"),
         ({"name": "unreadable", "most": -1}, "most=-1 must be in"),

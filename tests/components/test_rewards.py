@@ -110,7 +110,7 @@ def test_outcome_is_any_number_of_the_environment():
     assert reward_of("outcome", of, key="same_state") == [0.0, 1.0]
     with pytest.raises(MissingInfo, match="'lost'"):
         reward_of("outcome", of, key="lost")
-    with pytest.raises(MissingInfo, match="no number"):
+    with pytest.raises(MissingInfo, match="needs a number"):
         reward_of("outcome", of, key="gold_documents")
 
 

@@ -148,7 +148,10 @@ def test_an_action_longer_than_the_context_overflows():
 @pytest.mark.parametrize(
     ("listed", "message"),
     [
-        (None, r"at turn 1 gave info\['admissible_actions'\] = None.*head='generate'"),
+        (
+            None,
+            r"at turn 1 returned info\['admissible_actions'\] = None.*head='generate'",
+        ),
         ([], r"= \[\], but generation\(head='score'\)"),
         (["go", 3], r"lists 3 in info.*non-blank string"),
         (["go", " "], r"lists ' ' in info"),

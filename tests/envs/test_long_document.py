@@ -133,5 +133,5 @@ def test_turns_must_suffice():
         reset({"parts": 20}, 0)
     env, _ = reset({"parts": 20, "max_turns": 21}, 0)
     assert len(env.parts) == 20
-    with pytest.raises(ConfigError, match="at least 7 parts"):
+    with pytest.raises(ConfigError, match="Set parts to 7 or more"):
         reset({"parts": 6, "hops": 3, "distance": 3}, 0)

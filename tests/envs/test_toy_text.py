@@ -308,7 +308,7 @@ def test_blackjack_observations():
     env = Blackjack()
     env.reset(seed=0)
     env._table.player, env._table.dealer = [1, 5], [1, 9]
-    assert env._told() == "You hold 16 with an ace as 11, dealer shows an ace."
+    assert env._observation() == "You hold 16 with an ace as 11, dealer shows an ace."
     assert env.step("hit or STICK")[0] == "You 16, dealer 20. You lose."
     env.reset(seed=0)
     env._table.player = [10, 10, 1]

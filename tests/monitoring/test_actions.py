@@ -123,7 +123,7 @@ def test_rollback_restores_weights_and_moments(run, place, tmp_path):
     assert good.iteration == 1 and (good.path is None) == (place == "memory")
     moments = {k: v["exp_avg"].clone() for k, v in optimizer.state.items()}
     now = parameters(algo)
-    algo.guard._chosen["entropy_collapse"].thresholds["below"] = 100.0
+    algo.guard._alarms["entropy_collapse"].thresholds["below"] = 100.0
     result = algo.train()
     assert "Rolled back to iteration 1." in result["alarms"]["messages"]
     assert result["alarms"]["num_rollbacks"] == 1
@@ -134,7 +134,7 @@ def test_rollback_restores_weights_and_moments(run, place, tmp_path):
     assert any(not torch.equal(now, before) for now, before in pairs)
     # The engine samples with them, and the next update starts from them.
     assert algo.env_runner.engine.weights_version > 3
-    algo.guard._chosen["entropy_collapse"].thresholds["below"] = 0.0
+    algo.guard._alarms["entropy_collapse"].thresholds["below"] = 0.0
     after = algo.train()
     assert rate(after) == 5e-4 and after["training_iteration"] == 4
     assert after["learners"]["default_policy"]["train_inference_mismatch_max"] < 1e-3
@@ -193,7 +193,7 @@ def test_rollback_reaches_other_processes(run):
     result = algo.train()
     assert result["alarms"]["num_rollbacks"] == 1
     assert same(algo.learner_group.get_weights()["default_policy"], start)
-    algo.guard._chosen["entropy_collapse"].thresholds["below"] = 0.0
+    algo.guard._alarms["entropy_collapse"].thresholds["below"] = 0.0
     result = algo.train()
     learner = result["learners"]["default_policy"]
     assert rate(result) == 5e-4

@@ -149,7 +149,7 @@ def test_a_rollback_restores_opponents_and_ratings():
     algo.train()
     algo.train()  # the second iteration confirms the first one's snapshot as good
     good = algo.guard._snapshots.good.load()
-    algo.guard._chosen["entropy_collapse"].thresholds["below"] = 100.0
+    algo.guard._alarms["entropy_collapse"].thresholds["below"] = 100.0
     result = algo.train()
     assert result["alarms"]["num_rollbacks"] == 1
     assert algo.driver_state().keys() == set(good) - {"learners"}
