@@ -113,12 +113,12 @@ def test_mismatch_of_different_weights(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_mismatch_fails_the_trial(tmp_path, monkeypatch):
-    gap = doctor.largest_gap
+    measured = doctor.mismatch_by_module
 
     def shifted(algo, episodes):
         from dataclasses import replace
 
-        return {m: replace(g, largest=0.5) for m, g in gap(algo, episodes).items()}
+        return {m: replace(g, largest=0.5) for m, g in measured(algo, episodes).items()}
 
     monkeypatch.setattr(doctor, "mismatch_by_module", shifted)
     findings = examine(tmp_path)
