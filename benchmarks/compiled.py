@@ -1,9 +1,9 @@
-"""The Learner's trunk compiled by inductor against the plain one.
+"""Update time of the Learner's transformer layers with and without torch.compile.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/compiled.py tiny [small]
 
-The update of the standing workload, in CPU seconds, both taking turns; the first update
-of the compiled one contains the compilation.
+The update of the standing workload, in CPU seconds, measured alternately; the first
+update of the compiled model contains the compilation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def main() -> None:
     quiet_loggers()
     torch.set_num_threads(1)
     print(
-        "| model | first update, CPU-s | update, CPU-s | of plain |\n|---|---|---|---|"
+        "| model | first update, CPU-s | update, CPU-s | relative to plain |\n"
+        "|---|---|---|---|"
     )
     for size in args.sizes:
         runs: dict[str, list[Measured]] = {name: [] for name in NAMES}

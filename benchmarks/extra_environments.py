@@ -1,10 +1,10 @@
-"""Scores and speed of the environments that stand on optional libraries.
+"""Scores and speed of the environments that need optional libraries.
 
     python benchmarks/extra_environments.py [NAME ...] [--seeds 100]
 
-prints, for each that is installed, the success of random and expert play in both
-splits and the turns per CPU second of this process, resets included (ScienceWorld's
-Java process is not counted: its column is wall time).
+prints, for each installed environment, the success of the random and the expert policy
+in both splits and the turns per CPU second of this process, including resets. The
+column of ScienceWorld is wall time, because its Java process is not counted.
 """
 
 from __future__ import annotations

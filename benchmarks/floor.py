@@ -1,4 +1,4 @@
-"""Speed limit of the machine: the standing workload without any overhead.
+"""Lower bound of the machine's time for the standing workload, without any overhead.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/floor.py tiny small [--dtype bfloat16]
 
@@ -65,12 +65,12 @@ class Shape:
 
 
 class Floor:
-    """A Qwen3 model in as few operations as torch allows.
+    """A Qwen3 model with a minimum number of torch operations.
 
     Args:
         folder: A Hugging Face folder with tied embeddings.
-        dtype: Of all computation; the parameters and AdamW's moments stay float32.
-        lr: Of AdamW.
+        dtype: Dtype of all computation; parameters and AdamW's moments stay float32.
+        lr: Learning rate of AdamW.
     """
 
     def __init__(self, folder: str, dtype: torch.dtype, lr: float = 1e-6) -> None:
@@ -100,7 +100,7 @@ class Floor:
         self.sin = torch.cat([-sin, sin], -1).to(self.dtype)[:, None]
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return what a forward pass needs, in the dtype of computation."""
+        """Return the parameters of a forward pass in the dtype of the computation."""
         cast = {k: v.to(self.dtype) for k, v in self.masters.items()}
         scale = self.head_dim**-0.5  # attention's, on the queries
         for n in range(self.layers):
@@ -148,7 +148,7 @@ class Floor:
         """Sample one update's tokens.
 
         Args:
-            shape: How many.
+            shape: Token counts of the update.
             teacher: Tokens to feed instead of the sampled ones [rows, length]; the
                 logits are returned then.
 
@@ -231,9 +231,9 @@ class Floor:
 
         Args:
             ids: Rows without padding. [B, T]
-            old: Log-probabilities under the policy that sampled. [B, T]
+            old: Log-probabilities under the sampling policy. [B, T]
             advantages: One per row. [B]
-            mask: Which columns are trained. bool [T]
+            mask: True for the trained columns. bool [T]
             part: Rows per forward pass.
         """
         self.optimizer.zero_grad()
@@ -259,7 +259,7 @@ class Floor:
 
 
 def _fuse(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Return transformers' parameters under short names, fused where fed the same."""
+    """Return transformers' parameters by short names, fused by common input."""
 
     def get(*names: str) -> Tensor:
         return torch.cat([weights[f"model.{n}.weight"].float() for n in names])
@@ -287,7 +287,7 @@ def _sample(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(folder: str, dtype: torch.dtype) -> float:
-    """Compare cached and uncached logits with transformers' own.
+    """Compare cached and uncached logits with those of transformers.
 
     Returns:
         The largest difference.

@@ -1,10 +1,10 @@
-"""The floor of episodes that end when they end: the batches of a real run, replayed.
+"""Lower bound for episodes of different length, with the turn lengths of a real run.
 
-What ``floor.py`` does for rows of equal length, with the lengths that this package has
-just sampled: in every turn the rows that are still playing, longest answers first, so
-that those that stop leave the batch without a copy. Rows that are computed together
-are given their mean length: no padding, no masks, no rows out of step. Playing turn by
-turn takes no less; overlapping the turns of different episodes might.
+It computes the same as ``floor.py``, but with the lengths that this package has just
+sampled. Every turn has one batch of the running episodes, longest answers first, so
+that finished rows leave the batch without a copy. Rows of a batch get their mean
+length, so padding and masks are not needed. Turn by turn, no implementation can be
+faster; overlapping the turns of different episodes could be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Trace = list[list[tuple[int, int]]]
 
 
 def trace_of(episodes: Sequence[Any]) -> Trace:
-    """Return how many tokens each turn of finished episodes read and sampled."""
+    """Return the numbers of prompt and sampled tokens per turn of finished episodes."""
     turns = [e.get_extra_model_outputs("turn") for e in episodes]
     return [[(len(t.prompt_ids), len(t.action_ids)) for t in each] for each in turns]
 

@@ -2,9 +2,10 @@
 
 Run:  python benchmarks/growth.py [--axes episodes turns context runners]
 
-The standing workload (docs/performance.md). The settings of an axis take turns, so that
-a busy machine slows all of them alike. CPU seconds, except for runners, whose work is
-done in other processes, and for latency of the environment: wall time counts there.
+The standing workload (docs/performance.md). The settings of an axis are measured
+alternately, so that other load affects all of them equally. Times are CPU seconds,
+except for EnvRunners, which run in other processes, and for the latency of the
+environment: both are measured in wall time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ WALL = ("runners", "latency")
 
 
 class SlowGame(StandingGame):
-    """The number game, every turn taking exponentially distributed time."""
+    """The number game with exponentially distributed time per turn."""
 
     def start(
         self,
@@ -68,7 +69,7 @@ class SlowGame(StandingGame):
         return super().start(rng, upper, fixed, filler)
 
     def reply(self, action: int) -> TurnResult:
-        """Wait, then answer."""
+        """Wait, then return the reply."""
         time.sleep(self.delays_s[self.turn - 1])
         return super().reply(action)
 
@@ -132,7 +133,8 @@ def build(
 ) -> Ours:
     """Build an algorithm with ``runners`` remote EnvRunners; 0: in this process.
 
-    With a latency the small model plays: it gives the engine other work meanwhile.
+    With a latency the small model is used, which keeps the engine busy during the
+    waits.
     """
     size = "tiny" if latency_ms is None else "small"
     config = standing_config(size, **keys).env_runners(num_env_runners=runners)

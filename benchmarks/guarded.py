@@ -1,4 +1,4 @@
-"""A run at an absurd learning rate: alone, and with each action of an alarm.
+"""A run with a diverging learning rate, without alarms and with each alarm action.
 
 Run:  python benchmarks/guarded.py --seeds 0 1 2
 
@@ -24,7 +24,7 @@ ACTIONS = (None, "warn", "lower_lr", "rollback", "stop")
 
 
 def config(action: str | None, seed: int = 0, kl_above: float = 0.05) -> Any:
-    """Return a run that diverges unless ``action`` helps; None: without alarms."""
+    """Return the config of a run that diverges without ``action``; None: no alarms."""
     alarm = {"action": action} if action is not None else False
     kl = {"above": kl_above, **alarm} if alarm else False
     return (
@@ -45,12 +45,12 @@ def config(action: str | None, seed: int = 0, kl_above: float = 0.05) -> Any:
 
 
 def success(algo: Any) -> float:
-    """Return the held-out success of the policy as it samples."""
+    """Return the held-out success of the policy with sampled actions."""
     return float(algo.evaluate()["env_runners"]["success_rate"])
 
 
 def run(action: str | None, seed: int = 0, kl_above: float = 0.05) -> dict[str, Any]:
-    """Train; return held-out success before and after, and what alarms did."""
+    """Train; return held-out success before and after, and counts of alarm actions."""
     made = config(action, seed, kl_above)
     # Builds the EnvRunner of evaluations; none is run by itself.
     algo = made.evaluation(evaluation_interval=ITERATIONS + 1).build_algo()

@@ -1,6 +1,6 @@
-"""The game of docs/pettingzoo_walkthrough.md: a PettingZoo game of two, in text.
+"""PettingZoo game of docs/pettingzoo_walkthrough.md: two agents, in text.
 
-The page shows the class as it stands here.
+The page contains an exact copy of the class.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ BERTHS = ("red", "blue", "green", "white", "black", "yellow")
 
 
 class Harbour(ParallelEnv):
-    """A lookout sees the free berth and calls; a pilot hears the call and steers.
+    """A lookout names the free berth to a pilot, who chooses a berth.
 
-    Both earn 1 if the pilot names the free berth, and 0.1 each for a message that names
-    a berth at all.
+    The reward of both is 1 if the pilot chooses the free berth. Each agent also gets
+    0.1 if its text names any berth.
     """
 
     metadata = {"name": "harbour_v0", "is_parallelizable": True}
@@ -43,7 +43,7 @@ class Harbour(ParallelEnv):
         return observations, {agent: {} for agent in self.agents}
 
     def step(self, actions):
-        """Hear the lookout's call in the first round; steer in the second."""
+        """Apply the lookout's call in round 1, the pilot's berth in round 2."""
         acting = "lookout_0" if self.call is None else "pilot_0"
         berth = berth_in(actions[acting])
         rewards = dict.fromkeys(self.agents, 0.0)
@@ -63,11 +63,11 @@ class Harbour(ParallelEnv):
         return self._observe(observations), rewards, ended, never, infos
 
     def expert_action(self, agent, rng):
-        """Call the free berth; steer to what was heard."""
+        """Return the free berth for the lookout, the received call for the pilot."""
         return self.free if agent == "lookout_0" else str(self.call)
 
     def random_action(self, agent, rng):
-        """Name any berth."""
+        """Return any berth."""
         return str(rng.choice(BERTHS))
 
     def _observe(self, observations):

@@ -1,11 +1,11 @@
-"""Compares imitated starts from which RL learns a PettingZoo game.
+"""Comparison of SFT settings before RL on a PettingZoo game.
 
 Run:  python benchmarks/harbour_start.py --seeds 0 1 2
       python benchmarks/harbour_start.py --table
 
-The game of harbour.py, the tiny model, GRPO, one policy for both agents. What varies is
-SFT: how many games are imitated, and which share of their turns is random.
-Results lie in benchmarks/results/harbour_start/; the table is that of
+The game of harbour.py, the tiny model, GRPO, one policy for both agents. The arms
+differ in SFT: the number of demonstrations and the share of random turns in them.
+Results are in benchmarks/results/harbour_start/; the table is that of
 docs/pettingzoo_walkthrough.md.
 """
 
@@ -37,7 +37,7 @@ ARMS = [(0, 1.0), (40, 0.0), (300, 1.0), (300, 0.8), (300, 0.5), (300, 0.2), (30
 
 
 def run(demonstrations: int, mistake_rate: float, seed: int) -> dict[str, Any]:
-    """Imitate, train, and return success on held-out games before and after."""
+    """Run SFT and RL; return success on held-out games before and after RL."""
     config = (
         GRPOConfig()
         .environment(Harbour)
@@ -72,7 +72,7 @@ def path_of(demonstrations: int, mistake_rate: float, seed: int) -> Path:
 
 def print_table() -> None:
     """Print one row per SFT setting."""
-    print("| games imitated | random turns | success before | after | seeds |")
+    print("| demonstrations | random turns | success before | after | seeds |")
     print("|---|---|---|---|---|")
     for arm in ARMS:
         paths = [path for seed in range(9) if (path := path_of(*arm, seed)).is_file()]
@@ -87,7 +87,7 @@ def print_table() -> None:
 
 
 def main() -> None:
-    """Run what has no results yet, or print what was run."""
+    """Run the arms without results, or print the table of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")

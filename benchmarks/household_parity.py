@@ -1,12 +1,12 @@
-"""Play the same games in household-v0 and in ALFWorld's own engine, side by side.
+"""Comparison of household-v0 with ALFWorld's engine, game by game.
 
     pip install alfworld==0.4.2      # builds a planner: needs cmake and a C++ compiler
     python benchmarks/household_parity.py --games 504 --steps 25
 
-Every game of household-v0 is written as a planning problem of ALFRED's domain, as the
-data set of ALFWorld holds them, and loaded by TextWorld with ALFWorld's grammar. Then
-both are played with the same commands. Compared in every step: the answer, the list of
-possible commands, and whether the game is won.
+Every game of household-v0 is written as a planning problem of ALFRED's domain, as in
+the data set of ALFWorld, and loaded by TextWorld with ALFWorld's grammar. Then both get
+the same commands. In every step the answer, the list of possible commands, and whether
+the game is won are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tally:
 
 
 def entity(named: Receptacle | Thing) -> str:
-    """Return an id from which ALFWorld makes the same name, and the same order."""
+    """Return an id for which ALFWorld has the same name and the same order."""
     number = 99 - int(named.name.split()[1])
     basin = named.type.removesuffix("Basin")
     tail = "" if basin == named.type else f"_bar_{named.type}"
@@ -80,7 +80,7 @@ def problem(env: Household) -> str:
 
 
 def problem_facts(env: Household) -> str:
-    """Return what holds at the beginning, one fact per line."""
+    """Return the initial facts, one per line."""
     facts = ["(atLocation agent1 loc_start)"]
     for r in env.world.receptacles:
         facts += _receptacle_facts(r)
@@ -140,9 +140,9 @@ def _goal(env: Household) -> str:
 
 @functools.cache
 def hasten() -> None:
-    """Let the engine remember what does not depend on the state.
+    """Cache the parts of the engine that do not depend on the state.
 
-    That is what it parsed, and how commands (not answers) are worded.
+    These are parsed rules and the wording of commands (not of answers).
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -195,19 +195,19 @@ class Reference:
         self.state: Any = self._env.reset()
 
     def step(self, command: str) -> None:
-        """Play a command."""
+        """Send a command to the engine."""
         self.state, _, _ = self._env.step(command)
 
 
 def compare(env: Household, seed: int, share: float, tally: Tally, steps: int) -> None:
-    """Play a game in both, and note the first difference.
+    """Run a game in both engines and record the first difference.
 
     Args:
         env: The environment.
-        seed: Of the episode and of the player.
-        share: Share of commands that are the expert's; the others are random ones.
-        tally: Is updated.
-        steps: Most commands.
+        seed: Seed of the episode and of the random commands.
+        share: Share of the expert's commands; the others are random.
+        tally: Counts, which are updated.
+        steps: Maximum number of commands.
     """
     answer, info = env.reset(
         seed=seed, options={"split": ("train", "test")[seed // 6 % 2]}
@@ -236,7 +236,7 @@ def compare(env: Household, seed: int, share: float, tally: Tally, steps: int) -
 
 
 def _any_verb(commands: list[str], rng: np.random.Generator) -> str:
-    """Draw a verb first, or hardly anything but walking would be tried."""
+    """Sample a verb first; otherwise nearly all random commands would be movements."""
     verbs = sorted({command.split()[0] for command in commands})
     verb = str(rng.choice(verbs))
     return str(rng.choice([c for c in commands if c.split()[0] == verb]))
@@ -263,7 +263,7 @@ def _check(
 
 
 def main() -> None:
-    """Compare many games and print how many."""
+    """Compare games and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--games", type=int, default=500)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def report(tally: Tally, seconds: float) -> None:
-    """Print what was compared so far."""
+    """Print the counts so far."""
     print(
         f"{tally.games} games, {tally.steps} commands, {tally.wins} games won, "
         f"{tally.commands} possible commands listed: all equal "

@@ -2,8 +2,8 @@
 
 Run:  python benchmarks/iteration_split.py frozen_lake_ppo frozen_lake_grpo
 
-Each example starts from its own SFT checkpoint (built on the first run); the first
-iteration is left out, the next ones are averaged. Times are shares of the iteration.
+Each example starts from its SFT checkpoint, which the first run builds. The first
+iteration is omitted, the next ones are averaged. Times are shares of the iteration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def row(name: str, iterations: int) -> str:
-    """Train a few iterations of ``name`` and describe the mean one."""
+    """Train a few iterations of ``name``; return the table row of their mean."""
     config = load_recipe(name).build_config()
     config.evaluation(evaluation_interval=None)
     algo = config.build_algo()

@@ -113,12 +113,12 @@ def point(algo: Any, runner: Any, iteration: int, episodes: int) -> dict[str, An
 
 
 def expert_success(config: Any, count: int = 300) -> float:
-    """Return how often the imperfect script that gave the demonstrations succeeds."""
+    """Return the success rate of the scripted policy of the demonstrations."""
     return script_success(config, count, config.sft_mistake_rate)
 
 
 def script_success(config: Any, count: int, mistake_rate: float) -> float:
-    """Return how often the expert succeeds whose turns are random at this rate."""
+    """Return the success rate of the expert with this rate of random turns."""
     played = demonstrations(
         config.make_text_env, count, seed=12345, mistake_rate=mistake_rate
     )
@@ -158,7 +158,7 @@ def print_table() -> None:
     """Print the Markdown table of everything in the results folder."""
     runs = load_results()
     print(
-        "| example | seeds | random | script | after SFT | after RL "
+        "| example | seeds | random | scripted expert | after SFT | after RL "
         "| greedy after RL | SFT, min | RL, min |\n|" + 9 * "---|"
     )
     for name, records in runs.items():

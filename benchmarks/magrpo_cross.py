@@ -1,9 +1,9 @@
-"""MAGRPO's two ways to compare rollouts, on a vote of three agents.
+"""Comparison of MAGRPO's two advantage estimators on a vote of three agents.
 
 Run:     python benchmarks/magrpo_cross.py --seeds 0 1 2
 Table:   python benchmarks/magrpo_cross.py --table
 Writes:  benchmarks/results/magrpo_cross/<start>_<joint>_<seed>.json, one per run: the
-         share of right votes in each iteration, and what playing games again took. The
+         share of right votes in each iteration, and the cost of repeated games. The
          table is that of docs/multi_agent_advantages.md.
 """
 

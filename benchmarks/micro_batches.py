@@ -1,8 +1,8 @@
-"""The Learner's update at several token budgets of a forward pass, and the floor.
+"""Speed of the Learner's update by ``micro_batch_tokens``, relative to the floor.
 
 Run:  python benchmarks/micro_batches.py tiny
 
-The standing workload, `fixed`; medians over repeats of neighbours in time.
+The standing workload, `fixed`; medians of ratios between consecutive measurements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Timed:
         group.update = update
 
     def update(self) -> float:
-        """Run one iteration and return what its update took."""
+        """Run one iteration and return the CPU seconds of its update."""
         self._algo.train()
         return self._seconds
 

@@ -1,4 +1,4 @@
-"""Population based training against the same settings held fixed, by seed.
+"""Comparison of population based training with the same settings held fixed.
 
 Run:     python benchmarks/pbt.py --seeds 0 1 2
 Table:   python benchmarks/pbt.py --table
@@ -72,7 +72,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
 
 
 def member(trial: Any) -> dict[str, Any]:
-    """Return what a trial reached, and with which learning rates."""
+    """Return the success of a trial and its learning rates."""
     return {
         "lr": trial.params["lr"],
         "changes": changes_of(trial),

@@ -1,12 +1,12 @@
 """The standing workload in TRL's GRPOTrainer, driven step by step over a pipe.
 
-Not run by hand: ``standing.py --peer-python PYTHON`` starts it in TRL's own virtual
-environment (docs/performance.md says how to make it). Each line on stdin lets it do one
-update; the update's measurements come back as one line of JSON on stdout.
+``standing.py --peer-python PYTHON`` starts this script in a virtual environment for TRL
+(docs/performance.md describes how to make it). Each line on stdin starts one update;
+its measurements are returned as one line of JSON on stdout.
 
-Three modes: ``rollout_func``, a batched loop of our own around ``model.generate`` that
-keeps keys and values over the turns; ``rollout_generate``, the same loop generating
-every turn from the whole conversation, as TRL's own examples of environments do; and
+Three modes: ``rollout_func``, a batched loop around ``model.generate`` that keeps keys
+and values between turns; ``rollout_generate``, the same loop generating every turn from
+the whole conversation, as in TRL's examples of environments; and
 ``environment_factory``, TRL's tool loop.
 """
 
@@ -56,12 +56,12 @@ TOOL_TEMPLATE = (
 
 
 class Rollout:
-    """The ``rollout_func``: all episodes take their turns together.
+    """The ``rollout_func``: all episodes generate their turns in one batch.
 
     Args:
         tokenizer: Renders the prompt and decodes the turns.
         variant: "fixed" or "game".
-        keeps_cache: Whether keys and values of earlier turns are kept.
+        keeps_cache: Keep keys and values of earlier turns.
     """
 
     def __init__(self, tokenizer: Any, variant: str, keeps_cache: bool) -> None:
@@ -72,7 +72,7 @@ class Rollout:
         self.deltas: dict[str, list[int]] = {}
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Play one episode per prompt."""
+        """Sample one episode per prompt."""
         upper = UPPER[self.variant]
         secrets = [self.rng.randint(1, upper) for _ in range(GROUPS)]
         # Rollouts of a group stand side by side.
@@ -143,7 +143,7 @@ class Rollout:
             mask = torch.cat([mask, shown_mask], 1)
 
     def _delta(self, reply: str, last_id: int) -> list[int]:
-        """Return what follows a turn; the end of turn, too, where none was sampled."""
+        """Return the text after a turn, with the end of turn if it was not sampled."""
         text = f"\n<|im_start|>user\n{reply}<|im_end|>\n<|im_start|>assistant\n"
         if last_id != self.tokenizer.eos_token_id:
             text = "<|im_end|>" + text
@@ -154,7 +154,7 @@ class Rollout:
 
 @dataclasses.dataclass
 class Episode:
-    """A running episode: its tokens after the prompt, and which of them are trained."""
+    """A running episode: its tokens after the prompt and their loss mask."""
 
     game: NumberGame
     reward: float = 0.0

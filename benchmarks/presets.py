@@ -1,4 +1,4 @@
-"""Presets of the literature against plain GRPO and PPO, on the same tasks.
+"""Comparison of presets of the literature with plain GRPO and PPO on the same tasks.
 
 Run:  python benchmarks/presets.py [NAME ...] --seeds 0 1 2
       python benchmarks/presets.py --table
@@ -7,7 +7,7 @@ FrozenLake in text, the tiny model, the SFT checkpoint of frozen_lake_grpo, equa
 episodes per iteration in a table; held-out success every four iterations, sampled as in
 training. The difference is that of the means over "after 4" to the end, against the
 first row, seed by seed.
-Results lie in benchmarks/results/presets/; the table is that of docs/performance.md.
+Results are in benchmarks/results/presets/; the table is that of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PPO = ("frozen_lake_ppo", "turn_ppo", "bilevel_ppo", "vapo")
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
-    """Train one preset and look at it now and then."""
+    """Train one preset and evaluate it at intervals."""
     recipe = load_recipe(name, [f"seed={seed}"])
     config = recipe.build_config()
     config.evaluation(
@@ -86,7 +86,7 @@ def print_table(names: tuple[str, ...]) -> None:
 
 
 def _means(name: str) -> dict[str, float]:
-    """Return each seed's success, the mean of all points but the first."""
+    """Return the success of each seed: the mean of all points except the first."""
     found = {}
     for path in sorted(RESULTS.glob(f"{name}_[0-9].json")):
         record = json.loads(path.read_text())
@@ -95,7 +95,7 @@ def _means(name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, or print what was run."""
+    """Run the presets, or print the table of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

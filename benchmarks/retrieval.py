@@ -4,8 +4,9 @@ Run:  python benchmarks/retrieval.py
       python benchmarks/retrieval.py --sizes 20000 --engines bm25
 
 The table of docs/retrieval.md. Seconds are CPU seconds of the process. `geonames` are
-the passages and queries of search_qa-v0; the others are made-up facts, asked for as
-"relation of name" among passages that share the relation, and words with the name.
+the passages and queries of search_qa-v0. The other corpora are invented facts; queries
+have the form "relation of name", and other passages have the same relation or words of
+the name.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main() -> None:
 def measure(
     engine: str, documents: list[str], asked: list[tuple[str, str]]
 ) -> list[str]:
-    """Return the cells of a line, the last four."""
+    """Return the last four cells of a line."""
     kind = ENGINES[engine]
     started = time.process_time()
     index = kind(documents)
@@ -78,7 +79,7 @@ def measure(
 
 
 def real() -> list[tuple[str, str]]:
-    """Return queries and the passages they ask for, of search_qa-v0."""
+    """Return queries of search_qa-v0 and the passages that answer them."""
     world = geography()
     facts = [
         PlaceFact(place, relation, value)
@@ -89,7 +90,7 @@ def real() -> list[tuple[str, str]]:
 
 
 def made_up(size: int) -> list[tuple[str, str]]:
-    """Return so many queries and the passages they ask for."""
+    """Return ``number`` invented queries and the passages that answer them."""
     source = random.Random(0)
     names = sorted(
         {" ".join(_word(source) for _ in range(2)) for _ in range(size)},

@@ -29,8 +29,10 @@ from rllib_llm.cli.session import quiet_loggers
 
 def parts() -> None:
     """Print the shares of a rollout, in CPU seconds of the main thread."""
-    print("| workload | forward | sampling | bookkeeping | prefill | around | tokens |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| workload | forward | sampling | bookkeeping | prefill | outside the engine "
+        "| tokens |\n|---|---|---|---|---|---|---|"
+    )
     for variant in ("fixed", "game"):
         algo = standing_config("tiny", variant).build_algo()
         engine, spent = algo.env_runner.engine, defaultdict(float)
@@ -69,7 +71,7 @@ _STACK: list[str] = []
 
 
 def timed(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any:
-    """Add the CPU seconds of ``call`` to its name, and below that of its caller."""
+    """Add the CPU seconds of ``call`` to its name, and to that of its caller."""
 
     def timing(*args: Any, **kwargs: Any) -> Any:
         key = f"{_STACK[-1]}/{name}" if _STACK else name
@@ -87,7 +89,7 @@ def timed(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any:
 
 
 def attention() -> None:
-    """Print what one layer's attention of a decoding step costs, in ms."""
+    """Print the time of one layer's attention in a decoding step, in ms."""
     print("| rows | keys | sdpa, mask | sdpa | matrix products | GB/s of sdpa |")
     print("|---|---|---|---|---|---|")
     heads, kv_heads, dim, columns = 4, 2, 32, 256
@@ -125,7 +127,7 @@ def milliseconds(call: Callable[[], Any], count: int = 200) -> float:
 
 
 def floor_turns() -> None:
-    """Print how the floor's rates fall with turns."""
+    """Print the throughput of the floor by the number of turns."""
     print("| turns | floor, rollout: tok / CPU-s | against 2 |\n|---|---|---|")
     floor = Floor(standing_config("tiny").lm_model, torch.float32)
     first = None
@@ -159,7 +161,7 @@ TABLES = {f.__name__: f for f in (parts, attention, floor_turns, threads)}
 
 
 def main() -> None:
-    """Print the tables asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="+", choices=TABLES)
     args = parser.parse_args()

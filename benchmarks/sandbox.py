@@ -3,8 +3,8 @@
     python benchmarks/sandbox.py [--calls 400] [--backends fork_server monty]
 
 Prints a table in Markdown. "CPU" counts this process, the server and the programs; on a
-machine that does other work, it says more than the wall times. The last row starts a
-Python interpreter for each program and isolates nothing: what a subprocess would cost.
+busy machine it is more reliable than the wall times. The last row starts a Python
+interpreter for each program without isolation, to show the time of a subprocess.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROGRAM = "print(6 * 7)"
 
 
 def main() -> None:
-    """Measure what is installed and print a table."""
+    """Measure the installed backends and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--backends", nargs="+", default=probe()["backends"])
@@ -54,10 +54,10 @@ def measure(name: str, calls: int, threads: int, make: Callable[[], object]) -> 
     """Print one row.
 
     Args:
-        name: What the row is about.
-        calls: Programs that are run.
-        threads: That run them.
-        make: Makes what runs them.
+        name: First cell of the row.
+        calls: Number of programs.
+        threads: Number of threads that run them.
+        make: Factory of the sandbox.
     """
     runner = make()
     runner.run(PROGRAM)  # starts what is to be started

@@ -4,11 +4,12 @@ Run:     python benchmarks/selfplay.py --seeds 0 1 2 [--variants pool mirror]
          python benchmarks/selfplay.py --seeds 0 1 2 --variants tic_tac_toe
 Table:   python benchmarks/selfplay.py --table
 Writes:  benchmarks/results/selfplay/<variant>_<seed>.json, one per run. Exploitability
-         is that of the policy as it samples (temperature 1), by OpenSpiel, exact;
+         is that of the sampling policy (temperature 1), computed exactly by OpenSpiel:
          0.458 for the uniform policy, 0 in a Nash equilibrium. Tic-tac-toe has too many
-         histories for it (549,946); there it is the mean return against random play,
-         and exploitability where the policy reads the board only (0.960 if uniform).
-         The variants that begin with board_ are those of tic_tac_toe_exploiter.
+         histories (549,946), so the mean return against the random policy is measured
+         instead, and exploitability if the policy observes only the board (0.960 for
+         the uniform policy). Variants that begin with board_ are those of
+         tic_tac_toe_exploiter.
 """
 
 from __future__ import annotations

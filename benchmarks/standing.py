@@ -1,10 +1,10 @@
-"""The standing workload: floor, this package and TRL, interleaved in one run.
+"""Throughput of floor, this package and TRL on the standing workload.
 
 Run:  python benchmarks/standing.py tiny [--dtype bfloat16] [--peer-python PYTHON]
 
-Every repeat measures all contenders one after the other, in CPU seconds of their own
-process, so that the ratios hold on a machine that is busy otherwise. Prints Markdown
-tables for docs/performance.md, which describes the columns.
+Every repeat measures all implementations one after the other, in CPU seconds of their
+process, so that the ratios do not depend on other load. Prints Markdown tables for
+docs/performance.md, which describes the columns.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Measured:
     """One update: CPU seconds of its parts, and tokens.
 
     Attributes:
-        rollout_s: Sampling, environments included.
-        update_s: From episodes to new weights.
-        total_s: Both and all else that an iteration does.
-        sampled: Tokens sampled.
-        trained: Tokens trained.
-        sequence: Tokens of the trained rows, prompts included.
+        rollout_s: Sampling, including environments.
+        update_s: Time from episodes to new weights.
+        total_s: The whole iteration.
+        sampled: Number of sampled tokens.
+        trained: Number of trained tokens.
+        sequence: Tokens of the trained rows, including prompts.
         rss_mib: Peak memory of the process so far.
     """
 
@@ -64,11 +64,11 @@ class Ours:
     """An algorithm of this package, measured from outside.
 
     Args:
-        config: What to build.
-        clock: CPU seconds of this process, or wall time where others sample.
+        config: Config of the algorithm.
+        clock: CPU seconds of this process, or wall time with remote EnvRunners.
 
     Attributes:
-        episodes: What was sampled last.
+        episodes: Episodes of the last iteration.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Peer:
         )
 
     def measure(self) -> Measured:
-        """Let it do one update."""
+        """Request one update."""
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -144,7 +144,7 @@ class Peer:
 
 
 def peak_rss_mib() -> float:
-    """Return this process's peak memory so far."""
+    """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
-    """Return the contenders, ours first, and a function that ends them."""
+    """Return the implementations, this package first, and a function to stop them."""
     # In a separate process: SFT would count towards our peak memory.
     prepare = (
         "import standing_workload as w; print(w.standing_config({!r}, {!r}).lm_model)"
@@ -248,7 +248,7 @@ def print_rates(runs: dict[str, list[Any]], title: str) -> None:
 
 
 def print_ratios(runs: dict[str, list[Any]]) -> None:
-    """Print how many times the peers' tokens per CPU-second we reach."""
+    """Print the ratio of this package's tokens per CPU second to that of the peers."""
     peers = [name for name in runs if name not in ("floor", "rllib_llm")]
     if not peers:
         return
@@ -260,7 +260,7 @@ def print_ratios(runs: dict[str, list[Any]]) -> None:
 
 
 def median_ratio(rate: Any, ours: list[Any], theirs: list[Any]) -> float:
-    """Return the median over repeats of a ratio of neighbours in time."""
+    """Return the median over repeats of the ratio of consecutive measurements."""
     pairs = zip(ours, theirs, strict=True)
     return statistics.median(rate(a) / rate(b) for a, b in pairs)
 

@@ -1,7 +1,7 @@
-"""The rules of the standing workload, without dependencies, so that peers play them.
+"""Rules of the standing workload, without dependencies, for use by other packages.
 
-A hidden number is guessed by tool calls and answered with "higher" or "lower". Under
-``fixed`` an episode always lasts all its turns, so that every run has as many.
+The model guesses a hidden number by tool calls and gets the reply "higher" or "lower".
+With ``fixed`` an episode always has all turns, so that runs are comparable.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class NumberGame:
     Attributes:
         secret: The hidden number, in [1, upper].
         upper: The largest number.
-        fixed: Go on after a correct guess until the turns are used up, and pay at the
-            end for closeness; else 1 for the correct guess, which ends the episode.
+        fixed: Continue after a correct guess until the turns are used up, with a reward
+            for closeness at the end. Otherwise the correct guess has reward 1 and ends
+            the episode.
         max_turns: Turns of an episode.
     """
 
@@ -43,7 +44,7 @@ class NumberGame:
     turn: int = 0
 
     def __post_init__(self) -> None:
-        """Set the numbers that the replies so far allow."""
+        """Initialise the interval that the replies so far allow."""
         self.low, self.high = 1, self.upper
 
     @property

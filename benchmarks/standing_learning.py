@@ -1,8 +1,8 @@
-"""Learning on the real game of the standing workload (docs/performance.md).
+"""Learning curve on the variant ``game`` of the standing workload.
 
 Run:  python benchmarks/standing_learning.py tiny --updates 100 --seeds 0 1 2
 
-Prints success against updates and CPU seconds, SFT not counted.
+Prints success by updates and CPU seconds without SFT, the table of docs/performance.md.
 """
 
 from __future__ import annotations

@@ -101,12 +101,12 @@ class StandingGame(TextEnv):
         return TurnResult(text, reward=reward, terminated=done, success=solved)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """Bisect."""
+        """Return the middle of the possible interval."""
         low, high = self.game.low, self.game.high
         return CALL.format((low + high) // 2)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Guess any number."""
+        """Return any guess."""
         return CALL.format(rng.integers(1, self.game.upper + 1))
 
 
@@ -125,11 +125,11 @@ def standing_config(
     Args:
         size: "tiny" or "small".
         variant: "fixed" or "game".
-        dtype: Of the parameters; SFT runs in float32.
+        dtype: Dtype of the parameters; SFT runs in float32.
         groups: Groups of 8 episodes per update.
-        turns: Most turns of an episode.
-        filler: Tokens that make the first prompt longer.
-        seed: Of tasks and sampling.
+        turns: Maximum number of turns of an episode.
+        filler: Number of additional tokens in the first prompt.
+        seed: Seed of tasks and sampling.
     """
     config = _base_config(size, variant)
     folder = prepare_language_model(config)

@@ -2,9 +2,10 @@
 
 Run:  python benchmarks/team_growth.py
 
-The chain of secret_sum-v0 with the tiny model: all agents share one policy, each has an
-adapter of its own on one base (sampled together, and with an engine each), or each has
-a model of its own. Settings take turns; CPU seconds; tables for docs/performance.md.
+The chain of secret_sum-v0 with the tiny model: all agents share one policy, each has a
+LoRA adapter on one base model (sampled in one batch, or with one engine per adapter),
+or each has a separate model. The settings are measured alternately in CPU seconds; the
+tables are those of docs/performance.md.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A team against one agent and against votes, at equally many sampled tokens.
+"""Comparison of a team, one agent, and votes with equal numbers of sampled tokens.
 
 Run:  python benchmarks/team_votes.py --seeds 0 1 2
       python benchmarks/team_votes.py --table
 
-Bisection for a hidden number (guess_number-v0 inside team-v0), the tiny model. Every
-iteration plays as many turns of agents in all arms: 96 games of one agent, 48 of two,
-32 of three. Results lie in benchmarks/results/team_votes/; the table is that of
+Bisection for a hidden number (guess_number-v0 inside team-v0) with the tiny model. All
+arms have the same number of agent turns per iteration: 96 games of one agent, 48 of
+two, 32 of three. Results are in benchmarks/results/team_votes/; the table is that of
 docs/algorithms/marft.md.
 """
 
@@ -36,14 +36,14 @@ PAIR = ["adviser_0", "solver_0"]
 
 
 def votes(config: Any, voters: list[str]) -> Any:
-    """Let agents that share a policy vote; one alone decides."""
+    """Return the config of voters that share a policy; one agent decides alone."""
     options = {"agents": voters, "topology": {}, "decide": "vote"}
     config.multi_agent(policies=["one"], policy_mapping_fn=dict.fromkeys(voters, "one"))
     return _play(config.rollouts(group_size=8), options, len(voters))
 
 
 def pair(config: Any) -> Any:
-    """Let an adviser speak before a solver, a policy each."""
+    """Return the config of an adviser and a solver with separate policies."""
     roles = {name: name.partition("_")[0] for name in PAIR}
     config.multi_agent(policies=[*roles.values()], policy_mapping_fn=roles)
     config.training(level="token", critic="shared", critic_lr=2e-3)
@@ -72,7 +72,7 @@ ARMS: dict[str, Callable[[], Any]] = {
 
 
 def run(arm: str, seed: int) -> dict[str, Any]:
-    """Train one arm; one agent is also asked thrice."""
+    """Train one arm; evaluate the single agent also with three votes."""
     algo = ARMS[arm]().debugging(seed=seed).build_algo()
     assignment = {a: algo.config.policy_mapping_fn(a, None) for a in _agents(algo)}
     found = {"arm": arm, "seed": seed, **look(algo, assignment, "before")}
@@ -97,12 +97,12 @@ def _agents(algo: Any) -> list[str]:
 
 
 def look(algo: Any, assignment: dict[str, str], when: str) -> dict[str, float]:
-    """Return success on held-out tasks and the tokens that an episode takes."""
+    """Return success on held-out tasks and the tokens per episode."""
     episodes = play_assignment(algo, assignment, HELD_OUT)
-    spoken = sum(
+    sampled = sum(
         episode_data(part).num_sampled for e in episodes for part in agent_episodes(e)
     )
-    return {when: success(episodes), f"tokens_{when}": spoken / len(episodes)}
+    return {when: success(episodes), f"tokens_{when}": sampled / len(episodes)}
 
 
 def print_table() -> None:
@@ -126,7 +126,7 @@ def print_table() -> None:
 
 
 def main() -> None:
-    """Run, or print what was run."""
+    """Run the arms, or print the table of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")

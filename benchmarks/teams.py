@@ -3,8 +3,8 @@
 Run:  python benchmarks/teams.py [METHOD ...] --seeds 0 1 2
       python benchmarks/teams.py --table
 
-Two agents with private numbers, one of whom must answer (secret_sum-v0), the tiny
-model, after SFT on a script that is wrong most of the time. Results lie in
+Two agents with private numbers, one of which must answer (secret_sum-v0), with the tiny
+model after SFT on a scripted policy that is wrong most of the time. Results are in
 benchmarks/results/teams/; the tables are those of docs/algorithms/marft.md.
 """
 
@@ -38,12 +38,12 @@ ROLES = ("alice", "bob", "carol")
 
 
 def marft(**settings: Any) -> Callable[[], Any]:
-    """Return a maker of MARFT configs."""
+    """Return a factory of MARFT configs."""
     return lambda: MARFTConfig().training(critic_lr=2e-3, **settings)
 
 
 def grpo(group_by: str) -> Callable[[], Any]:
-    """Return a maker of GRPO configs for groups of 8."""
+    """Return a factory of GRPO configs for groups of 8."""
     return lambda: (
         GRPOConfig()
         .rollouts(group_size=8)
@@ -53,13 +53,13 @@ def grpo(group_by: str) -> Callable[[], Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to train a team.
+    """A method to train a team.
 
     Attributes:
-        make: Makes the config.
-        agents: How many there are.
-        lora: Whether policies are adapters on one base model.
-        rewards: Beside the game's.
+        make: Factory of the config.
+        agents: Number of agents.
+        lora: Policies are adapters on one base model.
+        rewards: Rewards in addition to those of the game.
     """
 
     make: Callable[[], Any]
@@ -69,7 +69,7 @@ class Method:
 
 
 def tenfold_for_alice(trajectory: Any) -> list[float]:
-    """Pay one agent on another scale."""
+    """Multiply alice's reward by ten."""
     return [9.0 * r * (trajectory.agent == 0) for r in trajectory.rewards]
 
 
@@ -86,8 +86,8 @@ METHODS: dict[str, Method] = {
     "one agent": Method(grpo("agent")),
     "marft_a, three agents": Method(marft(level="action", critic="shared"), agents=3),
     "marft_a, LoRA": Method(marft(level="action", critic="shared"), lora=True),
-    "magrpo, unequal pay": Method(grpo("task"), rewards=(tenfold_for_alice,)),
-    "dr_mas, unequal pay": Method(grpo("agent"), rewards=(tenfold_for_alice,)),
+    "magrpo, unequal rewards": Method(grpo("task"), rewards=(tenfold_for_alice,)),
+    "dr_mas, unequal rewards": Method(grpo("agent"), rewards=(tenfold_for_alice,)),
 }
 
 
@@ -122,7 +122,7 @@ def team_config(name: str, seed: int) -> Any:
 
 
 def run(method: str, seed: int) -> dict[str, Any]:
-    """Train one team and look at what its roles are worth."""
+    """Train one team; evaluate it with swapped and silenced roles, too."""
     started, cpu = time.perf_counter(), time.process_time()
     if method == ALONE:
         return run_alone(seed)
@@ -157,7 +157,7 @@ def run(method: str, seed: int) -> dict[str, Any]:
 
 
 def run_alone(seed: int) -> dict[str, Any]:
-    """Train one policy that plays all agents; it does not have roles."""
+    """Train one policy that plays all agents, without roles."""
     started, cpu = time.perf_counter(), time.process_time()
     algo = team_config(ALONE, seed).build_algo()
     tasks = algo.config.build_task_source(in_evaluation=True).fixed(HELD_OUT)
@@ -205,7 +205,7 @@ def print_table() -> None:
 
 
 def file_name(method: str) -> str:
-    """Return how the results of a method are called."""
+    """Return the file name of a method's results."""
     return method.replace(",", "").replace(" ", "_").lower()
 
 
@@ -224,7 +224,7 @@ def spread(values: list[float], form: str = ".2f") -> str:
 
 
 def main() -> None:
-    """Run, or print what was run."""
+    """Run the methods, or print the tables of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", choices=[*METHODS, []])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -2,9 +2,9 @@
 
 Run:  python benchmarks/transcripts.py --iterations 12
 
-Two algorithms with the same settings, one of them with ``per_iteration = 0``, take
-iterations in turn in one process, so that both meet the same machine. Printed is the
-median over the ratios of neighbours. The numbers are those of docs/transcripts.md.
+Two algorithms with the same settings, one of them with ``per_iteration = 0``, train
+alternately in one process, so that other load affects both equally. The script prints
+the median ratio of consecutive iterations, the figures of docs/transcripts.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALGORITHMS = {"GRPO": (GRPOConfig, 8), "LLMPPO": (LLMPPOConfig, 1)}
 
 
 class Without(TranscriptCollector):
-    """Keeps nothing."""
+    """Transcript callback that stores no episodes."""
 
     per_iteration = 0
 
@@ -47,7 +47,7 @@ def build(name: str, callbacks: type[TranscriptCollector]) -> Any:
 
 
 def seconds_of(algo: Any) -> tuple[float, dict[str, Any]]:
-    """Train one iteration; return how long it took, and its result."""
+    """Train one iteration; return its seconds and its result."""
     begin = time.perf_counter()
     result = algo.train()
     return time.perf_counter() - begin, result

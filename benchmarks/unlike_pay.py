@@ -3,9 +3,9 @@
 Run:  python benchmarks/unlike_pay.py [METHOD ...] --seeds 0 1 2
       python benchmarks/unlike_pay.py --table
 
-One policy of the tiny model for each agent, after SFT on a script of which half the
-turns are random. Every run trains until it has sampled as many tokens as the others.
-Results lie in benchmarks/results/unlike_pay/; the table is that of
+One policy with the tiny model per agent, after SFT on a scripted policy with random
+actions in half of the turns. Every run stops after the same number of sampled tokens.
+Results are in benchmarks/results/unlike_pay/; the table is that of
 docs/environments/scout_porter.md.
 """
 
@@ -41,7 +41,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 
 def run(method: str, seed: int) -> dict[str, Any]:
-    """Train one team; return what it does in held-out games before and after."""
+    """Train one team; return its measurements in held-out games before and after."""
     config = (
         METHODS[method]()
         .multi_agent(
@@ -102,8 +102,8 @@ def path_of(method: str, seed: int) -> Path:
 def print_table() -> None:
     """Print one row per method, mean and range over seeds."""
     print(
-        "| method | seeds | success before | after | honesty | trust | scout earns | "
-        "sampled tokens | CPU min |"
+        "| method | seeds | success before | after | honesty | trust "
+        "| return of the scout | sampled tokens | CPU min |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for method in METHODS:
@@ -126,7 +126,7 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Run what has no results yet, or print what was run."""
+    """Run the methods without results, or print the table of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", choices=[*METHODS, []])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -2,9 +2,9 @@
 
 Run:  python benchmarks/vllm_parity.py --sizes small medium --dtypes float32 bfloat16
 
-Random Qwen3 models, one process, one thread, the engines in turn. Every session plays
-several turns; histories stay in each engine's cache. Prints one row per model and
-dtype:
+Random Qwen3 models, one process, one thread, alternating engines. Every session has
+several turns; each engine keeps their keys and values in its cache. Prints one row per
+model and dtype:
 
 - greedy tokens: share of equal tokens of greedy turns, up to each first difference;
 - greedy |dlogp|: largest gap between the engines' log-probabilities of those tokens;
@@ -97,7 +97,7 @@ def row(size: str, dtype: str, args: argparse.Namespace) -> str:
 
 
 def build(size: str, seed: int) -> torch.nn.Module:
-    """Return a random model with heads of 32, which vLLM's CPU attention wants."""
+    """Return a random model with heads of size 32, as vLLM's CPU attention requires."""
     hidden, layers = SIZES[size]
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -118,7 +118,7 @@ def build(size: str, seed: int) -> torch.nn.Module:
 def play(
     engine: GenerationEngine, args: argparse.Namespace, seed: int, temperature: float
 ) -> tuple[dict[int, tuple[list[int], list[Any]]], float]:
-    """Play every session's turns, each as soon as the last one is done.
+    """Sample the turns of all sessions, each as soon as the previous one is finished.
 
     Returns:
         History and turns by session, and sampled tokens per CPU-second.

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ray.tune import Tuner
+    from ray.tune.experiment import Trial
+    from ray.tune.tune_config import ResumeConfig
     from torch import Tensor, nn
 
 # By class: names that this package overrides, calls or reads and that are not public.
@@ -81,7 +84,7 @@ def lora_layers(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
 
 
-def set_lora_disabled(layer: Any, disabled: bool) -> None:
+def set_lora_disabled(layer: nn.Module, disabled: bool) -> None:
     """Disable or enable one adapter without changing ``requires_grad``.
 
     peft's public ``enable_adapters`` also changes ``requires_grad`` of the adapter,
@@ -90,12 +93,12 @@ def set_lora_disabled(layer: Any, disabled: bool) -> None:
     layer._disable_adapters = disabled
 
 
-def is_lora_disabled(layer: Any) -> bool:
+def is_lora_disabled(layer: nn.Module) -> bool:
     """Return whether :func:`set_lora_disabled` has disabled this adapter."""
     return layer._disable_adapters
 
 
-def lora_parts(layer: Any) -> tuple[Any, Any, float] | None:
+def lora_parts(layer: nn.Module) -> tuple[Any, Any, float] | None:
     """Return A [r, in], B [out, r] and the scale of a layer's only plain LoRA adapter.
 
     None for layers that compute anything else: other adapter types, several or no
@@ -133,6 +136,17 @@ def conv1d_classes() -> tuple[type, ...]:
     return (Conv1D,)
 
 
+def gguf_architectures() -> frozenset[str]:
+    """Return the architectures that transformers reads from GGUF files.
+
+    They are spelt with underscores, where files may have none, or hyphens.
+    """
+    from transformers import modeling_gguf_pytorch_utils as readers
+
+    # The list also has the prefixes of metadata that every architecture has.
+    return frozenset(readers.GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"}
+
+
 def checkpoint_weights(
     model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -147,7 +161,7 @@ def checkpoint_weights(
     return revert_weight_conversion(model, dict(tensors))
 
 
-def continue_run(tuner: Any, resume: Any) -> None:
+def continue_run(tuner: Tuner, resume: ResumeConfig) -> None:
     """Make ``tuner.fit()`` continue the trials of its run folder.
 
     ``Tuner.restore`` does so too, but restores pickled callbacks and the old stopping
@@ -161,7 +175,7 @@ def continue_run(tuner: Any, resume: Any) -> None:
     tuner._local_tuner._is_restored = True
 
 
-def change_trial_config(trial: Any, values: dict[str, Any]) -> None:
+def change_trial_config(trial: Trial, values: dict[str, Any]) -> None:
     """Change a Tune trial's config, also for a resumed run.
 
     ``Trial.set_config``, which PBT uses, does not change the unresolved copy, from
@@ -176,7 +190,9 @@ def change_trial_config(trial: Any, values: dict[str, Any]) -> None:
     trial.invalidate_json_state()
 
 
-def set_only_checkpoint(trial: Any, checkpoint: Path, metrics: dict[str, Any]) -> None:
+def set_only_checkpoint(
+    trial: Trial, checkpoint: Path, metrics: dict[str, Any]
+) -> None:
     """Make a Tune trial continue from ``checkpoint`` and drop its other checkpoints.
 
     Args:

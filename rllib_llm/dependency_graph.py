@@ -96,10 +96,10 @@ def dependency_graph(
             f"agents is {list(agents)}. There must be at least one agent, each listed "
             "once. Number agents of one role: reasoner_0, reasoner_1."
         )
-    reads = _named_reads(topology, agents) if isinstance(topology, str) else topology
-    for agent in (*reads, *(a for read in reads.values() for a in read)):
+    given = _named_reads(topology, agents) if isinstance(topology, str) else topology
+    for agent in (*given, *(a for read in given.values() for a in read)):
         _check_agent(agent, agents)
-    reads = {agent: tuple(dict.fromkeys(reads.get(agent, ()))) for agent in agents}
+    reads = {agent: tuple(dict.fromkeys(given.get(agent, ()))) for agent in agents}
     return DependencyGraph(agents, reads, _levels(reads))
 
 

@@ -20,7 +20,7 @@ _LISTS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-def dumps(value: Any, where: str) -> str:
+def dumps(value: object, where: str) -> str:
     """Return ``value`` as JSON that :func:`loads` decodes to an equal value.
 
     Args:
@@ -39,7 +39,7 @@ def loads(text: str) -> Any:
     return _decode(json.loads(text))
 
 
-def _encode(value: Any, where: str) -> Any:
+def _encode(value: object, where: str) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         array = np.asarray(value)
         data = base64.b64encode(array.tobytes()).decode("ascii")
@@ -76,7 +76,7 @@ def _encode_dict(value: dict[Any, Any], where: str) -> Any:
     return {_TAG: "dict", "of": items}
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     if isinstance(value, list):
         return [_decode(each) for each in value]
     if not isinstance(value, dict):

@@ -30,7 +30,7 @@ def write_manifest(folder: Path) -> None:
     listed = {
         path.relative_to(folder).as_posix(): {
             "size": path.stat().st_size,
-            "sha256": _digest(path),
+            "sha256": file_digest(path),
         }
         for path in files
         if path != folder / MANIFEST_FILE
@@ -94,13 +94,13 @@ def _difference(path: Path, expected: dict[str, Any], *, digests: bool) -> str |
     size = path.stat().st_size
     if size != expected["size"]:
         return f"has {size} bytes of {expected['size']}"
-    if digests and _digest(path) != expected["sha256"]:
+    if digests and file_digest(path) != expected["sha256"]:
         return "has other content than was written"
     return None
 
 
-def _digest(path: Path) -> str:
-    """Return a file's digest; an unchanged file is read once per process."""
+def file_digest(path: Path) -> str:
+    """Return a file's SHA-256; an unchanged file is read once per process."""
     stat = path.stat()
     return _digest_of(os.fspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.imports import import_object
+
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode, LLMConfig
 
 
 class MappedPolicies:
@@ -27,7 +30,9 @@ class MappedPolicies:
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.table.items())))
 
-    def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
+    def __call__(
+        self, agent_id: str, episode: Episode | None = None, **kwargs: Any
+    ) -> str:
         """Return the agent's policy.
 
         Raises:
@@ -52,7 +57,7 @@ def imported(what: str, path: str) -> Any:
     return import_object(path, f"multi_agent.{what}")
 
 
-def mapped_policies(config: Any, agents: list[str]) -> dict[str, str]:
+def mapped_policies(config: LLMConfig, agents: list[str]) -> dict[str, str]:
     """Return every agent's policy in an episode of the first task."""
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 

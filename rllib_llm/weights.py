@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.fs
@@ -19,6 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rllib_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 FILE = "module_state.safetensors"  # in the module folders of checkpoints
 _BF16 = "@bf16"
@@ -85,7 +88,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def written_to(folder: str, filesystem: Any) -> Iterator[Path]:
+def written_to(folder: str, filesystem: FileSystem) -> Iterator[Path]:
     """Yield a local folder whose content is copied to ``folder`` after the block.
 
     Args:
@@ -101,7 +104,7 @@ def written_to(folder: str, filesystem: Any) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def read_from(file: str, filesystem: Any) -> Iterator[Path]:
+def read_from(file: str, filesystem: FileSystem) -> Iterator[Path]:
     """Yield a local copy of a file of a pyarrow file system, or the file itself."""
     if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
         yield Path(file)

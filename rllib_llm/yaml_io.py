@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.composer import Composer
 
 from rllib_llm.errors import ConfigError, summarize
 from rllib_llm.schema import show
+
+if TYPE_CHECKING:
+    from typing import IO
 
 # Recipes have a few thousand characters. The limits keep other files from exhausting
 # time or memory, here and in later code that traverses the values.
@@ -27,13 +30,13 @@ class _RecipeLoader(yaml.SafeLoader):
     refused; merge keys (``<<: *base``) work.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: str | IO[str]) -> None:
         super().__init__(stream)
         self._depth = 0
         self._open: set[str] = set()
         self._sizes: dict[int, int] = {}  # nodes of each subtree, aliases expanded
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> Any:
         """Compose a node and count the nodes of its subtree."""
         event = self.peek_event()
         line = event.start_mark.line + 1
@@ -46,19 +49,20 @@ class _RecipeLoader(yaml.SafeLoader):
             raise ConfigError(
                 f"Line {line} is nested deeper than {MAX_DEPTH} levels. Flatten it."
             )
-        anchor = getattr(event, "anchor", None)
-        is_definition = anchor is not None and not isinstance(event, yaml.AliasEvent)
+        anchor: str | None = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            anchor = None
         self._depth += 1
-        if is_definition:
+        if anchor is not None:
             self._open.add(anchor)
         node = Composer.compose_node(self, parent, index)
         self._depth -= 1
-        if is_definition:
+        if anchor is not None:
             self._open.discard(anchor)
         self._count(node, line)
         return node
 
-    def _count(self, node: Any, line: int) -> None:
+    def _count(self, node: yaml.Node | None, line: int) -> None:
         below = []
         if isinstance(node, yaml.MappingNode):
             below = [part for pair in node.value for part in pair]
@@ -72,7 +76,7 @@ class _RecipeLoader(yaml.SafeLoader):
                 "expanded. Move data into a file that the environment reads."
             )
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> Any:
         """Compose a mapping and check that its keys are unique scalars."""
         node = super().compose_mapping_node(anchor)
         seen = set()
@@ -105,7 +109,9 @@ _RecipeLoader.yaml_implicit_resolvers = {
 }
 for _tag in ("timestamp", "binary", "set", "omap", "pairs"):
     _RecipeLoader.add_constructor(
-        f"tag:yaml.org,2002:{_tag}", yaml.SafeLoader.construct_undefined
+        f"tag:yaml.org,2002:{_tag}",
+        # PyYAML's stubs want the class that is extended.
+        yaml.SafeLoader.construct_undefined,  # type: ignore[type-var]
     )
 
 
@@ -161,6 +167,6 @@ def read(path: Path) -> Any:
     return parse(text, str(path))
 
 
-def dump(data: Any) -> str:
+def dump(data: object) -> str:
     """Return ``data`` as YAML, keys in their order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=88)

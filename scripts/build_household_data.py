@@ -3,10 +3,10 @@
     pip download alfworld==0.4.2 --no-deps
     python scripts/build_household_data.py alfworld-0.4.2-py3-none-any.whl
 
-The wheel holds, of each of AI2-THOR's 120 rooms, which types of objects are in it and
-where one stands to reach its receptacles; and ALFRED's tables of which type of object
-fits into which type of receptacle, what can be heated, and how tasks are worded.
-Nothing of the wheel is imported, its tables are read as literals.
+For each of AI2-THOR's 120 rooms the wheel contains the types of objects and the
+position from which each receptacle is reached. It also contains ALFRED's tables of the
+receptacles for each type of object, of objects that can be heated, and of the wording
+of tasks. No code of the wheel is imported; its tables are parsed as literals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAMP = "DeskLamp"
 
 
 def main() -> None:
-    """Read the wheel, write the data."""
+    """Write the data of the wheel given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path, help="alfworld-0.4.2-py3-none-any.whl")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -74,10 +74,10 @@ def build(wheel: zipfile.ZipFile) -> dict[str, Any]:
 def room(
     wheel: zipfile.ZipFile, number: int, fits: dict[str, list[str]], carried: set[str]
 ) -> dict[str, Any]:
-    """Return a room's receptacles, by type the place of each, and its objects' types.
+    """Return a room's receptacles (positions by type) and its types of objects.
 
-    Receptacles of which the wheel only says that there are some get one specimen, in
-    a place of its own.
+    Of receptacles without a position in the wheel there is one per type, at a separate
+    position.
     """
     folder = f"alfworld/gen/layouts/FloorPlan{number}"
     points = json.loads(wheel.read(f"{folder}-openable.json"))
@@ -101,7 +101,7 @@ def room(
 
 
 def mangled(name: str) -> str:
-    """Return the id under which ALFWorld's planner knows an object."""
+    """Return the id of an object in ALFWorld's planner."""
     for sign, word in zip("-|+.,", ("minus", "bar", "plus", "dot", "comma")):  # noqa: B905
         name = name.replace(sign, f"_{word}_")
     return name.lower()

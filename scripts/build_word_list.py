@@ -4,8 +4,8 @@
     dpkg-deb -x wamerican-small_*.deb wamerican
     python scripts/build_word_list.py wamerican/usr/share/dict/american-english-small
 
-The package holds SCOWL's words up to its size 35. Kept are those of 4 to 8 lower-case
-letters from a to z, without apostrophes and accents.
+The package contains SCOWL's words up to size 35. The script keeps those of 4 to 8
+lower-case letters from a to z, without apostrophes and accents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTHS = range(4, 9)
 
 
 def main() -> None:
-    """Read the list, write the data."""
+    """Write the data of the word list given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("list", type=Path, help="american-english-small")
     parser.add_argument("--out", type=Path, default=OUT)

@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _HEADLESS = re.compile(
     r"(What|Whatever|Who|Whom|Whose|Where|When|How|Why|Which|Whether|From .* to)\b"
 )
+# So does an entry of Args, Attributes or Raises.
+_HEADLESS_ENTRY = re.compile(
+    r"^ +\w+: (?:What|Which|Who|Whom|Where|How (?:many|often)|Of)\b.*", re.MULTILINE
+)
 # Words of names, and the word of the field that stands for each.
 RETIRED_NAMES = {
     "piece": "component",
@@ -75,6 +79,18 @@ _PHRASES = {
     r"\bsits? down\b": "joins",
     r"\bledgers?\b": "reward log",
     r"\bcredit(?! assignment)\b": "advantage, credit assignment",
+    r"\bearn(s|ed|ing)?\b": "has the reward, has the return",
+    r"\b(pays|paid)\b": "rewards, rewarded",
+    r"\b(is|are|was|were|be|been) told\b": "receives, observes",
+    r"\bspeaks?\b": "acts, sends a message",
+    r"\bmay know\b": "has the information",
+    r"\bprais(e|es|ed|ing)\b": "a positive advantage",
+    r"\blearnt\b": "learned",
+    r"\blikeliest\b": "most likely",
+    r"\bwhoever\b": "the agent that, the code that",
+    r"\bmend(s|ed|ing)?\b": "correct, repair",
+    r"\b[Tt]urn `?max_turns`? truncates\b": "truncated after max_turns turns",
+    r"\b(environment|game)'s own time\b": "the time of the environment",
 }
 # Texts that are not ours: words of games, of papers, of logs and of the past.
 _EXEMPT = (
@@ -126,9 +142,12 @@ def _python_problems(tree: ast.Module, where: str) -> Iterator[tuple[int, str]]:
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         ):
             doc = ast.get_docstring(node)
+            line = node.body[0].lineno if doc else 1
             if doc and _HEADLESS.match(doc):
-                line = node.body[0].lineno
                 yield line, f"docstring begins {doc.split()[0]!r}: name the thing"
+            if doc and not where.startswith("tests/"):
+                for entry in _HEADLESS_ENTRY.findall(doc):
+                    yield line, f"entry {entry.strip()!r}: name the thing"
         for name in _defined(node):
             words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)
             for word in words:

@@ -223,7 +223,7 @@ def _nested(spec: Mapping[str, Any]) -> list[Any]:
     if spec["name"] == "tiers":
         return [spec.get("of", "evidence")]
     levels = spec["levels"] if spec["name"] == "gate" else []
-    return [level[key] for level in levels for key in ("when", "pay")]
+    return [level[key] for level in levels for key in ("when", "reward")]
 
 
 def _read_row(row: Mapping[str, Any], missing: Mapping[str, str]) -> Method:

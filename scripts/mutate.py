@@ -12,6 +12,7 @@ fault that no test notices has *survived*; one whose text is gone is *stale*.
 from __future__ import annotations
 
 import argparse
+import builtins
 import dataclasses
 import gc
 import importlib
@@ -20,6 +21,7 @@ import os
 import shutil
 import signal
 import subprocess
+import symtable
 import sys
 import tempfile
 import time
@@ -66,6 +68,10 @@ class Fault:
     breaks: str
     tests: tuple[str, ...]
 
+    def faulty(self, path: Path) -> str:
+        """Return the source of the file with the fault."""
+        return path.read_text(encoding="utf-8").replace(self.old, self.new)
+
     @property
     def package(self) -> str:
         """Subpackage of the file."""
@@ -82,6 +88,12 @@ class Fault:
             return f"its text occurs {count} times, not once: {self.old[:60]!r}"
         if self.old == self.new:
             return "it changes nothing"
+        try:
+            names = undefined_names(self.faulty(path)) if path.suffix == ".py" else []
+        except SyntaxError as error:
+            return f"its replacement does not compile: {error}"
+        if names:  # such a fault would be noticed by any test
+            return f"its replacement reads {names[0]!r}, which nothing defines"
         for test in self.tests:
             name, _, node = test.partition("::")
             if not (root / name).is_file():
@@ -112,6 +124,25 @@ class Outcome:
     output: str = ""
 
 
+def undefined_names(source: str) -> list[str]:
+    """Return the names that a module reads and nothing defines."""
+    module = symtable.symtable(source, "module.py", "exec")
+    symbols = module.get_symbols()
+    known = {*dir(builtins), "__file__", "__name__", "__class__"}
+    known |= {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+    known |= {table.get_name() for table in module.get_children()}
+    found, tables = set(), [module]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_declared_global() and symbol.is_assigned():
+                known.add(symbol.get_name())
+            elif symbol.is_referenced() and (symbol.is_global() or table is module):
+                found.add(symbol.get_name())
+    return sorted(found - known)
+
+
 def load_faults(folder: Path = FAULTS) -> list[Fault]:
     """Return all faults, in the order of their files.
 
@@ -138,7 +169,7 @@ class Copy:
     """A temporary copy of the tree, in which one fault at a time is present.
 
     Args:
-        folder: Where it goes.
+        folder: Its folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,14 +189,13 @@ class Copy:
     def inject(self, fault: Fault) -> None:
         """Apply the fault."""
         path = self.root / fault.file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+        path.write_text(fault.faulty(path), encoding="utf-8")
         # Compiled files are known by time (in seconds) and size of their source.
         self._touched += 1
         stamp = path.stat().st_mtime + 10 * self._touched
         os.utime(path, (stamp, stamp))
 
-    def mend(self, fault: Fault) -> None:
+    def revert(self, fault: Fault) -> None:
         """Revert the fault."""
         shutil.copy2(ROOT / fault.file, self.root / fault.file)
 
@@ -220,7 +250,7 @@ def _listed_files() -> list[str]:
 
 
 def preload() -> None:
-    """Import what is slow to import and free of faults, for all children."""
+    """Import the slow modules that never contain faults, for all child processes."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     for name in _PRELOADED:
@@ -258,7 +288,7 @@ def run_fault(copy: Copy, fault: Fault, limit_s: float) -> Outcome:
     try:
         code = _wait(copy.start(fault.tests), limit_s)
     finally:
-        copy.mend(fault)
+        copy.revert(fault)
     seconds = time.monotonic() - started
     if code is None:
         return Outcome(fault, "timeout", seconds)

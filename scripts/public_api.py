@@ -72,7 +72,7 @@ def _described(name: str, thing: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _is_foreign(member: Any) -> bool:
-    """Return True if a member is another package's function in a wrapper."""
+    """Return True if a member wraps a function of another package."""
     if not inspect.isfunction(member):
         return False
     return inspect.unwrap(member).__module__.startswith("ray.")

@@ -2,8 +2,8 @@
 
     python scripts/shoot_terminal.py guess_number_grpo docs/terminal.svg --after 8
 
-Trains the recipe for real and writes what a terminal shows some seconds after an
-iteration: the lines so far, and the panel below them.
+Trains the recipe and writes the terminal's content some seconds after an iteration: the
+lines so far and the panel below them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTH = 150
 
 
 class Camera(ProgressLine):
-    """A progress line that writes what it shows to a file."""
+    """A progress line that writes its content to a file."""
 
     def __init__(self, out: Path, after: int, wait_s: float, total: int):
         super().__init__(total_iterations=total)
@@ -36,7 +36,7 @@ class Camera(ProgressLine):
         self.results, self.taken = 0, False
 
     def setup(self, *args: Any, **info: Any) -> None:
-        """Draw for a terminal that is a file."""
+        """Set up a terminal that writes to a file."""
         super().setup(*args, **info)
         console = Console(
             file=io.StringIO(), record=True, force_terminal=True, width=WIDTH
@@ -49,7 +49,7 @@ class Camera(ProgressLine):
         self.results, self.at = self.results + 1, time.monotonic()
 
     def on_step_begin(self, *args: Any, **info: Any) -> None:
-        """Take the picture while the next iteration goes on."""
+        """Take the picture during the next iteration."""
         if self.taken or self.results < self.after:
             return
         if time.monotonic() - self.at >= self.wait_s:

@@ -1,4 +1,4 @@
-"""Screenshots of a run's page, for docs/viewer.md and to look at.
+"""Screenshots of a run's page, for docs/viewer.md.
 
     python scripts/shoot_viewer.py RUN OUT_FOLDER --first "choose(3);"
 
@@ -21,7 +21,7 @@ from rllib_llm.viewer import write_page
 # Name of the picture, and what is done on the page before it is taken.
 SHOTS = {
     "tokens": "setTint('surprise'); for (let i = 0; i < 3; i++) goToToken(1);",
-    "siblings": "flip('group');",
+    "group": "flip('group');",
     "lanes": "setTint('surprise');",
     "advantage": "",
     "entropy_dark": "setTheme('dark'); setTint('entropy');",

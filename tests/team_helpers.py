@@ -16,6 +16,7 @@ from rllib_llm.algorithms.grpo.grpo import GRPO, estimators_of_policies
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.data.episode_data import agent_episodes
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
@@ -273,7 +274,7 @@ def set_group_advantages(config, episodes):
     algo.config = config
     algo._advantage_estimators = estimators_of_policies(config)
     algo._replay = Replay(config.make_text_env)
-    algo._set_advantages(episodes)
+    algo._set_advantages(SampledEpisodes(episodes))
 
 
 def update(learner, episodes, **kwargs):

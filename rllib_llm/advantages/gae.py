@@ -61,12 +61,16 @@ def token_gae(
 
     gamma = _per_token("gamma", gamma, len(rewards))
     lambda_ = _per_token("lambda_", lambda_, len(rewards))
+    # delta of eq. 16. values[1:] is the next *trained* token, so observations between
+    # two turns add neither discount nor decay.
     errors = rewards + gamma * np.append(values[1:], after_last) - values
+    # The filter below needs at least one entry.
     if not len(rewards):
         return errors, errors.copy()
 
     advantages = _discounted_sums(errors, gamma * lambda_)
     if lambda_critic is None:
+        # TD(lambda) targets before whitening; RLlib's PPO uses the same.
         return advantages, values + advantages
     lambda_critic = _per_token("lambda_critic", lambda_critic, len(rewards))
     return advantages, values + _discounted_sums(errors, gamma * lambda_critic)
@@ -90,9 +94,13 @@ def _discounted_sums(terms: np.ndarray, decay: np.ndarray) -> np.ndarray:
     """Solve ``s[i] = terms[i] + decay[i] * s[i+1]`` with ``s[N] = 0``."""
     # One decay for all tokens is usual, and a recursive filter is much faster then.
     if np.all(decay == decay[0]):
+        # y[i] = x[i] + decay * y[i-1] on the reversed array is the recursion from the
+        # end.
         return lfilter([1.0], [1.0, -decay[0]], terms[::-1])[::-1]
     sums = np.empty_like(terms)
     following = 0.0
+    # Decays differ at the ends of turns: a sequential loop, which is cheap for one
+    # episode.
     for i in range(len(terms) - 1, -1, -1):
         following = terms[i] + decay[i] * following
         sums[i] = following

@@ -78,13 +78,16 @@ def group_advantages(
     if baseline == "none" or not len(returns):
         return returns.copy()
 
-    centred = _centre(returns, group, counts)
+    centred = _centre(returns, group, counts)  # [N]
     scaled = centred
     if baseline == "leave_one_out":
+        # R - mean of the others = (R - mean) * G / (G - 1), without a loop over
+        # members.
         scaled = centred * (counts / np.maximum(counts - 1, 1))[group]
     if scale == "group":
         scaled = scaled / (_group_std(centred, group, counts)[group] + eps)
     elif scale == "batch":
+        # The deviation of returns, not of centred returns, as in Lite PPO.
         scaled = scaled / (sample_std(returns) + eps)
     return scaled
 
@@ -115,7 +118,7 @@ def zero_variance_groups(
     *,
     tolerance: float = 1e-6,
 ) -> set[Hashable]:
-    """Return the groups whose returns are all equal, so that nothing is learnt.
+    """Return the groups whose returns are all equal, so that nothing is learned.
 
     DAPO's dynamic sampling replaces them (arXiv:2503.14476, sec. 3.2). A group of one
     is among them: its advantage is 0 as well.
@@ -135,6 +138,7 @@ def zero_variance_groups(
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}. It must be >= 0. Use e.g. 1e-6.")
     stds = group_reward_std(returns, group_ids)
+    # A tolerance instead of 0: rewards that are sums of floats differ in the last bits.
     return {group for group, std in stds.items() if std <= tolerance}
 
 

@@ -37,6 +37,7 @@ def combined_keys(*columns: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     for name, array in arrays.items():
         check_vector(name, array)
     check_same_shape(**arrays)
+    # Built column by column, as digits of a number in mixed radix.
     keys = np.zeros(len(arrays["column 0"]), dtype=np.int64)
     for array in arrays.values():
         distinct, index = np.unique(array, return_inverse=True)
@@ -55,4 +56,5 @@ def key_means(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
     Returns:
         Mean per key. [keys.max() + 1]
     """
+    # Keys have no gaps, so no count is 0.
     return np.bincount(keys, values) / np.bincount(keys)

@@ -160,17 +160,21 @@ def two_level_gae(
 
     # From here on, tokens are sorted by message.
     values, extra = values[tokens.sorted], extra[tokens.sorted]
+    # Value before each step, the mean over its simultaneous messages. [S]
     before = key_means(values[tokens.first], steps.of_message)
     values[tokens.first] = before[steps.of_message]
     following = np.append(values[1:], 0.0)
+    # The value after a message is the next step's; gains() adds it.
     following[tokens.last] = 0.0
     decay = gamma_token * lambda_token
+    # The part of the advantage that depends on the message's own tokens only. [T]
     inside = tokens.discounted_sums(extra + gamma_token * following - values, decay)
     weight = decay**tokens.after  # of the rewards after the message, at each token
     gains = steps.gains(
         before, inside[tokens.first], weight[tokens.first], gamma=gamma, lambda_=lambda_
     )
-    sums = inside + weight * gains[tokens.message]
+    sums = inside + weight * gains[tokens.message]  # [T]
+    # The inverse permutation: back to the order of the arguments.
     places = np.argsort(tokens.sorted)
     return sums[places], (values + sums)[places]
 
@@ -209,11 +213,16 @@ class _Steps:
         Returns:
             Gains. [M]
         """
+        # np.roll wraps around, but the last step of an episode never uses the next
+        # entry.
         after = np.where(self.is_last, self.bootstraps, np.roll(before, -1))
         gains = self.rewards + gamma * after
+        # 0 at the last step: the trace must not continue into the next episode.
         trace = np.where(self.is_last, 0.0, gamma * lambda_)
         weight = key_means(weight, self.of_message)
         inside = key_means(inside, self.of_message)
+        # Linear in the gain, so the recursion over steps needs two numbers per message
+        # and no loop over tokens. [S]
         passed_back = _discounted_sums(inside + weight * gains, weight * trace)
         return (gains + trace * np.append(passed_back[1:], 0.0))[self.of_message]
 
@@ -239,6 +248,7 @@ class _Tokens:
         # at_least[n]: number of messages with n tokens or more, the first in ``last``.
         at_least = np.bincount(self.lengths)[::-1].cumsum()[::-1]
         sums = terms.copy()
+        # One vector operation per token position, over all messages that are that long.
         for after in range(1, self.lengths.max()):
             places = last[: at_least[after + 1]] - after
             sums[places] += decay * sums[places + 1]
@@ -276,6 +286,7 @@ def _find_steps(
     return _Steps(
         of_message=of_message,
         rewards=np.bincount(of_message, rewards),
+        # Steps are sorted by episode, so a change of episode marks the last one.
         is_last=np.diff(episode, append=-1) != 0,
         bootstraps=np.broadcast_to(bootstraps, (count,))[episode],
     )
@@ -299,6 +310,7 @@ def _find_tokens(messages: np.ndarray, count: int) -> _Tokens:
             "entries. Each message needs one reward and at least one token. Omit "
             "messages that were not sampled, or add their end-of-turn token."
         )
+    # Stable: tokens of a message keep their order.
     in_order = np.argsort(messages, kind="stable")
     ends = lengths.cumsum()
     return _Tokens(in_order, messages[in_order], lengths, ends - lengths, ends - 1)

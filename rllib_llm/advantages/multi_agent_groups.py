@@ -51,6 +51,7 @@ def message_group_keys(
     check_choice("group_by", group_by, MESSAGE_GROUPS)
     tasks, agents, turns = map(combined_keys, (tasks, agents, turns))
     check_same_shape(tasks=tasks, agents=agents, turns=turns)
+    # Every group is within a task: other tasks have other difficulties.
     columns = {"task": (), "agent": (agents,), "turn": (turns, agents)}[group_by]
     return combined_keys(tasks, *columns)
 
@@ -103,6 +104,7 @@ def message_group_advantages(
     check_same_shape(returns=returns, tasks=keys, rollouts=rollouts)
     if group_by != "task":
         return group_advantages(returns, keys, baseline=baseline, scale=scale, eps=eps)
+    # One sample per rollout, else rollouts with many messages would dominate the mean.
     _, first, rollout = np.unique(rollouts, return_index=True, return_inverse=True)
     for name, column in (("return", returns), ("task", keys)):
         differs = np.flatnonzero(column != column[first][rollout])
@@ -116,7 +118,7 @@ def message_group_advantages(
     advantages = group_advantages(
         returns[first], keys[first], baseline=baseline, scale=scale, eps=eps
     )
-    return advantages[rollout]
+    return advantages[rollout]  # back to messages [M]
 
 
 def broadcast_advantages(
@@ -187,9 +189,11 @@ def align_invocations(
     drawn = [np.zeros(0, dtype=np.int64)]
     keys = combined_keys(rollouts)
     for key in range(keys.max(initial=-1) + 1):
+        # Shuffled before the cut, so that dropped calls are random ones.
         calls = rng.permutation(np.flatnonzero(keys == key))
         extra = rng.choice(calls, size=max(count - len(calls), 0))
         drawn.append(np.concatenate([calls[:count], extra]))
+    # Sorted: the order of rows does not depend on the order of rollouts.
     return np.sort(np.concatenate(drawn))
 
 
@@ -221,4 +225,5 @@ def hierarchical_keys(
         )
     task_keys, proposal_keys = combined_keys(tasks), combined_keys(proposals)
     check_same_shape(tasks=task_keys, proposals=proposal_keys, is_proposer=is_proposer)
+    # is_proposer is part of the key: task 3 and proposal 3 are different groups.
     return combined_keys(is_proposer, np.where(is_proposer, task_keys, proposal_keys))

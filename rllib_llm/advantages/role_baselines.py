@@ -82,6 +82,7 @@ class RoleBaselines:
         check_finite("returns", returns, "Drop the failed episodes before this step.")
         advantages = np.empty_like(returns)
         keys = zip(games.tolist(), roles.tolist(), strict=True)
+        # Sequential on purpose: each advantage uses the average before its own return.
         for i, (key, value) in enumerate(zip(keys, returns.tolist(), strict=True)):
             baseline = self.get(*key)
             advantages[i] = value - baseline
@@ -150,10 +151,12 @@ def per_player_advantages(
     check_finite("rewards", rewards, "Drop the failed episodes before this step.")
     if not len(rewards):
         return rewards.copy()
-    centred = rewards - key_means(rewards, roles)[roles]
+    centred = rewards - key_means(rewards, roles)[roles]  # step (1)
+    # Stable: an agent's messages keep their order in time.
     in_order = np.argsort(agent_episodes, kind="stable")
+    # 0 after the last message of each episode cuts the sum there.
     continues = np.append(np.diff(agent_episodes[in_order]) == 0, False)
     sums = np.empty_like(rewards)
     sums[in_order] = _discounted_sums(centred[in_order], continues.astype(np.float64))
-    sums -= key_means(sums, roles)[roles]
+    sums -= key_means(sums, roles)[roles]  # step (3)
     return whiten(sums, np.ones(len(sums), dtype=bool)) if normalise else sums

@@ -45,9 +45,10 @@ def tree_returns(
     """
     check_unit_interval(gamma=gamma)
     returns, parents = _checked_tree(rewards, parents)
-    fan_out = np.bincount(parents[parents >= 0], minlength=len(parents))
+    fan_out = np.bincount(parents[parents >= 0], minlength=len(parents))  # children [N]
     for nodes in _levels_from_leaves(parents):
         above = parents[nodes]
+        # np.add.at, because `returns[above] +=` would add only one of several children.
         np.add.at(returns, above, gamma * returns[nodes] / fan_out[above])
     return returns
 
@@ -76,6 +77,7 @@ def leaf_means(rewards: np.ndarray, parents: np.ndarray) -> np.ndarray:
             f"Node {node} has children and the reward {sums[node]}. Only leaves may "
             "have a reward here. Use tree_returns for rewards of inner nodes."
         )
+    # Leaves below each node, counted from the leaves upwards. [N]
     leaves = np.ones(len(sums))
     leaves[inner] = 0.0
     for nodes in _levels_from_leaves(parents):
@@ -112,6 +114,7 @@ def sibling_advantages(  # language: nodes with one parent are siblings
             or a parent has a larger number than its child.
     """
     values, parents = _checked_tree(values, parents)
+    # All roots have parent -1; the task separates those of different trees.
     return group_advantages(values, combined_keys(tasks, parents), baseline=baseline)
 
 
@@ -142,6 +145,7 @@ def marginal_rewards(table: np.ndarray) -> tuple[np.ndarray, ...]:
         )
     check_finite("table", table, "Mend the reward function.")
     agents = range(table.ndim)
+    # The mean over the axes of all other agents.
     return tuple(table.mean(axis=tuple(j for j in agents if j != i)) for i in agents)
 
 
@@ -166,6 +170,7 @@ def _levels_from_leaves(parents: np.ndarray) -> list[np.ndarray]:
     """Return the nodes of each depth, deepest first, without the roots."""
     depths = np.zeros(len(parents), dtype=np.int64)
     ancestors = parents.copy()
+    # One step towards the root per pass: as many passes as the tree has levels.
     while (below := ancestors >= 0).any():
         depths += below
         ancestors[below] = parents[ancestors[below]]

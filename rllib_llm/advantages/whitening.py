@@ -27,6 +27,7 @@ def masked_moments(values: np.ndarray, mask: np.ndarray) -> tuple[int, float, fl
         ValueError: If shapes differ or a counted entry is not finite.
     """
     values, mask = _masked_values(values, mask)
+    # Sums instead of mean and deviation, because sums of Learners can be added.
     return int(mask.sum()), float(values.sum()), float(np.square(values).sum())
 
 
@@ -53,6 +54,7 @@ def whiten_with_moments(
     Raises:
         ValueError: See :func:`whiten`.
     """
+    # In float64: the difference of squares below cancels most digits in float32.
     count, total, total_sq = moments
     mean = total / count if count else 0.0
     # Rounding may give a tiny negative number where all entries are equal.
@@ -103,6 +105,7 @@ def whiten(
         mean = _mean(counted)
     if std is None:
         std = sample_std(counted)
+    # eps is added to the deviation, not to the variance, as in TRL and verl.
     whitened = (values - mean) / (std + eps) + (0.0 if shift_mean else mean)
     return np.where(mask, whitened, 0.0)
 
@@ -119,6 +122,7 @@ def _masked_values(
             f"mask has dtype {mask.dtype}. It must be bool, True where an entry "
             "counts. Pass mask.astype(bool)."
         )
+    # Before the check for finite numbers: masked entries may hold anything.
     values = np.where(mask, values, 0.0)
     check_finite("values (where the mask is True)", values, "Mend their computation.")
     return values, mask
@@ -126,6 +130,8 @@ def _masked_values(
 
 def _mean(values: np.ndarray) -> float:
     """Return the mean, exact where all entries are equal; 0 of none."""
+    # The mean of equal floats can differ from them in the last bit; divided by eps,
+    # that error would become an advantage.
     return float(values[0] + (values - values[0]).mean()) if values.size else 0.0
 
 

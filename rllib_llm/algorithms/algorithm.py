@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo.ppo import PPO
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.annotations import override
@@ -44,12 +43,13 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.stats import EPISODE_MEAN
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.check_groups import check_first_texts
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.manifest import require_whole, write_manifest
-from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
 from rllib_llm.monitoring.alarms.algorithm import GUARD_KEY, GuardedAlgorithm
 from rllib_llm.monitoring.live import board
@@ -63,6 +63,12 @@ from rllib_llm.monitoring.live.algorithm import (
 from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.rewards.shared_reward import share_rewards
 from rllib_llm.transcripts.annotations import annotate_advantages, annotate_rewards
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rllib_llm.envs.make import EnvSpec
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -82,25 +88,32 @@ class LLMAlgorithm(
     is RLlib's: EnvRunnerGroup, LearnerGroup, evaluation, metrics, checkpoints, Tune.
     """
 
-    def __init__(self, config: Any = None, env: Any = None, **kwargs: Any):
+    def __init__(
+        self,
+        config: LLMConfig | Mapping[str, Any] | None = None,
+        env: EnvSpec | None = None,
+        **kwargs: Any,
+    ):
         topic = board.new_topic(board.trial_of(config))
-        config = self._as_config(config)
+        run_config = self._as_config(config)
         if env is not None:
-            config.environment(env)
-        config.validate()
-        config = with_models(config, preparing(topic))
-        config.engine_actor = new_actor_name()
-        config.live_topic = topic
-        for module_id in config.llm_module_ids:
-            preflight(config.get_config_for_module(module_id))
-        super().__init__(config, **kwargs)
+            run_config.environment(env)
+        # Before models are prepared, which can take minutes.
+        run_config.validate()
+        run_config = with_models(run_config, preparing(topic))
+        # Chosen on the driver, since all EnvRunners must name the same actor.
+        run_config.engine_actor = new_actor_name()
+        run_config.live_topic = topic
+        for module_id in run_config.llm_module_ids:
+            preflight(run_config.get_config_for_module(module_id))
+        super().__init__(run_config, **kwargs)
 
     @classmethod
-    def _as_config(cls, config: Any) -> Any:
+    def _as_config(cls, config: LLMConfig | Mapping[str, Any] | None) -> LLMConfig:
         default = cls.get_default_config()
         if config is None:
             return default
-        if isinstance(config, AlgorithmConfig):
+        if not isinstance(config, Mapping):
             return config.copy(copy_frozen=False)
         if "class" in config:
             return default.from_state(config)
@@ -116,7 +129,7 @@ class LLMAlgorithm(
         return with_engine_bundle(request, default)
 
     @override(PPO)
-    def setup(self, config: Any) -> None:
+    def setup(self, config: LLMConfig) -> None:
         self._task_source: TaskSource = config.build_task_source()
         self._driver_components = DriverComponents(config)
         super().setup(config)
@@ -130,7 +143,9 @@ class LLMAlgorithm(
 
     @staticmethod
     @override(PPO)
-    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+    def _get_env_id_and_creator(
+        env_specifier: EnvSpec, config: LLMConfig
+    ) -> tuple[Any, Any]:
         """Return the env's id and creator; accept functions, which RLlib refuses."""
         if callable(env_specifier) and not isinstance(env_specifier, type):
             return env_specifier, env_creator(env_specifier)
@@ -144,8 +159,11 @@ class LLMAlgorithm(
             self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)),
             self.phase(SAMPLING, episodes=self.config.episodes_per_iteration),
         ):
+            # The PPO base class would sample here; groups, rewards and filters need
+            # whole episodes on the driver.
             episodes = self.collect()
         annotate_advantages(self.metrics, episodes)
+        # Each Learner needs an episode, since rows of one episode stay together.
         learners = max(1, self.config.num_learners or 0)
         is_skipped = len(episodes) < learners
         # In every iteration: RLlib reports NaN for a sum of nothing.
@@ -162,6 +180,7 @@ class LLMAlgorithm(
             results = self.learner_group.update(
                 training_data=LLMTrainingData(episodes=episodes),
                 timesteps={
+                    # RLlib's schedules count these steps.
                     NUM_ENV_STEPS_SAMPLED_LIFETIME: self._peek(
                         ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
                     ),
@@ -182,15 +201,16 @@ class LLMAlgorithm(
     def collect(self) -> list[Any]:
         """Sample this iteration's episodes and assign their advantages."""
         groups = self.config.episodes_per_iteration // self.config.group_size
-        return self.process_episodes(self.sample_groups(groups))
+        return list(self.process_episodes(self.sample_groups(groups)))
 
-    def sample_groups(self, num_groups: int) -> list[Any]:
+    def sample_groups(self, num_groups: int) -> SampledEpisodes:
         """Sample the next ``num_groups`` groups and assign their rewards.
 
         Returns:
             Finished episodes; ``custom_data["llm"].task`` has group and rollout.
         """
-        episodes = self.play_groups(num_groups)
+        episodes = SampledEpisodes(self.play_groups(num_groups))
+        # Before rewards and advantages, which compare the rollouts of a group.
         check_first_texts(episodes, self.config.env)
         if self.config.shared_reward_fraction:
             share_rewards(episodes, self.config.shared_reward_fraction)
@@ -203,7 +223,7 @@ class LLMAlgorithm(
         annotate_rewards(self.metrics, episodes)
         return episodes
 
-    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+    def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Assign advantages to sampled episodes and return those to train on.
 
         Runs on the driver, over whole groups, before episodes are split over Learners.
@@ -243,6 +263,7 @@ class LLMAlgorithm(
         )
         if self._weights_are_shared:
             modules = self.learner_group._learner.module
+            assert self.env_runner is not None
             self.env_runner.share_weights_of(
                 {m: modules[m].unwrapped() for m in self.config.sampled_module_ids}
             )
@@ -250,7 +271,10 @@ class LLMAlgorithm(
     def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
         """Send these policies' weights to the EnvRunners; None: trained policies."""
         if self._weights_are_shared:
+            # The tensors are shared; only caches computed with the old weights must be
+            # dropped.
             version = self.learner_group._learner._weights_seq_no
+            assert self.env_runner is not None
             self.env_runner.set_weights_version(version)
         group = self.env_runner_group
         if self._weights_are_shared and not group.num_remote_workers():
@@ -284,9 +308,9 @@ class LLMAlgorithm(
     @override(PPO)
     def get_state(
         self,
-        components: Any = None,
+        components: str | Collection[str] | None = None,
         *,
-        not_components: Any = None,
+        not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         state = super().get_state(components, not_components=not_components, **kwargs)
@@ -333,7 +357,7 @@ class LLMAlgorithm(
         return written
 
     @override(PPO)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+    def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore a checkpoint and send its weights to all EnvRunners.
 
         Raises:
@@ -366,7 +390,7 @@ class LLMAlgorithm(
 
     @classmethod
     @override(PPO)
-    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Any:
         """Rebuild the algorithm from a checkpoint in any folder.
 
         A checkpoint contains the model's config and tokenizer, so it loads on machines
@@ -382,7 +406,7 @@ class LLMAlgorithm(
             return super().from_checkpoint(path, *args, **kwargs)
 
 
-def with_models(config: Any, on_progress: Progress | None = None) -> Any:
+def with_models(config: LLMConfig, on_progress: Progress | None = None) -> Any:
     """Return the config with every policy's model built or located."""
     for module_id in config.llm_module_ids:
         module_config = config.get_config_for_module(module_id)
@@ -401,7 +425,9 @@ def with_models(config: Any, on_progress: Progress | None = None) -> Any:
     return config
 
 
-def _locate_model(config: Any, module_id: str, on_progress: Progress | None) -> str:
+def _locate_model(
+    config: LLMConfig, module_id: str, on_progress: Progress | None
+) -> str:
     """Return the folder of the model to train, or its hub id.
 
     A full checkpoint that is being restored replaces the model it was trained from;
@@ -417,7 +443,7 @@ def _is_ready(model: str | None) -> bool:
     return model is not None and (Path(model) / "config.json").is_file()
 
 
-def _refuse_unknown_keys(default: Any, given: dict[str, Any]) -> None:
+def _refuse_unknown_keys(default: LLMConfig, given: Mapping[str, Any]) -> None:
     keys = set(default.keys())
     for key in given:
         if key not in keys and not key.startswith("__"):

@@ -19,7 +19,7 @@ class AlgorithmEntry:
         config_name: Name of the AlgorithmConfig class.
         algo_name: Name of the Algorithm class.
         paper: Paper to cite.
-        paper: What to cite.
+        paper: Paper to cite.
         summary: One line for ``rllib-llm list``.
     """
 

@@ -6,9 +6,12 @@ Importing this package loads neither torch nor ray.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.callbacks import keys
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 PROGRESS_KEYS: tuple[str, ...] = (
     keys.RETURN,
@@ -35,7 +38,7 @@ PROGRESS_KEYS: tuple[str, ...] = (
 
 def run_callbacks(
     recipe_name: str,
-    algo_config: Any,
+    algo_config: LLMConfig,
     *,
     stop: dict[str, float] | None = None,
     time_budget_s: float | None = None,
@@ -84,7 +87,7 @@ def run_callbacks(
     ]
 
 
-def _title(recipe_name: str, config: Any) -> str:
+def _title(recipe_name: str, config: LLMConfig) -> str:
     algorithm = config.algo_class.__name__ if config.algo_class else "?"
     model = _shown(config.lm_model)
     if config.lm_lora:
@@ -94,7 +97,7 @@ def _title(recipe_name: str, config: Any) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     # In a sweep a setting may be a search space: a dictionary or one of Tune's objects.
     simple = isinstance(value, str | int | float) or value is None
     return str(value) if simple else "searched"

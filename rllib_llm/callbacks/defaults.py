@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
@@ -10,8 +10,11 @@ from rllib_llm.callbacks.exact_results import ExactResults
 from rllib_llm.callbacks.stats import EPISODE_MEAN, EpisodeMeanStats
 from rllib_llm.transcripts.collector import TranscriptCollector
 
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
-def install_defaults(config: Any) -> None:
+
+def install_defaults(config: LLMConfig) -> None:
     """Add the package's statistics and callbacks to ``config``.
 
     It is idempotent, and called again when the config is validated, so that callbacks
@@ -35,6 +38,6 @@ def install_defaults(config: Any) -> None:
         config.callbacks_class = [*missing, *given]
 
 
-def _is_subclass(callback: Any, base: type) -> bool:
+def _is_subclass(callback: object, base: type) -> bool:
     # RLlib also accepts callables that build a callback, e.g. functools.partial.
     return isinstance(callback, type) and issubclass(callback, base)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -33,6 +34,11 @@ from rllib_llm.data.episode_data import agent_episodes, episode_data, policy_epi
 from rllib_llm.data.types import FinishReason, StopReason
 from rllib_llm.engines.base import GenerationEngine
 
+if TYPE_CHECKING:
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+    from rllib_llm.types import Episode
+
 COMPLETION_TOKENS = "num_completion_tokens"
 COMPLETION_TOKENS_LIFETIME = "num_completion_tokens_lifetime"
 SUCCESS_RATE = "success_rate"
@@ -45,7 +51,7 @@ _DISTRIBUTIONS = {
 _STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
-def log_episodes(metrics: Any, episodes: list[Any], num_failed: int) -> None:
+def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -> None:
     """Log the metrics of finished episodes.
 
     Means are exact and unsmoothed: over all episodes (or turns) of all EnvRunners since
@@ -99,11 +105,11 @@ def log_episodes(metrics: Any, episodes: list[Any], num_failed: int) -> None:
         metrics.log_value(key, value, reduce="lifetime_sum")
 
 
-def _num_sampled(episode: Any) -> int:
+def _num_sampled(episode: Episode) -> int:
     return sum(episode_data(part).num_sampled for part in agent_episodes(episode))
 
 
-def _episode_values(episode: Any) -> dict[Any, float]:
+def _episode_values(episode: Episode) -> dict[Any, float]:
     """Return the values that are averaged over episodes."""
     data, parts = episode_data(episode), agent_episodes(episode)
     ret, length = float(episode.get_return()), len(episode)
@@ -128,7 +134,7 @@ def _episode_values(episode: Any) -> dict[Any, float]:
     return values | {_STOP_KEYS[r]: float(data.stop_reason is r) for r in StopReason}
 
 
-def _turn_values(episode: Any) -> dict[str, list[float]]:
+def _turn_values(episode: Episode) -> dict[str, list[float]]:
     """Return the values that are averaged over turns, not over episodes."""
     parts = [p.get_extra_model_outputs(columns.TURN) for p in agent_episodes(episode)]
     turns = [turn for part in parts for turn in part]
@@ -145,7 +151,7 @@ def _turn_values(episode: Any) -> dict[str, list[float]]:
     }
 
 
-def returns_std(episodes: list[Any], group_size: int) -> list[float]:
+def returns_std(episodes: Iterable[Any], group_size: int) -> list[float]:
     """Return the standard deviation of returns of each group.
 
     With groups of one it is that of all episodes together.
@@ -158,13 +164,13 @@ def returns_std(episodes: list[Any], group_size: int) -> list[float]:
     return [float(np.std(returns)) for returns in groups.values()]
 
 
-def log_waits(metrics: Any, num_stalls: int, longest_s: float) -> None:
+def log_waits(metrics: MetricsLogger, num_stalls: int, longest_s: float) -> None:
     """Log the number of stalls and the longest wait for a turn, in seconds."""
     metrics.log_value("num_stalls", num_stalls, reduce="sum")
     metrics.log_value("longest_wait_s", longest_s, reduce="max")
 
 
-def log_engine(metrics: Any, engine: GenerationEngine) -> None:
+def log_engine(metrics: MetricsLogger, engine: GenerationEngine) -> None:
     """Log the engine's counters since the last call, then reset them."""
     for name, value in engine.stats().items():
         metrics.log_value(("engine", name), value, reduce="sum")

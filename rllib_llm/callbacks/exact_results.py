@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.annotations import override
@@ -16,6 +16,10 @@ from ray.rllib.utils.metrics import (
     TRAINING_ITERATION_TIMER,
     TRAINING_STEP_TIMER,
 )
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm import Algorithm
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 _EXACT_TIMERS = (
     ENV_RUNNER_SAMPLING_TIMER,
@@ -40,7 +44,9 @@ class ExactResults(RLlibCallback):
         self._evaluated = False
 
     @override(RLlibCallback)
-    def on_algorithm_init(self, *, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_algorithm_init(
+        self, *, metrics_logger: MetricsLogger, **kwargs: Any
+    ) -> None:
         """Create the timers as sums over the iteration."""
         for name in _EXACT_TIMERS:
             # A key keeps the settings of its first log_time; RLlib's own calls come
@@ -48,14 +54,14 @@ class ExactResults(RLlibCallback):
             metrics_logger.log_time((TIMERS, name), reduce="sum")
 
     @override(RLlibCallback)
-    def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
         """Record that the next result has a new evaluation."""
         # The evaluation before training has a result key of its own.
         self._evaluated = not getattr(algorithm, "is_evaluating_first", False)
 
     @override(RLlibCallback)
     def on_train_result(
-        self, *, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
+        self, *, metrics_logger: MetricsLogger, result: dict[str, Any], **kwargs: Any
     ) -> None:
         """Remove a stale evaluation from the result."""
         timers = result.get(TIMERS, {})

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 HISTOGRAMS = "histograms"  # key below env_runners/ and learners/<module>/
 
@@ -40,10 +43,10 @@ class Histogram:
     squares: float
 
     @classmethod
-    def of(cls, values: Any) -> Histogram | None:
+    def of(cls, values: np.ndarray) -> Histogram | None:
         """Return the histogram of the finite values, None without any."""
-        values = np.asarray(values, np.float64)
-        values = values[np.isfinite(values)]
+        given = np.asarray(values, np.float64)
+        values = given[np.isfinite(given)]
         if not values.size:
             return None
         return cls(
@@ -79,7 +82,7 @@ class Histogram:
 
 
 def log_histograms(
-    metrics: Any, values: Mapping[str, Any], module_id: str | None = None
+    metrics: MetricsLogger, values: Mapping[str, Any], module_id: str | None = None
 ) -> None:
     """Log the histograms of values by name.
 
@@ -119,7 +122,7 @@ def without_histograms(result: dict[str, Any]) -> dict[str, Any]:
     return {k: _bare(v) if k in _SECTIONS else v for k, v in result.items()}
 
 
-def _bare(part: Any) -> Any:
+def _bare(part: object) -> Any:
     if not isinstance(part, dict):
         return part
     return {k: _bare(v) for k, v in part.items() if k != HISTOGRAMS}

@@ -53,7 +53,7 @@ def repetition(turns: Sequence[Any]) -> dict[str, list[float]]:
     return shares
 
 
-def _ngrams(ids: Any) -> np.ndarray:
+def _ngrams(ids: np.ndarray) -> np.ndarray:
     """Return a hash of every n-gram. [len(ids) - N + 1]"""
     ids = np.asarray(ids).astype(np.uint64)
     count = len(ids) - N + 1

@@ -118,9 +118,9 @@ class TranscriptTensorBoard(TBXLoggerCallback):
         super().log_trial_result(iteration, trial, bare)
         texts: dict[str, list[str]] = defaultdict(list)
         for record in read_result(result):
-            if record["picked"] == GROUP_MATE:
+            if record["selected_as"] == GROUP_MATE:
                 continue  # their texts would be most of the file
-            tag = f"transcripts/{record['split']}/{record['picked']}"
+            tag = f"transcripts/{record['split']}/{record['selected_as']}"
             texts[tag].append(to_markdown(record))
         writer = self._trial_writer[trial]
         for tag, parts in texts.items():
@@ -179,7 +179,9 @@ class NoTensorBoard(TBXLoggerCallback):
         """Write nothing."""
 
 
-def _add_histogram(writer: Any, tag: str, histogram: Histogram, step: int) -> None:
+def _add_histogram(
+    writer: SummaryWriter, tag: str, histogram: Histogram, step: int
+) -> None:
     filled = np.flatnonzero(histogram.counts)
     # With an empty bucket on each side; otherwise TensorBoard draws from minus
     # infinity.

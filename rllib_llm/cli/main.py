@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +31,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Help in plain text: drawing it with rich takes longer than the rest of the start.
+    rich_markup_mode=None,
 )
 
 
@@ -69,6 +72,7 @@ def _options(
     """Train LLM agents by reinforcement learning, with RLlib."""
 
 
+_command: Callable[..., Any]
 # In the order of ``--help``.
 for _command in (train, export, view):
     app.command()(_command)

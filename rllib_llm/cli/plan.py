@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from rllib_llm.cli.progress import preparing
@@ -11,6 +13,9 @@ from rllib_llm.recipes import Recipe, StagedRecipe, spaces
 from rllib_llm.recipes.dry_run import Plan, make_plan
 from rllib_llm.recipes.memory import Memory
 from rllib_llm.recipes.tune_settings import num_trials
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 def show_plan(recipe: Recipe | StagedRecipe) -> None:
@@ -33,7 +38,7 @@ def show_plan(recipe: Recipe | StagedRecipe) -> None:
     typer.echo("Dry run: nothing was trained. All checks passed.")
 
 
-def _headline(recipe: Recipe, config: object) -> list[tuple[str, str]]:
+def _headline(recipe: Recipe, config: LLMConfig) -> list[tuple[str, str]]:
     stop = ", ".join(f"{k} >= {v:g}" for k, v in recipe.stop.items())
     expect = ", ".join(
         f"{k} {' '.join(f'{side} {b:g}' for side, b in bounds.items())}"

@@ -104,14 +104,17 @@ class BoundComponent:
     settings: dict[str, Any]
     weight: Any = 1.0
     effect: str = "drop"
-    call: Callable[..., Any] = dataclasses.field(init=False)
+    call: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """Bind the settings; a class becomes an instance with state of its own."""
-        if inspect.isclass(self.component.make):
-            self.call = self.component.make(**self.settings)
-        else:
-            self.call = functools.partial(self.component.make, **self.settings)
+        make = self.component.make
+        is_class = inspect.isclass(make)
+        self.call = (
+            make(**self.settings)
+            if is_class
+            else functools.partial(make, **self.settings)
+        )
 
     def weight_at(self, iteration: int) -> float:
         """Return the weight in a training iteration."""
@@ -124,7 +127,7 @@ class BoundComponent:
         """Return the component's state, None if it keeps none."""
         return self.call.get_state() if hasattr(self.call, "get_state") else None
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: object) -> None:
         """Restore a state returned by :meth:`get_state`."""
         if state is not None:
             self.call.set_state(state)
@@ -196,7 +199,7 @@ def bind(kind: str, spec: Spec) -> BoundComponent:
         raise ConfigError(f"{kind} {component.name!r}: {error}") from error
 
 
-def _check_setting(component: Component, key: str, value: Any) -> None:
+def _check_setting(component: Component, key: str, value: object) -> None:
     """Check a setting against its type annotation, if it has one."""
     default = component.parameters[key].default
     kind = hints_of(component.make).get(key, Any)
@@ -229,7 +232,7 @@ def _may_change(kind: str) -> bool:
     return kind in ("reward", "loss_term")
 
 
-def _is_schedule(kind: str, weight: Any) -> bool:
+def _is_schedule(kind: str, weight: object) -> bool:
     if not _may_change(kind) or not isinstance(weight, list | tuple) or not weight:
         return False
     pairs = all(isinstance(p, list | tuple) and len(p) == 2 for p in weight)
@@ -248,7 +251,7 @@ def bind_all(kind: str, specs: Specs | None) -> list[BoundComponent]:
     return [bind(kind, spec) for spec in specs]
 
 
-def _find(kind: str, name: Any) -> Component:
+def _find(kind: str, name: object) -> Component:
     if callable(name):
         return Component(kind, getattr(name, "__name__", repr(name)), name)
     if not isinstance(name, str):

@@ -10,12 +10,15 @@ import functools
 import json
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.connectors.control_tokens import ControlTokens
 from rllib_llm.connectors.tool_prompts import template_tool_format
 from rllib_llm.data.types import Message, Prompt
 from rllib_llm.errors import TemplateError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Texts that no template contains, to locate the parts of what it renders.
 _USER = "Observation-7f3a"
@@ -56,7 +59,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         history: str = "append",
         template_kwargs: dict[str, Any] | None = None,
     ):
@@ -174,8 +177,8 @@ class ChatRenderer:
         seen = self._decode(ids_so_far)
         if self._controls.spell_out(text).startswith(seen):
             rest = text[self._controls.marked_length(text, len(seen)) :]
-            rest = self._encode_after(last_sampled_id, rest)
-            return Prompt(rest, extends=True)
+            added = self._encode_after(last_sampled_id, rest)
+            return Prompt(added, extends=True)
         return Prompt(ids, extends=False)
 
     def decode(self, ids: list[int]) -> str:

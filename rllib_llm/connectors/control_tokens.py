@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.errors import TemplateError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Mark in a rendered text for the n-th control token that an observation contains.
 # Unicode reserves both characters as noncharacters, so texts do not contain them.
@@ -27,7 +30,9 @@ class ControlTokens:
         TemplateError: If the tokenizer cannot encode one of the names as plain text.
     """
 
-    def __init__(self, tokenizer: Any, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, names: Iterable[str] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._names = sorted(names)
         self._ids = [self._plain_ids(name) for name in self._names]

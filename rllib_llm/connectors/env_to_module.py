@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -14,6 +14,11 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.types import Prompt
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 logger = logging.getLogger("rllib_llm")
 
@@ -45,7 +50,7 @@ class RenderChat(ConnectorV2):
         renderers: Mapping[str, ChatRenderer | None],
         system_prompts: Mapping[str, str] | None = None,
         role_prompts: Mapping[str, str] | None = None,
-        max_context_tokens: Mapping[str, int] | None = None,
+        max_context_tokens: Mapping[str, int | None] | None = None,
     ):
         super().__init__()
         self.renderers = renderers
@@ -58,19 +63,23 @@ class RenderChat(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        # RLlib's MultiAgentEpisode; the pipeline is the same for both kinds of runners.
         if episodes and hasattr(episodes[0], "agent_episodes"):
+            assert shared_data is not None  # RLlib passes it
             return self._by_policy(episodes, shared_data)
         for episode in self.single_agent_episode_iterator(
             episodes, agents_that_stepped_only=True
         ):
             data = episode_data(episode)
+            # The stock runner passes finished episodes once more, with their last
+            # observation.
             data.is_over = episode.is_done
             if not episode.is_terminated:
                 data.prompt = self._prompt(data, episode)
@@ -80,8 +89,16 @@ class RenderChat(ConnectorV2):
                 batch, PROMPTS, item_to_add=data, single_agent_episode=episode
             )
         if DEFAULT_MODULE_ID in self.renderers:  # RLlib's stock runner samples itself
-            batch[STOP_TOKEN_IDS] = self.renderers[DEFAULT_MODULE_ID].stop_token_ids
+            # The pipeline's only way to pass settings to forward_exploration() is the
+            # batch.
+            batch[STOP_TOKEN_IDS] = self._renderer(DEFAULT_MODULE_ID).stop_token_ids
         return batch
+
+    def _renderer(self, module_id: str) -> ChatRenderer:
+        """Return the renderer of a language model."""
+        renderer = self.renderers[module_id]
+        assert renderer is not None, f"{module_id} is no language model."
+        return renderer
 
     def _by_policy(
         self, episodes: list[Any], shared_data: dict[str, Any]
@@ -97,22 +114,25 @@ class RenderChat(ConnectorV2):
                 data = episode_data(part)
                 if not part.is_terminated:
                     data.prompt = self._prompt(data, part)
+                # Agents that have ended are rendered above for the critic, but do not
+                # act.
                 if not part.is_done:
                     waiting.setdefault(part.module_id, []).append((index, part))
         shared_data[WAITING] = waiting
         return {
             module_id: {
                 PROMPTS: {module_id: [episode_data(part) for _, part in parts]},
-                STOP_TOKEN_IDS: self.renderers[module_id].stop_token_ids,
+                STOP_TOKEN_IDS: self._renderer(module_id).stop_token_ids,
             }
             for module_id, parts in waiting.items()
         }
 
-    def _prompt(self, data: EpisodeData, episode: Any) -> Prompt | None:
+    def _prompt(self, data: EpisodeData, episode: SingleAgentEpisode) -> Prompt | None:
         module_id = episode.module_id or DEFAULT_MODULE_ID
         renderer = self.renderers.get(module_id)
         text, info = str(episode.get_observations(-1)), episode.get_infos(-1) or {}
         text, info = self._cut(text, module_id), self._cut_results(info, module_id)
+        # Not the first observation: render only the part after the sampled tokens.
         if data.messages:
             data.messages += later(text, info, data.tools)
             if renderer is None:
@@ -124,11 +144,13 @@ class RenderChat(ConnectorV2):
                 tools=data.tools,
             )
         agent_id = episode.agent_id or DEFAULT_AGENT_ID
+        # The environment's prompt for this agent, then the policy's, then the role's.
         system = data.system or self.system_prompts.get(module_id)
         system = system or self.role_prompts.get(agent_id)
         data.messages, data.tools = opening(
             text, info, system=system, renderer=renderer
         )
+        # A scripted policy reads messages; it has no tokens.
         if renderer is None:
             return None
         return Prompt(renderer.first(data.messages, data.tools), extends=True)
@@ -143,10 +165,12 @@ class RenderChat(ConnectorV2):
     def _cut(self, text: str, module_id: str) -> str:
         """Return the text, at most as long as the policy's context can hold."""
         limit = self.max_context_tokens.get(module_id)
+        # A text this short is never cut: even if it overflows the context, encoding it
+        # is cheap.
         if limit is None or len(text) <= limit:
             return text
         if module_id not in self._max_chars:
-            vocabulary = self.renderers[module_id].tokenizer.get_vocab()
+            vocabulary = self._renderer(module_id).tokenizer.get_vocab()
             # One token more than fits, so that a truncated text still overflows.
             self._max_chars[module_id] = (limit + 1) * max(map(len, vocabulary))
         max_chars = self._max_chars[module_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -16,6 +16,10 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.env_to_module import WAITING
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
@@ -51,7 +55,7 @@ class DecodeAction(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
@@ -59,6 +63,7 @@ class DecodeAction(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         if episodes and hasattr(episodes[0], "agent_episodes"):
+            assert shared_data is not None  # RLlib passes it
             return self._by_agent(batch, len(episodes), shared_data[WAITING])
         texts = [
             self._text(episode_data(episode), episode.module_id or DEFAULT_MODULE_ID)
@@ -91,7 +96,11 @@ class DecodeAction(ConnectorV2):
     def _text(self, data: EpisodeData, module_id: str) -> str:
         if data.sampled is None:  # RLlib's stock runner passes finished episodes too
             return ""
-        text = self.renderers[module_id].decode(data.sampled)
+        renderer = self.renderers[module_id]
+        assert renderer is not None, f"{module_id} is no language model."
+        text = renderer.decode(data.sampled)
         data.sampled = None
+        # With thinking: the next prompt is rendered from the messages, and whether the
+        # template keeps thinking is the template's decision.
         data.messages.append({"role": "assistant", "content": text})
         return self.preprocess(text) if self.preprocess is not None else text

@@ -6,8 +6,8 @@ learner) or last (module-to-env), as in RLlib.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
@@ -23,9 +23,17 @@ from rllib_llm.connectors.module_to_env import DecodeAction
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.critic import CRITIC_MODULE
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
+    from rllib_llm.types import Device, LLMConfig, Spaces
 
-def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> Any:
+
+def env_to_module_pipeline(
+    config: LLMConfig, env: gym.Env | None, spaces: Spaces | None, device: Device | None
+) -> Any:
     """Return the pipeline from observations to token deltas."""
+    # RLlib calls the factory from its own build_* methods, which this pipeline
+    # replaces.
     custom = _custom(config._env_to_module_connector, env, spaces, device)
     return EnvToModulePipeline(
         input_observation_space=_space(config),
@@ -45,7 +53,9 @@ def env_to_module_pipeline(config: Any, env: Any, spaces: Any, device: Any) -> A
     )
 
 
-def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
+def module_to_env_pipeline(
+    config: LLMConfig, env: gym.Env | None, spaces: Spaces | None
+) -> Any:
     """Return the pipeline from sampled ids to text."""
     custom = _custom(config._module_to_env_connector, env, spaces)
     return ModuleToEnvPipeline(
@@ -56,7 +66,10 @@ def module_to_env_pipeline(config: Any, env: Any, spaces: Any) -> Any:
 
 
 def learner_pipeline(
-    config: Any, input_observation_space: Any, input_action_space: Any, device: Any
+    config: LLMConfig,
+    input_observation_space: gym.Space | None,
+    input_action_space: gym.Space | None,
+    device: Device | None,
 ) -> Any:
     """Return the pipeline from episodes to masked rows with scores and advantages."""
     custom = _custom(
@@ -94,8 +107,9 @@ def learner_pipeline(
     )
 
 
-def _row_settings(config: Any) -> RowSettings:
+def _row_settings(config: LLMConfig) -> RowSettings:
     tokenizer = config.chat_renderer().tokenizer
+    # Many chat tokenizers have no pad token; padding is masked, so any id serves.
     pad_id = tokenizer.pad_token_id
     return RowSettings(
         pad_id=tokenizer.eos_token_id if pad_id is None else pad_id,
@@ -107,12 +121,12 @@ def _row_settings(config: Any) -> RowSettings:
     )
 
 
-def token_gae(configs: Mapping[str, Any]) -> TokenGAE:
+def token_gae(configs: Mapping[str, LLMPPOConfig]) -> TokenGAE:
     """Return the connector that estimates each policy's advantages separately."""
     return TokenGAE({m: gae_settings(c) for m, c in configs.items()})
 
 
-def gae_settings(config: Any) -> GAESettings:
+def gae_settings(config: LLMPPOConfig) -> GAESettings:
     """Return a policy's settings of advantage estimation."""
     in_reward = config.uses_reference and config.ref_kl_in == "reward"
     return GAESettings(
@@ -131,14 +145,14 @@ def gae_settings(config: Any) -> GAESettings:
     )
 
 
-def _space(config: Any) -> gym.Space:
+def _space(config: LLMConfig) -> gym.Space:
     """Return the text space; RLlib's multi-agent runner needs one per policy."""
     if not config.is_multi_agent:
         return UnicodeText()
     return gym.spaces.Dict({m: UnicodeText() for m in config.module_ids})
 
 
-def _custom(factory: Any, *args: Any) -> list[Any]:
+def _custom(factory: Callable[..., Any] | None, *args: Any) -> list[Any]:
     """Call a user's connector factory as RLlib does."""
     if factory is None:
         return []

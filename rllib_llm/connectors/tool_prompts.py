@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
 from rllib_llm.tools.formats import check_format, text_format
 
+if TYPE_CHECKING:
+    from rllib_llm.connectors.chat import ChatRenderer
+
+# Strings that no template contains, so that finding one shows where it was rendered.
 _NAME = "probe_a2c7"
 _VALUE = "Value-3be1"
 _SCHEMA: dict[str, Any] = {
@@ -36,7 +40,7 @@ def opening(
     info: Mapping[str, Any],
     *,
     system: str | None,
-    renderer: Any,
+    renderer: ChatRenderer | None,
 ) -> tuple[list[Message], Sequence[dict[str, Any]] | None]:
     """Return a conversation's first messages, and the tools that its template presents.
 
@@ -70,7 +74,9 @@ def opening(
     return [*messages, {"role": "user", "content": observation}], tools
 
 
-def later(observation: str, info: Mapping[str, Any], tools: Any) -> list[Message]:
+def later(
+    observation: str, info: Mapping[str, Any], tools: Sequence[dict[str, Any]] | None
+) -> list[Message]:
     """Return the messages that show a later observation.
 
     Args:

@@ -83,6 +83,7 @@ class Bandit:
         """Update the arms with the returns of this iteration's tasks."""
         self.counts *= self.decay
         self.sums *= self.decay
+        # The arm's mean of earlier iterations, the same for all tasks of this one.
         before = self.last.copy()
         for group_id, arm in sorted(self._given.items()):
             # Sorted: the sum must not depend on the order of delivery.
@@ -120,6 +121,7 @@ class Bandit:
         tries = self.counts + pending
         if not tries.all():
             return int(np.argmin(tries))
+        # An arm may have pending tasks only, and no results.
         means = self.sums / np.maximum(self.counts, 1e-9)
         if self.rule == "ucb":
             bounds = means + self.explore * np.sqrt(np.log(tries.sum() + 1) / tries)
@@ -133,5 +135,6 @@ class Bandit:
             return float(returns.var())
         if self.measure == "progress":
             return float(abs(returns.mean() - before))
+        # The coefficient of variation is undefined for a mean of 0.
         size = abs(returns.mean())
         return float(returns.std() / size) if size > 1e-9 else 0.0

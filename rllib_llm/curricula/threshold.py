@@ -14,7 +14,9 @@ from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 
 
-@component("curriculum", "ladder", paper="MaskSearch, arXiv:2505.20285 (masked spans)")
+@component(
+    "curriculum", "threshold", paper="MaskSearch, arXiv:2505.20285 (masked spans)"
+)
 class ThresholdCurriculum:
     """Raise the difficulty once the recent success rate reaches a threshold.
 
@@ -70,9 +72,10 @@ class ThresholdCurriculum:
         is_top = self.level + 1 == len(self.levels)
         if len(self._solved) < self.window or is_top:
             return
+        # The mean is subject to rounding: 0.8 of the window must count as 0.8.
         if float(np.mean(self._solved)) >= self.threshold - 1e-9:
             self.level += 1
-            self._solved.clear()
+            self._solved.clear()  # successes of the easier level
 
     def all_options(self) -> list[dict[str, Any]]:
         """Return the options of all levels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core.columns import Columns
 
@@ -18,6 +18,12 @@ from rllib_llm.data.types import (
     Task,
     Turn,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+    from rllib_llm.types import Episode
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,14 +81,21 @@ class EpisodeData:
     masked_turns: frozenset[int] = frozenset()
     greedy_return: float | None = None
     reward_parts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    advantage: float | Sequence[float] | None = None
+    advantage: float | Sequence[float] | np.ndarray | None = None
     is_annotated: bool = False
     annotates_tokens: bool = False
     seconds: float = 0.0
 
+    @property
+    def due_prompt(self) -> Prompt:
+        """The prompt of the turn that is due, which env-to-module has rendered."""
+        assert self.prompt is not None, "No prompt was rendered."
+        return self.prompt
+
     def record(self, turn: Turn) -> None:
         """Append a sampled turn to the conversation's tokens."""
         sampled = turn.action_ids.tolist()
+        # The prompt replaced the conversation so far instead of continuing it.
         if not turn.extends:
             self.ids = []
         self.ids += turn.prompt_ids.tolist()
@@ -93,7 +106,7 @@ class EpisodeData:
         self.prompt = None
 
 
-def episode_data(episode: Any) -> EpisodeData:
+def episode_data(episode: Episode) -> EpisodeData:
     """Return the episode's :class:`EpisodeData`, creating it on first use."""
     data = episode.custom_data.get(columns.EPISODE_DATA)
     if data is None:
@@ -101,7 +114,14 @@ def episode_data(episode: Any) -> EpisodeData:
     return data
 
 
-def agent_episodes(episode: Any) -> list[Any]:
+def task_of(episode: Episode) -> Task:
+    """Return the task of an episode that an LLMEnvRunner samples."""
+    task = episode_data(episode).task
+    assert task is not None, "The episode has no task."
+    return task
+
+
+def agent_episodes(episode: Episode) -> list[SingleAgentEpisode]:
     """Return the parts of an episode that hold turns of language models.
 
     A SingleAgentEpisode is its only part. The parts of a MultiAgentEpisode come in the
@@ -112,7 +132,7 @@ def agent_episodes(episode: Any) -> list[Any]:
     return [p for p in policy_episodes(episode) if episode_data(p).num_sampled]
 
 
-def policy_episodes(episode: Any) -> list[Any]:
+def policy_episodes(episode: Episode) -> list[SingleAgentEpisode]:
     """Return the parts that policies acted in, non-LLM RLModules included."""
     parts = getattr(episode, "agent_episodes", None)
     if parts is None:
@@ -128,6 +148,6 @@ def policy_episodes(episode: Any) -> list[Any]:
     ]
 
 
-def num_tokens(episode: Any) -> int:
+def num_tokens(episode: Episode) -> int:
     """Return how many tokens the conversations of an episode have."""
     return sum(len(episode_data(part).ids) for part in agent_episodes(episode))

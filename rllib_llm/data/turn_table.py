@@ -148,6 +148,7 @@ class TurnTable:
         self.is_trained = np.array([t.is_trained for t in all_trajectories], bool)
         self.owner = np.repeat(np.arange(len(all_trajectories)), sizes)
         self._ends = np.cumsum(sizes)
+        # Index of the turn minus that of its trajectory's first turn.
         self.turn = np.arange(len(self.owner)) - (self._ends - sizes)[self.owner]
         self.step = _ints(s for t in all_trajectories for s in t.steps)
         self.rewards = np.array(

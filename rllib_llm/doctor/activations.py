@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Korthikanti et al. 2022 (arXiv:2205.05198), eq. 2 without the attention scores, which
 # fused attention does not store: 34 bytes per token, layer and hidden unit at 16 bits.
@@ -11,7 +14,7 @@ _LOGIT_COPIES = 2  # float32 logits, and their gradient
 
 
 def activation_bytes(
-    text_config: Any,
+    text_config: PretrainedConfig,
     tokens: int,
     *,
     element_size: int,

@@ -15,7 +15,7 @@ class Finding:
         name: Name of the check.
         status: ``"ok"``, ``"warn"`` (it works, but not well) or ``"fail"``.
         observed: Description of the observed state.
-        remedy: What to do; None if nothing is wrong.
+        remedy: Recommended action; None if there is no problem.
     """
 
     name: str

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
+from rllib_llm.torch_threads import available_cores
 
 PACKAGE = "rllib-llm"
 _GIB = 2**30
@@ -61,8 +62,8 @@ def _packages() -> list[Finding]:
                 "Install it, e.g. pip install -c constraints.txt -e .",
             )
         ]
-    judged = [judge_requirement(r) for r in requirements if _applies(r)]
-    judged = [finding for finding in judged if finding is not None]
+    findings = (judge_requirement(r) for r in requirements if _applies(r))
+    judged = [finding for finding in findings if finding is not None]
     shown = [f for f in judged if f.name in _SHOWN or f.status != OK]
     rest = len(judged) - len(shown)
     return [*shown, Finding("other packages", OK, f"{rest} as required")]
@@ -142,18 +143,11 @@ def _nvidia_gpus() -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def cores() -> int:
-    """Return the number of CPU cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _threads() -> Finding:
-    given, available = os.environ.get("OMP_NUM_THREADS"), cores()
+    given, available = os.environ.get("OMP_NUM_THREADS"), available_cores()
     observed = f"{available} cores, OMP_NUM_THREADS {given or 'not set'}"
     if given is None:
-        return Finding("threads", OK, f"{observed}: torch uses all of them")
+        return Finding("threads", OK, f"{observed}: chosen by the model's size")
     if not given.isdigit() or not int(given):
         remedy = "Set it to a number of threads, or unset it."
         return Finding("threads", FAIL, observed, remedy)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.algorithms.learner.fast_matmul import precision_in_force
+from rllib_llm.algorithms.learner.fast_layers import precision_in_force
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.rows import Row, build_rows, pad_rows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
+
+if TYPE_CHECKING:
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+    from rllib_llm.types import LLMAlgorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Mismatch:
     tokens: int
 
 
-def mismatch_by_module(algo: Any, episodes: Sequence[Any]) -> dict[str, Mismatch]:
+def mismatch_by_module(
+    algo: LLMAlgorithm, episodes: Sequence[Any]
+) -> dict[str, Mismatch]:
     """Return the mismatch of each policy that sampled tokens, by ModuleID.
 
     Learner and EnvRunner must have the same weights.
@@ -62,7 +68,7 @@ def mismatch_by_module(algo: Any, episodes: Sequence[Any]) -> dict[str, Mismatch
 
 @torch.no_grad()
 def _differences(
-    module: Any, rows: Sequence[Row], max_tokens: int | None
+    module: LLMRLModule, rows: Sequence[Row], max_tokens: int | None
 ) -> torch.Tensor:
     padded = pad_rows(rows, pad_id=0, trained=[True] * len(rows))
     device = next(module.parameters()).device

@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
 from rllib_llm.recipes.dry_run import make_plan
 from rllib_llm.recipes.memory import Memory
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 _EPISODES = 8
 _FLOAT32_GAP = 1e-3  # nats; the tolerance of the package's tests
@@ -263,8 +266,10 @@ class _Steps:
         )
 
 
-def _shrunk(config: Any) -> Any:
+def _shrunk(config: LLMConfig) -> LLMConfig:
     """Return the config reduced to one process and a few episodes."""
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+
     config = config.copy(copy_frozen=False)
     group = config.group_size
     episodes = group * math.ceil(_EPISODES / group)
@@ -276,9 +281,8 @@ def _shrunk(config: Any) -> Any:
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None)
     config.training(minibatch_size=None)
-    if hasattr(
-        config, "drop_zero_variance_groups"
-    ):  # so that the update is tried also with equal returns
+    if isinstance(config, GRPOConfig):
+        # So that the update is tried also with equal returns.
         config.drop_zero_variance_groups = False
         config.dynamic_sampling_rounds = 0
     return config

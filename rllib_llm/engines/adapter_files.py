@@ -35,6 +35,7 @@ def write_adapter(
         f"base_model.model.{name.replace('.default.', '.')}": tensor.cpu().contiguous()
         for name, tensor in named_tensors
     }
+    # The adapted layers, derived from the tensors: `all-linear` has no fixed list.
     layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
     settings = {
         "peft_type": "LORA",
@@ -53,5 +54,8 @@ def memory_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a temporary folder, in memory if the machine has /dev/shm."""
     has_memory = Path("/dev/shm").is_dir()
     return tempfile.TemporaryDirectory(
-        dir="/dev/shm" if has_memory else None, prefix="rllib_llm_"
+        # An adapter is written after every update; a disk would be slower than
+        # sampling.
+        dir="/dev/shm" if has_memory else None,
+        prefix="rllib_llm_",
     )

@@ -47,7 +47,7 @@ def slot_attention_forward(
     """
     batch, heads, width, _ = query.shape
     kv_heads = key.shape[1]
-    settings = {"dropout_p": dropout, "scale": scaling}
+    settings: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
     is_plain = kwargs.get("position_bias") is None
     if is_plain and width == 1:
         # Fold the query heads of one key head into the query axis: no copies of keys.

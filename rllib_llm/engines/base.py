@@ -24,7 +24,7 @@ import itertools
 import math
 import operator
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class SamplingParams:
             ConfigError: If a value is out of range or of the wrong type.
         """
         for name, least in (("max_new_tokens", 1), ("seed", 0), ("top_k", 0)):
+            # The dataclass is frozen; numpy integers become int, which pickles small
+            # and hashes alike.
             object.__setattr__(self, name, _as_int(name, getattr(self, name), least))
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise ConfigError(
@@ -299,9 +301,10 @@ def generate(
             f"generate() needs an idle engine; {engine.num_unfinished} requests are "
             "unfinished. Use submit() and step()."
         )
+    # A unique part of the names: two calls on one engine must not collide.
     call = next(_generate_ids)
     sessions = [("generate", call, index) for index in range(len(prompts))]
-    opened: list[SessionId] = []
+    opened: list[tuple[str, int, int]] = []
     results: dict[int, Generation] = {}
     try:
         order = []
@@ -312,14 +315,16 @@ def generate(
         while engine.num_unfinished:
             results.update((done.request_id, done) for done in engine.step())
         return [results[request_id] for request_id in order]
+    # Also after an error, so that the sessions' rows in the cache become free.
     finally:
         for session in opened:
             engine.close(session)
 
 
-def _as_int(name: str, value: object, least: int) -> int:
+def _as_int(name: str, value: SupportsIndex, least: int) -> int:
     """Return ``value`` as an int; raise for floats and for values below ``least``."""
     try:
+        # Accepts numpy integers, but no floats.
         number = operator.index(value)
     except TypeError:
         raise ConfigError(f"{name} must be an integer, got {value!r}.") from None

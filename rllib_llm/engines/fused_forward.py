@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rllib_llm.engines.attention import slot_attention_forward
+from rllib_llm.engines.attention_masks import Masks
 from rllib_llm.engines.fused_layout import is_plain
 from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
 from rllib_llm.engines.slot_cache import SlotCache, round_up
@@ -23,8 +24,6 @@ from rllib_llm.engines.slot_cache import SlotCache, round_up
 # matters for small models; for large models the memory would cost more than it saves.
 _JOINED_BYTES = 64 * 2**20
 _TABLE_BLOCK = 512  # the table of rotary positions grows in multiples of this
-
-Masks = Tensor | dict[str, Tensor] | None
 
 
 class _Layer:
@@ -195,9 +194,10 @@ class FusedForward:
         for joint in joints:
             joint.prepare(join=is_small)
         for layer in self._layers:
-            norms = [getattr(layer.attention, n, None) for n in ("q_norm", "k_norm")]
-            if None in norms:
+            names = ("q_norm", "k_norm")
+            if any(getattr(layer.attention, n, None) is None for n in names):
                 continue
+            norms = [getattr(layer.attention, n) for n in names]
             counts = (self._heads, self._rotated - self._heads)
             rows = [n.weight.expand(c, -1) for n, c in zip(norms, counts, strict=True)]
             layer.norm_weight = torch.cat(rows)

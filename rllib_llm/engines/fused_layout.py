@@ -29,6 +29,8 @@ def why_not_fused(model: nn.Module) -> str | None:
         The reason, or None if the fused forward can run it.
     """
     kind = type(model)
+    # The module's path, too: a class of the same name elsewhere may compute something
+    # else.
     home = f"transformers.models.{kind.__name__.removesuffix('ForCausalLM').lower()}."
     names = [f"{name}ForCausalLM" for name in _CLASSES]
     if kind.__name__ not in names or not kind.__module__.startswith(home):
@@ -45,6 +47,7 @@ def why_not_fused(model: nn.Module) -> str | None:
     for module in itertools.chain(_replaced(model), plain_linears(model)):
         if module._forward_hooks or module._forward_pre_hooks:
             return f"a {type(module).__name__} has forward hooks"
+        # An instance attribute, e.g. of accelerate or of a patched layer.
         if "forward" in vars(module):
             return f"the forward of a {type(module).__name__} was replaced"
     if len({(p.device, p.dtype) for p in _base_weights(model)}) > 1:
@@ -81,8 +84,9 @@ def why_not_together(models: Sequence[nn.Module]) -> str | None:
             if one is None or two is None or one.data_ptr() != two.data_ptr():
                 return "their base weights differ"
     for layers in zip(*(_linears(m) for m in models), strict=True):
-        bases = [_base(layer) for layer in layers]
-        if None in bases:
+        bases = [base for base in map(_base, layers) if base is not None]
+        # E.g. DoRA, whose base weight is scaled per adapter.
+        if len(bases) < len(layers):
             return f"the adapter of a {type(layers[0]).__name__} is not a plain LoRA"
         if len({base.weight.data_ptr() for base in bases}) > 1:
             return "their base weights differ"

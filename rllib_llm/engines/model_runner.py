@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from rllib_llm.engines.attention import ATTENTION_NAME, attends_by_products
-from rllib_llm.engines.fused_forward import FusedForward, Masks
+from rllib_llm.engines.attention_masks import AttentionMasks, Masks
+from rllib_llm.engines.fused_forward import FusedForward
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
-from rllib_llm.engines.served_models import ADVICE, check_model, window_of
+from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.positions import context_length, why_shorter
@@ -65,14 +66,7 @@ class ModelRunner:
         self._config = check_model(model)
         self.device = torch.device(device or next(model.parameters()).device)
         self._dtype = next(model.parameters()).dtype
-        self._window = window_of(self._config)
-        self._unmasked = torch.zeros((), dtype=self._dtype, device=self.device)
-        # The least finite number, not -inf: a softmax over a fully masked row of -inf
-        # would give NaN.
-        self._masked = self._unmasked + torch.finfo(self._dtype).min
-        layer_types = set(getattr(self._config, "layer_types", None) or ())
-        # Models that mix layer types take a mask per type, all others a single mask.
-        self._masks_by_type = "sliding_attention" in layer_types
+        self._masks = AttentionMasks(self._config, self._dtype, self.device)
         self._fused: FusedForward | None = None
         self.bytes_per_token = self._probe()
         if forward not in FORWARDS:
@@ -206,7 +200,7 @@ class ModelRunner:
             Logits that follow each row's last real token. [B, V]
         """
         width = token_ids.shape[1]
-        is_fresh = self._window is None and width > 1 and not starts.any()
+        is_fresh = self._masks.window is None and width > 1 and not starts.any()
         is_causal = is_fresh and self._fused is not None
         visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
         last = counts - 1
@@ -217,7 +211,7 @@ class ModelRunner:
         masks = None
         if not is_causal:
             first = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
-            masks = self._mask(positions, visible, first)
+            masks = self._masks.of_columns(positions, visible, first)
         if self._fused is None:
             columns = self._to_device(last) if width > 1 else None
             return self._run_modules(cache, ids, positions, masks, columns)
@@ -225,7 +219,7 @@ class ModelRunner:
         if width == 1:
             return self._fused(cache, ids, positions, None, masks, masks, row_adapters)
         ends = self._to_device(np.stack((last, starts + last)))  # [2, B]
-        last_masks = self._mask(ends[1, :, None], visible)
+        last_masks = self._masks.of_columns(ends[1, :, None], visible)
         return self._fused(
             cache, ids, positions, ends[0], masks, last_masks, row_adapters
         )
@@ -239,7 +233,7 @@ class ModelRunner:
         last: Tensor | None,
     ) -> Tensor:
         """Run transformers' own modules; ``last`` as in the fused forward. [B, V]"""
-        head_input = contextlib.nullcontext()
+        head_input: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if last is not None:
             head_input = _last_token_only(self._model, last)
         with head_input:
@@ -250,47 +244,18 @@ class ModelRunner:
                 past_key_values=cache,
                 use_cache=True,
             ).logits
-        if logits.shape[1] != 1:  # the model has no head module for the hook
+        if (
+            last is not None and logits.shape[1] != 1
+        ):  # the model has no head module for the hook
             return logits[torch.arange(len(last), device=logits.device), last]
         return logits[:, 0]
 
     @property
     def _masks_tails(self) -> bool:
         """True if a mask may start after the columns that all rows attend to."""
-        if self._fused is None or self._window is not None:
+        if self._fused is None or self._masks.window is not None:
             return False
         return attends_by_products(self._dtype, self.device)
-
-    def _mask(self, positions: Tensor, visible: int, first: int = 0) -> Masks:
-        """Build the additive mask(s) of the new tokens. [B, 1, T, K - first] each.
-
-        Args:
-            positions: Positions of the new tokens. [B, T]
-            visible: Columns that attention reads (K).
-            first: First column of the mask; every row attends to all columns before.
-        """
-        if first == visible:
-            return None
-        return self._mask_keys(
-            positions, torch.arange(first, visible, device=self.device)
-        )
-
-    def _mask_keys(self, positions: Tensor, keys: Tensor) -> Masks:
-        """Build the mask(s) from positions of queries [B, T] and of keys [K]."""
-        queries = positions[:, None, :, None]
-        full = keys <= queries
-        if self._window is None:
-            return self._additive(full)
-        window = full & (keys > queries - self._window)
-        if not self._masks_by_type:
-            return self._additive(window)
-        return {
-            "full_attention": self._additive(full),
-            "sliding_attention": self._additive(window),
-        }
-
-    def _additive(self, visible: Tensor) -> Tensor:
-        return torch.where(visible, self._unmasked, self._masked)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -310,7 +275,7 @@ class ModelRunner:
                     cached = self.forward(
                         cache, 0, part, np.array([start]), np.array([half])
                     )
-        except Exception as error:
+        except Exception as error:  # a model's own code may raise anything
             raise ModelError(
                 f"Models of type {self._config.model_type!r} do not run on the slot "
                 f"cache ({type(error).__name__}: {error}). {ADVICE}"
@@ -345,7 +310,7 @@ class ModelRunner:
             whole = self._model(
                 input_ids=inputs,
                 position_ids=at,
-                attention_mask=self._mask_keys(at, at[0]),
+                attention_mask=self._masks.of_keys(at, at[0]),
                 use_cache=False,
             ).logits[:, -1]
             for start, counts in np.array([[[0], [half]], [[half], [half]]]):
@@ -355,7 +320,7 @@ class ModelRunner:
                     cache,
                     inputs[:, visible - half : visible],
                     new,
-                    self._mask_keys(new, at[0, :visible]),
+                    self._masks.of_keys(new, at[0, :visible]),
                     torch.tensor([half - 1], device=self.device),
                 )
         where = f" up to position {max_context_tokens}"

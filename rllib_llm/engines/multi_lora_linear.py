@@ -117,7 +117,7 @@ class MultiLoRALinear:
             y = functional.linear(x, self._weight, self._bias)
         else:
             y = torch.cat([base(x) for base in self._bases], dim=-1)
-        if self._down is None:
+        if self._down is None or self._up is None:
             return y
         inner = x.to(self._down.dtype) @ self._down
         if adapters is not None:
@@ -128,7 +128,7 @@ class MultiLoRALinear:
 
     def add(self, residual: Tensor, x: Tensor, adapters: Tensor | None) -> Tensor:
         """Return ``residual + self(x)``. [N, out]"""
-        plain = self._weight is not None and self._bias is None and self._down is None
-        if plain and x.dtype in PRECISE:
-            return torch.addmm(residual, x, self._weight.t())
+        weight, is_plain = self._weight, self._bias is None and self._down is None
+        if weight is not None and is_plain and x.dtype in PRECISE:
+            return torch.addmm(residual, x, weight.t())
         return residual + self(x, adapters)

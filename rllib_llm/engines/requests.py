@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.sampling import draw_uniforms
 from rllib_llm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -52,6 +55,8 @@ class Session:
 
     def drop_cache(self) -> None:
         """Mark all cached tokens as lost."""
+        # Only for the metric `reprefills`: a session that had nothing cached loses
+        # nothing.
         self.lost_cache |= self.cached > 0
         self.cached = 0
 
@@ -169,7 +174,9 @@ class Request:
         self.session.history.append(token)
         self.logps.append(logp)
 
-    def finish_reason(self, tokenizer: Any) -> FinishReason | None:
+    def finish_reason(
+        self, tokenizer: PreTrainedTokenizerBase | None
+    ) -> FinishReason | None:
         """Return the finish reason if the turn ends with the last accepted token.
 
         Args:
@@ -183,6 +190,7 @@ class Request:
         if self.params.stop_strings:
             # Decode the whole turn: one character may span several tokens.
             turn = self.session.history[self.prompt_length :]
+            assert tokenizer is not None  # check_submit() requires it
             text = tokenizer.decode(turn, skip_special_tokens=False)
             if any(stop in text for stop in self.params.stop_strings):
                 return FinishReason.STOP

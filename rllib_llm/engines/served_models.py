@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 _SERVED_ATTENTION = ("sdpa", "eager", ATTENTION_NAME)
@@ -30,6 +33,7 @@ def check_model(model: nn.Module) -> Any:
             f"The torch engine needs a transformers causal language model, got "
             f"{type(model).__name__}. Load it with AutoModelForCausalLM."
         )
+    # Multimodal configs nest the text model's.
     config = config.get_text_config()
     kind = f"Models of type {config.model_type!r}"
     if getattr(config, "is_encoder_decoder", False):
@@ -38,6 +42,7 @@ def check_model(model: nn.Module) -> Any:
     unknown = sorted(set(layer_types) - set(_SERVED_LAYER_TYPES))
     if unknown:
         raise ModelError(f"{kind} have layers of {', '.join(unknown)}. {ADVICE}")
+    # E.g. Mamba: its state cannot be cut back to a common prefix.
     if getattr(model, "_is_stateful", False):
         raise ModelError(f"{kind} keep a recurrent state. {ADVICE}")
     attention = config._attn_implementation
@@ -50,9 +55,10 @@ def check_model(model: nn.Module) -> Any:
     return config
 
 
-def window_of(config: Any) -> int | None:
+def window_of(config: PretrainedConfig) -> int | None:
     """Return the sliding window in tokens, or None if no layer has one."""
     layer_types = getattr(config, "layer_types", None)
+    # Some configs have a window that no layer uses.
     if layer_types is not None and "sliding_attention" not in layer_types:
         return None
     return getattr(config, "sliding_window", None)

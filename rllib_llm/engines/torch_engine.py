@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_gr
 from rllib_llm.engines.slot_cache import row_length
 from rllib_llm.engines.slot_table import SlotTable
 from rllib_llm.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _COUNTERS = (
     "prefill_tokens",
@@ -87,7 +90,7 @@ class TorchEngine(GenerationEngine):
         *,
         max_slots: int,
         max_context_tokens: int,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         device: torch.device | str | None = None,
         kv_budget_bytes: int | None = None,
         forward: str = "auto",
@@ -109,6 +112,8 @@ class TorchEngine(GenerationEngine):
         self._runner.check_context(max_context_tokens)
         row_bytes = self._runner.bytes_per_token * row_length(max_context_tokens)
         if kv_budget_bytes is not None:
+            # Fewer slots instead of an error: requests wait for a row, and results do
+            # not change.
             max_slots = min(max_slots, kv_budget_bytes // row_bytes)
             if max_slots < 1:
                 raise ConfigError(
@@ -194,6 +199,7 @@ class TorchEngine(GenerationEngine):
         if extends:
             session.history += new
         else:
+            # A rewritten history often differs only near its end.
             kept = min(common_prefix(session.history, new), session.cached)
             session.lost_cache |= kept < session.cached
             session.history, session.cached = new, kept
@@ -209,6 +215,7 @@ class TorchEngine(GenerationEngine):
 
     def step(self) -> list[Generation]:
         """Run one prefill or one decoding step; see :meth:`GenerationEngine.step`."""
+        # No forward pass without work: step() may be polled.
         if not self._requests:
             return []
         with self._runner.serving():
@@ -220,6 +227,7 @@ class TorchEngine(GenerationEngine):
             ):
                 self._steps_waited = 0
                 return self._prefill()
+            # Bounds the wait: see is_prefill_due().
             self._steps_waited += bool(self._waiting)
             return self._decode()
 
@@ -230,6 +238,7 @@ class TorchEngine(GenerationEngine):
             return
         session = request.session
         del session.history[request.prompt_length :]
+        # Keys and values of the discarded tokens stay in the row, but are never read.
         session.cached = min(session.cached, len(session.history) - 1)
         session.request = None
         if request in self._waiting:
@@ -254,6 +263,7 @@ class TorchEngine(GenerationEngine):
         Sessions keep their rows; the keys and values in them are computed again.
         """
         self._version = version
+        # The fused forward holds concatenated copies of the weights.
         self._runner.refresh()
         for session in self._sessions.values():
             session.drop_cache()
@@ -296,6 +306,7 @@ class TorchEngine(GenerationEngine):
             waves -= 1
             now, todo, shared = share_prefixes(todo, self._table, may_wait=waves > 0)
             self._stats["shared_tokens"] += shared
+            # By length, so that a group has little padding.
             now = sorted(now, key=lambda r: -r.session.num_new)
             while now:
                 group, now = split_group(now)
@@ -306,6 +317,7 @@ class TorchEngine(GenerationEngine):
         sessions = [r.session for r in group]
         first_row = len(self._running)
         self._table.place(sessions, first_row)
+        # Rows of one forward pass must be consecutive; place() has moved them.
         group.sort(key=lambda r: r.session.row)
         counts = [min(r.session.num_new, PREFILL_CHUNK) for r in group]
         logits = self._forward(group, first_row, counts)

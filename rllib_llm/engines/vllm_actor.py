@@ -11,7 +11,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import ray
@@ -23,6 +23,9 @@ from rllib_llm.engines.requests import Request, Session
 from rllib_llm.engines.vllm_host import Abort, Close, Command, EngineHost, Submit
 from rllib_llm.engines.vllm_sessions import HistoryEngine
 from rllib_llm.errors import RLlibLLMError
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 logger = logging.getLogger("rllib_llm")
 
@@ -164,17 +167,17 @@ class ActorEngine(HistoryEngine):
     def _forget(self, session: Session) -> None:
         self._outbox.append(Close(session.session_id))
 
-    def _exchange(self, host: Any) -> list[tuple[int, Generation]]:
+    def _exchange(self, host: ActorHandle) -> list[tuple[int, Generation]]:
         # Cleared before the call: the actor applies them even if the engine raises.
         commands, self._outbox = self._outbox, []
         return ray.get(host.exchange.remote(self._client, commands, self._wait_s))
 
-    def _drain(self, host: Any) -> dict[str, int]:
+    def _drain(self, host: ActorHandle) -> dict[str, int]:
         if self._outbox and not self._requests:  # only closed conversations are left
             self._exchange(host)
         return ray.get(host.drain_stats.remote())
 
-    def _send_weights(self, host: Any, is_older: bool = False) -> None:
+    def _send_weights(self, host: ActorHandle, is_older: bool = False) -> None:
         checksum = _checksum(self._source)
         claim = host.claim_weights.remote(self._version, checksum, is_older)
         if ray.get(claim):

@@ -12,7 +12,7 @@ import logging
 import math
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,11 @@ from rllib_llm.engines.checkpoint_format import CheckpointFormat
 from rllib_llm.engines.requests import Request
 from rllib_llm.engines.vllm_sessions import HistoryEngine
 from rllib_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger("rllib_llm")
 
@@ -50,7 +55,7 @@ class _Live:
         is_changed: Whether its weights differ from those of the model's folder.
     """
 
-    llm: Any
+    llm: LLMEngine
     arguments: dict[str, Any]
     holder: weakref.ref[VLLMEngine] | None = None
     requests: dict[int, Request] = dataclasses.field(default_factory=dict)
@@ -92,7 +97,7 @@ class VLLMEngine(HistoryEngine):
         max_slots: int,
         max_context_tokens: int,
         dtype: str = "float32",
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         lora: Mapping[str, Any] | None = None,
         sleeps: bool = False,
         engine_kwargs: Mapping[str, Any] | None = None,
@@ -106,7 +111,7 @@ class VLLMEngine(HistoryEngine):
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._lora = None if lora is None else dict(lora)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "model": model,
             "dtype": dtype,
             "max_slots": max_slots,
@@ -125,12 +130,12 @@ class VLLMEngine(HistoryEngine):
         if not self._requests:
             return []
         self._stats["forwards"] += 1
-        finished = []
-        for output in self._acquire().step():
+        finished, llm = [], self._acquire()
+        for output in llm.step():
             # None: an aborted request may report once more.
             request = self._requests.get(int(output.request_id))
             if request is not None:
-                finished += self._take(request, output)
+                finished += self._take(llm, request, output)
         return finished
 
     def update_weights(
@@ -146,11 +151,13 @@ class VLLMEngine(HistoryEngine):
         Raises:
             ModelError: If vLLM does not accept a name or a shape.
         """
+        # References, not copies: a second copy of a large model may not fit.
         self._source = [(name, tensor.detach()) for name, tensor in named_tensors]
         self._version = version
-        if self._is_holder():
+        live = self._held()
+        if live is not None:
             self.wake_up()
-            self._push()
+            self._push(live)
 
     def start(self) -> None:
         """Start vLLM, unless it runs in this process already."""
@@ -168,15 +175,18 @@ class VLLMEngine(HistoryEngine):
                 f"sleep() needs an idle engine; {len(self._requests)} requests are "
                 "unfinished. Finish or abort them first."
             )
-        if self._is_holder() and not _live.is_asleep:
-            _live.llm.sleep(level=1)
-            _live.is_asleep = True
+        live = self._held()
+        if live is not None and not live.is_asleep:
+            # Level 1 keeps the weights in main memory; level 2 would discard them.
+            live.llm.sleep(level=1)
+            live.is_asleep = True
 
     def wake_up(self) -> None:
         """Allocate the released memory again; a request does so automatically."""
-        if self._is_holder() and _live.is_asleep:
-            _live.llm.wake_up()
-            _live.is_asleep = False
+        live = self._held()
+        if live is not None and live.is_asleep:
+            live.llm.wake_up()
+            live.is_asleep = False
 
     def stats(self) -> dict[str, int]:
         """Return the counters; see :meth:`GenerationEngine.stats`."""
@@ -199,55 +209,61 @@ class VLLMEngine(HistoryEngine):
         )
 
     def _cancel(self, request: Request) -> None:
-        if self._is_holder():
-            _live.llm.abort_request([str(request.request_id)])
+        live = self._held()
+        if live is not None:
+            live.llm.abort_request([str(request.request_id)])
 
-    def _is_holder(self) -> bool:
-        return bool(_live and _live.holder and _live.holder() is self)
+    def _held(self) -> _Live | None:
+        """Return the process's vLLM if it holds this engine's weights."""
+        return _live if _live and _live.holder and _live.holder() is self else None
 
-    def _acquire(self) -> Any:
+    def _acquire(self) -> LLMEngine:
         """Return vLLM's engine, awake and holding this engine's weights."""
-        if not self._is_holder():
+        live = self._held()
+        if live is None:
             live = _start_vllm(self._settings)
             live.holder, live.requests = weakref.ref(self), self._requests
             live.is_loaded = False
         self.wake_up()
-        if not _live.is_loaded:
-            self._push()
-        return _live.llm
+        if not live.is_loaded:
+            self._push(live)
+        return live.llm
 
-    def _push(self) -> None:
+    def _push(self, live: _Live) -> None:
         """Load the weights into vLLM and drop everything computed with older ones."""
-        _live.is_loaded = False  # until all of them are loaded without an error
+        live.is_loaded = False  # until all of them are loaded without an error
         if self._lora is not None and self._source:
-            self._push_adapter()
+            self._push_adapter(live.llm, self._lora)
         elif self._source:
-            _live.is_changed = True
+            # Before the load: after a failure the weights are neither the old nor the
+            # new ones.
+            live.is_changed = True
             weights = self._checkpoint_format()(self._source)
             try:
-                _live.llm.collective_rpc(
+                live.llm.collective_rpc(
                     "reload_weights", kwargs={"weights_iterator": weights}
                 )
-                _live.llm.apply_model(_repack)
+                live.llm.apply_model(_repack)
             except (KeyError, ValueError, AssertionError, RuntimeError) as error:
                 raise ModelError(
                     f"vLLM did not accept the weights of version {self._version}: "
                     f"{error}. Use engine='torch', or another version of vLLM."
                 ) from error
-        elif _live.is_changed:
+        elif live.is_changed:
             raise ModelError(
                 "vLLM holds the weights of another engine of this process; call "
                 "update_weights() first."
             )
-        _live.llm.reset_prefix_cache(reset_running_requests=True)
-        _live.is_loaded = True
+        # Cached prefixes have keys and values of the old weights.
+        live.llm.reset_prefix_cache(reset_running_requests=True)
+        live.is_loaded = True
 
     def _checkpoint_format(self) -> CheckpointFormat:
         if self._format is None:
             self._format = CheckpointFormat(self._settings["model"])
         return self._format
 
-    def _push_adapter(self) -> None:
+    def _push_adapter(self, llm: LLMEngine, lora: dict[str, Any]) -> None:
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
 
@@ -258,16 +274,18 @@ class VLLMEngine(HistoryEngine):
                 "engine='torch', or train without LoRA."
             )
         folder = memory_folder()
-        write_adapter(folder.name, self._source, **self._lora)
-        _live.llm.add_lora(LoRARequest(_ADAPTER, 1, folder.name, load_inplace=True))
+        write_adapter(folder.name, self._source, **lora)
+        llm.add_lora(LoRARequest(_ADAPTER, 1, folder.name, load_inplace=True))
         # Keep the folder until the next adapter: vLLM may read it again.
         self._adapter = (LoRARequest(_ADAPTER, 1, folder.name), folder)
 
-    def _take(self, request: Request, output: Any) -> list[Generation]:
+    def _take(
+        self, llm: LLMEngine, request: Request, output: RequestOutput
+    ) -> list[Generation]:
         """Append the tokens that a step sampled for one request."""
         completion = output.outputs[0]
         if request.num_sampled == 0:
-            self._count_prompt(request, output.num_cached_tokens or 0)
+            self._count_prompt(llm, request, output.num_cached_tokens or 0)
         for token, logps in zip(
             completion.token_ids, completion.logprobs or (), strict=True
         ):
@@ -285,7 +303,7 @@ class VLLMEngine(HistoryEngine):
                 # vLLM gets no stop strings (it would need a tokenizer), so it would
                 # continue the turn.
                 if not output.finished:
-                    _live.llm.abort_request([output.request_id])
+                    llm.abort_request([output.request_id])
                 request.session.cached = len(request.session.history) - 1
                 return [self._finish(request, reason)]
         if output.finished:
@@ -296,11 +314,11 @@ class VLLMEngine(HistoryEngine):
             )
         return []
 
-    def _count_prompt(self, request: Request, num_cached: int) -> None:
+    def _count_prompt(self, llm: LLMEngine, request: Request, num_cached: int) -> None:
         self._stats["prefill_tokens"] += request.prompt_length - num_cached
         self._stats["cached_tokens"] += num_cached
         # vLLM caches full blocks only and always computes the last prompt token.
-        block = _live.llm.vllm_config.cache_config.block_size
+        block = llm.vllm_config.cache_config.block_size
         expected = min(request.session.cached, request.prompt_length - 1)
         self._stats["reprefills"] += num_cached < expected // block * block
 
@@ -317,6 +335,7 @@ def _start_vllm(settings: dict[str, Any]) -> _Live:
     )
     if _live is not None:
         _release(_live)
+        # vLLM supports one engine per process.
         if not _serves(_live.arguments, arguments):
             _stop(_live)
             _live = None
@@ -340,7 +359,7 @@ def _repack(model: torch.nn.Module) -> None:
 
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
-        if isinstance(layer, ParallelLMHead):
+        if method is not None and isinstance(layer, ParallelLMHead):
             method.process_weights_after_loading(layer)
         kernel = getattr(method, "moe_kernel", None)
         if kernel is not None and current_platform.is_cpu():

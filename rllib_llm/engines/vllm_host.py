@@ -194,8 +194,8 @@ class EngineHost:
                 box.requests[request] = number
                 self._owners[number] = (client, request)
             case Abort(request):
-                number = box.requests.pop(request, None)
-                if number is not None:
+                if request in box.requests:
+                    number = box.requests.pop(request)
                     self._owners.pop(number)
                     self._engine.abort(number)
             case Close(session):

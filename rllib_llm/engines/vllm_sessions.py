@@ -93,6 +93,7 @@ class HistoryEngine(GenerationEngine):
         """Request a continuation; see :meth:`GenerationEngine.submit`."""
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
+        # A new list: if the check or the backend fails, the session is unchanged.
         history = session.history + new if extends else new
         check_submit(
             session,
@@ -116,6 +117,7 @@ class HistoryEngine(GenerationEngine):
         request = self._requests.pop(request_id, None)
         if request is None:
             return
+        # A retried turn must start from the same tokens.
         del request.session.history[request.prompt_length :]
         request.session.request = None
         self._cancel(request)

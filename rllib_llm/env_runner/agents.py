@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
+if TYPE_CHECKING:
+    from rllib_llm.envs.make import AnyEnv
+    from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
+    from rllib_llm.types import PlayableEnv
 
-def as_playable(env: Any) -> Any:
+
+def as_playable(env: AnyEnv) -> Any:
     """Return ``env``, wrapped in a MultiAgentAdapter if it has several agents."""
     from rllib_llm.envs.kinds import is_multi_agent
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
@@ -15,7 +20,7 @@ def as_playable(env: Any) -> Any:
     return MultiAgentAdapter(env) if is_multi_agent(env) else env
 
 
-def agents_of(env: Any) -> list[str] | None:
+def agents_of(env: PlayableEnv) -> list[str] | None:
     """Return the agents that a MultiAgentAdapter declares.
 
     None for a Gymnasium environment, whose only agent is RLlib's default agent.
@@ -23,14 +28,14 @@ def agents_of(env: Any) -> list[str] | None:
     return getattr(env, "possible_agents", None)
 
 
-def texts_of(env: Any, step: Any) -> dict[str, str]:
+def texts_of(env: MultiAgentAdapter, step: MultiAgentStep) -> dict[str, str]:
     """Return the text observations of a MultiAgentStep, by AgentID."""
     observations = step.observations
     # Agents with a declared numeric space observe arrays, not text.
     return {a: text for a, text in observations.items() if env.number_spaces(a) is None}
 
 
-def role_prompts(env: Any) -> dict[str, str]:
+def role_prompts(env: PlayableEnv) -> dict[str, str]:
     """Return the system prompt of each agent that has one, by AgentID."""
     agents = agents_of(env)
     if agents is None:

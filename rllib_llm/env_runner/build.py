@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.env_runner.limits import RolloutLimits
+from rllib_llm.env_runner.episode_limits import RolloutLimits
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.multi_agent_recorder import MultiAgentRecorder
 from rllib_llm.env_runner.non_llm_policies import Encoder, NonLLMActor
@@ -21,6 +21,9 @@ from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError
 from rllib_llm.monitoring.live.board import Publisher
 from rllib_llm.policy_mapping import MappedPolicies
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,7 @@ class PolicyAssignment:
 
 
 def action_sources(
-    config: Any,
+    config: LLMConfig,
     engines: Mapping[str, Any],
     actors: Mapping[str, NonLLMActor],
     action_scorers: Mapping[str, ActionScorer],
@@ -58,7 +61,7 @@ def action_sources(
 
 
 def _action_source(
-    config: Any,
+    config: LLMConfig,
     engines: Mapping[str, Any],
     action_scorers: Mapping[str, ActionScorer],
     module_id: str,
@@ -85,7 +88,9 @@ def _action_source(
     )
 
 
-def action_scorers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionScorer]:
+def action_scorers(
+    config: LLMConfig, modules: Mapping[str, Any]
+) -> dict[str, ActionScorer]:
     """Return the ActionScorer of each policy with ``head="score"``, by ModuleID.
 
     Args:
@@ -118,15 +123,15 @@ def action_scorers(config: Any, modules: Mapping[str, Any]) -> dict[str, ActionS
 
 
 def recorder_factory(
-    config: Any, assignment: PolicyAssignment | None
+    config: LLMConfig, assignment: PolicyAssignment | None
 ) -> Callable[[Task], Any]:
     """Return a function that builds the episode recorder of a task."""
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()
     if agents is None:
-        spaces = (UnicodeText(), UnicodeText())
-        return lambda task: SingleAgentRecorder(task, spaces)
+        text = (UnicodeText(), UnicodeText())
+        return lambda task: SingleAgentRecorder(task, text)
     mapping, names = config.policy_mapping_fn, config.module_ids
     if assignment is not None:
         mapping, names = (
@@ -138,7 +143,7 @@ def recorder_factory(
     return lambda task: MultiAgentRecorder(task, agents, mapping, names, encoders)
 
 
-def monitor(config: Any, worker_index: int) -> RolloutMonitor:
+def monitor(config: LLMConfig, worker_index: int) -> RolloutMonitor:
     """Return the RolloutMonitor of an EnvRunner."""
     stalled = config.chosen_alarms().get("stalled")
     kind = "eval" if config.in_evaluation else "train"
@@ -148,7 +153,7 @@ def monitor(config: Any, worker_index: int) -> RolloutMonitor:
     )
 
 
-def limits(config: Any) -> RolloutLimits:
+def limits(config: LLMConfig) -> RolloutLimits:
     """Return the limits of an episode."""
     return RolloutLimits(
         max_tokens_per_episode=config.max_tokens_per_episode,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.errors import EnvContractError
 
+if TYPE_CHECKING:
+    from rllib_llm.data.types import Task
+
 _MAX_CHARS = 80  # of each text in the message
 
 
-def check_first_texts(episodes: Iterable[Any], env: Any) -> None:
+def check_first_texts(episodes: Iterable[Any], env: object) -> None:
     """Check that all rollouts of a group began with the same texts.
 
     Rollouts of a group share seed and options, and group-relative advantages compare
@@ -29,6 +32,7 @@ def check_first_texts(episodes: Iterable[Any], env: Any) -> None:
         data = episode_data(episode)
         if data.task is None:
             continue
+        # Compared with the first finished rollout; which one that is does not matter.
         first = firsts.setdefault(data.task.group_id, data)
         for agent, text in data.first_texts.items():
             other = first.first_texts.get(agent)
@@ -36,7 +40,7 @@ def check_first_texts(episodes: Iterable[Any], env: Any) -> None:
                 raise EnvContractError(_message(data.task, agent, other, text, env))
 
 
-def _message(task: Any, agent: str, one: str | None, two: str, env: Any) -> str:
+def _message(task: Task, agent: str, one: str | None, two: str, env: object) -> str:
     name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
     return (
         f"Rollouts of group {task.group_id} (seed {task.seed}) of the environment "

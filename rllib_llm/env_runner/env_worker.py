@@ -6,9 +6,12 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.envs.process_env import ProcessEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,7 +50,7 @@ class EnvWorker:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def call(self, token: Any, method: str, *args: Any, **kwargs: Any) -> None:
+    def call(self, token: Hashable, method: str, *args: Any, **kwargs: Any) -> None:
         """Request ``env.method(*args, **kwargs)``; an EnvReply holds the outcome."""
         self._calls.put((token, method, args, kwargs))
 

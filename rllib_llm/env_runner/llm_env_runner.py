@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import (
     COMPONENT_ENV_TO_MODULE_CONNECTOR,
     COMPONENT_MODULE_TO_ENV_CONNECTOR,
@@ -35,10 +34,15 @@ from rllib_llm.env_runner import build
 from rllib_llm.env_runner.env_worker import EnvWorker
 from rllib_llm.env_runner.non_llm_policies import NonLLMActor, share_tensors
 from rllib_llm.env_runner.rollout import Rollout
+from rllib_llm.env_runner.sample_callbacks import SampleCallbacks
 from rllib_llm.env_runner.scripted_policies import Script
 from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
 from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.weights import copy_into, unpack
+
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode, LLMConfig
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -66,19 +70,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             then on the weights that training changes are enough.
     """
 
+    num_env_steps_sampled_lifetime: int
+
     @override(EnvRunner)
-    def __init__(self, *, config: Any, **kwargs: Any):
+    def __init__(self, *, config: LLMConfig, **kwargs: Any):
         super().__init__(config=config, **kwargs)
-        self.spaces = {}
-        self._callbacks = [
-            c() for c in _as_list(self.config.callbacks_class) if c is not None
-        ]
-        self._handlers: dict[str, list[Callable[..., None]]] = {}
+        self.spaces: dict[str, Any] = {}
+        self._callbacks = SampleCallbacks(self.config, self.metrics)
         self._device = get_device(self.config, self._num_gpus())
         self.num_envs = self.config.num_envs_per_env_runner
         self._weights_seq_no = 0
         self.has_all_weights = False
         self.failures: list[tuple[Task, str]] = []
+        # For sample() without tasks, as RLlib's evaluation calls it; in training the
+        # driver sends tasks, so that groups are not split by accident.
         self._tasks = self.config.build_task_source(
             offset=self.worker_index or 0, in_evaluation=self.config.in_evaluation
         )
@@ -93,7 +98,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._rollout: Rollout | None = None
         self._abandoned: list[EnvWorker] = []
         self._assignment: build.PolicyAssignment | None = None
-        self._taught: dict[str, Script] = {}
+        self._scripted_overrides: dict[str, Script] = {}
         self.make_env()
         self.make_module()
 
@@ -104,6 +109,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         If the engine holds a copy of the weights, the module only forwards them to it
         and stays on the CPU.
         """
+        # vLLM samples from a copy; the module would waste the memory of the GPU.
         if self.config.generation_engine != "torch":
             return 0
         if not self.worker_index and not self.config.num_learners:
@@ -117,6 +123,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Close the environments; the next sample() builds new ones."""
         if self._rollout is not None:
             self._rollout.close()
+            # Threads with a hung call cannot be ended; they are counted until it
+            # returns.
             self._abandoned += self._rollout.abandoned
             self._rollout = None
 
@@ -142,6 +150,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.modules = {DEFAULT_MODULE_ID: self.module}
         for module in self.modules.values():
             module.to(self._device)
+        self._num_threads = choose_threads(
+            config.torch_num_threads,
+            self.modules.values(),
+            processes=config.num_env_runners or 1,
+            device=self._device,
+        )
         self.actors = {
             module_id: NonLLMActor(
                 self.module[module_id],
@@ -153,11 +167,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             for module_id in config.non_llm_module_ids
         }
         self.action_scorers = build.action_scorers(config, self.modules)
+        # Scoring policies compute whole actions with the module and need no engine.
         self.engines = config.build_generation_engines(
             {m: self.modules[m] for m in self.modules if m not in self.action_scorers}
         )
         # Engines that share the module's tensors see new weights at once; the others
-        # must be told and their copy must be compared with the module.
+        # need the new version, and their copy must be compared with the module.
         copies = [m for m, e in self.engines.items() if not e.shares_weights]
         for module_id in copies:
             self._announce(module_id)
@@ -233,7 +248,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             )
         explore = self.config.explore if explore is None else explore
         self._check_weights()
-        with self.metrics.log_time(SAMPLE_TIMER, reduce="sum"):
+        with (
+            self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
+            threads_in_force(self._num_threads),
+        ):
             if tasks is not None:
                 episodes = self._play(tasks, explore, max_failed_fraction)
             elif num_timesteps is not None:
@@ -258,6 +276,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _next_tasks(self, num_episodes: int) -> list[Task]:
         if self.config.in_evaluation:
             # The same held-out tasks every time, distributed over the runners.
+            # Remote EnvRunners are numbered from 1; 0 is the local one.
             first = max(0, (self.worker_index or 1) - 1)
             return self._tasks.fixed(num_episodes, first, max(1, self.num_workers))
         return self._tasks.next_groups(
@@ -267,6 +286,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _play_steps(self, num_timesteps: int, explore: bool) -> list[Any]:
         episodes: list[Any] = []
         while sum(map(len, episodes)) < num_timesteps:
+            # Whole episodes only, so the count can exceed num_timesteps.
             episodes += self._play(self._next_tasks(self.num_envs), explore)
         return episodes
 
@@ -281,14 +301,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             tasks, explore=explore, max_failed_fraction=max_failed_fraction
         )
         self.failures = rollout.failures
+        # RLlib's runners count the same way; schedules depend on it.
         self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
         log_episodes(self.metrics, episodes, len(self.failures))
-        self._fire("on_sample_end", env_runner=self, samples=episodes)
+        self._callbacks.call("on_sample_end", env_runner=self, samples=episodes)
         return episodes
 
-    def teach(self, module_id: str, script: Script) -> None:
+    def set_scripted_policy(self, module_id: str, script: Script) -> None:
         """Replace the function of a scripted policy from the next sample() on."""
-        self._taught[module_id] = script
+        self._scripted_overrides[module_id] = script
 
     @contextlib.contextmanager
     def assignment(
@@ -328,7 +349,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 on_event=self._on_episode_event,
                 monitor=self._monitor,
             )
-        for module_id, script in self._taught.items():
+        for module_id, script in self._scripted_overrides.items():
             self._action_sources[module_id].script = script
         for module_id in self.engines:
             policy_config = config.get_config_for_module(module_id)
@@ -337,8 +358,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             )
         return self._rollout
 
-    def _on_episode_event(self, name: str, episode: Any) -> None:
-        self._fire(
+    def _on_episode_event(self, name: str, episode: Episode) -> None:
+        self._callbacks.call(
             name,
             episode=episode,
             env_runner=self,
@@ -346,19 +367,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             rl_module=self.module,
             env_index=0,
         )
-
-    def _fire(self, name: str, **kwargs: Any) -> None:
-        if name not in self._handlers:
-            methods = [
-                getattr(callback, name)
-                for callback in self._callbacks
-                # Skip methods that are not overridden: some events fire at every turn.
-                if getattr(type(callback), name) is not getattr(RLlibCallback, name)
-            ]
-            functions = _as_list(getattr(self.config, f"callbacks_{name}", None))
-            self._handlers[name] = methods + [f for f in functions if f is not None]
-        for handler in self._handlers[name]:
-            handler(metrics_logger=self.metrics, **kwargs)
 
     @override(EnvRunner)
     def get_metrics(self) -> dict[str, Any]:
@@ -381,8 +389,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         Engines then drop their cached keys and values, which are stale.
         """
         self._weights_seq_no = version
-        for actor in (*self.actors.values(), *self.action_scorers.values()):
+        for actor in self.actors.values():
             actor.weights_seq_no = version
+        for scorer in self.action_scorers.values():
+            scorer.weights_seq_no = version
         for module_id in self.engines:
             self._announce(module_id)
 
@@ -486,9 +496,3 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def stop(self) -> None:
         """Close the environments."""
         self.make_env()
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -7,9 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.monitoring.live.board import Publisher
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.rollout import Rollout
+    from rllib_llm.env_runner.slots import Slot
 
 logger = logging.getLogger("rllib_llm")
 
@@ -43,7 +47,7 @@ class RolloutMonitor:
         self._num_stalls, self._longest = 0, 0.0
 
     @contextlib.contextmanager
-    def watching(self, rollout: Any) -> Iterator[None]:
+    def watching(self, rollout: Rollout) -> Iterator[None]:
         """Watch while the block runs.
 
         Args:
@@ -81,7 +85,7 @@ class RolloutMonitor:
         self._num_stalls, self._longest = 0, 0.0
         return stats
 
-    def _watch(self, rollout: Any, stop: threading.Event) -> None:
+    def _watch(self, rollout: Rollout, stop: threading.Event) -> None:
         while not stop.wait(self._period):
             waited = time.perf_counter() - self._finished
             stalled = self._after is not None and waited >= self._after
@@ -93,7 +97,7 @@ class RolloutMonitor:
             self._announce(rollout, text)
 
     @staticmethod
-    def _describe(rollout: Any, waited: float) -> str:
+    def _describe(rollout: Rollout, waited: float) -> str:
         waits = describe_waits(rollout.slots, time.perf_counter())
         turns = rollout.num_unfinished_turns
         return (
@@ -102,7 +106,7 @@ class RolloutMonitor:
             f"turns). {waits}"
         )
 
-    def _announce(self, rollout: Any, stall: str) -> None:
+    def _announce(self, rollout: Rollout, stall: str) -> None:
         self._publisher.write(
             done=rollout.num_done, tasks=rollout.num_tasks, stall=stall or None
         )
@@ -136,7 +140,7 @@ def describe_waits(slots: Sequence[Any], now: float) -> str:
     return " ".join(parts) or "No episode is running."
 
 
-def _pending_policies(slot: Any) -> str:
+def _pending_policies(slot: Slot) -> str:
     """Return the policies whose turns a slot waits for."""
     recorder = slot.recorder
     agent_states = [] if recorder is None else list(recorder.agent_states)

@@ -11,7 +11,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.reward_log import rewards_of_turns
 from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
-from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
+from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.env_runner.recorder import AgentState, check_reward, checked_success
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EnvContractError
@@ -98,8 +98,7 @@ class MultiAgentRecorder:
         acted = self._acting
         self.env_t += 1
         for agent_state in acted:
-            info = reply.infos.get(agent_state.agent_id, {})
-            agent_state.turn.invalid = bool(info.get("invalid_action"))
+            agent_state.mark_turn(reply.infos.get(agent_state.agent_id, {}))
         self._record_step(reply)
         data = self.data
         cut_off = any(s.data.last_finish is FinishReason.LENGTH for s in acted)
@@ -158,7 +157,7 @@ class MultiAgentRecorder:
             agent_state
             for agent, agent_state in self._agent_states.items()
             if agent in self._observed_at_end and agent_state.data.num_turns
-            if agent_state.episode.is_truncated
+            if agent_state.episode is not None and agent_state.episode.is_truncated
         ]
 
     def close(self, policy: Callable[[Any], StopPolicy], seconds: float) -> None:

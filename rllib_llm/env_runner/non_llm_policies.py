@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +19,9 @@ from ray.rllib.utils.spaces.space_utils import (
 
 from rllib_llm.data.types import FinishReason, Turn
 from rllib_llm.errors import ConfigError, EnvContractError
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPS = np.zeros(0, np.float32)
@@ -79,7 +82,7 @@ class NonLLMActor:
 
     def __init__(
         self,
-        module: Any,
+        module: TorchRLModule,
         module_id: str,
         action_space: gym.Space,
         *,
@@ -120,8 +123,11 @@ class NonLLMActor:
             The turn and the environment's action of each agent.
         """
         inputs, dist_class = self._forward(agent_states, explore)
+        # As RLlib's connectors do: exploration samples, inference takes the mode.
         if explore:
             actions = _draw(inputs, dist_class, seeds)
+            # PPO's old log-probabilities; RLlib's runner records them at this point,
+            # too. [B]
             logps = dist_class.from_logits(inputs).logp(actions)
         else:
             mode = dist_class.from_logits(inputs).to_deterministic()
@@ -142,6 +148,7 @@ class NonLLMActor:
     ) -> tuple[Any, type[Any]]:
         """Return the distributions' inputs [B, ...], on the CPU, and their class."""
         module = self.module
+        # One forward pass for all agents that wait. [B, ...]
         observations = np.stack(
             [agent_state.episode.get_observations(-1) for agent_state in agent_states]
         )
@@ -161,7 +168,7 @@ class NonLLMActor:
             )
         return out[Columns.ACTION_DIST_INPUTS].cpu(), dist_class
 
-    def _for_env(self, action: Any) -> Any:
+    def _for_env(self, action: np.ndarray) -> Any:
         return action if self._to_env is None else self._to_env(action, self._struct)
 
     def _turn(self) -> Turn:
@@ -213,6 +220,7 @@ def _draw(
 ) -> torch.Tensor:
     """Return one action per row, each drawn with its own seed. [B, ...]"""
     drawn = []
+    # The global generator must not depend on the number of agents that acted.
     with torch.random.fork_rng(devices=[]):
         for row, seed in zip(inputs, seeds, strict=True):
             # Not torch.manual_seed: it would reseed the accelerators as well.

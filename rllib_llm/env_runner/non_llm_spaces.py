@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +10,9 @@ import numpy as np
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.policy_mapping import mapped_policies
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 Spaces = tuple[gym.Space, gym.Space]
 
@@ -22,7 +25,7 @@ _OBSERVATION_SPACES = (
 )
 
 
-def non_llm_spaces(config: Any) -> dict[str, Spaces]:
+def non_llm_spaces(config: LLMConfig) -> dict[str, Spaces]:
     """Return the spaces of each policy without a language model, by ModuleID.
 
     Raises:
@@ -32,25 +35,24 @@ def non_llm_spaces(config: Any) -> dict[str, Spaces]:
     if not config.non_llm_module_ids:
         return {}
     env = config.make_text_env()
-    mapped = mapped_policies(config, agents_of(env))
+    mapped = mapped_policies(config, agents_of(env) or [])
     declared = {agent: env.number_spaces(agent) for agent in mapped}
     env.close()
     by_policy: dict[str, Spaces] = {}
     for agent, module_id in mapped.items():
         if module_id in config.non_llm_module_ids:
-            spaces = _checked(agent, module_id, declared[agent])
-            if by_policy.setdefault(module_id, spaces) != spaces:
+            of_agent = _checked(agent, module_id, declared[agent])
+            if by_policy.setdefault(module_id, of_agent) != of_agent:
                 raise ConfigError(
-                    f"The agent {agent!r} has the spaces {_show(spaces)}, but other "
+                    f"The agent {agent!r} has the spaces {_show(of_agent)}, but other "
                     f"agents of the policy {module_id!r} have "
                     f"{_show(by_policy[module_id])}; an RLModule has one observation "
                     "space and one action space. Give the agent a separate policy."
                 )
     for module_id in config.non_llm_module_ids:
         spec = config.rl_module_of(module_id)
-        spaces = spec.observation_space, spec.action_space
-        if None in spaces:
-            spaces = by_policy.get(module_id)
+        given = spec.observation_space, spec.action_space
+        spaces = by_policy.get(module_id) if None in given else given
         if spaces is None:
             raise ConfigError(
                 f"The RLModule {module_id!r} has no agent to take its spaces from: "

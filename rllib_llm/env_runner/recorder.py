@@ -18,7 +18,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.types import StopPolicy, Task, Turn
-from rllib_llm.env_runner.limits import RolloutLimits, stop_reason
+from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.errors import EnvContractError
 
 
@@ -50,6 +50,11 @@ class AgentState:
     recorded: Any = None
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     request_id: int | None = None
+
+    def mark_turn(self, info: dict[str, Any]) -> None:
+        """Note on the turn whether its action was invalid, as ``info`` says."""
+        assert self.turn is not None, "The agent has not acted."
+        self.turn.invalid = bool(info.get("invalid_action"))
 
     def seed_parts(self) -> tuple[int, ...]:
         """Return the parts of a turn's seed that identify the turn and the agent."""
@@ -115,6 +120,8 @@ class SingleAgentRecorder:
     ) -> list[AgentState]:
         """Record the result of ``env.step``; return the agents that must act."""
         observation, reward, terminated, truncated, info = reply
+        # Before anything is recorded: a NaN reward would reach all advantages of the
+        # batch.
         check_reward(reward, self._agent_state, self.task)
         data, agent_state = self.data, self._agent_state
         by_limit, data.stop_reason = stop_reason(
@@ -127,7 +134,7 @@ class SingleAgentRecorder:
             truncated=truncated,
             given=info.get("stop_reason"),
         )
-        agent_state.turn.invalid = bool(info.get("invalid_action"))
+        agent_state.mark_turn(info)
         data.success = checked_success(info.get("success"), self.task)
         data.metrics = dict(info.get("metrics") or {})
         self.episode.add_env_step(
@@ -171,7 +178,7 @@ def checked_success(success: Any, task: Task) -> Any:
     )
 
 
-def check_reward(reward: Any, agent_state: AgentState, task: Task) -> None:
+def check_reward(reward: float, agent_state: AgentState, task: Task) -> None:
     """Check that a reward is a finite number.
 
     Raises:

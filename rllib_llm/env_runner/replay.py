@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
 _MAX_CHARS = 60  # of each text in a message
 _REMEDY = "Use joint='aligned', or a game whose agents act simultaneously."
@@ -148,7 +151,9 @@ def _observation_differs(agent: str, turn: int, now: str, then: str) -> ConfigEr
     )
 
 
-def random_episodes(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Trajectory]:
+def random_episodes(
+    env: MultiAgentAdapter, *, tasks: int = 4, rollouts: int = 2
+) -> list[Trajectory]:
     """Play first joint turns with random valid actions, to check a Replay before a run.
 
     Args:
@@ -173,7 +178,9 @@ def random_episodes(env: Any, *, tasks: int = 4, rollouts: int = 2) -> list[Traj
     return trajectories
 
 
-def _random_episode(env: Any, task: Task, episode: int) -> list[Trajectory]:
+def _random_episode(
+    env: MultiAgentAdapter, task: Task, episode: int
+) -> list[Trajectory]:
     rng = np.random.default_rng([episode, 1])
     step = env.reset(seed=task.seed, options=dict(task.options))
     trajectories: dict[str, Trajectory] = {}
@@ -183,9 +190,8 @@ def _random_episode(env: Any, task: Task, episode: int) -> list[Trajectory]:
         for agent, text in step.observations.items():
             if agent not in trajectories:
                 number = env.possible_agents.index(agent)
-                lists: list[list[Any]] = [[] for _ in range(6)]
                 trajectories[agent] = Trajectory(
-                    task, episode, number, agent, "", *lists
+                    task, episode, number, agent, "", [], [], [], [], [], []
                 )
             trajectory, actions[agent] = (
                 trajectories[agent],

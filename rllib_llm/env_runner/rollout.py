@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data.types import StopPolicy, StopReason, Task, Turn
 from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
-from rllib_llm.env_runner.limits import RolloutLimits, exceeds
+from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.non_llm_policies import act_together
 from rllib_llm.env_runner.recorder import AgentState
-from rllib_llm.env_runner.scripted_policies import scripted_turn
+from rllib_llm.env_runner.scripted_policies import Script, scripted_turn
 from rllib_llm.env_runner.slots import ActionSource, Slot
+from rllib_llm.env_runner.task_queue import TaskQueue
 from rllib_llm.env_runner.turns import (
     prompt_length,
     request_turn,
@@ -28,9 +27,15 @@ from rllib_llm.env_runner.turns import (
 )
 from rllib_llm.errors import EnvContractError
 
-logger = logging.getLogger("rllib_llm")
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
+
+    from rllib_llm.env_runner.scored_actions import ActionScorer
 
 _POLL_S = 0.05  # wait for an environment between two checks of the time limits
+
+_NO_AGENT: tuple[None, None] = (None, None)  # in a session that has ended
 
 Ready = list[tuple[Slot, AgentState]]
 
@@ -58,8 +63,6 @@ class Rollout:
 
     Attributes:
         slots: Slots of running episodes.
-        num_tasks: Number of tasks of the current run.
-        failures: Tasks without an episode, with the last stop reason.
         abandoned: Workers whose environment was replaced; their call may never return.
     """
 
@@ -73,7 +76,7 @@ class Rollout:
         module_to_env: Callable[..., Any],
         num_slots: int,
         limits: RolloutLimits,
-        module: Any,
+        module: RLModule | MultiRLModule,
         on_event: Callable[[str, Any], None],
         monitor: RolloutMonitor | None = None,
     ):
@@ -96,11 +99,9 @@ class Rollout:
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
         ]
         self.abandoned: list[EnvWorker] = []
-        self._done: dict[int, Any] = {}
-        self.num_tasks = 0
+        self._tasks = TaskQueue()
         self._by_session: dict[Any, tuple[Slot, AgentState]] = {}
         self._next_check = 0.0
-        self.failures: list[tuple[Task, str]] = []
 
     def close(self) -> None:
         """Close all environments."""
@@ -127,23 +128,16 @@ class Rollout:
         Raises:
             EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
         """
-        self.failures = []
         if max_failed_fraction is None:
             max_failed_fraction = self._limits.max_failed_fraction
-        self._max_failed_fraction = max_failed_fraction
         self._explore = explore
-        self._todo: deque[tuple[int, Task, int]] = deque(
-            (i, task, 0) for i, task in enumerate(tasks)
-        )
-        self._order: dict[int, int] = {}
-        self._done = {}
-        self.num_tasks = len(tasks)
+        self._tasks = TaskQueue(tasks, self._limits.max_retries, max_failed_fraction)
         for engine in self._engines:
-            # Before the monitor's clock starts: vLLM takes minutes, which is no stall.
+            # Before the monitor's clock starts: starting vLLM takes minutes.
             engine.start()
         try:
             with self._monitor.watching(self):
-                while self._todo or any(s.waiting_for for s in self.slots):
+                while self._tasks.num_waiting or any(s.waiting_for for s in self.slots):
                     self._fill_slots()
                     self._prompt_ready(self._collect_replies())
                     for engine in self._engines:
@@ -151,14 +145,25 @@ class Rollout:
                             self._deliver(engine.step())
                     self._check_time_limits()
         except BaseException:
+            # KeyboardInterrupt as well: the next run() needs idle slots.
             self._abort_all()
             raise
-        return [self._done[i] for i in sorted(self._done)]
+        return self._tasks.episodes
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks of the current run."""
+        return self._tasks.num_tasks
+
+    @property
+    def failures(self) -> list[tuple[Task, str]]:
+        """Tasks without an episode, with the last stop reason."""
+        return self._tasks.failures
 
     @property
     def num_done(self) -> int:
         """Number of episodes finished since the start of :meth:`run`."""
-        return len(self._done)
+        return self._tasks.num_done
 
     @property
     def num_unfinished_turns(self) -> int:
@@ -169,11 +174,10 @@ class Rollout:
 
     def _fill_slots(self) -> None:
         for slot in self.slots:
-            if not self._todo:
+            if not self._tasks.num_waiting:
                 return
             if slot.waiting_for is None:
-                index, slot.task, slot.attempt = self._todo.popleft()
-                self._order[slot.index] = index
+                slot.task_index, slot.task, slot.attempt = self._tasks.take()
                 slot.recorder = self._make_recorder(slot.task)
                 slot.started = time.perf_counter()
                 self._on_event("on_episode_created", slot.recorder.episode)
@@ -239,7 +243,7 @@ class Rollout:
                 continue  # None: another agent's context overflow ended the episode
             action_source = self._action_sources[agent_state.module_id]
             if action_source.script is not None:
-                self._act_by_script(slot, agent_state, action_source)
+                self._act_by_script(slot, agent_state, action_source.script)
                 continue
             length = prompt_length(agent_state)
             if (
@@ -286,7 +290,7 @@ class Rollout:
             action_source, agent_state, session, num_sampled=num_sampled, seed=seed
         )
 
-    def _choose(self, action_scorer: Any, waiting: Ready) -> None:
+    def _choose(self, action_scorer: ActionScorer, waiting: Ready) -> None:
         """Choose among the admissible actions, for all waiting agents at once."""
         # Another agent's context overflow may have ended an episode meanwhile.
         waiting = [
@@ -301,7 +305,7 @@ class Rollout:
 
     @staticmethod
     def _seed(slot: Slot, agent_state: AgentState) -> int:
-        return turn_seed(slot.task, slot.attempt, agent_state)
+        return turn_seed(slot.recorder.task, slot.attempt, agent_state)
 
     def _overflow(
         self,
@@ -312,10 +316,10 @@ class Rollout:
     ) -> None:
         if not agent_state.data.num_turns:
             raise EnvContractError(
-                f"The first prompt of seed {slot.task.seed} has at least {length} "
-                f"tokens; max_context_tokens={action_source.max_context_tokens} leaves "
-                "no room for a completion. Raise max_context_tokens or shorten the "
-                "prompt."
+                f"The first prompt of seed {slot.recorder.task.seed} has at least "
+                f"{length} tokens; max_context_tokens="
+                f"{action_source.max_context_tokens} leaves no room for a completion. "
+                "Raise max_context_tokens or shorten the prompt."
             )
         # The observation does not fit in the context: the critic bootstraps from the
         # state before it.
@@ -326,11 +330,9 @@ class Rollout:
         self._close_episode(slot)
 
     def _act_by_script(
-        self, slot: Slot, agent_state: AgentState, action_source: ActionSource
+        self, slot: Slot, agent_state: AgentState, script: Script
     ) -> None:
-        turn = scripted_turn(
-            action_source.script, agent_state, self._seed(slot, agent_state)
-        )
+        turn = scripted_turn(script, agent_state, self._seed(slot, agent_state))
         self._record(slot, agent_state, turn)
         self._set_action(slot, agent_state, turn.text)
 
@@ -339,9 +341,11 @@ class Rollout:
     def _deliver(self, generations: list[Generation]) -> None:
         sampled: Ready = []
         for result in generations:
-            slot, agent_state = self._by_session.get(result.session_id, (None, None))
+            slot, agent_state = self._by_session.get(result.session_id, _NO_AGENT)
             # An aborted request may still finish in the same engine step.
-            if slot is None or agent_state.request_id != result.request_id:
+            if slot is None or agent_state is None:
+                continue
+            if agent_state.request_id != result.request_id:
                 continue
             turn = sampled_turn(result, agent_state)
             self._record(slot, agent_state, turn)
@@ -370,7 +374,7 @@ class Rollout:
         agent_state.turn = turn
         agent_state.data.record(turn)
 
-    def _set_action(self, slot: Slot, agent_state: AgentState, action: Any) -> None:
+    def _set_action(self, slot: Slot, agent_state: AgentState, action: object) -> None:
         """Store an agent's action; step the environment once all agents have acted."""
         agent_state.action = action
         slot.num_pending -= 1
@@ -403,7 +407,7 @@ class Rollout:
         if recorder.data.stop_policy is StopPolicy.DROP:
             self._retry(slot, f"stop reason {recorder.data.stop_reason.value}")
             return
-        self._done[self._order[slot.index]] = recorder.episode
+        self._tasks.finish(slot.task_index, recorder.episode)
         self._on_event("on_episode_end", recorder.episode)
         self._free(slot)
 
@@ -427,30 +431,10 @@ class Rollout:
             self._close_episode(slot)
 
     def _retry(self, slot: Slot, why: str) -> None:
-        index, task = self._order[slot.index], slot.task
-        reason = slot.recorder.data.stop_reason.value
-        logger.warning(
-            "Episode of seed %s dropped (%s, attempt %s): %s",
-            task.seed,
-            reason,
-            slot.attempt + 1,
-            why,
-        )
-        attempt = slot.attempt + 1
+        recorder, attempt = slot.recorder, slot.attempt
         self._free(slot)
-        if attempt <= self._limits.max_retries:
-            self._todo.append((index, task, attempt))
-            return
-        self.failures.append((task, reason))
-        allowed = self._max_failed_fraction * self.num_tasks
-        if len(self.failures) > allowed:
-            raise EnvContractError(
-                f"{len(self.failures)} of {self.num_tasks} episodes failed even after "
-                f"{self._limits.max_retries} retries, more than max_failed_fraction="
-                f"{self._max_failed_fraction} allows. Correct the environment (last "
-                f"reason: {reason}: {why}), or raise max_retries or "
-                "max_failed_fraction."
-            )
+        reason = recorder.data.stop_reason
+        self._tasks.drop(slot.task_index, recorder.task, attempt, reason, why)
 
     def _free(self, slot: Slot) -> None:
         for agent_state in slot.recorder.agent_states:

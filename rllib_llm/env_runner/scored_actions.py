@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from rllib_llm.data.types import Choice, FinishReason, Turn
 from rllib_llm.envs.admissible import admissible_actions
 from rllib_llm.errors import EnvContractError
 from rllib_llm.modules.action_head import score_weight
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.recorder import AgentState
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 
 class ActionScorer:
@@ -38,7 +42,7 @@ class ActionScorer:
 
     def __init__(
         self,
-        module: Any,
+        module: LLMRLModule,
         module_id: str,
         renderer: ChatRenderer,
         norm: str = "sum",
@@ -49,7 +53,7 @@ class ActionScorer:
         self.weights_seq_no = 0
         self._encoded: dict[str, np.ndarray] = {}
 
-    def least_tokens(self, agent_state: Any) -> int:
+    def least_tokens(self, agent_state: AgentState) -> int:
         """Return the length of the agent's longest admissible action in tokens.
 
         Raises:
@@ -102,17 +106,17 @@ class ActionScorer:
         # -inf marks the padding up to the batch's largest number of actions.
         return [by_row[i][by_row[i] > -torch.inf] for i in range(len(rows))]
 
-    def _row(self, agent_state: Any, options: list[str]) -> Row:
+    def _row(self, agent_state: AgentState, options: list[str]) -> Row:
         """Return the conversation followed by all admissible actions."""
         builder, data = RowBuilder(), agent_state.data
-        if data.prompt.extends:
+        if data.due_prompt.extends:
             builder.prompt(data.ids)
-        builder.prompt(data.prompt.ids)
+        builder.prompt(data.due_prompt.ids)
         builder.turn(0, self._turn(agent_state, options, 0, 0.0), 0.0)
         return builder.build()
 
     def _turn(
-        self, agent_state: Any, options: list[str], chosen: int, logp: float
+        self, agent_state: AgentState, options: list[str], chosen: int, logp: float
     ) -> Turn:
         # A row has the chosen action first, as in Choice.
         order = [chosen, *(i for i in range(len(options)) if i != chosen)]
@@ -127,8 +131,8 @@ class ActionScorer:
         logps = np.zeros(len(action), np.float32)
         logps[0] = logp
         return Turn(
-            prompt_ids=np.asarray(agent_state.data.prompt.ids, np.int32),
-            extends=agent_state.data.prompt.extends,
+            prompt_ids=np.asarray(agent_state.data.due_prompt.ids, np.int32),
+            extends=agent_state.data.due_prompt.extends,
             action_ids=action,
             action_logps=logps,
             finish=FinishReason.STOP,
@@ -154,7 +158,8 @@ class ActionScorer:
         return ids
 
 
-def _actions(agent_state: Any) -> list[str]:
+def _actions(agent_state: AgentState) -> list[str]:
     agent, turn = agent_state.agent_id, agent_state.data.num_turns
     where = f"The environment of {agent!r} at turn {turn}"
+    assert agent_state.episode is not None  # it has observed its prompt
     return admissible_actions(agent_state.episode.get_infos(-1), where)

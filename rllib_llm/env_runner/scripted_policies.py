@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rllib_llm.data.types import FinishReason, Message, Turn
 from rllib_llm.errors import EnvContractError
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.recorder import AgentState
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_LOGPS = np.zeros(0, np.float32)
@@ -42,7 +45,7 @@ class _TextTurn(Turn):
     text: str = ""
 
 
-def scripted_turn(script: Script, agent_state: Any, seed: int) -> _TextTurn:
+def scripted_turn(script: Script, agent_state: AgentState, seed: int) -> _TextTurn:
     """Call ``script`` on the agent's last observation and record its reply.
 
     Raises:
@@ -53,6 +56,7 @@ def scripted_turn(script: Script, agent_state: Any, seed: int) -> _TextTurn:
         agent_state.agent_id,
         messages[-1]["content"],
         messages,
+        # A new generator per turn, so that a repeated episode draws the same numbers.
         np.random.default_rng(seed),
     )
     text = script(scripted_input)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.env_worker import EnvWorker
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.recorder import AgentState
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,7 +40,7 @@ class ActionSource:
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def least_tokens(self, agent_state: Any) -> int:
+    def least_tokens(self, agent_state: AgentState) -> int:
         """Return the tokens that the context must hold after the agent's prompt."""
         return (
             1
@@ -52,6 +55,9 @@ class ActionSource:
             length: Tokens of the conversation, its prompt included.
             num_sampled: Tokens sampled in the episode so far.
         """
+        # At least one token even over the episode's limit: agents that act at the same
+        # time share the remainder, and a turn without tokens cannot be trained. The
+        # limit then ends the episode.
         room, left = self.max_context_tokens - length, self.max_tokens_per_episode
         return min(
             self.max_new_tokens, room, max(1, left - num_sampled) if left else room
@@ -66,6 +72,7 @@ class Slot:
         index: Its number.
         worker: Thread of the environment.
         task: Task of the episode.
+        task_index: Index of the task in the run.
         attempt: Number of earlier attempts at the task.
         recorder: Recorder of the episode; None while the slot is free.
         waiting_for: "reset", "step", "engine", or None while the slot is free.
@@ -79,6 +86,7 @@ class Slot:
     index: int
     worker: EnvWorker
     task: Task | None = None
+    task_index: int = 0
     attempt: int = 0
     recorder: Any = None
     waiting_for: str | None = None

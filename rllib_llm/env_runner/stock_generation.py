@@ -7,13 +7,17 @@ is computed from its first token, and all environments step in lockstep.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.data import columns
 from rllib_llm.data.types import Turn
 from rllib_llm.engines.base import SamplingParams, generate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TurnSampler:
@@ -28,7 +32,7 @@ class TurnSampler:
 
     def __init__(
         self,
-        lm: Any,
+        lm: PreTrainedModel,
         settings: dict[str, Any],
         temperature: float,
         vocabulary: int | None = None,
@@ -39,16 +43,18 @@ class TurnSampler:
         self.temperature = temperature
         self._calls = 0
 
-    def __call__(self, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any], *, explore: bool) -> dict[str, Any]:
         """Return ``{"turn": [...]}``, one Turn per conversation (None if over)."""
         from rllib_llm.engines.torch_engine import TorchEngine
 
         conversations = [data for items in batch["prompts"].values() for data in items]
+        # An object array: RLlib's unbatching would split a list of Turns.
         turns = np.empty(len(conversations), dtype=object)
         running = [i for i, d in enumerate(conversations) if not d.is_over]
         if not running:
             return {columns.TURN: turns}
         settings, started = self.settings, time.perf_counter()
+        # A new engine per call: without sessions nothing has to follow the weights.
         engine = TorchEngine(
             self.lm,
             max_slots=settings["max_slots"],
@@ -57,9 +63,10 @@ class TurnSampler:
         )
         prompts, params = [], []
         for i in running:
-            data = conversations[i]
-            history = data.ids if data.prompt.extends else []
-            prompts.append([*history, *data.prompt.ids])
+            data, prompt = conversations[i], conversations[i].due_prompt
+            # The whole conversation is computed again in each turn.
+            history = data.ids if prompt.extends else []
+            prompts.append([*history, *prompt.ids])
             params.append(self._params(i, batch["stop_token_ids"], explore))
         for i, result in zip(running, generate(engine, prompts, params), strict=True):
             data = conversations[i]
@@ -79,6 +86,7 @@ class TurnSampler:
     def _params(
         self, index: int, stop_ids: tuple[int, ...], explore: bool
     ) -> SamplingParams:
+        # By call and row: the stock runner does not pass tasks to the module.
         sequence = np.random.SeedSequence([self.settings["seed"], self._calls, index])
         return SamplingParams(
             max_new_tokens=self.settings["max_new_tokens"],

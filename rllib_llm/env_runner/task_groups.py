@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from rllib_llm.data.types import Task
-
-
-def stable_seed(*parts: Any) -> int:
-    """Return a seed in [0, 2**31) that depends on ``parts`` alone, on any machine."""
-    # Not hash(): Python salts it per process.
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % 2**31
+from rllib_llm.seeding import stable_seed
 
 
 class TaskSource:

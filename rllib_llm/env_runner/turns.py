@@ -10,17 +10,19 @@ from rllib_llm.data.types import Task, Turn
 from rllib_llm.engines.base import Generation, SamplingParams
 from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.slots import ActionSource
-from rllib_llm.env_runner.task_groups import stable_seed
+from rllib_llm.seeding import stable_seed
 
 
 def prompt_length(agent_state: AgentState) -> int:
     """Return the length of the agent's conversation in tokens, with the new prompt."""
-    prompt = agent_state.data.prompt
+    prompt = agent_state.data.due_prompt
     return len(prompt.ids) + (len(agent_state.data.ids) if prompt.extends else 0)
 
 
 def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
     """Return the sampling seed of the agent's next turn."""
+    # The rollout is part of the seed, since rollouts of a group share the task's seed.
+    # So is the attempt: a repeated episode must not repeat the turn that made it fail.
     return stable_seed(task.seed, task.rollout, attempt, *agent_state.seed_parts())
 
 
@@ -43,9 +45,10 @@ def request_turn(
         seed: Sampling seed of the turn.
         unseen: Number of the conversation's last ids that the engine's cache lacks.
     """
-    data, prompt = agent_state.data, agent_state.data.prompt
+    data, prompt = agent_state.data, agent_state.data.due_prompt
     ids, extends = prompt.ids, prompt.extends
     if unseen and extends:
+        # E.g. turns of another engine, or turns that were appended without sampling.
         ids = [*data.ids[-unseen:], *ids]
         # If the engine lacks all ids, there is nothing to extend.
         extends = unseen < len(data.ids)
@@ -60,9 +63,10 @@ def request_turn(
 
 def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
     """Return the Turn of an engine's result."""
-    prompt = agent_state.data.prompt
+    prompt = agent_state.data.due_prompt
     agent_state.request_id = None
     return Turn(
+        # The new part of the prompt only: rows are concatenated from these parts.
         prompt_ids=np.asarray(prompt.ids, np.int32),
         extends=prompt.extends,
         action_ids=result.token_ids,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +11,10 @@ from ray.rllib.core.columns import Columns
 from rllib_llm.data import columns
 from rllib_llm.engines.base import GenerationEngine, SamplingParams, generate
 from rllib_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+    from rllib_llm.types import LLMConfig
 
 # Maximum mean difference of log-probabilities that rounding explains, in nats.
 TOLERANCE = {"float32": 0.01, "bfloat16": 0.1, "quantized": 0.3}
@@ -33,7 +37,11 @@ class WeightsCheck:
     """
 
     def __init__(
-        self, module_id: str, module: Any, engine: GenerationEngine, tolerance: float
+        self,
+        module_id: str,
+        module: LLMRLModule,
+        engine: GenerationEngine,
+        tolerance: float,
     ) -> None:
         self._module_id = module_id
         self._module = module
@@ -104,7 +112,7 @@ class WeightsCheck:
         return float(np.abs(module_logps - [r.logps for r in results]).mean())
 
 
-def tolerance_of(config: Any) -> float:
+def tolerance_of(config: LLMConfig) -> float:
     """Return the tolerance for the precision that the engine computes in.
 
     Args:
@@ -113,6 +121,6 @@ def tolerance_of(config: Any) -> float:
     arguments = config.engine_kwargs
     if arguments.get("quantization"):
         return TOLERANCE["quantized"]
-    dtypes = {config.lm_dtype, config.lm_autocast or "float32"}
+    dtypes: set[str] = {config.lm_dtype, config.lm_autocast or "float32"}
     dtypes.add(str(arguments.get("dtype", "float32")).removeprefix("torch."))
     return TOLERANCE["float32" if dtypes == {"float32"} else "bfloat16"]

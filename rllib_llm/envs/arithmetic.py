@@ -67,16 +67,18 @@ def evaluate(tree: ast.expr) -> Fraction:
     Raises:
         ZeroDivisionError: For a division by zero.
     """
-    if isinstance(tree, ast.Constant):
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
         return Fraction(tree.value)
     if isinstance(tree, ast.UnaryOp):
         return -evaluate(tree.operand)
+    assert isinstance(tree, ast.BinOp)  # parse_expression() admits no other nodes
     return _OPERATIONS[type(tree.op)](evaluate(tree.left), evaluate(tree.right))
 
 
 def numbers_in(tree: ast.expr) -> list[int]:
     """Return the integers in the tree, sorted, with repetitions."""
-    return sorted(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    constants = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    return sorted(value for value in constants if isinstance(value, int))
 
 
 def _count_nodes(tree: ast.expr) -> int:

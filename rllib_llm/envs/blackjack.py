@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from functools import cache
 
 import numpy as np
@@ -30,8 +30,8 @@ class Blackjack(TextEnv):
     """Take cards, up to 21, then stick. Return 1 for beating the dealer, -1 for losing.
 
     Cards, rules and rewards are those of Gymnasium's ``BlackjackEnv``: an endless deck,
-    a dealer who sticks on 17, no doubling and no splitting. Episodes of both splits are
-    drawn alike, because the prompt never reveals the cards to come.
+    a dealer who sticks on 17, no doubling and no splitting. Episodes of both splits
+    have the same distribution, because the prompt never reveals the cards to come.
     """
 
     max_turns = 12
@@ -107,7 +107,7 @@ def dealer_ends(hand: Hand) -> dict[int, float]:
     """
     if hand[0] >= 17:
         return {hand[0] if hand[0] <= 21 else 0: 1.0}
-    ends: Counter[int] = Counter()
+    ends: dict[int, float] = defaultdict(float)
     for card, chance in _CARDS.items():
         for total, p in dealer_ends(_draw(hand, card)).items():
             ends[total] += chance * p

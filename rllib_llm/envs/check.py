@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.envs.check_common import (
     SINGLE_AGENT_CHECKS,
@@ -18,12 +18,15 @@ from rllib_llm.envs.kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.errors import RLlibLLMError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def check_env(
     spec: EnvSpec,
     env_config: dict[str, Any] | None = None,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     max_context_tokens: int | None = None,
     seeds: Iterable[int] = range(16),
     env_processes: bool = False,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -104,6 +106,7 @@ def run_checks(subject: Subject, checks: Iterable[Check]) -> CheckReport:
         if isinstance(play.error, ConfigError):  # the caller's fault, not a finding
             raise play.error
     report = CheckReport(subject.name, measurements=measure(subject))
+    # Every reset failed.
     if all(play.error and not play.transcript.observations for play in subject.plays):
         checks = (_check_errors,)  # the other checks need at least one observation
     for check in checks:
@@ -239,8 +242,9 @@ def _check_options(subject: Subject) -> Iterator[str]:
             "go unnoticed. Pass env_config on to super().__init__(), and name all "
             "options in the signature of start()."
         )
+    option: dict[str, Any]
     for option in ({"max_turns": 1}, {"invalid_action": "end"}):
-        error = raised_by(lambda option=option: subject.build(**option))
+        error = raised_by(functools.partial(subject.build, **option))
         if error is not None:
             yield _not_honoured(str(option), f"raised {type(error).__name__}: {error}")
             return
@@ -270,7 +274,7 @@ def _check_split(subject: Subject) -> Iterator[str]:
     for split in ("train", "test"):
         for seed in subject.seeds[:4]:
             options = {"split": split}
-            error = raised_by(lambda s=seed, o=options: env.reset(seed=s, options=o))
+            error = raised_by(functools.partial(env.reset, seed=seed, options=options))
             if error is not None:
                 yield (
                     f"reset(options={options}) raised "

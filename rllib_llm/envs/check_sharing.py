@@ -138,7 +138,7 @@ class _Watched(gym.Wrapper):
     def reset(self, **keywords: Any) -> Any:
         return self._watch("reset", lambda: self.env.reset(**keywords))
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: object) -> Any:
         return self._watch("step", lambda: self.env.step(action))
 
     def _watch(self, name: str, call: Callable[[], Any]) -> Any:

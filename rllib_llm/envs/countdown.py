@@ -105,6 +105,8 @@ class Countdown(TextEnv):
                 value = evaluate(tree)
             except ZeroDivisionError:
                 continue
+            # Fractions are exact, so a non-integer value is detected without a
+            # tolerance.
             if value.denominator != 1 or not 1 <= value <= max_target:
                 continue
             target = int(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rllib_llm.errors import ConfigError, did_you_mean
@@ -70,7 +71,7 @@ class EnvOptions:
                     + did_you_mean(name, [*defaults, *also])
                 )
             if given[name] is not defaults.get(name):
-                kind = hints_of(type(self).start).get(name, Any)
+                kind = hints_of(_start_of(type(self))).get(name, Any)
                 require(f"{type(self).__name__}.{name}", given[name], kind)
         return given
 
@@ -97,9 +98,13 @@ def is_finite(number: Any) -> bool:
         return False
 
 
+def _start_of(cls: type) -> Callable[..., Any]:
+    return getattr(cls, "start")  # noqa: B009  (its signature is the author's)
+
+
 def _start_options(cls: type) -> dict[str, Any]:
     """Return the keyword options of ``start`` and their defaults."""
-    parameters = list(inspect.signature(cls.start).parameters.values())[2:]
+    parameters = list(inspect.signature(_start_of(cls)).parameters.values())[2:]
     return {
         p.name: None if p.default is p.empty else p.default
         for p in parameters

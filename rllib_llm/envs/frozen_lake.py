@@ -101,6 +101,7 @@ class FrozenLake(TextEnv):
                 self._lake.s, self._value_table()[turns_left - 1]
             )
             return f"go {list(MOVES)[int(np.argmax(gains))]}"
+        # Moves without a path to the goal come last.
         to_goal = _distances_to_goal(self.map)
         here = self._position()
         listed = [move for moves in self._listed_moves().values() for move in moves]
@@ -199,6 +200,7 @@ class FrozenLake(TextEnv):
         if self._values is None:
             states = len(self.map) ** 2
             values = np.zeros((self.max_turns + 1, states))
+            # Bellman's equation with a finite horizon; values[0] is 0.
             for turns_left in range(1, self.max_turns + 1):
                 later = values[turns_left - 1]
                 for state in range(states):

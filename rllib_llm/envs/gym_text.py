@@ -104,14 +104,14 @@ class GymTextEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn; infos of the wrapped environment are kept."""
         self._info = {}
-        *result, info = super().step(action)
-        return (*result, {**self._info, **info})
+        text, reward, terminated, truncated, info = super().step(action)
+        return text, reward, terminated, truncated, {**self._info, **info}
 
     def parse(self, completion: str) -> Any | None:
         """Return the action in the text; None if the action space excludes it."""
         if self._names:
             match = last_match(self._pattern, completion)
-            if match is None:
+            if match is None or match.lastindex is None:
                 return None
             # Discrete spaces may start at another number than 0.
             return int(self.env.action_space.start) + self._order[match.lastindex - 1]
@@ -144,7 +144,7 @@ class GymTextEnv(TextEnv):
         """Close the wrapped environment."""
         self.env.close()
 
-    def _to_text(self, observation: Any) -> str:
+    def _to_text(self, observation: object) -> str:
         text = self._render_text(observation) if self._render_text else observation
         if not isinstance(text, str):
             source = "render()" if self._render_text else "the environment"

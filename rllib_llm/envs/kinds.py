@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from pettingzoo import AECEnv, ParallelEnv
@@ -16,27 +16,30 @@ from pettingzoo import AECEnv, ParallelEnv
 from rllib_llm.envs.spaces import UnicodeText, is_of_numbers
 from rllib_llm.errors import EnvContractError
 
+if TYPE_CHECKING:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
 _RLLIB_ENV = "ray.rllib.env.multi_agent_env", "MultiAgentEnv"
 _RLLIB_CONTEXT = "ray.rllib.env.env_context", "EnvContext"
 _TEXT_SPACES = (UnicodeText, gym.spaces.Text)
 
 
-def is_rllib_env(env: Any) -> bool:
+def is_rllib_env(env: object) -> bool:
     """Return whether ``env`` is a ``MultiAgentEnv`` of RLlib."""
     return isinstance(env, _imported(*_RLLIB_ENV) or ())
 
 
-def is_rllib_env_class(spec: Any) -> bool:
+def is_rllib_env_class(spec: object) -> bool:
     """Return whether ``spec`` is a class of such environments."""
     return inspect.isclass(spec) and issubclass(spec, _imported(*_RLLIB_ENV) or ())
 
 
-def is_multi_agent(env: Any) -> bool:
+def is_multi_agent(env: object) -> bool:
     """Return whether ``env`` has several agents and needs a MultiAgentAdapter."""
     return isinstance(env, AECEnv | ParallelEnv) or is_rllib_env(env)
 
 
-def is_environment(env: Any) -> bool:
+def is_environment(env: object) -> bool:
     """Return whether ``env`` is an instance of any kind of environment."""
     return isinstance(env, gym.Env) or is_multi_agent(env)
 
@@ -47,7 +50,7 @@ def as_env_context(config: dict[str, Any]) -> dict[str, Any]:
     return config if context is None else context(config, worker_index=0)
 
 
-def rllib_spaces(env: Any, agent: Any) -> tuple[gym.Space, gym.Space] | None:
+def rllib_spaces(env: MultiAgentEnv, agent: str) -> tuple[gym.Space, gym.Space] | None:
     """Return the spaces that a ``MultiAgentEnv`` declares for an agent, else None.
 
     Raises:

@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 from pettingzoo import AECEnv, ParallelEnv
@@ -23,8 +23,8 @@ from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 from rllib_llm.imports import import_object
 
-AnyEnv = gym.Env | AECEnv | ParallelEnv
-EnvSpec = str | type[AnyEnv] | Callable[[dict[str, Any]], AnyEnv]
+AnyEnv: TypeAlias = gym.Env | AECEnv | ParallelEnv
+EnvSpec: TypeAlias = str | type[AnyEnv] | Callable[[dict[str, Any]], AnyEnv]
 
 _ADAPTER_OPTIONS = (
     "max_turns",
@@ -69,7 +69,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
         if issubclass(spec, TextEnv):
             return spec(config)
         adapter, rest = _split_config(config)
-        return _as_text_env(spec(rest), spec, adapter)
+        build: Callable[..., Any] = spec
+        return _as_text_env(build(rest), spec, adapter)
     if callable(spec):
         return _as_text_env(spec(config), spec, {})
     raise ConfigError(
@@ -129,7 +130,7 @@ def _copy_of(env: AnyEnv, spec: str, config: dict[str, Any]) -> AnyEnv:
         ) from error
 
 
-def _as_text_env(env: Any, source: object, adapter: dict[str, Any]) -> AnyEnv:
+def _as_text_env(env: object, source: object, adapter: dict[str, Any]) -> AnyEnv:
     """Return ``env`` if it supports text, otherwise wrapped in the adapter."""
     if is_multi_agent(env):
         return env  # MultiAgentAdapter checks the texts of each agent

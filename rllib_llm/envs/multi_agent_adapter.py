@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,11 @@ from rllib_llm.envs.multi_agent_backends import (
 )
 from rllib_llm.envs.spaces import is_of_numbers
 from rllib_llm.errors import EnvContractError, did_you_mean
+
+if TYPE_CHECKING:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+    from rllib_llm.envs.make import AnyEnv
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,7 +87,7 @@ class MultiAgentAdapter:
             contract in an episode.
     """
 
-    def __init__(self, env: Any):
+    def __init__(self, env: AnyEnv | MultiAgentEnv):
         if not is_multi_agent(env):
             raise EnvContractError(
                 f"MultiAgentAdapter got {type(env).__name__}; it requires a "
@@ -139,6 +144,7 @@ class MultiAgentAdapter:
     def random_numbers(self, agent: str, rng: np.random.Generator) -> Any:
         """Return a random action of a numeric agent."""
         space = self._numbers[agent][1]
+        # Gymnasium's spaces sample from a generator of their own.
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
@@ -217,7 +223,7 @@ class MultiAgentAdapter:
     def _nothing(self, agent: str) -> str | None:
         return None if agent in self._numbers else ""
 
-    def _read(self, observation: Any, agent: str) -> Any:
+    def _read(self, observation: object, agent: str) -> Any:
         """Return the observation's text; for a numeric agent the observation itself."""
         if agent not in self._numbers:
             return _text_of(observation, agent)
@@ -234,8 +240,8 @@ class MultiAgentAdapter:
         texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
         if isinstance(self._play, ParallelBackend):
             # The API has no turn order, so an empty text means that an agent waits.
-            spoken = {a for a, text in texts.items() if not _is_nothing(text)}
-            texts = {a: texts[a] for a in self._ordered(spoken)}
+            asked = {a for a, text in texts.items() if not _is_nothing(text)}
+            texts = {a: texts[a] for a in self._ordered(asked)}
         for agent, text in texts.items():
             if _is_nothing(text):
                 raise EnvContractError(
@@ -262,7 +268,9 @@ class MultiAgentAdapter:
         return tuple(a for a in self.possible_agents if a in chosen)
 
 
-def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
+def _spaces_of(
+    env: AnyEnv | MultiAgentEnv, agent: str
+) -> tuple[gym.Space, gym.Space] | None:
     """Return the declared spaces; None if undeclared, as for text agents."""
     if is_rllib_env(env):
         return rllib_spaces(env, agent)
@@ -277,11 +285,11 @@ def _spaces_of(env: Any, agent: str) -> tuple[gym.Space, gym.Space] | None:
         return None
 
 
-def _is_nothing(observation: Any) -> bool:
+def _is_nothing(observation: object) -> bool:
     return observation is None or (isinstance(observation, str) and not observation)
 
 
-def _text_of(observation: Any, agent: str) -> str:
+def _text_of(observation: object, agent: str) -> str:
     text = observation
     if isinstance(observation, Mapping) and "text" in observation:
         text = observation["text"]

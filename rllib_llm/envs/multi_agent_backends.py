@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.errors import EnvContractError
+
+if TYPE_CHECKING:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 _MOST_SILENT_STEPS = 1_000
 
@@ -130,7 +133,7 @@ class ParallelBackend:
 class RLlibBackend:
     """Reads RLlib's ``MultiAgentEnv``, in which agents with an observation act next."""
 
-    def __init__(self, env: Any, names: list[str]):
+    def __init__(self, env: MultiAgentEnv, names: list[str]):
         self._env, self._names = env, names
         self._ended: set[str] = set()
 

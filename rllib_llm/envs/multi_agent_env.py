@@ -90,6 +90,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
     late_agents: tuple[str, ...] = ()
     simultaneous: bool = False
     render_mode: str | None = None
+    agent_selection: str
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, env_config: dict[str, Any] | None = None):
@@ -102,7 +103,8 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self._observation_spaces = {a: (given[a] or text)[0] for a in given}
         self._action_spaces = {a: (given[a] or text)[1] for a in given}
         self.np_random = np.random.default_rng()
-        self.agents, self.turn = [], 0
+        self.agents: list[str] = []
+        self.turn = 0
 
     # Methods for authors --------------------------------------------------------
 
@@ -219,12 +221,20 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             )
         if seed is not None:
             self.np_random = np.random.default_rng(seed)
-        self.turn, self._success = 0, None
-        self.agents, self._joined = [], set()
-        self.terminations, self.truncations, self.infos = {}, {}, {}
-        self.rewards, self._cumulative_rewards, self.grants = {}, {}, []
+        self.turn = 0
+        self._success: bool | None = None
+        self.agents = []
+        self._joined: set[str] = set()
+        self.terminations: dict[str, bool] = {}
+        self.truncations: dict[str, bool] = {}
+        self.infos: dict[str, dict[str, Any]] = {}
+        self.rewards: dict[str, float] = {}
+        self._cumulative_rewards: dict[str, float] = {}
+        self.grants: list[tuple[str, float]] = []
         self._texts: dict[str, Any] = dict.fromkeys(self.possible_agents, "")
-        self._round, self._answers, self._actions = [], {}, {}
+        self._round: list[str] = []
+        self._answers: dict[str, Any] = {}
+        self._actions: dict[str, Any] = {}
         for agent in self.possible_agents:
             if agent not in self.late_agents:
                 self.join(agent)
@@ -238,7 +248,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             return observation
         return {"text": observation}
 
-    def step(self, action: Any) -> None:
+    def step(self, action: object) -> None:
         """Apply the action of ``agent_selection``; None if that agent has ended."""
         if not self.agents:
             raise EnvContractError("step() without an episode. Call reset() first.")
@@ -423,7 +433,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     # Helpers ---------------------------------------------------------------------
 
-    def _require_action(self, agent: str, action: Any) -> None:
+    def _require_action(self, agent: str, action: object) -> None:
         if agent not in self._number_agents:
             if not isinstance(action, str):
                 raise EnvContractError(

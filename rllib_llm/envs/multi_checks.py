@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pettingzoo import AECEnv
@@ -39,6 +40,10 @@ from rllib_llm.envs.one_player import OnePlayer
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.transcript import random_policy
 
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+    from transformers import PreTrainedTokenizerBase
+
 _CYCLES = 100
 _MOST_CUTS = 12
 
@@ -47,7 +52,7 @@ def check_multi_env(
     spec: EnvSpec,
     env_config: dict[str, Any] | None = None,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     max_context_tokens: int | None = None,
     seeds: Iterable[int] = range(16),
     env_processes: bool = False,
@@ -96,7 +101,7 @@ def check_multi_env(
     subject.remedies = GAME if env.is_text_env else FOREIGN_GAME
     skipped = () if env.is_text_env else _ONLY_TEXT_ENVS
     if not getattr(env.adapter.unwrapped, "has_success", False):
-        # In a constant-sum game between experts, nobody needs to gain anything.
+        # In a constant-sum game between experts no return needs to be positive.
         skipped = (*skipped, check_common._check_expert)
     chosen = [
         c
@@ -161,7 +166,7 @@ class _ValidTexts(UnicodeText):
     PettingZoo's tests sample actions, and random words would all be invalid.
     """
 
-    def __init__(self, env: Any, agent: str):
+    def __init__(self, env: AECEnv | ParallelEnv, agent: str):
         super().__init__()
         self._env, self._agent = env, agent
 
@@ -169,7 +174,7 @@ class _ValidTexts(UnicodeText):
         return self._env.unwrapped.random_action(self._agent, self.np_random)
 
 
-def _speaking(env: Any) -> Any:
+def _with_valid_texts(env: AECEnv | ParallelEnv) -> Any:
     """Replace the action spaces of text by samples of the random policy."""
     spaces = {
         agent: _ValidTexts(env, agent)
@@ -220,11 +225,15 @@ def _pettingzoo_tests(
     # api_test compares the agents' observation shapes; text beside numbers has none.
     is_mixed = any(map(env.adapter.number_spaces, env.adapter.possible_agents))
     for api, seeding, build in kinds:
-        speaking = [lambda b=build: _speaking(b())] if has_random else []
-        for b in (build, *speaking):
+        valid = [lambda b=build: _with_valid_texts(b())] if has_random else []
+        for b in (build, *valid):
             if not (is_mixed and api is zoo.api_test):
-                yield api.__name__, lambda t=api, b=b: t(b(), num_cycles=_CYCLES)
-            yield seeding.__name__, lambda t=seeding, b=b: t(b, num_cycles=_CYCLES)
+                yield api.__name__, functools.partial(_run_api_test, api, b)
+            yield seeding.__name__, functools.partial(seeding, b, num_cycles=_CYCLES)
+
+
+def _run_api_test(test: Callable[..., None], build: Callable[[], Any]) -> None:
+    test(build(), num_cycles=_CYCLES)
 
 
 def _quietly(test: Callable[[], Any]) -> Exception | None:
@@ -277,7 +286,7 @@ def _check_truncation(subject: MultiAgentSubject) -> Iterator[str]:
             return
 
 
-_MORE_CHECKS: tuple[check_common.Check, ...] = (
+_MORE_CHECKS: tuple[Callable[..., Iterator[str]], ...] = (
     _check_pettingzoo,
     _check_every_parser,
     _check_truncation,

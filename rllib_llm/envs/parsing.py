@@ -32,7 +32,7 @@ def last_tagged(pattern: re.Pattern[str], text: str) -> tuple[str, str] | None:
     """
     match = last_match(pattern, text)
     content = match.group(2).strip() if match else ""
-    return (match.group(1), content) if content else None
+    return (match.group(1), content) if match and content else None
 
 
 def require_int(name: str, value: object, low: int, high: int) -> int:
@@ -41,10 +41,9 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
     Raises:
         ConfigError: Otherwise.
     """
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} must be an int from {low} to {high}.")
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise ConfigError(f"{name}={value!r} must be an int from {low} to {high}.")
 
 
 def require_float(name: str, value: object, low: float, high: float) -> float:
@@ -53,10 +52,10 @@ def require_float(name: str, value: object, low: float, high: float) -> float:
     Raises:
         ConfigError: Otherwise.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}.")
-    return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int | float) and is_number and low <= value <= high:
+        return float(value)
+    raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}.")
 
 
 def require_bool(name: str, value: object) -> bool:

@@ -24,7 +24,7 @@ def main() -> None:
             method, args, keywords = pickle.loads(call)
             value = getattr(env, method)(*args, **keywords)
             reply = pickle.dumps((value, None, ""))
-        except Exception as error:
+        except Exception as error:  # any type: the parent raises it
             reply = _failure(error)
         send(replies, reply)
     if env is not None:

@@ -8,7 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from rllib_llm.errors import RLlibLLMError
 
@@ -42,7 +42,7 @@ class ProcessEnv:
         """Call the environment's ``reset``."""
         return self._ask("reset", (), keywords)
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: object) -> Any:
         """Call the environment's ``step``."""
         return self._ask("step", (action,), {})
 
@@ -51,6 +51,7 @@ class ProcessEnv:
         process, self._process = self._process, None
         if process is None:
             return
+        assert process.stdin and process.stdout  # pipes
         try:
             process.stdin.close()  # makes the process close the environment and exit
             process.wait(_EXIT_S)
@@ -64,13 +65,15 @@ class ProcessEnv:
             _kill(self._process)
 
     def _ask(self, method: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if self._process is None:
-            self._process = _start()
-            self._send(self._maker)
-        self._send(pickle.dumps((method, args, keywords)))
-        reply = receive(self._process.stdout)
+        process = self._process
+        if process is None:
+            process = self._process = _start()
+            self._send(process, self._maker)
+        self._send(process, pickle.dumps((method, args, keywords)))
+        assert process.stdout is not None  # a pipe
+        reply = receive(process.stdout)
         if reply is None:
-            status, self._process = self._process.wait(), None
+            status, self._process = process.wait(), None
             raise EnvProcessError(
                 f"The environment's process ended with status {status} in {method}(). "
                 "See its error above; a negative status is the number of a signal."
@@ -81,24 +84,25 @@ class ProcessEnv:
             raise error
         return value
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, process: subprocess.Popen[bytes], message: bytes) -> None:
+        assert process.stdin is not None  # a pipe
         try:
-            send(self._process.stdin, message)
+            send(process.stdin, message)
         except OSError as error:
-            _kill(self._process)
+            _kill(process)
             self._process = None
             raise EnvProcessError(
                 f"The environment's process has ended: {error}"
             ) from error
 
 
-def send(pipe: BinaryIO, message: bytes) -> None:
+def send(pipe: IO[bytes], message: bytes) -> None:
     """Write a message, preceded by its length."""
     pipe.write(_LENGTH.pack(len(message)) + message)
     pipe.flush()
 
 
-def receive(pipe: BinaryIO) -> bytes | None:
+def receive(pipe: IO[bytes]) -> bytes | None:
     """Return the next message; None at the end of the pipe."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

@@ -76,7 +76,7 @@ def global_states() -> dict[str, bytes]:
     kind, keys, *rest = np.random.get_state()
     states = {
         "random": repr(random.getstate()).encode(),
-        "numpy.random": keys.tobytes() + repr((kind, rest)).encode(),
+        "numpy.random": np.asarray(keys).tobytes() + repr((kind, rest)).encode(),
     }
     if "torch" in sys.modules:
         states["torch"] = _get("torch").numpy().tobytes()

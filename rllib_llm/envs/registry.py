@@ -34,6 +34,7 @@ def register_text_env(name: str) -> Callable[[EnvClass], EnvClass]:
         )
 
     def decorate(cls: EnvClass) -> EnvClass:
-        return TEXT_ENVS.register(name, cls)
+        TEXT_ENVS.register(name, cls)
+        return cls
 
     return decorate

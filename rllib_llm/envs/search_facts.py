@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class SearchGame(ToolOrAnswer):
     """
 
     format_hint = "Use <search>words</search> or <answer>name</answer>."
-    chain: list[facts.Fact]
+    chain: Sequence[facts.Fact]
     tagged = re.compile(r"<(search|answer)>([^<]*)</\1>")
 
     def begin(self) -> None:

@@ -123,7 +123,8 @@ class SearchQA(SearchGame):
 
     def _draw_pair(self, rng: np.random.Generator) -> list[PlaceFact]:
         """Draw two cities of the split with different populations."""
-        people, pair = geography().people, []
+        people = geography().people
+        pair: list[PlaceFact] = []
         while len(pair) < 2:
             city = self._city(rng, hops=1)
             number = str(people[city])

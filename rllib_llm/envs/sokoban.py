@@ -198,6 +198,7 @@ class Sokoban(TextEnv):
             level, moves = draw_level(
                 rng, size=size, boxes=boxes, walls=walls, depth=depth
             )
+            # No box on a target at the start, so that each one has to be pushed.
             fits = moves <= self.max_turns and not level.boxes & level.targets
             if fits and in_split(str(level), self.split):
                 return level
@@ -241,6 +242,7 @@ def draw_level(
         # Retracing ends with the last push, so the walk before the first pull is not
         # part of the solution.
         moves += 1 + (walked if pull else 0)
+    # The player can walk from any of these cells to the place of the last pull.
     reachable = distances(level.player, floor - level.boxes)
     player = sorted(reachable)[int(rng.integers(len(reachable)))]
     return dataclasses.replace(level, player=player), moves + reachable[player]

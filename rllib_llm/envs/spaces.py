@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium as gym
 from gymnasium import spaces
 
@@ -18,12 +16,12 @@ class UnicodeText(gym.Space):
     def __init__(self) -> None:
         super().__init__(shape=(), dtype=str)
 
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
+    def sample(self, mask: object = None, probability: object = None) -> str:
         """Return a short random lower-case word."""
         letters = self.np_random.integers(ord("a"), ord("z") + 1, size=8)
         return "".join(map(chr, letters))
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """Return whether ``x`` is a ``str``."""
         return isinstance(x, str)
 

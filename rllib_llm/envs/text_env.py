@@ -254,7 +254,7 @@ class TextEnv(EnvOptions, gym.Env):
 class _StatePickler(pickle.Pickler):
     """Rejects objects whose pickled copies would lose their state."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         # EzPickle of Gymnasium and PettingZoo stores constructor arguments only.
         if hasattr(obj, "_ezpickle_args"):
             raise EnvContractError(

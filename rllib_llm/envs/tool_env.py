@@ -83,9 +83,9 @@ class ToolEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn; ``info["metrics"]`` counts the episode's calls."""
         self._of_turn = []
-        *result, info = super().step(action)
+        text, reward, terminated, truncated, info = super().step(action)
         info["metrics"] = {**tally(self._results), **info["metrics"]}
-        return (*result, info)
+        return text, reward, terminated, truncated, info
 
     def parse(self, completion: str) -> list[Call] | str | None:
         """Return the calls in a completion, else the answer, else None."""

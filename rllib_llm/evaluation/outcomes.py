@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.runner import local_runner
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.types import Episode, LLMAlgorithm, LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +49,18 @@ class Outcome:
     stop_reason: str | None = None
 
 
-def held_out_tasks(config: Any, num_tasks: int) -> list[Task]:
+def held_out_tasks(config: LLMConfig, num_tasks: int) -> list[Task]:
     """Return the first held-out tasks of a config, the same tasks in every run."""
     return config.build_task_source(in_evaluation=True).fixed(num_tasks)
 
 
 def play_tasks(
-    algo: Any,
+    algo: LLMAlgorithm,
     tasks: Sequence[Task],
     *,
     greedy: bool,
     samples: int = 1,
-    runner: Any = None,
+    runner: LLMEnvRunner | None = None,
 ) -> list[Outcome]:
     """Play tasks with the algorithm's current policies.
 
@@ -115,17 +119,17 @@ def by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(tasks.values())
 
 
-def _outcome(episode: Any, number: int) -> Outcome:
-    data = episode_data(episode)
+def _outcome(episode: Episode, number: int) -> Outcome:
+    data, task = episode_data(episode), task_of(episode)
     parts = getattr(episode, "agent_episodes", None) or {}
     return Outcome(
         task=number,
-        seed=data.task.seed,
-        sample=data.task.rollout,
+        seed=task.seed,
+        sample=task.rollout,
         episode_return=float(episode.get_return()),
         agent_returns={a: float(parts[a].get_return()) for a in sorted(parts)},
         success=None if data.success is None else bool(data.success),
         turns=len(episode),
         tokens=data.num_sampled,
-        stop_reason=data.stop_reason.value,
+        stop_reason=None if data.stop_reason is None else data.stop_reason.value,
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.envs.make import EnvSpec
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
-def local_runner(algo: Any) -> Any:
+
+def local_runner(algo: LLMAlgorithm) -> Any:
     """Return an EnvRunner in this process with the Learners' current weights."""
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
@@ -22,7 +27,9 @@ def local_runner(algo: Any) -> Any:
     return runner
 
 
-def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -> Any:
+def runner_in(
+    runner: LLMEnvRunner, env: EnvSpec, env_config: dict[str, Any] | None = None
+) -> Any:
     """Return an EnvRunner with the same weights in another environment.
 
     Everything else is as in training: prompts, sampling, limits, policy mapping.
@@ -57,7 +64,7 @@ def runner_in(runner: Any, env: Any, env_config: dict[str, Any] | None = None) -
     return other
 
 
-def _has_single_agent(config: Any) -> bool:
+def _has_single_agent(config: LLMConfig) -> bool:
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()

@@ -16,7 +16,7 @@ from scipy import stats
 
 from rllib_llm.errors import ConfigError
 
-_Z95 = 1.959964
+_Z95 = 1.959964  # 0.975 quantile of the standard normal distribution
 _LEVEL = 0.95
 
 
@@ -76,6 +76,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     if samples - solved < k:
         return 1.0
     # As a product: the binomial coefficients overflow for large n.
+    # The form of the paper's listing, prod over i in (n - c, n] of (1 - k / i).
     failed = np.arange(samples - solved + 1, samples + 1)
     return float(1.0 - np.prod(1.0 - k / failed))
 
@@ -119,6 +120,8 @@ def share_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
         )
     p, tasks = float(means.mean()), len(means)
     variance = float(means.var(ddof=1) / tasks) if tasks > 1 else 0.0
+    # Without variance between tasks (all 0 or all 1, or one task) the ratio is
+    # undefined.
     effective = p * (1 - p) / variance if variance else float(tasks)
     effective = min(max(effective, tasks), samples)
     low, high = wilson_interval(p * effective, effective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from rllib_llm.evaluation.success_statistics import (
     pass_at_k,
     share_of_tasks,
 )
+
+if TYPE_CHECKING:
+    from rllib_llm.envs.make import EnvSpec
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +64,12 @@ class Evaluation:
 
 
 def evaluate_algorithm(
-    algo: Any,
+    algo: LLMAlgorithm,
     num_tasks: int,
     *,
     greedy: bool,
     samples: int = 1,
-    env: Any = None,
+    env: EnvSpec | None = None,
     env_config: dict[str, Any] | None = None,
 ) -> tuple[Evaluation, list[Outcome]]:
     """Evaluate the algorithm's policies on held-out tasks, the same every time.
@@ -114,6 +118,9 @@ def summarise(
     """Return the evaluation of outcomes; arguments as in :class:`Evaluation`."""
     tasks = by_task(outcomes)
     played = [o for group in tasks for o in group]
+    returns = [
+        [o.episode_return for o in g if o.episode_return is not None] for g in tasks
+    ]
     solved = [[float(o.success) for o in g if o.success is not None] for g in tasks]
     return Evaluation(
         env=env,
@@ -123,18 +130,20 @@ def summarise(
         samples=samples,
         episodes=len(played),
         failures=_count(o.failure for o in outcomes if o.failure is not None),
+        # any(): if some task has samples, whatever their success.
         success=share_of_tasks(solved) if any(solved) else None,
         pass_at=_pass_at(solved, samples),
-        episode_return=_mean([[o.episode_return for o in g] for g in tasks]),
-        turns=_plain_mean([o.turns for o in played]),
-        tokens=_plain_mean([o.tokens for o in played]),
-        stop_reasons=_count(o.stop_reason for o in played),
+        episode_return=_mean(returns),
+        turns=_plain_mean([o.turns for o in played if o.turns is not None]),
+        tokens=_plain_mean([o.tokens for o in played if o.tokens is not None]),
+        stop_reasons=_count(o.stop_reason for o in played if o.stop_reason),
         optimal_value=optimal_value,
     )
 
 
 def _pass_at(solved: Sequence[Sequence[float]], samples: int) -> dict[int, Estimate]:
     """Return pass@k for the powers of two below ``samples``, and for ``samples``."""
+    # Powers of two, as is usual for pass@k, and the largest k that the samples allow.
     powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
     estimates = {}
     for k in [*powers, samples] if samples > 1 else ():
@@ -160,11 +169,11 @@ def _count(reasons: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(reasons).items()))
 
 
-def _name(env: Any) -> str:
+def _name(env: EnvSpec) -> str:
     return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
 
 
-def _optimal_value(config: Any, tasks: Sequence[Any]) -> float | None:
+def _optimal_value(config: LLMConfig, tasks: Sequence[Any]) -> float | None:
     """Return the mean optimal value of these tasks, if the environment has it."""
     env = config.make_text_env()
     if not hasattr(env.unwrapped, "optimal_value"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.selfplay.matrix import SwapMatrix
 from rllib_llm.selfplay.payoffs import GameResult
 
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
+
 NO_ONE = "(silent)"
 
 
 def play_assignment(
-    algo: Any,
+    algo: LLMAlgorithm,
     assignment: Mapping[str, str],
     num_episodes: int,
     *,
@@ -60,7 +63,7 @@ def play_assignment(
 
 
 def swap_matrix(
-    algo: Any, num_episodes: int = 64, *, explore: bool = True
+    algo: LLMAlgorithm, num_episodes: int = 64, *, explore: bool = True
 ) -> SwapMatrix:
     """Play every assignment of the language models to the agents.
 
@@ -85,7 +88,7 @@ def swap_matrix(
 
 
 def ablations(
-    algo: Any, num_episodes: int = 64, *, explore: bool = True
+    algo: LLMAlgorithm, num_episodes: int = 64, *, explore: bool = True
 ) -> dict[str, float]:
     """Return the team's success with each agent ablated, and with none (``"none"``).
 
@@ -112,13 +115,15 @@ def results_of(
     for number, episode in enumerate(episodes):
         parts = episode.agent_episodes
         returns = tuple(
-            float(parts[a].get_return()) if a in parts else 0.0 for a in agents
+            # An agent without a turn in the episode has no SingleAgentEpisode.
+            float(parts[a].get_return()) if a in parts else 0.0
+            for a in agents
         )
         results.append(GameResult(number, tuple(players), returns))
     return results
 
 
-def _agents(config: Any) -> list[str]:
+def _agents(config: LLMConfig) -> list[str]:
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()
@@ -130,7 +135,7 @@ def _agents(config: Any) -> list[str]:
     return agents
 
 
-def _text_agents(config: Any) -> list[str]:
+def _text_agents(config: LLMConfig) -> list[str]:
     """Return the agents that observe text."""
     env = config.make_text_env()
     text_agents = [a for a in _agents(config) if env.number_spaces(a) is None]
@@ -138,7 +143,7 @@ def _text_agents(config: Any) -> list[str]:
     return text_agents
 
 
-def _default_assignment(config: Any, agents: Sequence[str]) -> dict[str, str]:
+def _default_assignment(config: LLMConfig, agents: Sequence[str]) -> dict[str, str]:
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
     # A mapping may depend on the episode's task, so it gets one of training.
@@ -148,7 +153,8 @@ def _default_assignment(config: Any, agents: Sequence[str]) -> dict[str, str]:
 
 
 def _score(episodes: Sequence[Any]) -> float:
-    solved = [episode_data(e).success for e in episodes]
-    if None not in solved:
+    outcomes = [episode_data(e).success for e in episodes]
+    solved = [success for success in outcomes if success is not None]
+    if len(solved) == len(episodes):
         return float(np.mean(solved))
     return float(np.mean([e.get_return() / len(e.agent_episodes) for e in episodes]))

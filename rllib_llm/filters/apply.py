@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rllib_llm.components.registry import BoundComponent, Spec, bind_all
-from rllib_llm.data.turn_table import MissingInfo, Trajectory, TurnTable, example_table
+from rllib_llm.data.turn_table import MissingInfo, TurnTable, example_table
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import short_name
 
@@ -42,10 +42,8 @@ class Filters:
         self.bound = bind_all("filter", filters)
         self.turns_may_be_masked = turns_may_be_masked
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[FilterResult], dict[str, float]]:
-        """Apply the filters to trajectories of whole groups.
+    def __call__(self, table: TurnTable) -> tuple[list[FilterResult], dict[str, float]]:
+        """Apply the filters to the trajectories of whole groups.
 
         Returns:
             The result of each trajectory, and by filter the share of its input
@@ -54,12 +52,14 @@ class Filters:
         Raises:
             ConfigError: If a filter does not return one boolean per trajectory or turn.
         """
+        trajectories = table.trajectories
         results = [FilterResult() for _ in trajectories]
         shares: dict[str, float] = {}
         for bound in self.bound:
             # Masked trajectories stay: later filters need complete group statistics.
             left = [i for i, r in enumerate(results) if not r.is_dropped]
-            table = TurnTable([trajectories[i] for i in left])
+            if len(left) < len(table):
+                table = TurnTable([trajectories[i] for i in left])
             keep = self._keep(bound, table)
             shares[short_name(bound)] = float(1 - keep.mean()) if len(keep) else 0.0
             if bound.component.effect == "turns":
@@ -79,7 +79,7 @@ class Filters:
             ConfigError: If a filter rejects its settings.
         """
         try:
-            self(example_table(agents).trajectories)
+            self(example_table(agents))
         except MissingInfo:
             return  # the example turns lack the environment's info
         except (TypeError, ValueError) as error:

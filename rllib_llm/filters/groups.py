@@ -44,8 +44,11 @@ def variance(
     else:
         order = np.argsort(-spread, kind="stable")
         if by == "share":
+            # The product may be rounded up (0.55 * 100 > 55), which would keep one
+            # more.
             count = max(1, int(np.ceil(value * len(spread) - 1e-9)))
         else:
+            # Tasks are added until their sum of deviations reaches the share.
             held = np.cumsum(spread[order])
             count = 1 + int(np.sum(held < (value - 1e-9) * spread.sum()))
         kept = np.isin(np.arange(len(spread)), order[:count])
@@ -59,6 +62,7 @@ def deviations(table: TurnTable) -> np.ndarray:
     if not len(table):
         return np.zeros(0)
     agents = combined_keys(table.task, table.agent)
+    # Per agent, because agents of one task may have different rewards.
     centred = table.returns - key_means(table.returns, agents)[agents]
     squares = key_means(centred**2, agents)
     task_of_agent = np.zeros(len(squares), np.int64)

@@ -54,13 +54,20 @@ def roc(
         total = max(1, round(keep * len(members)))
         least_good = min(least_per_class, len(good))
         least_bad = min(least_per_class, len(bad))
+        # The proportional number of solved rollouts, raised to their minimum and to the
+        # number that is needed if there are too few unsolved ones; then lowered for the
+        # minimum of unsolved ones.
         wanted = round(total * len(good) / len(members))
         num_good = min(max(wanted, least_good, total - len(bad)), len(good))
         num_good = max(min(num_good, total - least_bad), 0)
         penalty = {i: _penalty(table.trajectories[i], answer) for i in good}
+        # A stable sort: rollouts with equal penalties are kept in their order.
         kept[sorted(good, key=penalty.__getitem__)[:num_good]] = True
+        # A generator per task: the choice does not depend on the other tasks of the
+        # batch.
         group = table.trajectories[members[0]].task
         rng = np.random.default_rng([seed, group.seed, group.group_id])
+        # int64 also without unsolved rollouts: an empty float array is not an index.
         kept[rng.permutation(np.array(bad, np.int64))[: total - num_good]] = True
     return kept
 
@@ -86,7 +93,9 @@ def priority(table: TurnTable, *, alpha: float = 0.5) -> np.ndarray:
         good = [i for i in members if table.trajectories[i].is_solved]
         bad = [i for i in members if not table.trajectories[i].is_solved]
         for of, sign in ((good, 1), (bad, -1)):
-            ranked = sorted(of, key=lambda i, sign=sign: sign * table.tokens[i])
+            ranked = sorted(of, key=lambda i: table.tokens[i], reverse=sign < 0)
+            # The product may be rounded up (0.55 * 100 > 55), which would keep one
+            # more.
             kept[ranked[: int(np.ceil(alpha * len(of) - 1e-9))]] = True
     return kept
 
@@ -137,7 +146,7 @@ def _members(table: TurnTable) -> list[np.ndarray]:
     """Return the row indices of each agent's rollouts of each task, by rollout."""
     # Sorted, so that random choices do not depend on the order of delivery.
     groups = combined_keys(table.task, table.agent)
-    rollout = [t.task.rollout for t in table.trajectories]
+    rollout = np.array([t.task.rollout for t in table.trajectories])
     order = np.lexsort((table.episode, rollout, groups))
     return (
         np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)

@@ -95,9 +95,10 @@ def first_error(table: TurnTable, *, and_error: bool = True) -> np.ndarray:
         for t in table.trajectories
         for bad, info in zip(t.invalid, t.infos or [{}] * len(t), strict=True)
     ]
+    # Failed turns up to each turn, with or without the turn itself.
     parts = table.split(np.array(failed, bool))
     kept = [(np.cumsum(part) - (part if and_error else 0)) == 0 for part in parts]
-    return np.concatenate([*kept, np.zeros(0, bool)])
+    return np.concatenate([*kept, np.zeros(0, bool)])  # valid without trajectories
 
 
 def _check_share(most: float) -> None:

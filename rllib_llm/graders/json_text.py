@@ -91,7 +91,7 @@ def read_json_prefix(text: str) -> tuple[Any, int]:
     return value, end
 
 
-def is_too_deep(value: Any) -> bool:
+def is_too_deep(value: object) -> bool:
     """Return whether lists and objects are nested more than ``MAX_DEPTH`` deep.
 
     ``repr`` and other recursive functions fail on deeper values.
@@ -103,7 +103,7 @@ def is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _inside(value: Any) -> list[Any]:
+def _inside(value: object) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []

@@ -82,7 +82,7 @@ def _multiple_of(check: Any, of: float, value: Any, _: Any) -> Iterator[Any]:
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Any:
     """Return a key that is equal for equal JSON values."""
     if isinstance(value, dict):
         return "object", frozenset((k, _hashable(v)) for k, v in value.items())

@@ -58,20 +58,21 @@ class LineWorker:
             worker crashed twice on the question.
 
         Raises:
-            RLlibLLMError: Of the given class, if the worker failed twice otherwise.
+            RLlibLLMError: The given class, if the worker failed twice otherwise.
         """
-        ends = []
+        ends: list[int | None] = []
         with self._lock:
             for _ in range(2):
                 answer, end = self._ask(question, timeout_s)
                 if answer != "":
                     return answer
                 ends.append(end)
-        if _CRASHES.issuperset(ends):
+        first = ends[0]
+        if first is not None and _CRASHES.issuperset(ends):
             logger.warning(
                 "%s crashed twice (%s) on this text, which counts as wrong: %.200r",
                 self._module,
-                signal.Signals(-ends[0]).name,
+                signal.Signals(-first).name,
                 question,
             )
             return None
@@ -90,12 +91,12 @@ class LineWorker:
 
         The line is None after the time limit and "" if the worker ended by itself.
         """
-        if self.process is None:
-            self._start()
+        process = self._start() if self.process is None else self.process
+        assert process.stdin is not None  # a pipe
         try:
-            self.process.stdin.write(question + "\n")
-            self.process.stdin.flush()
-            reply = self._line(timeout_s)
+            process.stdin.write(question + "\n")
+            process.stdin.flush()
+            reply = _line(process, timeout_s)
         except BrokenPipeError:
             reply = ""
         except BaseException:
@@ -103,28 +104,21 @@ class LineWorker:
             raise
         return reply, None if reply else self._stop(grace_s=1.0 if reply == "" else 0.0)
 
-    def _line(self, patience_s: float) -> str | None:
-        # The worker writes whole lines, one per question, so readline cannot block.
-        # poll instead of select, which fails on descriptors beyond 1023.
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        ready = poll.poll(patience_s * 1000.0)
-        return self.process.stdout.readline() if ready else None
-
-    def _start(self) -> None:
-        self.process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[str]:
+        self.process = process = subprocess.Popen(
             [sys.executable, "-m", self._module, str(_MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        if self._line(_START_S) != "ready\n":
+        if _line(process, _START_S) != "ready\n":
             self._stop()
             raise self._error(
                 f"The worker {self._module} did not start within {_START_S:g} s. See "
                 "its error above."
             )
+        return process
 
     def _stop(self, grace_s: float = 0.0) -> int | None:
         """Stop the process after ``grace_s`` and return its exit status."""
@@ -136,3 +130,13 @@ class LineWorker:
         process.kill()
         process.communicate()
         return process.returncode
+
+
+def _line(process: subprocess.Popen[str], patience_s: float) -> str | None:
+    """Return the worker's next line, None if there is none in time."""
+    assert process.stdout is not None  # a pipe
+    # The worker writes whole lines, one per question, so readline cannot block.
+    # poll instead of select, which fails on descriptors beyond 1023.
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    return process.stdout.readline() if poll.poll(patience_s * 1000.0) else None

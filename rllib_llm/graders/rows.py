@@ -37,7 +37,7 @@ def rows_match(
     return all(_same_values(x, y, tolerance) for x, y in zip(a, b, strict=True))
 
 
-def values_match(given: Any, gold: Any, tolerance: float = _TOLERANCE) -> bool:
+def values_match(given: object, gold: object, tolerance: float = _TOLERANCE) -> bool:
     """Return whether two JSON values are equal.
 
     Tuples equal lists, and an int equals a float of the same value; True does not equal
@@ -63,7 +63,7 @@ def _rows(rows: Any) -> list[tuple[Any, ...]] | None:
     return None if not all(map(_is_list, rows)) else [tuple(row) for row in rows]
 
 
-def _is_list(values: Any) -> bool:
+def _is_list(values: object) -> bool:
     return isinstance(values, Iterable) and not isinstance(
         values, str | bytes | Mapping
     )
@@ -74,7 +74,7 @@ def _is_odd(row: Sequence[Any]) -> bool:
     return any(isinstance(v, float) and math.isnan(v) for v in row)
 
 
-def _same_values(given: Any, gold: Any, tolerance: float) -> bool:
+def _same_values(given: object, gold: object, tolerance: float) -> bool:
     """Compare nested values iteratively: recursion would fail on deep ones."""
     pairs = [(given, gold)]
     while pairs:
@@ -106,7 +106,7 @@ def _same(a: Any, b: Any, tolerance: float) -> bool:
         return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b), 1)
 
 
-def _key(value: Any) -> tuple[Any, ...]:
+def _key(value: object) -> tuple[Any, ...]:
     """Return a flat tuple as a value's key for sorting and for sets.
 
     Numbers are rounded, so that rounding errors do not change the order of rows. Lists
@@ -116,7 +116,7 @@ def _key(value: Any) -> tuple[Any, ...]:
     return tuple(_tokens(value))
 
 
-def _tokens(value: Any) -> Iterator[tuple[Any, ...]]:
+def _tokens(value: object) -> Iterator[tuple[Any, ...]]:
     left = [value]
     while left:
         value = left.pop()
@@ -141,5 +141,5 @@ class _Mark:
         self.text = text
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

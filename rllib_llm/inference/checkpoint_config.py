@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered
-from rllib_llm.runs.folders import MODULES, default_storage, find_run, locate_checkpoint
+from rllib_llm.runs.checkpoints import MODULES
+from rllib_llm.runs.folders import default_storage, find_run, locate_checkpoint
 
 
 def local_config(checkpoint: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID
@@ -22,6 +22,10 @@ from rllib_llm.env_runner.turns import (
 )
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EpisodeOverError
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.env_runner.slots import ActionSource
 
 _numbers = itertools.count()
 
@@ -46,7 +50,7 @@ class Conversation:
 
     def __init__(
         self,
-        runner: Any,
+        runner: LLMEnvRunner,
         task: Task,
         *,
         greedy: bool = False,
@@ -73,7 +77,7 @@ class Conversation:
 
     def reply(
         self,
-        observation: Any,
+        observation: object,
         info: Mapping[str, Any] | None = None,
         *,
         agent: str | None = None,
@@ -135,9 +139,9 @@ class Conversation:
             agent_state.agent_id: agent_state.action for agent_state in agent_states
         }
 
-    def recite(
+    def append_turn(
         self,
-        observation: Any,
+        observation: object,
         reply: str,
         info: Mapping[str, Any] | None = None,
         *,
@@ -162,10 +166,10 @@ class Conversation:
         renderer = self._runner.config.chat_renderers()[agent_state.module_id]
         if renderer is None:
             raise ConfigError(
-                f"recite() needs an agent with a language model; {agent!r} has the "
-                f"policy {agent_state.module_id!r}. Call reply() for this agent."
+                f"append_turn() needs an agent with a language model; {agent!r} has "
+                f"the policy {agent_state.module_id!r}. Call reply() for this agent."
             )
-        prompt, ids = agent_state.data.prompt, renderer.encode_reply(reply)
+        prompt, ids = agent_state.data.due_prompt, renderer.encode_reply(reply)
         turn = Turn(
             prompt_ids=np.asarray(prompt.ids, np.int32),
             extends=prompt.extends,
@@ -281,7 +285,9 @@ class Conversation:
                 shared_data={},
             )
 
-    def _require_room(self, agent_state: AgentState, action_source: Any) -> None:
+    def _require_room(
+        self, agent_state: AgentState, action_source: ActionSource
+    ) -> None:
         if (
             prompt_length(agent_state) + action_source.least_tokens(agent_state)
             > action_source.max_context_tokens
@@ -319,7 +325,7 @@ class Conversation:
                     self._record(agent_state, sampled_turn(result, agent_state))
                     self._in_engine[agent_state.index] = len(agent_state.data.ids)
 
-    def _submit(self, agent_state: AgentState, action_source: Any) -> None:
+    def _submit(self, agent_state: AgentState, action_source: ActionSource) -> None:
         if agent_state.index not in self._in_engine:
             action_source.engine.open(
                 self._session(agent_state), **action_source.open_settings

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID
 
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.env_runner.agents import agents_of, as_playable
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
+from rllib_llm.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from rllib_llm.types import PlayableEnv
 
 _MOVES = {"expert": "expert_action", "random": "random_action"}
 
 
-def players_of(env: Any) -> list[str]:
+def players_of(env: PlayableEnv) -> list[str]:
     """Return all agents in declared order; a single one is RLlib's default agent."""
     return agents_of(env) or [DEFAULT_AGENT_ID]
 
@@ -38,18 +41,18 @@ class Game:
         returns: Each agent's return so far.
         turn: Number of steps so far.
         rewards: Rewards of the last step, by AgentID.
-        last_words: Final observation of a single agent.
+        final_observation: Final observation of a single agent.
         success: Whether the task was solved; None if the environment does not say.
         stop_reason: Stop reason of the episode.
     """
 
-    def __init__(self, env: Any, task: Task):
+    def __init__(self, env: PlayableEnv, task: Task):
         self.env, self.task = as_playable(env), task
         self.is_single = agents_of(self.env) is None
         self.agents = players_of(self.env)
         self.turn, self.is_over = 0, False
         self.returns = dict.fromkeys(self.agents, 0.0)
-        self.last_words: str | None = None
+        self.final_observation: str | None = None
         self.success: bool | None = None
         self.stop_reason: StopReason | None = None
         self._read(self.env.reset(seed=task.seed, options=dict(task.options)))
@@ -104,7 +107,7 @@ class Game:
         agent = DEFAULT_AGENT_ID
         reason = None
         if over:
-            self.last_words = observation
+            self.final_observation = observation
             ended = StopReason.TERMINATED if terminated else StopReason.MAX_TURNS
             reason = info.get("stop_reason") or ended
         self._take(

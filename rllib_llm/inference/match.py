@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.errors import (
@@ -15,6 +15,9 @@ from rllib_llm.errors import (
 )
 from rllib_llm.inference.game import Game
 from rllib_llm.inference.policy import LLMPolicy
+
+if TYPE_CHECKING:
+    from rllib_llm.inference.conversation import Conversation
 
 PERSON, POLICY, EXPERT, RANDOM = "person", "policy", "expert", "random"
 _WITHOUT_RUN = (PERSON, EXPERT, RANDOM)
@@ -66,9 +69,10 @@ class Match:
     ):
         self._env, self._task, self._ask = make_env(), task, ask
         self.players, self._policy, self._greedy = dict(players), policy, greedy
-        self._conversation: Any = None
+        self._conversation: Conversation | None = None
         self.moves: list[list[Move]] = []
-        self._begin()
+        self.stop_reason: StopReason | None = None
+        self.game = Game(self._env, self._task)
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +94,7 @@ class Match:
         try:
             actions |= self._policies_actions()
         except EpisodeOverError:
+            assert self._conversation is not None  # it raised the error
             self.stop_reason = self._conversation.stop_reason
             return []
         moves = [
@@ -135,7 +140,7 @@ class Match:
 
     def _begin(self) -> None:
         self._close_conversation()
-        self.stop_reason: StopReason | None = None
+        self.stop_reason = None
         self.game = Game(self._env, self._task)
 
     def _close_conversation(self) -> None:
@@ -169,7 +174,7 @@ class Match:
         if self._conversation is None:
             of_run = {a: p for a, p in self.players.items() if p not in _WITHOUT_RUN}
             named = {a: p for a, p in of_run.items() if p != POLICY}
-            self._conversation = self._policy.conversation(
+            self._conversation = self._run_policy.conversation(
                 self._task,
                 greedy=self._greedy,
                 policies=self._training_policies(of_run) | named if named else None,
@@ -177,13 +182,18 @@ class Match:
         infos = {a: game.infos.get(a, {}) for a in observations}
         return self._conversation.replies(observations, infos)
 
+    @property
+    def _run_policy(self) -> LLMPolicy:
+        assert self._policy is not None, "Without a run no player needs its policies."
+        return self._policy
+
     def _training_policies(self, agents: Mapping[str, str]) -> dict[str, str]:
         """Return the policies of these agents in training."""
         from rllib_llm.policy_mapping import mapped_policies
 
         if self._task.assignment:  # self-play: each task has its own assignment
             return {agent: self._task.assignment[agent] for agent in agents}
-        return mapped_policies(self._policy.config, list(agents))
+        return mapped_policies(self._run_policy.config, list(agents))
 
     def _scripted(self, agent: str) -> Any:
         kind = self.players[agent]
@@ -225,8 +235,8 @@ def assign_agents(
             raise ConfigError(f"{player!r} of {name!r} is not a player. {hint}")
     players, rest = {}, POLICY if policy is not None else PERSON
     for agent in agents:
-        names = (agent, _stem(agent), "*")
-        players[agent] = next((given[n] for n in names if n in given), rest)
+        keys = (agent, _stem(agent), "*")
+        players[agent] = next((given[k] for k in keys if k in given), rest)
         rest = POLICY if policy is not None else RANDOM
     return players
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from rllib_llm.env_runner.build import PolicyAssignment
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.inference.conversation import Conversation
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.envs.make import EnvSpec
+    from rllib_llm.types import LLMAlgorithm
 
 
 class LLMPolicy:
@@ -36,7 +41,7 @@ class LLMPolicy:
         'guess 4'
     """
 
-    def __init__(self, runner: Any, policy: str | None = None):
+    def __init__(self, runner: LLMEnvRunner, policy: str | None = None):
         self.runner, self._policy = runner, policy
         if policy is not None and policy not in self.policies:
             raise ConfigError(
@@ -60,7 +65,7 @@ class LLMPolicy:
         return cls(load_runner(path), policy)
 
     @classmethod
-    def from_algorithm(cls, algo: Any, policy: str | None = None) -> Self:
+    def from_algorithm(cls, algo: LLMAlgorithm, policy: str | None = None) -> Self:
         """Wrap the current policies of a built algorithm."""
         from rllib_llm.evaluation.runner import local_runner
 
@@ -92,7 +97,7 @@ class LLMPolicy:
         """
         return self.config.make_text_env()
 
-    def in_env(self, env: Any, env_config: dict[str, Any] | None = None) -> Self:
+    def in_env(self, env: EnvSpec, env_config: dict[str, Any] | None = None) -> Self:
         """Return the same policies, sharing weights, in another environment.
 
         Args:
@@ -184,7 +189,7 @@ class LLMPolicy:
         system, earlier, observation = _as_turns(messages)
         with self.conversation(seed=seed, greedy=greedy, system=system) as conversation:
             for user_text, reply in earlier:
-                conversation.recite(user_text, reply, agent=agent)
+                conversation.append_turn(user_text, reply, agent=agent)
             return conversation.reply(observation, agent=agent)
 
     def close(self) -> None:

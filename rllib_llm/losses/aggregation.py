@@ -30,11 +30,14 @@ by the constant only, not by the number of sequences.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rllib_llm.losses._checks import check_choice, check_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOSS_AGGREGATIONS = (
     "token-mean",
@@ -45,7 +48,7 @@ LOSS_AGGREGATIONS = (
 
 
 def token_weights(
-    loss_mask: Any,
+    loss_mask: np.ndarray | Tensor,
     sequence_ids: Sequence[Hashable] | np.ndarray,
     mode: str,
     *,
@@ -57,8 +60,8 @@ def token_weights(
         loss_mask: True where a token is trained; numpy or torch. [B, T]
         sequence_ids: Episode of each row, integers or strings. [B]
         mode: One of the modes in the table of this module.
-        constant: For ``seq-mean-token-sum-norm`` only: a length in tokens that never
-            stays constant during training, e.g. the most an episode may sample; > 0.
+        constant: For ``seq-mean-token-sum-norm`` only: a length in tokens that is
+            constant during training, e.g. the maximum tokens of an episode; > 0.
 
     Returns:
         Weights in float64, 0 where masked. [B, T]
@@ -70,14 +73,17 @@ def token_weights(
     mask, sequence, lengths = _sequence_lengths(loss_mask, sequence_ids)
     divisor = _checked_constant(mode, constant)
     if mode == "seq-mean-token-mean":
+        # 1 / n_s on every row of the sequence, so that a sequence split into several
+        # rows still has weight 1 in all. The maximum only guards rows without trained
+        # tokens, whose mask is 0.
         per_row = 1.0 / np.maximum(lengths, 1)[sequence]
     else:
         per_row = np.full(len(mask), 1.0 / divisor)
-    return mask * per_row[:, None]
+    return mask * per_row[:, None]  # [B, T]
 
 
 def denominator(
-    loss_mask: Any,
+    loss_mask: np.ndarray | Tensor,
     sequence_ids: Sequence[Hashable] | np.ndarray,
     mode: str,
     *,
@@ -102,11 +108,13 @@ def denominator(
     """
     mask, _, lengths = _sequence_lengths(loss_mask, sequence_ids)
     _checked_constant(mode, constant)
+    # Sequences without trained tokens do not count: a fully masked episode must not
+    # make the gradient of the others smaller.
     return float(mask.sum() if mode == "token-mean" else np.count_nonzero(lengths))
 
 
 def _sequence_lengths(
-    loss_mask: Any, sequence_ids: Sequence[Hashable] | np.ndarray
+    loss_mask: np.ndarray | Tensor, sequence_ids: Sequence[Hashable] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mask, each row's sequence index, each sequence's trained tokens."""
     mask, ids = _to_numpy(loss_mask), _to_numpy(sequence_ids)
@@ -120,12 +128,14 @@ def _sequence_lengths(
             f"loss_mask is {list(mask.shape)} and sequence_ids is {list(ids.shape)}. "
             "They must be [B, T] and [B]. Pass one episode id per row."
         )
+    # Indices 0..S-1 from any ids; np.unique sorts, so the order of rows does not
+    # matter.
     _, sequence = np.unique(ids, return_inverse=True)
     lengths = np.bincount(sequence, mask.sum(axis=1)) if len(mask) else np.zeros(0)
     return mask, sequence, lengths
 
 
-def _to_numpy(array: Any) -> np.ndarray:
+def _to_numpy(array: Sequence[Hashable] | np.ndarray | Tensor) -> np.ndarray:
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 

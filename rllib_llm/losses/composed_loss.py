@@ -21,6 +21,11 @@ class ComposedLoss:
         policy_loss: Component of kind ``policy_loss``; None: the algorithm's loss.
         loss_terms: Components of kind ``loss_term``, added times their weights.
         transforms: Components of kind ``token_advantage_transform``, applied in order.
+
+    Attributes:
+        bound: All components, in a fixed order.
+        needs: Inputs that they need; see
+            :func:`~rllib_llm.losses.token_batch.requires`.
     """
 
     def __init__(
@@ -32,23 +37,17 @@ class ComposedLoss:
         self.loss = None if policy_loss is None else bind("policy_loss", policy_loss)
         self.terms = bind_all("loss_term", loss_terms)
         self.transforms = bind_all("token_advantage_transform", transforms)
-
-    @property
-    def bound(self) -> list[BoundComponent]:
-        """All components, in a fixed order."""
         first = [] if self.loss is None else [self.loss]
-        return [*first, *self.terms, *self.transforms]
+        self.bound: list[BoundComponent] = [*first, *self.terms, *self.transforms]
+        # Decided before the first update, because the Learner's pipeline adds forward
+        # passes (reference, scores) only if a component needs them.
+        needs: set[str] = set().union(*map(_needs, self.bound))
+        # Transforms get entropies of before the update, whether they read them or not.
+        self.needs = frozenset(needs | ({"scores"} if self.transforms else set()))
 
     def __bool__(self) -> bool:
         """Return whether any component is configured."""
         return bool(self.bound)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Inputs that they need; see :func:`~rllib_llm.losses.token_batch.requires`."""
-        needs: set[str] = set().union(*map(_needs, self.bound))
-        # Transforms get entropies of before the update, whether they read them or not.
-        return frozenset(needs | ({"scores"} if self.transforms else set()))
 
     def policy_loss(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy loss per token and where a bound acted. [B, T] each"""
@@ -60,6 +59,8 @@ class ComposedLoss:
                 "tensors: the loss of each token, and the tokens on which a bound "
                 "acted."
             )
+        # Custom components are user code: masking again here keeps a component that
+        # forgets the mask from training padding.
         loss = _checked(self.loss, result[0], batch)
         return loss, _checked(self.loss, result[1], batch).bool()
 
@@ -72,6 +73,9 @@ class ComposedLoss:
     def transform(self, batch: TokenBatch) -> Tensor:
         """Return the advantages after all transforms. [B, T]"""
         for bound in self.transforms:
+            # Each transform sees the result of the one before. Detached, because a
+            # gradient through the entropy in a transform would be an unintended second
+            # loss.
             batch.advantages = _checked(bound, bound.call(batch), batch).detach()
         return batch.advantages
 
@@ -92,10 +96,13 @@ class ComposedLoss:
         Raises:
             ConfigError: With the message of the component that failed.
         """
+        # On a copy: components such as EntropyTarget change their state when they are
+        # called.
         trial = copy.deepcopy(self)
         try:
             trial._try_out()
         except (TypeError, ValueError) as error:
+            # ConfigError is a ValueError; its message already names the component.
             if isinstance(error, ConfigError):
                 raise
             names = ", ".join(
@@ -108,6 +115,8 @@ class ComposedLoss:
         if self.transforms:
             self.transform(example_batch(self.needs))
         if self.loss is not None:
+            # Losses and terms get micro-batches in training, transforms the whole
+            # iteration: each is tried with the kind of batch that it will get.
             part = example_batch(self.needs, is_part=True)
             total = total + self.policy_loss(part)[0].sum()
         for _, loss in self.term_losses(example_batch(self.needs, is_part=True)):
@@ -116,7 +125,7 @@ class ComposedLoss:
             names = ", ".join(c.component.name for c in self.bound)
             raise ConfigError(
                 f"{names}: the loss of an example batch is {total}, but it must be "
-                "finite. Change the settings, or mend the component."
+                "finite. Change the settings, or correct the component."
             )
         self.end_update({"entropy": 0.5})
 
@@ -146,7 +155,7 @@ def _needs(bound: BoundComponent) -> frozenset[str]:
     return frozenset().union(*met)
 
 
-def _checked(bound: BoundComponent, result: Any, batch: TokenBatch) -> Tensor:
+def _checked(bound: BoundComponent, result: object, batch: TokenBatch) -> Tensor:
     if not isinstance(result, Tensor) or result.shape != batch.mask.shape:
         shape = (
             list(result.shape) if isinstance(result, Tensor) else type(result).__name__

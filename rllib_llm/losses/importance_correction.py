@@ -83,12 +83,17 @@ def mismatch_weights(
         check_choice("tis", tis, TIS_LEVELS)
     # The difference is taken before the mask: masked entries may be NaN or infinite.
     log_ratio = torch.where(loss_mask, old_logp - behaviour_logp, 0.0).detach()
-    sums = _per_sequence(log_ratio.sum(1), sequences)
+    sums = _per_sequence(log_ratio.sum(1), sequences)  # [B, 1]
+    # Trained tokens of the row's sequence; at least 1, since a sequence may have none.
+    # [B, 1]
     counts = _per_sequence(loss_mask.sum(1).to(sums.dtype), sequences).clamp(min=1)
+    # [B, T]; zeros, i.e. weights of 1, without truncated importance sampling.
     log_weight = {"token": log_ratio, "sequence": sums.expand_as(log_ratio)}.get(
         str(tis), torch.zeros_like(log_ratio)
     )
+    # Truncated in log space: exp of a long sequence's sum would overflow first.
     limit = math.log(tis_clip) if tis else math.inf
+    # The bands use the untruncated ratios, so masking and truncation are independent.
     kept = _inside(log_ratio, token_band) & _inside(sums / counts, sequence_band)
     return MismatchWeights(
         weights=log_weight.clamp(max=limit).exp() * (loss_mask & kept),

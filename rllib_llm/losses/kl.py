@@ -93,6 +93,8 @@ def kl_k3(
     d = -kl_k1(logp, ref_logp)
     if clamp is not None:
         check_positive("clamp", clamp, "Use e.g. 20.0, or None for no clamp.")
+        # exp overflows float32 at 88 nats, and one infinite token would make the loss
+        # NaN.
         d = d.clamp(-clamp, clamp)
     # expm1: exp(d) - 1 would lose all digits of the small d that are usual.
     estimate = torch.expm1(d) - d
@@ -129,6 +131,8 @@ def kl_penalty(
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     check_mask(loss_mask, logp=logp, ref_logp=ref_logp)
+    # Masked before the estimate: zeroing the result would fix its value, but an
+    # infinite difference would leave NaN in the gradient.
     logp = logp.masked_fill(~loss_mask, 0.0)
     ref_logp = ref_logp.masked_fill(~loss_mask, 0.0)
     if estimator == "k1":
@@ -155,5 +159,6 @@ def approx_kl(logp: Tensor, old_logp: Tensor, loss_mask: Tensor) -> Tensor:
     Raises:
         ValueError: If shapes differ.
     """
+    # The arguments are swapped against kl_penalty(): the samples come from pi_old.
     per_token = kl_penalty(old_logp.detach(), logp.detach(), loss_mask, "k3")
     return per_token.sum() / loss_mask.sum().clamp(min=1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rllib_llm.losses._checks import check_positive, check_same_shape
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 def token_logps_and_entropy(
@@ -59,6 +62,7 @@ def token_logps_and_entropy(
     ids = token_ids.masked_fill(~loss_mask, 0).long()
     _check_ids(ids, logits.shape[-1])
 
+    # `chunk` counts positions; a chunk is a slice of columns over all rows.
     columns = max(1, chunk // max(1, ids[..., :1].numel()))
     return _ChunkedLogps.apply(logits, ids, loss_mask, temperature, columns)
 
@@ -68,13 +72,15 @@ class _ChunkedLogps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         logits: Tensor,
         ids: Tensor,
         mask: Tensor,
         temperature: float,
         columns: int,
     ) -> tuple[Tensor, Tensor]:
+        # bfloat16 has 3 significant digits: differences of log-probabilities, i.e.
+        # ratios, would be lost.
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp, entropy = (torch.zeros_like(ids, dtype=dtype) for _ in range(2))
         for scores, ids_here, keep, out, spread in _chunks(
@@ -91,7 +97,9 @@ class _ChunkedLogps(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Any, ...]:
+    def backward(
+        ctx: FunctionCtx, grad_logp: Tensor, grad_entropy: Tensor
+    ) -> tuple[Any, ...]:
         logits, ids, mask, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
         # With p = softmax(z) and entropy H: d log p_k / dz_i = [i = k] - p_i and
@@ -101,6 +109,8 @@ class _ChunkedLogps(torch.autograd.Function):
         ):
             logps, finite_logps = _log_softmax(scores, keep, ctx.temperature)
             g_logp = (g_logp / ctx.temperature)[..., None]
+            # Without an entropy bonus its gradient is 0 everywhere, and one pass is
+            # saved.
             if g_entropy.any():
                 g_entropy = (g_entropy / ctx.temperature)[..., None]
                 part = finite_logps.add(spread[..., None]).mul_(g_entropy).add_(g_logp)

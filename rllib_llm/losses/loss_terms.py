@@ -80,6 +80,8 @@ class EntropyTarget:
 
     def end_update(self, means: Mapping[str, float]) -> None:
         """Adapt the coefficient to the mean entropy of the update."""
+        # Adapted after an update, from its mean: all micro-batches of an update use one
+        # coefficient, so the gradient does not depend on how the batch is split.
         self._is_low = means["entropy"] <= self.target
         new_coeff = self._coeff + (self.step if self._is_low else -self.step)
         self._coeff = min(self.largest, max(0.0, new_coeff))
@@ -117,6 +119,8 @@ def nll_success(batch: TokenBatch) -> Tensor:
     """Imitate solved episodes; the mean is over their tokens only."""
     assert batch.success is not None  # required above
     solved = batch.success[:, None] == 1.0
+    # The Learner divides by all trained tokens. Dividing by the share of solved ones
+    # gives the mean over the latter, as in VAPO, also across micro-batches.
     return -batch.logp * solved / max(batch.success_share, 1e-8)
 
 
@@ -136,6 +140,7 @@ def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
         largest: Bound of the importance weight, > 0; it biases towards the policy.
     """
     check_positive("largest", largest, "Use e.g. 10.0.")
+    # The clamp keeps exp finite; the bound on the weight follows.
     weight = (batch.ref_logp - batch.old_logp).clamp(max=20.0).exp()
     return -weight.clamp(max=largest) * batch.logp
 

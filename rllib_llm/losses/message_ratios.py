@@ -48,15 +48,17 @@ def message_log_ratios(
         ValueError: If shapes differ or a message is out of range.
     """
     check_mask(loss_mask, logp=logp, old_logp=old_logp, messages=messages)
-    log_ratio = _masked_log_ratio(logp, old_logp, loss_mask)[loss_mask]
-    owner = messages[loss_mask]
+    log_ratio = _masked_log_ratio(logp, old_logp, loss_mask)[loss_mask]  # [N]
+    owner = messages[loss_mask]  # [N] message of each trained token
     if len(owner) and not (owner.min() >= 0 and owner.max() < count):
         raise ValueError(
             f"messages lie in [{owner.min()}, {owner.max()}] with count {count}. They "
             "must lie in [0, count). Pass the number of messages in the batch."
         )
+    # Summed by message, not by row: under `row_per_turn` a message is a row, otherwise
+    # a row holds several, and an edited context can split one over rows.
     sums = log_ratio.new_zeros(count).index_add(0, owner, log_ratio)
-    lengths = torch.bincount(owner, minlength=count)
+    lengths = torch.bincount(owner, minlength=count)  # [count]
     if length_normalised:
         sums = sums / lengths.clamp(min=1)
     return sums, lengths > 0
@@ -105,9 +107,12 @@ def sequential_factors(
                 f"{name} is {clip}. It must lie in (0, 1), so that no ratio becomes 0. "
                 "Use e.g. 0.2."
             )
+    # In log space, where the product over agents is a sum; log1p gives the clip range.
     clipped = log_ratios.detach().clamp(math.log1p(-ratio_clip), math.log1p(ratio_clip))
-    before = torch.isin(agents, agents.new_tensor(list(updated)))
+    before = torch.isin(agents, agents.new_tensor(list(updated)))  # [M]
     size = int(steps.max()) + 1 if len(steps) else 0
+    # One factor per joint action: the updated agents' ratios add to the step that they
+    # share with the agent that is updated next. [steps]
     log_factors = clipped.new_zeros(size).index_add(
         0, steps, clipped.masked_fill(~before, 0.0)
     )

@@ -100,6 +100,8 @@ def cispo(
     _check_range(low, high)
     ratio = batch.ratio.detach()
     weight = ratio.clamp(1.0 - low, 1.0 + high)
+    # The gradient is that of log p, times a constant weight: a token beyond the bound
+    # still learns, which is CISPO's difference from PPO.
     return -weight * batch.advantages * batch.logp, weight != ratio
 
 
@@ -117,6 +119,8 @@ def sapo(
     check_positive("tau_pos", tau_pos, "Use e.g. 1.0.")
     check_positive("tau_neg", tau_neg, "Use e.g. 1.05.")
     tau = torch.where(batch.advantages > 0, tau_pos, tau_neg).to(batch.logp.dtype)
+    # Scaled by 4 / tau so that the gradient at ratio 1 is that of the plain ratio: the
+    # sigmoid's slope there is tau / 4.
     gate = torch.sigmoid(tau * (batch.ratio - 1.0)) * 4.0 / tau
     return -gate * batch.advantages, torch.zeros_like(batch.mask)
 
@@ -141,10 +145,13 @@ def dppo(
     check_positive("low", low, "Use e.g. 0.2 (tv) or 0.05 (kl).")
     check_positive("high", high, "Use e.g. 0.2 (tv) or 0.05 (kl).")
     check_choice("divergence", divergence, DIVERGENCES)
+    # The trust region is a constant mask: no gradient flows through the divergence.
     new, old = batch.logp.detach().exp(), batch.old_logp.exp()
     distance = (new - old).abs()
     if divergence == "kl":
         distance = _binary_kl(old, new)
+    # Like the clip of PPO, the bound acts only in the direction of the advantage; a
+    # token that moved too far in the wrong direction can still be pulled back.
     up, down = (new > old) & (distance > high), (new < old) & (distance > low)
     advantages = batch.advantages
     dropped = ((advantages > 0) & up) | ((advantages < 0) & down)
@@ -232,6 +239,8 @@ def nll(
     check_positive("temperature", temperature, "Use e.g. 1.0.")
     check_positive("largest", largest, "Use e.g. 20.0.")
     advantages = batch.advantages
+    # Imitation weights are not importance weights: `requires("unweighted")` keeps them
+    # free of `tis`.
     weight = {
         "ones": torch.ones_like(advantages),
         "advantage": advantages,
@@ -253,7 +262,10 @@ def _fit(
     check_positive("beta", beta, "Use e.g. 0.1.")
     check_choice("kind", kind, ("mse", "huber"))
     check_positive("delta", delta, "Use e.g. 1.0.")
+    # The mean over the unit: the squared error is between one log-ratio and one
+    # advantage per turn or sequence. [B, T]
     advantages = batch.reduce(batch.advantages, level)
+    # log p of a text is the sum over its tokens, hence "sum" for the ratio.
     error = beta * batch.reduce(log_ratio, level, "sum") - advantages
     size = error.abs()
     if kind == "huber":  # 2 delta |e| - delta^2, which meets e^2 at delta
@@ -264,6 +276,7 @@ def _fit(
 
 def _binary_kl(old: Tensor, new: Tensor) -> Tensor:
     """Return KL(old || new) of "this token" against "any other", in nats. [B, T]"""
+    # p = 1 occurs in float32 for certain tokens; log(0) of "any other" would be -inf.
     tiny = torch.finfo(old.dtype).tiny
     other_old, other_new = (1.0 - old).clamp(min=tiny), (1.0 - new).clamp(min=tiny)
     old, new = old.clamp(min=tiny), new.clamp(min=tiny)

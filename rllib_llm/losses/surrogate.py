@@ -95,9 +95,8 @@ def clipped_surrogate(
             arXiv:2510.14545).
 
     Returns:
-        Loss [B, T], and the places where a bound replaced the ratio, ``dual_clip``
-        included
-        (bool [B, T]).
+        Loss [B, T], and the places where a bound replaced the ratio, including
+        ``dual_clip`` (bool [B, T]).
 
     Raises:
         ValueError: If shapes differ, or a range or the form is not as above.
@@ -110,10 +109,14 @@ def clipped_surrogate(
         # The quotient is 1 in value, but keeps the gradient of the ratio.
         kept = (1.0 + clip_high) * ratio / ratio.detach()
         bounded = torch.where(ratio > 1.0 + clip_high, kept, bounded)
+    # The minimum makes the objective a lower bound: the clip acts only if the ratio has
+    # moved in the direction of the advantage (PPO, eq. 7).
     objective = torch.minimum(ratio * advantages, bounded * advantages)
     clipped = is_clipped(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None:
         negative = advantages < 0
+        # For A < 0 the minimum has no lower bound in the ratio: a token that became far
+        # more likely would dominate the gradient. Dual-clip PPO bounds it.
         floor = torch.maximum(objective, dual_clip * advantages)
         objective = torch.where(negative, floor, objective)
         clipped = clipped | (negative & (ratio > dual_clip))
@@ -194,7 +197,7 @@ def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
     Args:
         loss: Loss per token, zero where masked. [B, T]
         weights: From :func:`~rllib_llm.losses.aggregation.token_weights`. [B, T]
-        denominator: Of the whole batch, from
+        denominator: Denominator of the whole batch, from
             :func:`~rllib_llm.losses.aggregation.denominator`; >= 0.
 
     Returns:
@@ -213,7 +216,10 @@ def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
             f"denominator is {denominator}. It must be finite and >= 0. "
             "Sum aggregation.denominator() over all learners."
         )
+    # Weights are float64 from numpy; without the cast the whole product would be.
     total = (loss * weights.to(loss.dtype)).sum()
+    # Without trained tokens the sum is 0 and keeps its graph: every Learner must call
+    # backward, or data parallelism waits for ever.
     return total / denominator if denominator else total
 
 

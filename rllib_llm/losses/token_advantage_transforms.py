@@ -30,6 +30,7 @@ def entropy_shaping(batch: TokenBatch, *, alpha: float = 0.2) -> Tensor:
     """
     if not alpha >= 0:
         raise ValueError(f"alpha is {alpha}. It must be >= 0, e.g. 0.2.")
+    # Entropy only shapes the advantage here; a gradient would be an entropy bonus.
     entropy = batch.entropy.detach()
     mean, std = batch.moments(entropy)
     return batch.advantages * (1.0 + alpha * (entropy - mean) / (std + 1e-8))
@@ -55,6 +56,7 @@ def entropy_advantage(
     check_positive("alpha", alpha, "Use e.g. 0.4.")
     if not kappa > 1:
         raise ValueError(f"kappa is {kappa}. It must be above 1, e.g. 2.0.")
+    # kappa > 1 keeps the sum's sign for negative advantages, too.
     bonus = torch.minimum(
         alpha * batch.entropy.detach(), batch.advantages.abs() / kappa
     )
@@ -89,14 +91,18 @@ def clip_cov(
     They are drawn at random from those whose covariance ``(log p - mean) * (A - mean)``
     lies in a band.
 
-    Args: batch: Tokens. share: Number of drawn tokens as a share of the trained ones,
-        in (0, 1]; at least one token. low: Lower end of the band. high: Upper end of
-        the band.
+    Args:
+        batch: Tokens.
+        share: Number of drawn tokens as a share of the trained ones, in (0, 1]; at
+            least one token.
+        low: Lower end of the band.
+        high: Upper end of the band.
     """
     check_share("share", share)
     if not low < high:
         raise ValueError(f"low={low} must be below high={high}.")
-    covariance = covariances(batch)
+    covariance = covariances(batch)  # [B, T]
+    # (row, column) of the candidates. [K, 2]
     in_band_places = (batch.mask & (covariance >= low) & (covariance <= high)).nonzero()
     total = len(batch.from_all_learners(batch.advantages[batch.mask])[0])
     pooled, start = batch.from_all_learners(
@@ -107,6 +113,7 @@ def clip_cov(
     drawn = torch.randperm(len(pooled), generator=generator)[
         : max(1, int(share * total))
     ]
+    # Of the tokens drawn over all Learners, those that this Learner holds.
     local_places = (
         drawn[(drawn >= start) & (drawn < start + len(in_band_places))] - start
     )
@@ -158,6 +165,7 @@ def covariances(batch: TokenBatch) -> Tensor:
     al. 2025, arXiv:2505.22617), at the policy before the update.
     """
     logp, advantages = batch.old_logp, batch.advantages
+    # Centred over all Learners, as the covariance of the paper is over the batch.
     products = (logp - batch.moments(logp)[0]) * (
         advantages - batch.moments(advantages)[0]
     )

@@ -46,6 +46,7 @@ def requires(
 
     def mark(make: Callable[..., Any]) -> Callable[..., Any]:
         before = getattr(make, "needs", ())
+        # An attribute of a function, which its type does not declare.
         make.needs = (*before, (frozenset(needs), when))  # type: ignore[attr-defined]
         return make
 
@@ -104,8 +105,12 @@ class TokenBatch:
             if getattr(self, name) is not None
         }
         check_mask(self.mask, turn_ids=self.turn_ids, **named)
+        # Once, here, instead of in every component: a component is then correct for
+        # padding even if it ignores the mask.
         for name, column in named.items():
             column = column.masked_fill(~self.mask, 0.0)
+            # Gradients flow through the current policy only; advantages, old and
+            # reference log-probabilities are constants of the surrogate.
             is_constant = name not in ("logp", "entropy")
             setattr(self, name, column.detach() if is_constant else column)
 
@@ -134,8 +139,11 @@ class TokenBatch:
         check_choice("how", how, ("mean", "sum"))
         if level == "token" or not self.mask.any():
             return values
-        episodes = self.episode_index[:, None].expand_as(self.mask)[self.mask]
+        episodes = self.episode_index[:, None].expand_as(self.mask)[self.mask]  # [N]
+        # With level "sequence" all turns get key 0, so one key pair serves both levels.
+        # [N]
         turns = self.turn_ids[self.mask] * (level == "turn")
+        # Units by (episode, turn), not by row: rows of one episode belong together. [N]
         _, unit = torch.unique(
             torch.stack([episodes, turns]), dim=1, return_inverse=True
         )
@@ -143,6 +151,7 @@ class TokenBatch:
         reduced = values.new_zeros(count).index_add(0, unit, values[self.mask])
         if how == "mean":
             reduced = reduced / torch.bincount(unit, minlength=count)
+        # masked_scatter and boolean indexing use the same row-major order.
         return torch.zeros_like(values).masked_scatter(self.mask, reduced[unit])
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,8 +162,11 @@ class TokenBatch:
         Raises:
             ValueError: In a micro-batch.
         """
+        # Over all Learners: moments of one shard would make the result depend on their
+        # number.
         pooled, _ = self.from_all_learners(values[self.mask])
         if len(pooled) < 2:
+            # A sample deviation needs two numbers; NaN would spread to all advantages.
             return pooled.sum(), pooled.sum() * 0.0
         return pooled.mean(), pooled.std()
 
@@ -198,7 +210,9 @@ def rank_from_top(
         pool: See :class:`TokenBatch`; N counts its result.
     """
     pooled, start = pool(values[mask])
+    # Stable: ties keep the order of tokens, so all Learners compute equal ranks.
     order = torch.argsort(pooled, descending=True, stable=True)
+    # float32 cannot represent the ranks of more than 16.7 million tokens exactly.
     ranks = torch.empty_like(pooled, dtype=torch.float64)
     places = torch.arange(len(order), device=pooled.device, dtype=torch.float64)
     ranks[order] = places / max(1, len(order))
@@ -223,6 +237,7 @@ def example_batch(
     advantages = torch.randn(shape, generator=generator)
     entropy = torch.rand(shape, generator=generator)
     mask = torch.ones(shape, dtype=torch.bool)
+    # The first column is a prompt, so components are tried with masked entries, too.
     mask[:, 0] = False
     move = 0.1 * torch.randn(shape, generator=generator)
     has_scores = "scores" in needs

@@ -52,6 +52,7 @@ def critic_loss(
     check_mask(loss_mask, values=values, targets=targets)
     check_choice("kind", kind, VALUE_LOSSES)
     check_positive("huber_delta", huber_delta, "Use e.g. 1.0.")
+    # Masked before the error: padding may hold NaN, and 0 * NaN is NaN.
     values = values.masked_fill(~loss_mask, 0.0)
     targets = targets.masked_fill(~loss_mask, 0.0).detach()
     if kind == "bce":
@@ -60,6 +61,7 @@ def critic_loss(
     loss = _distance(values - targets, kind, huber_delta)
     if clip_range is not None:
         limited = _limited(values, old_values, loss_mask, clip_range)
+        # The larger of both, as in PPO2: the clip never makes a prediction look better.
         loss = torch.maximum(loss, _distance(limited - targets, kind, huber_delta))
     elif old_values is not None:
         raise ValueError(
@@ -69,6 +71,8 @@ def critic_loss(
     if largest is None or largest == math.inf:
         return loss
     check_positive("largest", largest, "Use e.g. 10.0, or None.")
+    # clamp has no gradient above the cap, as in RLlib's PPO, which caps the squared
+    # error with vf_clip_param.
     return loss.clamp(max=largest)
 
 
@@ -95,6 +99,7 @@ def _distance(error: Tensor, kind: str, delta: float) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    # A small tolerance: targets of GAE are sums of float32 values. NaN fails, too.
     if targets.numel() and not ((targets - 0.5).abs().max() <= 0.5 + 1e-4):
         raise ValueError(
             f"Value targets span [{float(targets.min()):.3g}, "

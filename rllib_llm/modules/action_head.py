@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
@@ -24,6 +24,9 @@ from torch import Tensor
 
 from rllib_llm.data import columns
 from rllib_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 NORMS = ("sum", "token", "word")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -111,13 +114,13 @@ def entropy_of(logps: Tensor) -> Tensor:
 
 
 def attention_inputs(
-    config: Any, batch: Mapping[str, Any], dtype: torch.dtype
+    config: PretrainedConfig, batch: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return the model's keyword arguments that limit each action to its own context.
 
     Args:
         config: The language model's text config.
-        batch: Rows; the result is empty for rows without choices.
+        batch: Rows with choices.
         dtype: Data type of the model's parameters.
 
     Returns:
@@ -127,8 +130,6 @@ def attention_inputs(
     Raises:
         ModelError: If the model does not support such a mask.
     """
-    if columns.CANDIDATES not in batch:
-        return {}
     kinds = _layer_types(config)
     starts, is_rejected = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES] > 0
     column = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
@@ -166,7 +167,7 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(visible, zero, torch.finfo(dtype).min)[:, None]
 
 
-def _layer_types(config: Any) -> set[str]:
+def _layer_types(config: PretrainedConfig) -> set[str]:
     """Return the attention types of a model's layers."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:

@@ -28,6 +28,7 @@ def read_config(model: str) -> Any:
         raise ModelError(
             f"The model config of {model!r} could not be read: {error}"
         ) from error
+    # The auto class would raise an error that lists a hundred classes.
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"language_model.model={model!r} is of type {config.model_type!r}, which "
@@ -48,7 +49,7 @@ def check_folder(model: str, lora: dict[str, Any] | None) -> None:
     Raises:
         ModelError: If it cannot be a policy, or LoRA would skip its experts.
     """
-    is_all_linear = bool(lora) and lora["target_modules"] == "all-linear"
+    is_all_linear = lora is not None and lora["target_modules"] == "all-linear"
     path = os.path.join(os.path.expanduser(model), "config.json")
     # The modification time is part of the cache's key.
     _check_folder(model, is_all_linear, os.path.getmtime(path))
@@ -60,6 +61,7 @@ def _check_folder(model: str, is_all_linear: bool, _changed: float) -> None:
 
     config = read_config(model)
     if is_all_linear:
+        # On the meta device: the architecture without memory for the weights.
         with torch.device("meta"):
             check_all_linear(AutoModelForCausalLM.from_config(config))
 
@@ -100,6 +102,8 @@ def fused_experts(model: nn.Module) -> dict[str, int]:
 
 def linear_layer_names(model: nn.Module) -> list[str]:
     """Return the distinct leaf names of linear layers without the output head."""
+    # Adapters on the output layer would need [vocabulary, rank] parameters and are not
+    # usual; PEFT's "all-linear" omits it, too.
     head = model.get_output_embeddings()
     kinds = (nn.Linear, *compat.conv1d_classes())
     return sorted(

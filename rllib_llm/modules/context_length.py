@@ -7,6 +7,8 @@ from typing import Any
 
 from rllib_llm.modules import loading, positions
 from rllib_llm.modules.architectures import read_config
+from rllib_llm.modules.gguf_header import read_header
+from rllib_llm.modules.gguf_models import gguf_file, is_gguf
 
 
 def model_context_length(model: str) -> int | None:
@@ -14,7 +16,11 @@ def model_context_length(model: str) -> int | None:
     if model == "tiny":
         from rllib_llm.modules.tiny import TINY_DEFAULTS
 
+        # The tiny model may not exist yet: it is built after the configuration is
+        # validated.
         return TINY_DEFAULTS["max_position_embeddings"]
+    if is_gguf(model):
+        return read_header(gguf_file(model)).context_length
     return positions.context_length(text_config(model))
 
 

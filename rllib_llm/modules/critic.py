@@ -31,4 +31,5 @@ class CriticRLModule(LLMRLModule):
     @override(TorchRLModule)
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return values before each token under ``values``. [B, T]"""
+        # Without embeddings: no policy loss follows that could use them again.
         return {columns.VALUES: self.compute_values(batch), Columns.EMBEDDINGS: None}

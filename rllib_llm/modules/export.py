@@ -52,11 +52,13 @@ def merge_lora(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` with its adapters merged into plain layers."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    # On a copy: merging changes the weights, which the Learner still trains.
     merged = copy.deepcopy(model)
     for name, layer in list(merged.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
             parent = merged.get_submodule(name.rpartition(".")[0])
+            # Plain layers have the names that the Auto classes expect.
             setattr(parent, name.rpartition(".")[2], layer.get_base_layer())
     # With this flag transformers would save adapters, which no longer exist.
     if getattr(merged, "_hf_peft_config_loaded", False):
@@ -73,5 +75,6 @@ def _save_adapter(module: LLMRLModule, folder: Path) -> None:
     settings.inference_mode = True
     settings.save_pretrained(folder)
     adapter = get_peft_model_state_dict(module.lm, adapter_name="default")
+    # The prefix of PeftModel, which PEFT expects in adapter files.
     tensors = {f"base_model.model.{n}": t.contiguous() for n, t in adapter.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

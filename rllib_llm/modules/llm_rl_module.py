@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.fs
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
@@ -25,17 +24,15 @@ from rllib_llm.errors import ModelError
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
+from rllib_llm.modules.checkpointed_module import CheckpointedModule
 from rllib_llm.modules.shared_base import share_base
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 
-HF_FOLDER = "hf"
-CRITIC = "value_head."
-_REFERENCE = "reference."
-_BASE = "base_fingerprint"
+Batch = Mapping[str, Any]  # columns by name; tensors [B, T]
 
 
-class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
+class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     """Policy with optional critic and frozen reference, around one language model.
 
     ``model_config`` keys (set by :meth:`LLMConfigMixin.language_model`):
@@ -94,9 +91,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 needs_weights=lora is not None,
                 **config.get("model_kwargs", {}),
             )
-            # In a tuple, which nn.Module does not register: the frozen copy must
-            # neither be trained nor synced.
-            self._reference: tuple[nn.Module, ...] = ()
+            self._reference = ()
             if config["reference"] and lora is None and not self.inference_only:
                 self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
             self._base = np.zeros(0, np.float32)
@@ -138,7 +133,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     # Forward passes --------------------------------------------------------------
 
     @override(TorchRLModule)
-    def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Score the trained tokens of a batch of rows.
 
         Args:
@@ -151,18 +146,18 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self._score(self.lm, batch)
 
     @override(TorchRLModule)
-    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         return self._score(self.lm, batch)
 
     @override(TorchRLModule)
-    def _forward_exploration(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_exploration(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         return self._sample_turns(batch, explore=True)
 
     @override(TorchRLModule)
-    def _forward_inference(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         return self._sample_turns(batch, explore=False)
 
-    def _sample_turns(self, batch: Any, *, explore: bool) -> dict[str, Any]:
+    def _sample_turns(self, batch: Batch, *, explore: bool) -> dict[str, Any]:
         """Sample one turn per conversation, for RLlib's stock env runners."""
         if self._turn_sampler is None:
             self._turn_sampler = TurnSampler(
@@ -175,7 +170,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     @override(ValueFunctionAPI)
     def compute_values(
-        self, batch: Mapping[str, Any], embeddings: torch.Tensor | None = None
+        self, batch: Batch, embeddings: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the value before each token; column t depends on tokens < t. [B, T]"""
         trunk = self.value_head.trunk
@@ -187,7 +182,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         # its value is 0. Do not shift the other way: values would depend on the action.
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
-    def reference_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def reference_logps(self, batch: Batch) -> torch.Tensor:
         """Return the frozen reference's log-probabilities of trained tokens. [B, T]"""
         with torch.no_grad():
             if self._reference:
@@ -197,7 +192,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
             with loading.adapters_off(self.lm):
                 return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
 
-    def action_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def action_logps(self, batch: Batch) -> torch.Tensor:
         """Return the log-probabilities of all actions of every trained turn. [M, K]
 
         Args:
@@ -206,7 +201,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         """
         return self._choose(self.lm, batch, ChoiceTokens.find(batch))[1]
 
-    def _score(self, lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _score(self, lm: nn.Module, batch: Batch) -> dict[str, Any]:
         ids = batch[columns.INPUT_IDS]
         if columns.CANDIDATES in batch:
             tokens = ChoiceTokens.find(batch)
@@ -225,7 +220,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
 
     def _choose(
-        self, lm: nn.Module, batch: Mapping[str, Any], tokens: ChoiceTokens
+        self, lm: nn.Module, batch: Batch, tokens: ChoiceTokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return hidden states [B, T, D] and log-probabilities of actions [M, K]."""
         where = tokens.rows, tokens.columns
@@ -241,7 +236,7 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _token_scores(
         self,
         lm: nn.Module,
-        batch: Mapping[str, Any],
+        batch: Batch,
         before: tuple[torch.Tensor, torch.Tensor],
         taken: torch.Tensor,
         temperature: float,
@@ -310,22 +305,24 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         logits = logits[:, : self.vocabulary]
         return token_logps_and_entropy(logits, taken, temperature=temperature)
 
-    def _autocast(self, device: torch.device) -> Any:
+    def _autocast(self, device: torch.device) -> torch.autocast:
         """Return a context that computes in the data type of ``autocast``."""
         name = self.model_config.get("autocast")
         dtype = loading.DTYPES[name] if name else None
         return torch.autocast(device.type, dtype=dtype, enabled=name is not None)
 
     @staticmethod
-    def _hidden(trunk: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    def _hidden(trunk: nn.Module, batch: Batch) -> torch.Tensor:
         # Rows are padded on the right, and causal attention does not reach the padding:
         # without a mask the results are the same and faster kernels are used.
         ids, masks = batch[columns.INPUT_IDS], LLMRLModule._masks(trunk, batch)
         return trunk(input_ids=ids, use_cache=False, **masks).last_hidden_state
 
     @staticmethod
-    def _masks(lm: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _masks(lm: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return the masks and positions of rows with choices; empty for others."""
+        if columns.CANDIDATES not in batch:
+            return {}
         dtype = next(lm.parameters()).dtype
         return attention_inputs(lm.config.get_text_config(), batch, dtype)
 
@@ -353,78 +350,12 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         lm.train(training)
         return torch.allclose(composed.float(), expected.float(), atol=1e-4, rtol=1e-3)
 
-    # State -----------------------------------------------------------------------
-
     @override(InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         """Return the attributes that inference does not need: the critic."""
         return ["value_head"]
 
-    def shared_tensors(
-        self, *, inference_only: bool = False
-    ) -> dict[str, torch.Tensor]:
-        """Return the tensors to sync and save, each once (including tied weights).
-
-        Under LoRA these are the adapters (and the critic): the base is frozen.
-        """
-        tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
-        if self.model_config["lora"]:
-            tensors = {
-                n: t
-                for n, t in tensors.items()
-                if loading.is_adapter(n) or n.startswith(CRITIC)
-            }
-        else:
-            # Buffers that the model rebuilds (e.g. rotary frequencies) are not part of
-            # the state.
-            persistent = self.state_dict(keep_vars=True)
-            tensors |= {n: b for n, b in self.named_buffers() if n in persistent}
-        if inference_only:
-            return {n: t for n, t in tensors.items() if not n.startswith(CRITIC)}
-        if self._reference:
-            tensors |= {
-                _REFERENCE + n: p for n, p in self._reference[0].named_parameters()
-            }
-        return tensors
-
-    @override(TorchRLModule)
-    def get_state(
-        self,
-        components: str | Collection[str] | None = None,
-        *,
-        not_components: str | Collection[str] | None = None,
-        inference_only: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, np.ndarray]:
-        packed = state.pack(self.shared_tensors(inference_only=inference_only))
-        if self.model_config["lora"]:
-            packed[_BASE] = self._base
-        return packed
-
-    @override(TorchRLModule)
-    def set_state(self, state_dict: Mapping[str, np.ndarray]) -> None:
-        """Load the state of a whole policy; critic and reference may be missing.
-
-        Raises:
-            CheckpointError: If it is incomplete or belongs to another model.
-        """
-        source = dict(state_dict)
-        base = source.pop(_BASE, None)
-        if not hasattr(self, "value_head"):
-            source = {n: t for n, t in source.items() if not n.startswith(CRITIC)}
-        if not self._reference:
-            source = {n: t for n, t in source.items() if not n.startswith(_REFERENCE)}
-        what = f"policy {type(self).__name__}"
-        if base is not None and self.model_config["lora"]:
-            state.check_fingerprint(self._base, base, what)
-        state.copy_into(
-            self.shared_tensors(),
-            state.unpack(source),
-            what,
-            optional=(CRITIC, _REFERENCE),
-        )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> LLMRLModule:
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LLMRLModule:
         """Apply ``fn`` (e.g. ``.to(device)``) to the unregistered reference as well."""
         super()._apply(fn, recurse)
         for lm in self._reference:
@@ -432,18 +363,6 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         if self.model_config["lora"]:
             self._share_base()  # fn has replaced the tensors, e.g. on another device
         return self
-
-    def refresh_reference(self) -> None:
-        """Copy the policy's weights to the frozen reference; no effect under LoRA."""
-        for lm in self._reference:
-            lm.load_state_dict(self.lm.state_dict())
-
-    def share_parameters_with(self, other: LLMRLModule) -> None:
-        """Use the tensors of ``other`` from now on, so that no sync is needed."""
-        sources = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())
-        targets = dict(self.lm.named_parameters()) | dict(self.lm.named_buffers())
-        for name, tensor in targets.items():
-            tensor.data = sources[name].data
 
     def save_model(self, folder: str | Path, *, merged: bool = True) -> None:
         """Write the policy as a Hugging Face folder, without the critic.
@@ -456,52 +375,3 @@ class LLMRLModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
         from rllib_llm.modules.export import save_policy
 
         save_policy(self, Path(folder), merged=merged)
-
-    @override(RLModule)
-    def save_to_path(
-        self, path: Any = None, *, filesystem: Any = None, **kwargs: Any
-    ) -> str:
-        """Write RLlib's module checkpoint with the model's config and tokenizer.
-
-        Weights are written as ``module_state.safetensors`` in place of RLlib's pickle;
-        ``rllib-llm export`` writes a complete Hugging Face folder.
-        """
-        weights = kwargs.pop("state", None) or self.get_state()
-        written = super().save_to_path(
-            path, filesystem=filesystem, state={"weights": state.FILE}, **kwargs
-        )
-        target = filesystem or pyarrow.fs.LocalFileSystem()
-        target.delete_file(f"{written}/{self.STATE_FILE_NAME}.pkl")
-        with state.written_to(written, target) as folder:
-            state.save(weights, folder / state.FILE)
-            self.lm.config.save_pretrained(folder / HF_FOLDER)
-            tokenizer = loading.load_tokenizer(self.model_config["model"])
-            tokenizer.save_pretrained(folder / HF_FOLDER)
-        return written
-
-    @override(RLModule)
-    def restore_from_path(
-        self,
-        path: Any,
-        *,
-        component: str | None = None,
-        filesystem: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """Load the weights that :meth:`save_to_path` wrote."""
-        if filesystem is None:
-            filesystem, path = pyarrow.fs.FileSystem.from_uri(str(path))
-        if component is None:
-            with state.read_from(f"{path}/{state.FILE}", filesystem) as file:
-                self.set_state(state.load(file))
-
-    @classmethod
-    @override(RLModule)
-    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> LLMRLModule:
-        """Build a module from a checkpoint of :meth:`save_to_path`.
-
-        The original model folder may be missing, except under LoRA, which needs the
-        base model.
-        """
-        with loading.model_folders_offered({"": Path(path) / HF_FOLDER}):
-            return super().from_checkpoint(path, *args, **kwargs)

@@ -8,7 +8,7 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, overload
 
 import torch
 from annotated_types import Interval
@@ -32,6 +32,7 @@ from rllib_llm.modules.architectures import (
     read_config,
 )
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
+from rllib_llm.modules.gguf_models import gguf_file, is_gguf
 from rllib_llm.schema import PositiveFloat, PositiveInt, require, show
 
 DTYPES = {
@@ -95,6 +96,8 @@ def model_folders_offered(folders: Mapping[str, Path]) -> Iterator[None]:
 
 def offered_model_folder(module_id: str | None = None) -> str | None:
     """Return the folder offered for a policy; without a ModuleID any folder."""
+    # Any folder serves without a ModuleID: policies of one checkpoint that are looked
+    # up without a name have the same model.
     offered = _offered.get() or {}
     return offered.get(module_id or "") or next(iter(offered.values()), None)
 
@@ -105,7 +108,7 @@ def find_model(
     """Return ``model`` if it exists, else its folder in the checkpoint being restored.
 
     Args:
-        model: Checkpoint folder or hub id.
+        model: Checkpoint folder, hub id or GGUF model.
         weights_follow: Whether the checkpoint's state will overwrite all weights. Under
             LoRA it does not, so the base model is needed.
         module_id: The policy's ModuleID.
@@ -113,14 +116,17 @@ def find_model(
     Raises:
         ModelError: If the model is missing.
         CheckpointError: If it is missing and the checkpoint cannot replace it.
+        MissingExtraError: If the package that holds it is not installed.
     """
     try:
         check_model_path(model)
-    except ModelError as error:
+    except (ModelError, MissingExtraError) as error:
         offered = offered_model_folder(module_id)
         if offered is None:
             raise
         if not weights_follow:
+            if isinstance(error, MissingExtraError):
+                raise
             raise CheckpointError(
                 f"The checkpoint holds LoRA adapters only, and their base model "
                 f"{model!r} does not exist. Restore the base model at that path."
@@ -130,7 +136,16 @@ def find_model(
 
 
 def check_model_path(model: str) -> None:
-    """Raise ModelError if ``model`` looks like a folder that does not exist."""
+    """Check that ``model`` exists, if it names something on this machine.
+
+    Raises:
+        ModelError: If it looks like a folder or file that does not exist.
+        MissingExtraError: If the package that holds the model is not installed.
+    """
+    if is_gguf(model):
+        gguf_file(model)
+        return
+    # Hub ids have at most one slash; a missing local folder must not become a download.
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     try:
         path = Path(model).expanduser()
@@ -223,11 +238,13 @@ def load_causal_lm(
     check_model_path(model)
     path = os.path.expanduser(model)
     is_local = os.path.isdir(path)
+    # Model folders of checkpoints hold config and tokenizer; set_state() loads the
+    # weights later, except for the base model under LoRA.
     is_bare = is_local and not has_weights(Path(path))
     if is_bare and (needs_weights or not _is_of_checkpoint(Path(path))):
         raise _without_weights(model)
     kwargs["dtype"] = DTYPES[dtype]
-    missing: Iterable[str] = ()
+    missing: list[str] = []
     try:
         # Downloads keep their progress bars: they may take long.
         with quiet_progress() if is_local else contextlib.nullcontext():
@@ -249,6 +266,7 @@ def load_causal_lm(
             f"({len(missing)} in all), which would start with random values."
             f"{_remedy(model) or ' Use a complete checkpoint.'}"
         )
+    # Dropout would make the Learner's log-probabilities differ from the sampler's.
     disable_dropout(loaded)
     check_training_mode(loaded)
     return loaded.eval()
@@ -297,6 +315,10 @@ def has_weights(folder: Path) -> bool:
     return any(any(folder.glob(p)) for p in patterns)
 
 
+@overload
+def lora_settings(lora: None) -> None: ...
+@overload
+def lora_settings(lora: dict[str, Any]) -> dict[str, Any]: ...
 def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return complete LoRA settings, or None without LoRA.
 
@@ -348,6 +370,7 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         target_modules=targets,
+        # GPT-2's Conv1d stores the transposed weight, so PEFT needs this flag.
         fan_in_fan_out=any(
             isinstance(m, compat.conv1d_classes()) for m in model.modules()
         ),
@@ -362,6 +385,7 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
             f"{', '.join(linear_layer_names(model))}."
         ) from error
     for name, parameter in model.named_parameters():
+        # inject_adapter_in_model() does not freeze the other parameters.
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name):
             # In float32 for any dtype of the base: small updates vanish in bfloat16.

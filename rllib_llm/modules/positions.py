@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
-def context_length(model_config: Any) -> int | None:
+def context_length(model_config: PretrainedConfig) -> int | None:
     """Return the number of usable positions, or None if the config does not say.
 
     Models with long-RoPE have a second set of rotary frequencies for sequences longer
@@ -22,7 +25,7 @@ def context_length(model_config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def why_shorter(model_config: Any) -> str:
+def why_shorter(model_config: PretrainedConfig) -> str:
     """Return why :func:`context_length` is below all positions of the model, or ""."""
     lengths = list(_long_rope_lengths(model_config))
     if not lengths:
@@ -33,7 +36,7 @@ def why_shorter(model_config: Any) -> str:
     )
 
 
-def _long_rope_lengths(model_config: Any) -> Iterator[int]:
+def _long_rope_lengths(model_config: PretrainedConfig) -> Iterator[int]:
     rope = getattr(model_config, "rope_parameters", None) or {}
     # Some models have one entry per layer type.
     entries = [rope, *(v for v in rope.values() if isinstance(v, Mapping))]

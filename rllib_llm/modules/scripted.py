@@ -21,6 +21,8 @@ class ScriptedRLModule(TorchRLModule):
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        # RLlib builds an RLModule for every policy of the mapping, also for scripted
+        # ones.
         raise NotImplementedError(
             "A scripted policy has no forward pass; call its script instead."
         )

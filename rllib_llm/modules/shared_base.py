@@ -35,11 +35,16 @@ def share_base(model: nn.Module, source: str, dtype: str) -> SharedBase:
     Returns:
         The shared tensors; the caller must keep the reference.
     """
+    # The device is part of the key: policies on other devices need tensors of their
+    # own.
     device = str(next(model.parameters()).device)
+    # Weak values: the tensors are freed with the last policy that holds the returned
+    # object.
     base = _BASES.setdefault((source, dtype, device), SharedBase())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_adapter(name):
             continue
+        # PEFT wraps adapted layers, so the same weight has two names.
         plain = name.replace(".base_layer.", ".")
         shared = base.tensors.setdefault(plain, tensor.data)
         if shared.shape == tensor.shape and shared.dtype == tensor.dtype:

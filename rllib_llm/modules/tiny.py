@@ -77,9 +77,12 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    # Byte-level, so that every text has tokens, including observations that the corpus
+    # lacks.
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            # Single digits: numbers that differ in one digit share the others.
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
@@ -96,6 +99,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
+        # Only <|im_start|>: the tags of tools and answers are text that environments
+        # parse, so decoding must never skip them.
         additional_special_tokens=list(SPECIAL_TOKENS[1:2]),
         clean_up_tokenization_spaces=False,
     )
@@ -132,6 +137,7 @@ def save_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
+    # The caller's random state must not depend on whether the model was in the cache.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)

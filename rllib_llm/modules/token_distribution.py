@@ -6,11 +6,14 @@ unmodified ``PPOTorchLearner.compute_loss_for_module`` is masked token-level PPO
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDistribution
 from ray.rllib.utils.annotations import override
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 
 class TokenLogps(TorchDistribution):
@@ -37,6 +40,8 @@ class TokenLogps(TorchDistribution):
     @override(TorchDistribution)
     def logp(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return the sampled tokens' log-probabilities; ``value`` is ignored. [B, T]"""
+        # RLlib passes the action column; the log-probability of exactly that token was
+        # computed in the forward pass, where the logits existed.
         return self.inputs[..., 0]
 
     @override(TorchDistribution)
@@ -51,6 +56,8 @@ class TokenLogps(TorchDistribution):
         Uses the k3 estimator (Schulman, "Approximating KL divergence", 2020):
         ``r - 1 - log r`` with ``r = p_other / p_self``.
         """
+        # The exact KL would need both full distributions, [B, T, V]; the sampled token
+        # gives an unbiased estimate.
         log_ratio = other.logp(None) - self.logp(None)
         return torch.exp(log_ratio) - 1.0 - log_ratio
 
@@ -64,6 +71,6 @@ class TokenLogps(TorchDistribution):
 
     @staticmethod
     @override(TorchDistribution)
-    def required_input_dim(space: Any, **kwargs: Any) -> int:
+    def required_input_dim(space: gym.Space, **kwargs: Any) -> int:
         """Return the number of inputs per token."""
         return 2

@@ -32,9 +32,12 @@ class ValueHead(nn.Module):
         super().__init__()
         if kind not in ("linear", "mlp"):
             raise ConfigError(f"value_head={kind!r} must be 'linear' or 'mlp'.")
+        # A separate trunk is trained by the value loss, so its hidden states need a
+        # gradient.
         self.detach = detach and trunk is None
         self.trunk = trunk
         self.out = nn.Linear(hidden_size, 1)
+        # Random initial values would be noise in the first advantages.
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         self.body: nn.Module = nn.Identity()
@@ -45,5 +48,6 @@ class ValueHead(nn.Module):
         """Return one value per position. [B, T, D] -> [B, T]"""
         if self.detach:
             hidden = hidden.detach()
+        # The head stays float32 in a bfloat16 model: returns need more than 3 digits.
         hidden = hidden.to(self.out.weight.dtype)
         return self.out(self.body(hidden)).squeeze(-1)

@@ -56,7 +56,7 @@ class LivePanel:
     """
 
     def __init__(
-        self, total_iterations: int | None = None, console: Console | None = None
+        self, total_iterations: float | None = None, console: Console | None = None
     ) -> None:
         self._total = total_iterations
         self._console = console or Console(file=sys.stdout)

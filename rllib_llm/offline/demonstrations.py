@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, texts_of
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.parallel_episodes import play_all
+from rllib_llm.seeding import stable_seed
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rllib_llm.types import PlayableEnv
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,7 +46,7 @@ class Demonstration:
 
 
 def demonstrate_together(
-    env: Any, *, seed: int, mistake_rate: float, split: str = "train"
+    env: PlayableEnv, *, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
     """Play one episode of a MultiAgentAdapter and return the acting agents' parts.
 
@@ -86,7 +91,7 @@ def _no_expert(why: NotImplementedError | str) -> ConfigError:
 
 
 def demonstrate(
-    env: Any, *, seed: int, mistake_rate: float, split: str = "train"
+    env: gym.Env, *, seed: int, mistake_rate: float, split: str = "train"
 ) -> Demonstration:
     """Play one episode with the expert, each turn random with ``mistake_rate``.
 
@@ -119,7 +124,7 @@ def demonstrate(
 
 
 def play_expert_with_mistakes(
-    env: Any, seed: int, mistake_rate: float, split: str = "train"
+    env: PlayableEnv, seed: int, mistake_rate: float, split: str = "train"
 ) -> list[Demonstration]:
     """Play one episode with one or several agents; return one part per acting agent."""
     settings: dict[str, Any] = {"mistake_rate": mistake_rate, "split": split}
@@ -166,7 +171,7 @@ def demonstrations_of(
 ) -> list[Demonstration]:
     """Play the training tasks with these seeds; see :func:`demonstrations`."""
 
-    def play(env: Any, seed: int) -> list[Demonstration]:
+    def play(env: PlayableEnv, seed: int) -> list[Demonstration]:
         return play_expert_with_mistakes(env, seed, mistake_rate)
 
     played = play_all(
@@ -207,6 +212,6 @@ def transcript_texts(
     return texts
 
 
-def _first_texts(env: Any, seed: int) -> list[str]:
-    first = env.reset(seed=seed)
+def _first_texts(env: PlayableEnv, seed: int) -> list[str]:
+    first: Any = env.reset(seed=seed)
     return [first[0]] if agents_of(env) is None else list(texts_of(env, first).values())

@@ -99,7 +99,7 @@ def _work(
             replies.put((index, play(env, seed)))
         if env is not None:
             env.close()
-    except Exception as error:
+    except Exception as error:  # any type: the caller raises it
         replies.put((-1, error))
     except SystemExit as error:
         replies.put((-1, _exit_refused(error)))

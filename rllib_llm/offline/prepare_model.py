@@ -1,4 +1,4 @@
-"""Preparation of a config's language model: tiny model, SFT, cache.
+"""Preparation of a config's language model: tiny model, GGUF files, SFT, cache.
 
 Prepared models are in the user's cache directory under a hash of their settings: a
 second run reuses them, and a changed setting does not reuse a stale model.
@@ -15,12 +15,16 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.cache import cache_dir
-from rllib_llm.manifest import built_whole, find_damage, remove_partial
+from rllib_llm.manifest import built_whole, file_digest, find_damage, remove_partial
+from rllib_llm.modules.gguf_models import check_gguf, convert_gguf, gguf_file, is_gguf
 from rllib_llm.monitoring.live.lines import progress_lines
 from rllib_llm.version import __version__
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -29,7 +33,7 @@ RECIPE_VERSION = 1
 
 
 def prepare_language_model(
-    config: Any, on_progress: Callable[[str, float], None] | None = None
+    config: LLMConfig, on_progress: Callable[[str, float], None] | None = None
 ) -> str:
     """Return the folder of the model to train, building the model if needed.
 
@@ -47,6 +51,8 @@ def prepare_language_model(
     if model == "tiny":
         key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]
         model = _cached(key, functools.partial(_build_tiny, config, on_progress))
+    else:
+        model = checkpoint_folder(model, on_progress)
     if config.sft_demonstrations:
         model = _cached(
             [
@@ -61,8 +67,32 @@ def prepare_language_model(
     return str(model)
 
 
+def checkpoint_folder(
+    model: str, on_progress: Callable[[str, float], None] | None = None
+) -> str:
+    """Return the checkpoint folder of a GGUF model; other models unchanged.
+
+    The file is converted once. The cache is keyed on its content.
+
+    Args:
+        model: A checkpoint folder, a hub id, a GGUF file or a packaged model.
+        on_progress: As in :func:`prepare_language_model`.
+    """
+    if not is_gguf(model):
+        return model
+    on_progress = on_progress or progress_lines()
+
+    def build(folder: Path) -> None:
+        on_progress("conversion", 0.0)
+        convert_gguf(model, folder)
+        on_progress("conversion", 1.0)
+
+    check_gguf(model)
+    return _cached(["gguf", file_digest(gguf_file(model))], build)
+
+
 def _build_tiny(
-    config: Any, on_progress: Callable[[str, float], None], folder: Path
+    config: LLMConfig, on_progress: Callable[[str, float], None], folder: Path
 ) -> None:
     from rllib_llm.modules.tiny import save_tiny_model
     from rllib_llm.offline.demonstrations import transcript_texts
@@ -77,14 +107,17 @@ def _build_tiny(
 
 
 def _sft_model(
-    config: Any, model: str, on_progress: Callable[[str, float], None], folder: Path
+    config: LLMConfig,
+    model: str,
+    on_progress: Callable[[str, float], None],
+    folder: Path,
 ) -> None:
     from rllib_llm.offline.sft_before_rl import sft
 
     sft(config, model, folder, on_progress)
 
 
-def _env_key(config: Any) -> Any:
+def _env_key(config: LLMConfig) -> Any:
     """Return a cache key of the environment: its class, source file and options."""
     env = config.make_text_env()
     kind = type(env.unwrapped)
@@ -109,7 +142,7 @@ def _model_key(model: str) -> Any:
     return [str(path), [(p.name, p.stat().st_size, p.stat().st_mtime) for p in files]]
 
 
-def _sft_key(config: Any) -> Any:
+def _sft_key(config: LLMConfig) -> Any:
     return {
         "demonstrations": config.sft_demonstrations,
         "mistake_rate": config.sft_mistake_rate,
@@ -123,7 +156,7 @@ def _sft_key(config: Any) -> Any:
     }
 
 
-def _cached(key: Any, build: Callable[[Path], None]) -> str:
+def _cached(key: object, build: Callable[[Path], None]) -> str:
     """Return the folder of ``key``; build it if it is missing or damaged."""
     text = json.dumps([RECIPE_VERSION, __version__, key], sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -6,12 +6,15 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scipy import stats
 
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig, PlayableEnv
 
 _FILE = "random_play.json"  # in the folder of an SFT model
 _MOST_EPISODES = 128
@@ -37,7 +40,7 @@ class RandomPolicyResult:
         return self.successes / self.episodes
 
     @classmethod
-    def of_model(cls, config: Any) -> RandomPolicyResult | None:
+    def of_model(cls, config: LLMConfig) -> RandomPolicyResult | None:
         """Return the result that :func:`store_random_result` wrote for the model.
 
         None without SFT, if success is not defined, or if evaluation uses another
@@ -58,7 +61,7 @@ class RandomPolicyResult:
 
 
 def store_random_result(
-    config: Any, folder: Path, on_progress: Callable[[float], None]
+    config: LLMConfig, folder: Path, on_progress: Callable[[float], None]
 ) -> None:
     """Play held-out tasks with random actions and write the result into ``folder``.
 
@@ -68,7 +71,7 @@ def store_random_result(
     count = min(_MOST_EPISODES, config.sft_demonstrations)
     tasks = config.build_task_source(in_evaluation=True).fixed(count)
 
-    def play(env: Any, seed: int) -> bool | None:
+    def play(env: PlayableEnv, seed: int) -> bool | None:
         return play_expert_with_mistakes(env, seed, 1.0, split="test")[0].success
 
     outcomes = play_all(

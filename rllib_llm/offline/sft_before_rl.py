@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -24,10 +24,13 @@ from rllib_llm.offline.demonstrations import (
 )
 from rllib_llm.offline.random_policy import store_random_result
 
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
+
 Progress = Callable[[str, float], None]
 
 
-def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
+def sft(config: LLMConfig, model: str, folder: Path, on_progress: Progress) -> None:
     """Fine-tune ``model`` on demonstrations and write the result into ``folder``.
 
     Args:
@@ -62,7 +65,7 @@ def sft(config: Any, model: str, folder: Path, on_progress: Progress) -> None:
 
 
 def demonstrated_episodes(
-    config: Any, seeds: Sequence[int], mistake_rate: float
+    config: LLMConfig, seeds: Sequence[int], mistake_rate: float
 ) -> list[SingleAgentEpisode]:
     """Return demonstrations of training tasks, one episode per agent.
 
@@ -83,7 +86,7 @@ def demonstrated_episodes(
 def _as_episodes(
     demos: Sequence[Demonstration],
     renderer: ChatRenderer,
-    config: Any,
+    config: LLMConfig,
     roles: Mapping[str, str],
 ) -> list[SingleAgentEpisode]:
     return [
@@ -96,7 +99,7 @@ def _as_episodes(
     ]
 
 
-def _learner(config: Any, model: str, num_demos: int) -> Any:
+def _learner(config: LLMConfig, model: str, num_demos: int) -> Any:
     """Build the SFT Learner of an RL config's model."""
     from rllib_llm.algorithms.sft.sft_config import SFTConfig
 
@@ -122,6 +125,7 @@ def _learner(config: Any, model: str, num_demos: int) -> Any:
         )
         .debugging(seed=config.seed)
         .learners(num_gpus_per_learner=config.num_gpus_per_learner)
+        .resources(torch_num_threads=config.torch_num_threads)
     )
     sft.resolved_model = model
     spaces = {DEFAULT_MODULE_ID: (UnicodeText(), UnicodeText())}

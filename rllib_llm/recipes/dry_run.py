@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.algorithm import with_models
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.recipes.memory import Memory, count_weights
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Plan:
 
 
 def make_plan(
-    config: Any, on_progress: Callable[[str, float], None] | None = None
+    config: LLMConfig, on_progress: Callable[[str, float], None] | None = None
 ) -> Plan:
     """Return the plan of a config without SFT or training.
 
@@ -100,11 +103,11 @@ def make_plan(
     )
 
 
-def _samples_tokens(config: Any) -> bool:
+def _samples_tokens(config: LLMConfig) -> bool:
     return config.action_head == "generate"
 
 
-def _max_turns(config: Any) -> int | None:
+def _max_turns(config: LLMConfig) -> int | None:
     env = config.make_text_env()
     env_limit = getattr(env.unwrapped, "max_turns", None)
     env.close()

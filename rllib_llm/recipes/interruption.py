@@ -37,12 +37,16 @@ class Interruption:
     @property
     def name(self) -> str:
         """The signal's name, e.g. ``"SIGTERM"``."""
-        return signal.Signals(self.number).name
+        return signal.Signals(self._received()).name
 
     @property
     def status(self) -> int:
         """Exit status by the convention of shells: 143 for SIGTERM, 130 for SIGINT."""
-        return 128 + self.number
+        return 128 + self._received()
+
+    def _received(self) -> int:
+        assert self.number is not None, "No signal was received."
+        return self.number
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ _SIMPLE = (bool, int, float, str)
 _NOT_LOGGED = ("name", "description", "expect", "tune", "loggers")
 
 
-def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
+def check_loggers(given: object) -> dict[str, dict[str, Any]]:
     """Return the settings of each logger by name; TensorBoard alone by default.
 
     Args:
@@ -54,7 +54,7 @@ def check_loggers(given: Any) -> dict[str, dict[str, Any]]:
     return loggers
 
 
-def _entry(entry: Any) -> tuple[str, dict[str, Any]]:
+def _entry(entry: object) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, str):
         return entry, {}
     if isinstance(entry, dict) and len(entry) == 1:

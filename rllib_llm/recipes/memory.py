@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
 from rllib_llm.modules.value_head import ValueHead
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from rllib_llm.types import LLMConfig
 
 _FLOAT32_BYTES = 4
 
@@ -45,7 +52,7 @@ class Memory:
         return held + self.kv_cache + self.step
 
 
-def count_weights(config: Any) -> tuple[int, int, Memory]:
+def count_weights(config: LLMConfig) -> tuple[int, int, Memory]:
     """Return the number of parameters, of trained ones, and their memory.
 
     Args:
@@ -111,25 +118,25 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
         return lm, ValueHead(width, **settings["value_head"], trunk=trunk)
 
 
-def _parameters(head: Any) -> list[Any]:
+def _parameters(head: nn.Module | None) -> list[Any]:
     return [] if head is None else list(head.parameters())
 
 
-def _bytes(parameters: Any) -> int:
+def _bytes(parameters: Iterable[torch.Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def _optimizer_bytes(parameter: Any) -> int:
+def _optimizer_bytes(parameter: torch.Tensor) -> int:
     # Low-precision parameters have a float32 master copy; AdamW has two moments.
     masters = _FLOAT32_BYTES if parameter.element_size() < _FLOAT32_BYTES else 0
     return 2 * _FLOAT32_BYTES + masters
 
 
-def _slots(config: Any) -> int:
+def _slots(config: LLMConfig) -> int:
     return min(config.num_envs_per_env_runner, config.episodes_per_iteration)
 
 
-def _kv_bytes_per_token(lm: Any) -> int:
+def _kv_bytes_per_token(lm: PreTrainedModel) -> int:
     config = lm.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or (

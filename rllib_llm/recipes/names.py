@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any
 
 from rllib_llm.errors import ConfigError, did_you_mean, summarize
 from rllib_llm.schema import show
@@ -14,7 +13,7 @@ from rllib_llm.schema import show
 RUN_NAME = re.compile(r"\w[\w .+=@-]{0,99}")
 
 
-def check_run_name(name: Any) -> None:
+def check_run_name(name: object) -> None:
     """Raise ConfigError unless ``name`` can name a run's folder."""
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise ConfigError(

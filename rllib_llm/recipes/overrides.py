@@ -33,7 +33,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
     return data
 
 
-def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+def _set(data: dict[str, Any], keys: list[str], value: object, override: str) -> None:
     node = data
     for depth, key in enumerate(keys[:-1], start=1):
         if node.get(key) is None:

@@ -32,7 +32,9 @@ from rllib_llm.runs.folders import stage_folder
 from rllib_llm.schema import PositiveFloat, require, show
 
 if TYPE_CHECKING:
-    from ray import tune
+    from ray.tune import Tuner
+
+    from rllib_llm.types import LLMConfig
 
 FIELDS = (
     "name",
@@ -70,7 +72,7 @@ class Recipe:
 
     name: str
     algo: str
-    config: Any
+    config: LLMConfig
     stop: dict[str, float]
     expect: dict[str, dict[str, float]]
     tune: dict[str, Any]
@@ -93,7 +95,7 @@ class Recipe:
         return spaces.has_space(self.resolved)
 
     @property
-    def total_iterations(self) -> int | None:
+    def total_iterations(self) -> float | None:
         """Training iterations per trial, if ``stop`` bounds them."""
         return self.stop.get(TRAINING_ITERATION)
 
@@ -149,9 +151,7 @@ class Recipe:
                 "instead, or run one recipe for each value."
             )
 
-    def tuner(
-        self, storage_path: str | Path | None = None, **kwargs: Any
-    ) -> tune.Tuner:
+    def tuner(self, storage_path: str | Path | None = None, **kwargs: Any) -> Tuner:
         """Return a Tuner that runs this recipe, as ``rllib-llm train`` does.
 
         Args:
@@ -251,7 +251,7 @@ def load_recipe(
 
 
 def recipe_from_dict(
-    data: Any, name: str = "recipe", overrides: Iterable[str] = ()
+    data: object, name: str = "recipe", overrides: Iterable[str] = ()
 ) -> Recipe | StagedRecipe:
     """Return the recipe described by ``data`` (parsed YAML)."""
     if not isinstance(data, dict):
@@ -348,7 +348,7 @@ def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any
     return config
 
 
-def _check_stop(stop: Any) -> dict[str, float]:
+def _check_stop(stop: object) -> dict[str, float]:
     if not isinstance(stop, dict) or not stop:
         raise ConfigError(
             "The field 'stop' is missing, so the run would not end. Set e.g. "

@@ -26,13 +26,8 @@ from rllib_llm.recipes.recipe import VERSIONS, Recipe, StagedRecipe, recipe_from
 from rllib_llm.recipes.stages import STAGES, stages_by_name
 from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
-from rllib_llm.runs.folders import (
-    differing_keys,
-    is_complete,
-    locate_checkpoint,
-    newest_checkpoint,
-    stored_recipe,
-)
+from rllib_llm.runs.checkpoints import is_complete, newest_checkpoint
+from rllib_llm.runs.folders import differing_keys, locate_checkpoint, stored_recipe
 from rllib_llm.runs.reading import read_history
 
 _ALGORITHM_STATE = f"{PACKAGE_STATE}/{STATE_FILE}"

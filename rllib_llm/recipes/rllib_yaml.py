@@ -74,13 +74,14 @@ def _tune_settings(name: str, body: dict[str, Any]) -> dict[str, Any]:
                 f"{name}: unknown key {key!r} of checkpoint_config. Valid: "
                 f"{', '.join(_CHECKPOINT)}."
             )
-        if _CHECKPOINT[key]:
-            settings[_CHECKPOINT[key]] = value
+        ours = _CHECKPOINT[key]
+        if ours is not None:
+            settings[ours] = value
     return settings
 
 
 def _place(
-    recipe: dict[str, Any], config_class: type[Any], key: str, value: Any
+    recipe: dict[str, Any], config_class: type[Any], key: str, value: object
 ) -> None:
     """Set one flat key in its section of ``recipe``."""
     if isinstance(value, dict) and set(value) == {"grid_search"}:

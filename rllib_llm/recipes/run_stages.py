@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune import ResultGrid
 
@@ -25,6 +25,11 @@ from rllib_llm.runs.folders import (
     locate_checkpoint,
     stored_recipe,
 )
+
+if TYPE_CHECKING:
+    from ray.tune import Result
+
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -95,7 +100,7 @@ def is_done(results: ResultGrid) -> bool:
     return ended and not results.errors and not any(map(stopped_by, results))
 
 
-def stopped_by(result: Any) -> str | None:
+def stopped_by(result: Result) -> str | None:
     """Return the name of the alarm that stopped a trial, or None."""
     return (result.metrics or {}).get("alarms", {}).get("stopped_by")
 
@@ -127,7 +132,9 @@ def next_stage(recipe: StagedRecipe, run: Path) -> int:
     return last + has_reached_stop(begun[last], recipe.stages[last])
 
 
-def _run_stage(recipe: StagedRecipe, run: Path, index: int, config: Any) -> ResultGrid:
+def _run_stage(
+    recipe: StagedRecipe, run: Path, index: int, config: LLMConfig
+) -> ResultGrid:
     stage, name = recipe.stages[index], recipe.folders[index]
     if index:
         before = run / recipe.folders[index - 1]

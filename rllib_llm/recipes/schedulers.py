@@ -20,6 +20,8 @@ from rllib_llm.recipes.tune_settings import paths_searched
 from rllib_llm.runs.reading import RESULT_FILE, read_history
 
 if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
+
     from rllib_llm.recipes.recipe import Recipe
 
 # Results reported before a resume: (iteration, value) pairs by trial id.
@@ -76,7 +78,7 @@ class ResumableASHA(ASHAScheduler):
         self._recorded = recorded
 
     @override(ASHAScheduler)
-    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+    def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
         super().on_trial_add(tune_controller, trial)
         bracket = self._trial_info[trial.trial_id]
         for iteration, value in self._recorded.get(trial.trial_id, ()):
@@ -129,7 +131,7 @@ class Population(PopulationBasedTraining):
         return config
 
     @override(PopulationBasedTraining)
-    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+    def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
         super().on_trial_add(tune_controller, trial)
         newest = trial.run_metadata.checkpoint_manager.latest_checkpoint_result
         if newest is None:
@@ -159,17 +161,17 @@ class Population(PopulationBasedTraining):
 
     @override(PopulationBasedTraining)
     def on_trial_complete(
-        self, tune_controller: Any, trial: Trial, result: dict[str, Any]
+        self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]
     ) -> None:
         super().on_trial_complete(tune_controller, trial, result)
         self._release(tune_controller, trial)
 
     @override(PopulationBasedTraining)
-    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         super().on_trial_error(tune_controller, trial)
         self._release(tune_controller, trial)
 
-    def _release(self, tune_controller: Any, ended: Trial) -> None:
+    def _release(self, tune_controller: TuneController, ended: Trial) -> None:
         """Let the others continue if ``ended`` was the last they waited for.
 
         Tune advances the synchronisation point only when a live trial reports.

@@ -13,12 +13,12 @@ _CONTAINERS = (dict, list, tuple)
 _RANGES = ("uniform", "loguniform", "randint")
 
 
-def is_space(value: Any) -> bool:
+def is_space(value: object) -> bool:
     """Return True if ``value`` is a search space, e.g. ``{"grid": [1, 2]}``."""
     return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in SPACES
 
 
-def has_space(value: Any) -> bool:
+def has_space(value: object) -> bool:
     """Return True if ``value`` is or contains a search space."""
     if is_space(value):
         return True
@@ -27,7 +27,7 @@ def has_space(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_space, value))
 
 
-def paths_of_spaces(value: Any, prefix: str = "") -> list[str]:
+def paths_of_spaces(value: object, prefix: str = "") -> list[str]:
     """Return the dotted paths of the search spaces in ``value``."""
     if is_space(value):
         return [prefix]
@@ -41,7 +41,7 @@ def paths_of_spaces(value: Any, prefix: str = "") -> list[str]:
     ]
 
 
-def _joined(prefix: str, key: Any) -> str:
+def _joined(prefix: str, key: object) -> str:
     return f"{prefix}.{key}" if prefix else str(key)
 
 
@@ -97,12 +97,12 @@ def count_in_config(value: Any) -> int:
     return sum(map(count_in_config, inner)) if isinstance(value, _CONTAINERS) else 0
 
 
-def first_of(value: Any) -> Any:
+def first_of(value: object) -> Any:
     """Return ``value`` with every search space replaced by its first value."""
     return nth_of(0)(value)
 
 
-def last_of(value: Any) -> Any:
+def last_of(value: object) -> Any:
     """Return ``value`` with every search space replaced by its last value."""
     return nth_of(-1)(value)
 

@@ -75,7 +75,7 @@ def _check_reaches(data: Mapping[str, Any], keys: list[str], override: str) -> N
         )
 
 
-def _is_set(stage: Any, keys: list[str]) -> bool:
+def _is_set(stage: object, keys: list[str]) -> bool:
     for key in keys:
         if not isinstance(stage, Mapping) or key not in stage:
             return False

@@ -27,14 +27,17 @@ from rllib_llm.runs.folders import RECIPE_FILE, default_storage
 from rllib_llm.version import __version__
 
 if TYPE_CHECKING:
+    from ray.tune.experiment import Trial
+
     from rllib_llm.recipes.recipe import Recipe, StagedRecipe
+    from rllib_llm.types import LLMConfig
 
 
 def make_tuner(
     recipe: Recipe,
     storage_path: str | Path | None = None,
     *,
-    config: Any = None,
+    config: LLMConfig | None = None,
     run_name: str | None = None,
     callbacks: list[Any] | None = None,
     resume: ResumeConfig | None = None,
@@ -84,7 +87,7 @@ def make_tuner(
     return tuner
 
 
-def run_callbacks(recipe: Recipe, config: Any, run: Path) -> list[Any]:
+def run_callbacks(recipe: Recipe, config: LLMConfig, run: Path) -> list[Any]:
     """Return the Tune callbacks that report and log a run.
 
     Args:
@@ -142,5 +145,5 @@ def seed_search(recipe: Recipe) -> None:
     random.seed(seed)
 
 
-def _trial_name(trial: Any) -> str:
+def _trial_name(trial: Trial) -> str:
     return f"trial_{trial.trial_id}"

@@ -56,8 +56,9 @@ def allocate_rewards(
         )
     rewards, keys = _finite("rewards", rewards), combined_keys(sets)
     check_same_shape(rewards=rewards, sets=keys)
-    weight = {"individual": 0.0, "team": 1.0}.get(mode, team_weight)
+    weight = {"individual": 0.0, "team": 1.0}.get(mode, team_weight or 0.0)
     check_unit_interval(team_weight=weight)
+    # Means by set, expanded to messages by the set's index. [M]
     return (1.0 - weight) * rewards + weight * key_means(rewards, keys)[keys]
 
 
@@ -148,8 +149,10 @@ def influence_rewards(
     # Rounds may be missing in an episode: discount by the gap, and not across episodes.
     gaps = np.diff(turns[first], append=0)
     last = np.diff(episodes[first], append=-1) != 0
+    # After an episode's last round the gap is that to another episode. It may be
+    # negative, and 0 ** -1 is infinite; hence 1.
     decay = np.where(last, 0.0, discount ** np.where(last, 1, gaps))
-    means = key_means(scores, rounds)
+    means = key_means(scores, rounds)  # [rounds]
     future = _discounted_sums(means, decay) - means
     weights = _discounted_sums(np.ones_like(means), decay)
     return (scores + future[rounds]) / weights[rounds]
@@ -211,11 +214,14 @@ def persuasion_bonuses(
     if not len(correct):
         return correct.copy()
     # Answers by episode, round and agent, padded with an empty round on both sides.
+    # Turns from 1, so that turn - 1 and turn + 1 are valid indices.
     turns = turns - turns.min() + 1
     shape = (episodes.max() + 1, turns.max() + 2, agents.max() + 1)
     answers = np.full(shape, np.nan)
     answers[episodes, turns, agents] = correct
 
+    # Sides are -1, 0 or 1. A product of two is negative if and only if they are
+    # opposite.
     now, before = _side(correct), _side(answers[episodes, turns - 1, agents])
     others_before, others_now, others_next = (
         _side(_others_mean(answers, episodes, turns + shift, agents))
@@ -285,6 +291,7 @@ def shaped_rewards(
     _, first = np.unique(steps, return_index=True)
     starts = np.diff(episodes[first], prepend=-1) != 0
     quality, has_past = _earlier_mean(rewards, steps, starts)
+    # The last step of each episode; episodes are numbered in the order of the steps.
     last_step = np.flatnonzero(np.append(starts[1:], True))
     final = key_means(rewards, steps)[last_step][episodes]
     terms = {
@@ -324,11 +331,13 @@ def shapley_values(coalition_values: np.ndarray) -> np.ndarray:
     count = size.bit_length() - 1
     coalitions = np.arange(size)
     members = (coalitions[:, None] >> np.arange(count)) & 1
+    # |S|! (N - |S| - 1)! / N! = 1 / (N * C(N - 1, |S|)), without large factorials.
     by_size = [1 / (count * math.comb(count - 1, s)) for s in range(count)]
     shares = []
     for agent in range(count):
         without = coalitions[members[:, agent] == 0]
         weights = np.array(by_size)[members[without].sum(1)]
+        # Marginal contributions to all coalitions without the agent. [..., 2**(N-1)]
         gains = values[..., without | (1 << agent)] - values[..., without]
         shares.append(gains @ weights)
     return np.stack(shares, axis=-1)

@@ -65,7 +65,8 @@ class Rewards:
             name = short_name(part)
             # A component may be listed twice with other settings.
             by_name[name] = by_name[name] + weighted if name in by_name else weighted
-        _write(trajectories, sum(by_name.values()))
+        # Before the transforms, which read the sum of all components.
+        _write(trajectories, np.asarray(sum(by_name.values())))
         for bound in self.transforms:
             table = TurnTable(trajectories)
             new = np.asarray(bound.call(table), np.float64)
@@ -86,6 +87,8 @@ class Rewards:
             ConfigError: If a component rejects its settings.
         """
         alone = bind_all("reward", ENVIRONMENT)
+        # One component at a time, so that the error names the one that failed.
+        trials: list[tuple[list[BoundComponent], list[BoundComponent]]]
         trials = [([part], []) for part in self.parts]
         trials += [(alone, [transform]) for transform in self.transforms]
         for parts, transforms in trials:
@@ -108,6 +111,8 @@ class Rewards:
         async def one(part: BoundComponent, trajectory: Trajectory) -> np.ndarray:
             try:
                 reward = part.call(trajectory)
+                # A coroutine starts when it is awaited, so the semaphore limits how
+                # many run.
                 if inspect.isawaitable(reward):
                     async with gate:
                         reward = await reward
@@ -142,7 +147,7 @@ def short_name(bound: BoundComponent) -> str:
     return bound.component.name.rpartition(":")[2]
 
 
-def per_turn(part: BoundComponent, reward: Any, turns: int) -> np.ndarray:
+def per_turn(part: BoundComponent, reward: object, turns: int) -> np.ndarray:
     """Return one reward per turn; a single number belongs to the last turn. [H]
 
     Raises:

@@ -47,6 +47,7 @@ def otc(
     made = np.array([num_calls(t, tools) for t in table.trajectories], np.int64)
     solved = np.array([t.is_solved for t in table.trajectories], bool)
     groups = combined_keys(table.task, table.agent)
+    # Groups without a solved rollout keep the maximum, which is not used.
     fewest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).max)
     np.minimum.at(fewest, groups[solved], made[solved])
     factors = [
@@ -87,6 +88,7 @@ def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
     episodes = combined_keys(table.task, table.episode)
     tokens = np.bincount(episodes, table.tokens)[episodes]
     groups = combined_keys(table.task)
+    # At least 1, so that rollouts without tokens do not divide by zero.
     longest = np.ones(groups.max(initial=-1) + 1)
     np.maximum.at(longest, groups, tokens)
     cost = weight * tokens / longest[groups]

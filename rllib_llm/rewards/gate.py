@@ -32,8 +32,8 @@ class Gate:
 
     Args:
         levels: Mappings of ``when``, a reward (or several, summed), ``above``, a bound
-            that its sum over the turns must exceed (default 0), and ``pay``, a number
-            or rewards.
+            that its sum over the turns must exceed (default 0), and ``reward``, a
+            number or rewards.
         otherwise: Reward if no condition holds: a number or rewards.
     """
 
@@ -43,18 +43,15 @@ class Gate:
         if not isinstance(levels, list | tuple) or not levels:
             raise ValueError(
                 f"levels={levels!r} must be a list, e.g. "
-                "[{when: well_formed, pay: f1}]."
+                "[{when: well_formed, reward: f1}]."
             )
         self.levels = []
         for level in levels:
-            if not isinstance(level, Mapping) or not {"when", "pay"} <= set(level) <= {
-                "when",
-                "above",
-                "pay",
-            }:
+            keys = set(level) if isinstance(level, Mapping) else set()
+            if not {"when", "reward"} <= keys <= {"when", "above", "reward"}:
                 raise ValueError(
-                    f"the level {level!r} must have when, pay and optionally above. "
-                    "Use e.g. {when: well_formed, pay: f1}."
+                    f"the level {level!r} must have when, reward and optionally above. "
+                    "Use e.g. {when: well_formed, reward: f1}."
                 )
             above = level.get("above", 0.0)
             if not _is_number(above):
@@ -62,14 +59,14 @@ class Gate:
                     f"above={above!r} of a level must be a number. Use e.g. 0.5."
                 )
             when = _rewards("when", level["when"])
-            self.levels.append((when, above, _level_reward("pay", level["pay"])))
+            self.levels.append((when, above, _level_reward("reward", level["reward"])))
         self.otherwise = _level_reward("otherwise", otherwise)
 
     async def __call__(self, trajectory: Trajectory) -> np.ndarray:
         """Return the reward of each turn. [H]"""
-        for when, above, pay in self.levels:
+        for when, above, reward in self.levels:
             if (await _sum(when, trajectory)).sum() > above:
-                return await _evaluate(pay, trajectory)
+                return await _evaluate(reward, trajectory)
         return await _evaluate(self.otherwise, trajectory)
 
 
@@ -113,7 +110,7 @@ class Tiers:
         return next(reached, self.otherwise)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -132,11 +129,11 @@ def _level_reward(name: str, value: Any) -> float | list[BoundComponent]:
 
 
 async def _evaluate(
-    pay: float | list[BoundComponent], trajectory: Trajectory
+    reward: float | list[BoundComponent], trajectory: Trajectory
 ) -> np.ndarray:
-    if isinstance(pay, list):
-        return await _sum(pay, trajectory)
-    return in_last_turn(pay, len(trajectory))
+    if isinstance(reward, list):
+        return await _sum(reward, trajectory)
+    return in_last_turn(reward, len(trajectory))
 
 
 async def _sum(bound: Sequence[BoundComponent], trajectory: Trajectory) -> np.ndarray:

@@ -82,6 +82,8 @@ def information_gain(
         )
     retrieved = _documents(trajectory)
     needed = as_texts(trajectory.last_info("gold_documents")) if retrieved else []
+    # Different documents in a fixed order, because a set's order of texts varies
+    # between processes.
     every = list(dict.fromkeys([*needed, *(d for ds in retrieved for d in ds)]))
     vectors = dict(zip(every, tf_idf(every), strict=True))
     best = dict.fromkeys(needed, 0.0)
@@ -93,6 +95,7 @@ def information_gain(
             match = max(
                 (cosine(vectors[gold], vectors[d]) for d in documents), default=0.0
             )
+            # Only improvements count: the same match again has no gain.
             gain += max(0.0, match - best[gold]) / len(needed)
             best[gold] = max(best[gold], match)
         again = sum(d in seen for d in documents) / max(len(documents), 1)

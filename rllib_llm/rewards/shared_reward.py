@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rllib_llm.data import columns
 from rllib_llm.data.reward_log import rewards_of_turns
 
 
-def share_rewards(episodes: list[Any], share: float) -> None:
+def share_rewards(episodes: Iterable[Any], share: float) -> None:
     """Replace every reward by a mixture of the agent's and the team's.
 
     An agent gets ``(1 - share) * own + share * mean over agents`` of the rewards of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from rllib_llm.data.turn_table import Trajectory
@@ -62,7 +62,7 @@ def gold_answers(trajectory: Trajectory) -> list[str]:
     return as_texts(trajectory.last_info("gold_answers"))
 
 
-def as_texts(value: object) -> list[str]:
+def as_texts(value: str | Iterable[object] | None) -> list[str]:
     """Return one text, or several, as a list."""
     return [value] if isinstance(value, str) else [str(v) for v in value or []]
 

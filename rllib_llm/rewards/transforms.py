@@ -113,6 +113,8 @@ def group_normalise(
         keys = groups[table.owner]
         centred = table.rewards - key_means(table.rewards, keys)[keys]
         return centred / _spread(centred, keys, scale)[keys]
+    # Returns are sums of rewards: with the mean subtracted once, in the last turn, the
+    # new return is (return - mean) / std.
     means = key_means(table.returns, groups)[groups]
     spread = _spread(table.returns - means, groups, scale)[groups][table.owner]
     return (table.rewards - means[table.owner] * is_last(table)) / spread

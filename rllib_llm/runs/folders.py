@@ -1,25 +1,18 @@
-"""Paths of runs, trials and checkpoints; importing it does not load ray."""
+"""Paths of runs, their trials and stages; importing it does not load ray."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rllib_llm import yaml_io
 from rllib_llm.errors import CheckpointError
-from rllib_llm.manifest import find_damage, require_whole
+from rllib_llm.manifest import require_whole
+from rllib_llm.runs.checkpoints import CHECKPOINT_FILE, newest_whole
 
 RECIPE_FILE = "recipe.yaml"
-_CHECKPOINT_FILE = "rllib_checkpoint.json"
-_NUMBERED = re.compile(r"checkpoint_(\d+)")
-MODULES = "learner_group/learner/rl_module"
-
-logger = logging.getLogger("rllib_llm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +79,11 @@ def locate_checkpoint(path: Path) -> RunPaths:
         CheckpointError: There is no complete checkpoint.
     """
     checkpoint: Path | None = path
-    if (path / _CHECKPOINT_FILE).is_file():
+    if (path / CHECKPOINT_FILE).is_file():
         require_whole(path)
     else:
         stages = reversed(stage_folders(path))
-        newest = (_newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
+        newest = (newest_whole(f.rglob("checkpoint_*")) for f in [*stages, path])
         checkpoint = next((c for c in newest if c is not None), None)
     if checkpoint is None:
         raise CheckpointError(
@@ -116,39 +109,6 @@ def stage_folder(index: int, name: str) -> str:
     return f"{index + 1}_{name}"
 
 
-def newest_checkpoint(trial: Path) -> Path | None:
-    """Return the trial's whole checkpoint with the highest number, if any."""
-    return _newest_whole(trial.glob("checkpoint_*"))
-
-
-def _newest_whole(candidates: Iterable[Path]) -> Path | None:
-    """Return the whole checkpoint with the highest number; log damaged newer ones."""
-    numbered = [(number_of(c), c.parent.name, c) for c in candidates]
-    damaged = []
-    for _, _, checkpoint in sorted(n for n in numbered if n[0] is not None)[::-1]:
-        damage = find_damage(checkpoint)
-        if damage is None:
-            for text in damaged:
-                logger.warning("%s; using %s instead.", text, checkpoint)
-            return checkpoint
-        damaged.append(f"The checkpoint {checkpoint} is damaged: {damage}")
-    return None
-
-
-def number_of(checkpoint: Path) -> int | None:
-    """Return the number in the name of a checkpoint folder, or None."""
-    match = _NUMBERED.fullmatch(checkpoint.name)
-    return int(match[1]) if match else None
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Return True if a checkpoint agrees with its manifest, byte by byte.
-
-    Tune copies checkpoints file by file, so a killed run may leave part of one.
-    """
-    return find_damage(checkpoint) is None
-
-
 def stored_recipe(run: Path) -> dict[str, Any]:
     """Return the recipe in a run folder."""
     return yaml_io.read(run / RECIPE_FILE)
@@ -163,7 +123,7 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 _ABSENT = object()
 
 
-def flat_recipe(data: Any, prefix: str = "") -> dict[str, Any]:
+def flat_recipe(data: object, prefix: str = "") -> dict[str, Any]:
     """Return the values of a resolved recipe by dotted keys."""
     if not isinstance(data, dict) or not data:
         return {prefix: data}

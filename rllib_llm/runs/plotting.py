@@ -86,7 +86,7 @@ def describe(params: dict[str, Any]) -> str:
     return ", ".join(f"{key}={shown(value)}" for key, value in params.items())
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a short text for the value of a setting."""
     if isinstance(value, float):
         return f"{value:.4g}"

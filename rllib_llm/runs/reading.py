@@ -11,6 +11,7 @@ from typing import Any
 
 from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
+from rllib_llm.runs import checkpoints
 from rllib_llm.runs import folders as runs
 from rllib_llm.transcripts.jsonl import read_records
 from rllib_llm.transcripts.reader import TRANSCRIPTS_FILE, read_transcripts
@@ -86,7 +87,7 @@ class Trial:
 
     def checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint, or None."""
-        return runs.newest_checkpoint(self.path)
+        return checkpoints.newest_checkpoint(self.path)
 
     def transcripts(self) -> Iterator[dict[str, Any]]:
         """Yield the transcripts of the trial, if any."""
@@ -187,12 +188,13 @@ def _read_trial(path: Path, config: dict[str, Any], keys: list[str]) -> Trial:
 
 
 def _at(config: dict[str, Any], key: str) -> Any:
+    value: Any = config
     for part in key.split("/"):
-        if isinstance(config, list) and part.isdigit() and int(part) < len(config):
-            config = config[int(part)]
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
         else:
-            config = config.get(part) if isinstance(config, dict) else None
-    return config
+            value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _searched(run: Path, configs: list[dict[str, Any]]) -> list[str]:
@@ -244,7 +246,7 @@ def _flat(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value)

@@ -106,7 +106,7 @@ def without_seed(params: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in params.items() if k != SEED}
 
 
-def hashable(value: Any) -> str:
+def hashable(value: object) -> str:
     """Return a string that is the same for equal values."""
     return json.dumps(value, sort_keys=True)
 
@@ -154,7 +154,9 @@ def _effect(name: str, trials: list[Trial], metric: str, mode: str) -> Effect | 
     for trial in trials:
         key = hashable(trial.params[name])
         shown[key] = trial.params[name]
-        by_value.setdefault(key, []).append(float(trial.last(metric)))
+        value = trial.last(metric)
+        assert value is not None  # effects() leaves trials without a value out
+        by_value.setdefault(key, []).append(value)
     if len(by_value) < 2:
         return None
     if len(by_value) == len(trials):

@@ -45,7 +45,7 @@ class ForkServer:
     cores (at least two); further calls wait, and their time limits start later.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,11 +88,9 @@ class ForkServer:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._forget()
-            if self._socket is None:
-                self._start()
-            return self._socket
+            return self._start() if self._socket is None else self._socket
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             fd = theirs.fileno()
@@ -116,6 +114,7 @@ class ForkServer:
                 "The sandbox's server did not start; see its error above. Call "
                 "rllib_llm.sandbox.probe() for what this platform supports."
             )
+        return ours
 
     def _stop(self, server: socket.socket) -> None:
         with self._lock:
@@ -123,9 +122,11 @@ class ForkServer:
                 self._forget()
 
     def _forget(self) -> None:
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._socket = self._process = None
 
 

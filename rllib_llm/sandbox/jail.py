@@ -15,7 +15,7 @@ import signal
 import struct
 import sys
 
-NOBODY = 65534  # user and group ids without rights, by convention
+NOBODY = 65534  # user and group ids without privileges, by convention
 
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # x86_64
 _LANDLOCK_CREATE_RULESET_VERSION = 1
@@ -121,7 +121,7 @@ class Jail:
         OSError: If the kernel has no Landlock.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._ruleset = _deny_all_ruleset(landlock_abi())
         self._filter = ctypes.create_string_buffer(_seccomp_program())
         self._base_bytes = _address_space()

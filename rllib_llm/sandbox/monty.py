@@ -20,7 +20,7 @@ _GRACE_S = 30.0
 class Monty:
     """Runs programs in the worker processes of pydantic-monty."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: Any = None
 

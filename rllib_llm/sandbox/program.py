@@ -52,7 +52,7 @@ def _execute(source: str, names: dict[str, Any]) -> int:
     except MemoryError:
         sys.stderr.write("MemoryError\n")
         return MEMORY
-    except BaseException as error:
+    except BaseException as error:  # any program, KeyboardInterrupt included
         sys.stderr.write(_program_traceback(error))
         return ERROR
     return OK

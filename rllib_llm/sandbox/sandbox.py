@@ -123,10 +123,13 @@ def _runner(backend: str) -> Any:
     with _lock:
         if key not in _runners:
             if backend == "monty":
-                from rllib_llm.sandbox.monty import Monty as Runner
+                from rllib_llm.sandbox.monty import Monty
+
+                _runners[key] = Monty()
             else:
-                from rllib_llm.sandbox.fork_server import ForkServer as Runner
-            _runners[key] = Runner()
+                from rllib_llm.sandbox.fork_server import ForkServer
+
+                _runners[key] = ForkServer()
         return _runners[key]
 
 

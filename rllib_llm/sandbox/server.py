@@ -140,7 +140,7 @@ class Server:
             limits = Limits(int(header["cpu_s"]), int(header["memory_bytes"]))
             self._jail.enter(limits, self._pid, kept=channel.fileno())
             channel.close()  # otherwise the program could forge a failure report
-        except BaseException as error:
+        except BaseException as error:  # the child must not return to the server loop
             _send(channel, {"failed": repr(error)})
             os._exit(program.ERROR)
         program.run(source, inputs)

@@ -8,7 +8,15 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from annotated_types import MinLen
 
@@ -23,6 +31,9 @@ from rllib_llm.schema.describing import (
 )
 from rllib_llm.schema.kinds import Hint, InfinityAllowed, OneOf, Rule, SubclassOf
 from rllib_llm.schema.spaces import alternatives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Larger integers do not fit into tensors.
 _MAX_INT = 2**63 - 1
@@ -48,7 +59,7 @@ class Problem:
         return f"{self.subject} {self.rule}. {self.hint}".rstrip()
 
 
-def require(where: str, value: Any, kind: Any, hint: str = "") -> None:
+def require(where: str, value: object, kind: object, hint: str = "") -> None:
     """Raise ConfigError if ``value`` is not of ``kind``.
 
     Args:
@@ -72,7 +83,7 @@ def refuse(problem: Problem | None, hint: str = "") -> None:
     raise ConfigError(str(problem))
 
 
-def find_problem(where: str, value: Any, kind: Any) -> Problem | None:
+def find_problem(where: str, value: object, kind: object) -> Problem | None:
     """Return the first problem with ``value``, None if it is of ``kind``.
 
     Types that would require an import (forward references) accept anything.
@@ -96,7 +107,7 @@ def find_problem(where: str, value: Any, kind: Any) -> Problem | None:
 
 
 @functools.cache
-def hints_of(function: Any) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function's parameters, or of a class's __init__.
 
     The result is empty if a name cannot be resolved, e.g. one under TYPE_CHECKING.
@@ -109,7 +120,7 @@ def hints_of(function: Any) -> dict[str, Any]:
         return {}
 
 
-def is_number(value: Any, kind: type = float) -> bool:
+def is_number(value: object, kind: type = float) -> bool:
     """Return True if ``value`` is a finite number; for ``int``, an integer of 64 bits.
 
     Booleans do not count as numbers.
@@ -128,7 +139,7 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _problem_with(where: str, value: Any, kind: Any) -> Problem | None:
+def _problem_with(where: str, value: object, kind: object) -> Problem | None:
     """Return the problem of a value with one member of a union."""
     base, metadata = split(kind)
     if is_typeddict(base):
@@ -145,12 +156,12 @@ def _problem_with(where: str, value: Any, kind: Any) -> Problem | None:
     return problem
 
 
-def _wrong(where: str, value: Any, kind: Any) -> Problem:
+def _wrong(where: str, value: object, kind: object) -> Problem:
     subject = f"{where}={show(value)}"
     return Problem(where, subject, f"must be {describe(kind)}", _remedy(value, kind))
 
 
-def _fits(value: Any, base: Any, metadata: Sequence[Any]) -> bool:
+def _fits(value: object, base: object, metadata: Sequence[Any]) -> bool:
     """Return True if a scalar, class or function is of a type, without metadata."""
     if base is Any or isinstance(base, str) or type(base).__name__ == "ForwardRef":
         return True
@@ -170,7 +181,7 @@ def _fits(value: Any, base: Any, metadata: Sequence[Any]) -> bool:
     return not inspect.isclass(origin) or isinstance(value, origin)
 
 
-def _may_be_infinite(value: Any, metadata: Sequence[Any]) -> bool:
+def _may_be_infinite(value: object, metadata: Sequence[Any]) -> bool:
     allowed = any(isinstance(item, InfinityAllowed) for item in metadata)
     return allowed and isinstance(value, float) and math.isinf(value)
 
@@ -191,7 +202,7 @@ def _holds(value: Any, item: Any) -> bool:
     return above and below
 
 
-def _in_typed_dict(where: str, value: Any, kind: Any) -> Problem | None:
+def _in_typed_dict(where: str, value: object, kind: object) -> Problem | None:
     if not isinstance(value, Mapping):
         return _wrong(where, value, kind)
     fields = get_type_hints(kind, include_extras=True)
@@ -205,7 +216,7 @@ def _in_typed_dict(where: str, value: Any, kind: Any) -> Problem | None:
     return None
 
 
-def _in_mapping(where: str, value: Any, kind: Any) -> Problem | None:
+def _in_mapping(where: str, value: object, kind: object) -> Problem | None:
     if not isinstance(value, Mapping):
         return _wrong(where, value, kind)
     of_keys, of_values = get_args(kind) or (Any, Any)
@@ -221,7 +232,7 @@ def _in_mapping(where: str, value: Any, kind: Any) -> Problem | None:
     return None
 
 
-def _is_sequence(base: Any) -> bool:
+def _is_sequence(base: object) -> bool:
     return (get_origin(base) or base) in (list, tuple, Sequence, Collection)
 
 
@@ -239,7 +250,7 @@ def _in_sequence(where: str, value: Any, kind: Any) -> Problem | None:
     return None
 
 
-def _remedy(value: Any, kind: Any) -> str:
+def _remedy(value: object, kind: object) -> str:
     for member in members(kind):
         for item in split(member)[1]:
             if isinstance(item, Hint):

@@ -22,16 +22,16 @@ _WORDS = {
 }
 
 
-def show(value: Any, limit: int = MAX_SHOWN) -> str:
+def show(value: object, limit: int = MAX_SHOWN) -> str:
     """Return ``repr(value)``, cut to ``limit`` characters."""
     try:
         text = repr(value)
-    except Exception as error:
+    except Exception as error:  # a user's __repr__ may raise anything
         text = f"<{type(value).__name__}, {type(error).__name__} in its repr>"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
-def split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+def split(kind: object) -> tuple[Any, tuple[Any, ...]]:
     """Return a type without its ``Annotated``, and the metadata."""
     if get_origin(kind) is not Annotated:
         return kind, ()
@@ -39,7 +39,7 @@ def split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return base, tuple(metadata)
 
 
-def members(kind: Any) -> tuple[Any, ...]:
+def members(kind: object) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself."""
     base, _ = split(kind)
     if get_origin(base) in (Union, types.UnionType):
@@ -47,7 +47,7 @@ def members(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def choices_of(kind: Any) -> tuple[Any, ...]:
+def choices_of(kind: object) -> tuple[Any, ...]:
     """Return the choices of all members of a type, () without any."""
     choices: list[Any] = []
     for member in members(kind):
@@ -58,7 +58,7 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
     return tuple(choices)
 
 
-def bounds_of(kind: Any) -> tuple[float | None, float | None]:
+def bounds_of(kind: object) -> tuple[float | None, float | None]:
     """Return the lower and upper bound of a type, None if unbounded."""
     for member in members(kind):
         low, high, _, _ = limits(split(member)[1])
@@ -82,7 +82,7 @@ def limits(metadata: Sequence[Any]) -> tuple[Any, Any, bool, bool]:
     return low, high, includes_low, includes_high
 
 
-def describe(kind: Any) -> str:
+def describe(kind: object) -> str:
     """Return the end of "must be ..." for a type, e.g. "a number >= 0 or None"."""
     parts = members(kind)
     choices = choices_of(kind)
@@ -97,12 +97,12 @@ def describe(kind: Any) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
-def _is_choice(kind: Any) -> bool:
+def _is_choice(kind: object) -> bool:
     base, metadata = split(kind)
     return get_origin(base) is Literal or any(isinstance(m, OneOf) for m in metadata)
 
 
-def _describe_one(kind: Any) -> str:
+def _describe_one(kind: object) -> str:
     base, metadata = split(kind)
     for item in metadata:
         if isinstance(item, Rule):
@@ -123,11 +123,11 @@ def _describe_one(kind: Any) -> str:
     return "anything" if base is Any else f"a {getattr(base, '__name__', base)}"
 
 
-def _is_list(origin: Any) -> bool:
+def _is_list(origin: object) -> bool:
     return origin in (list, Sequence, Collection)
 
 
-def _list_text(base: Any) -> str:
+def _list_text(base: object) -> str:
     inner = [a for a in get_args(base) if a is not Ellipsis]
     if not inner or inner[0] is Any:
         return "a list"

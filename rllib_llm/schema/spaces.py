@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 
-def alternatives(value: Any) -> list[Any] | None:
+def alternatives(value: object) -> list[Any] | None:
     """Return the values of a search space, None if ``value`` is not a search space.
 
     Of a range they are the bounds; a space given by a function has an empty list.

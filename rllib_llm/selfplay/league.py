@@ -56,7 +56,7 @@ _WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "hard": prefer_hard,
     "even": prefer_even,
     "uniform": np.ones_like,
-    "latest": lambda p: np.eye(1, len(p), len(p) - 1)[0],
+    "latest": lambda p: np.eye(1, len(p), len(p) - 1)[0],  # 1 for the newest
 }
 OPPONENTS = tuple(_WEIGHTS)
 
@@ -104,7 +104,7 @@ class League:
         decay: float = 0.99,
         seed: int = 0,
     ):
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "learner": learner,
             "opponents": opponents,
             "mirror_fraction": mirror_fraction,
@@ -130,6 +130,8 @@ class League:
             return {self.learner: 1.0}
         mirror = self._settings["mirror_fraction"]
         weights = _WEIGHTS[self._settings["opponents"]](self._win_rates())
+        # The sum is positive, because the prior keeps win rates strictly between 0 and
+        # 1.
         shares = (1.0 - mirror) * weights / weights.sum()
         names = [member.name for member in self.members]
         return {self.learner: mirror, **dict(zip(names, shares.tolist(), strict=True))}
@@ -186,6 +188,7 @@ class League:
                     )
             if not set(self._retired).intersection(result.players):
                 self.payoffs.record(result)
+                # Games of the learner against itself are not games with members.
                 self._games_since_snapshot += len(set(result.players)) > 1
 
     def should_snapshot(self) -> bool:
@@ -195,6 +198,7 @@ class League:
         games, most = self._games_since_snapshot, self._settings["snapshot_max_games"]
         if most is not None and games >= most:
             return True
+        # The minimum, not the mean: a learner may beat most members and lose to one.
         worst = self._win_rates().min()
         enough = games >= self._settings["snapshot_min_games"]
         return bool(enough and worst >= self._settings["snapshot_win_rate"])

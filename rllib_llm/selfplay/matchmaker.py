@@ -83,6 +83,7 @@ class Matchmaker:
 
     def record(self, results: Iterable[GameResult]) -> None:
         """Add finished games to win rates and ratings, in the order of episodes."""
+        # The exploiter is trained, too: results against it measure no fixed strength.
         games = [game for game in results if EXPLOITER not in game.players]
         self.league.record(games)
         self.ratings.record(games)
@@ -99,6 +100,7 @@ class Matchmaker:
         name = f"snapshot_{self._snapshots}"
         self._snapshots += 1
         retired = self.league.add(name, iteration)
+        # The snapshot has the learner's weights, so its strength is the learner's.
         self.ratings.inherit(name, LEARNER)
         taken = set(self._slot_of.values())
         if retired:

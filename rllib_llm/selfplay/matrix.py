@@ -108,5 +108,5 @@ def _cell(values: list[float]) -> Cell:
     mean = float(np.mean(values)) if count else math.nan
     if count < 2:
         return Cell(mean, math.nan, count)
-    error = float(np.std(values, ddof=1)) / math.sqrt(count)
+    error = float(np.std(values, ddof=1)) / math.sqrt(count)  # standard error
     return Cell(mean, float(stats.t.ppf(0.975, count - 1)) * error, count)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.selfplay.queries import Query
+
+if TYPE_CHECKING:
+    import pyspiel
 
 Key = tuple[int, str]
 """The player to move, and OpenSpiel's text of the whole state."""
@@ -40,7 +43,7 @@ class Position:
     returns: tuple[float, ...] = ()
 
 
-def is_by_position(game: Any) -> bool:
+def is_by_position(game: pyspiel.Game) -> bool:
     """Return whether a game has perfect information and explicit chance nodes."""
     kind = game.get_type()
     is_seen = kind.information == type(kind.information).PERFECT_INFORMATION
@@ -63,6 +66,7 @@ def positions(text: GameText, max_positions: int = 200_000) -> dict[Key, Positio
     """
     by_key: dict[Key, Position] = {}
     root = text.game.new_initial_state()
+    # With the players that have moved, because a player's first prompt has the rules.
     stack = [(root, frozenset[int]())]
     while stack:
         state, moved = stack.pop()
@@ -95,12 +99,12 @@ def positions(text: GameText, max_positions: int = 200_000) -> dict[Key, Positio
         ) from error
 
 
-def _key(state: Any) -> Key:
+def _key(state: pyspiel.State) -> Key:
     return state.current_player(), str(state)
 
 
 def _look(
-    text: GameText, state: Any, moved: frozenset[int]
+    text: GameText, state: pyspiel.State, moved: frozenset[int]
 ) -> tuple[Position, list[Any]]:
     """Return the state's position, and the next states."""
     player = state.current_player()
@@ -139,9 +143,12 @@ def best_responses(
         if not place.children:
             values[key] = best[key] = np.asarray(place.returns)
             continue
+        # Children come before their parents, so their values are already computed.
         probs = place.chances if place.query is None else answers[place.query]
         after = np.array([best[child] for child in place.children])
         values[key] = np.asarray(probs) @ [values[c] for c in place.children]
+        # Expected values for the players that do not move; the mover takes the maximum
+        # of its own.
         best[key] = np.asarray(probs) @ after
         if place.query is not None:
             choice = int(after[:, place.player].argmax())

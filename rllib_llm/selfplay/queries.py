@@ -55,6 +55,7 @@ def ask(
     Raises:
         EnvContractError: If the result is not a distribution.
     """
+    # Many histories share a decision; the policy is evaluated once for each.
     different = list(dict.fromkeys(queries))
     answers: dict[Query, list[float]] = {}
     for start in range(0, len(different), batch_size):
@@ -76,4 +77,6 @@ def _distribution(query: Query, probs: Sequence[float]) -> list[float]:
             f"after {query.texts[-1]!r}; it must return one probability per word, >= 0 "
             "and summing to 1. Normalise over the words."
         )
+    # Sums of float32 probabilities differ from 1 by rounding, which NashConv would
+    # include.
     return (values / values.sum()).tolist()

@@ -87,6 +87,7 @@ class Ratings:
         returns: dict[str, list[float]] = {name: [] for name in names}
         for name, value in zip(result.players, result.returns, strict=True):
             returns[name].append(value)
+        # openskill rates teams; each policy is a team of one. Higher scores are better.
         before = [[self._of(name)] for name in names]
         # All choices of one agent per policy.
         updates = [

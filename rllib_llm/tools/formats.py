@@ -90,7 +90,7 @@ def text_format(schemas: Schemas, tool_format: str = "auto") -> ToolFormat:
     return FORMATS[tool_format]
 
 
-def check_format(tool_format: Any) -> str:
+def check_format(tool_format: object) -> str:
     """Return the name of an existing format, or ``"auto"``.
 
     Raises:
@@ -105,7 +105,7 @@ def check_format(tool_format: Any) -> str:
     return tool_format
 
 
-def _json_call(value: Any, keys: tuple[str, ...]) -> Call:
+def _json_call(value: object, keys: tuple[str, ...]) -> Call:
     """Parse ``{"name": ..., <one of keys>: {...}}``."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Call("", {}, "a call needs a JSON object with a name")

@@ -137,7 +137,7 @@ class McpServer:
         try:
             # Other calls may await the same start: do not cancel it with this one.
             return (await asyncio.shield(_connections[key])).session
-        except Exception as error:
+        except Exception as error:  # processes, pipes and anyio raise many types
             _connections.pop(key, None)
             raise _unavailable(self.command, error) from error
 
@@ -163,6 +163,7 @@ class _Connection:
             limit = self._server.start_timeout_s
             await asyncio.wait_for(asyncio.shield(self._opened), limit)
         except BaseException:
+            # Cancellation as well: no other code would end the server.
             self._task.cancel()
             raise
         return self
@@ -191,7 +192,7 @@ class _Connection:
                 self.session = session
                 self._opened.set_result(None)
                 await self._ended.wait()
-        except Exception as error:
+        except Exception as error:  # any type: open() raises it
             if not self._opened.done():
                 self._opened.set_exception(error)
 

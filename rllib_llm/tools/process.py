@@ -38,24 +38,26 @@ class _Child:
             env={**os.environ, "PYTHONPATH": paths},
             start_new_session=True,
         )
+        assert self._process.stdin and self._process.stdout  # pipes
+        self._calls, self._lines = self._process.stdin, self._process.stdout
         self._late = False
 
-    def ask(self, line: bytes) -> None:
+    def write(self, line: bytes) -> None:
         """Send a call."""
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+            self._calls.write(line)
+            self._calls.flush()
         except OSError as error:
             raise ToolUnavailable(f"The tool's process has ended: {error}") from error
 
-    def hear(self, timeout_s: float | None) -> bytes:
+    def read_line(self, timeout_s: float | None) -> bytes:
         """Return a line; b"" if the process died or exceeded the time limit."""
         timer = None
         if timeout_s is not None:
             timer = threading.Timer(timeout_s, self._kill_late)
             timer.start()
         try:
-            return self._process.stdout.readline()
+            return self._lines.readline()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -106,15 +108,15 @@ def call(
     names = {"module": function.__module__, "name": function.__qualname__}
     request = json.dumps({**names, "arguments": arguments})
     try:
-        child.ask(request.encode() + b"\n")
-        line = child.hear(_START_S)
+        child.write(request.encode() + b"\n")
+        line = child.read_line(_START_S)
         if not line:
             raise ToolUnavailable(
                 f"The tool's process ended with status {child.kill()} before it was "
                 "ready; see its error above."
             )
         if "ready" in json.loads(line):  # otherwise the module cannot be imported
-            line = child.hear(timeout_s)
+            line = child.read_line(timeout_s)
         if child.was_late:
             raise ToolTimeout
         if not line:

@@ -11,10 +11,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.tools import process
 from rllib_llm.tools.tool import Tool, ToolTimeout, ToolUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 logger = logging.getLogger("rllib_llm")
 
@@ -38,14 +41,14 @@ class ResultCache:
         self._texts: OrderedDict[Any, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Any) -> str | None:
+    def get(self, key: Hashable) -> str | None:
         """Return a cached result, or None."""
         with self._lock:
             if key in self._texts:
                 self._texts.move_to_end(key)
             return self._texts.get(key)
 
-    def put(self, key: Any, text: str) -> None:
+    def put(self, key: Hashable, text: str) -> None:
         """Add a result, and evict the least recently used one if the cache is full."""
         with self._lock:
             self._texts[key] = text
@@ -72,8 +75,9 @@ def start(tool: Tool, arguments: dict[str, Any]) -> Wait:
         return _LOOPS.submit(tool, arguments)
     if settings.process:
         return lambda: process.call(tool.run, arguments, settings.timeout_s)
-    if settings.timeout_s is not None:
-        return lambda: _in_thread(lambda: tool.run(**arguments), settings.timeout_s)
+    timeout_s = settings.timeout_s
+    if timeout_s is not None:
+        return lambda: _in_thread(lambda: tool.run(**arguments), timeout_s)
     return lambda: tool.run(**arguments)
 
 

@@ -110,7 +110,7 @@ def _convert(text: str, kinds: frozenset[str]) -> Any:
     return text
 
 
-def _plain(value: Any, kinds: frozenset[str], *, is_last: bool) -> str:
+def _plain(value: object, kinds: frozenset[str], *, is_last: bool) -> str:
     """Return a value as text."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)

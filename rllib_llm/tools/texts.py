@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Return text unchanged and other values as JSON, never an empty string."""
     if value is None:
         return "Done."
@@ -15,7 +14,7 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode() or "(nothing)"
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

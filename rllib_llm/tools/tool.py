@@ -139,7 +139,7 @@ class Tool:
         }
 
 
-def tools_of(sources: Any) -> list[Tool]:
+def tools_of(sources: object) -> list[Tool]:
     """Return the tools of functions, objects, :class:`Tool`, and lists of them.
 
     The public methods of an object are tools; so are those of a class, which is
@@ -156,7 +156,7 @@ def tools_of(sources: Any) -> list[Tool]:
     return tools
 
 
-def _each_tool(source: Any) -> Iterable[Tool]:
+def _each_tool(source: object) -> Iterable[Tool]:
     if isinstance(source, Tool):
         yield source
     elif isinstance(source, list | tuple):

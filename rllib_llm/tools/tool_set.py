@@ -6,13 +6,16 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.tools import running
 from rllib_llm.tools.formats import Call, check_format, find_calls, text_format
 from rllib_llm.tools.texts import as_text, clip
 from rllib_llm.tools.tool import Tool, ToolTimeout, tools_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 _STATUSES = ("ok", "error", "malformed", "timeout")
 
@@ -63,7 +66,7 @@ class ToolSet:
 
     def __init__(
         self,
-        sources: Any,
+        sources: object,
         *,
         tool_format: str = "auto",
         max_calls: int = 8,
@@ -161,7 +164,7 @@ class ToolSet:
         return lambda: self._finish(tool, call, wait, key, began)
 
     def _finish(
-        self, tool: Tool, call: Call, wait: running.Wait, key: Any, began: float
+        self, tool: Tool, call: Call, wait: running.Wait, key: Hashable, began: float
     ) -> Result:
         status, retries = "ok", 0
         try:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+
+if TYPE_CHECKING:
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+    from rllib_llm.types import Episode
 
 # Result key at the top level (driver) and below learners/__all_modules__.
 ANNOTATIONS = "transcript_annotations"
@@ -24,7 +29,7 @@ DIGITS = 4  # significant digits of numbers per token
 _PATHS = ((), (LEARNER_RESULTS, ALL_MODULES))
 
 
-def annotate_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
+def annotate_rewards(metrics: MetricsLogger, episodes: Iterable[Any]) -> None:
     """Log the rewards of annotated episodes after the driver's reward functions."""
     for episode in _annotated(episodes):
         turns = []
@@ -38,7 +43,7 @@ def annotate_rewards(metrics: Any, episodes: Iterable[Any]) -> None:
         _log(metrics, episode, note)
 
 
-def annotate_advantages(metrics: Any, episodes: Iterable[Any]) -> None:
+def annotate_advantages(metrics: MetricsLogger, episodes: Iterable[Any]) -> None:
     """Log that annotated episodes are trained on, and their advantages."""
     for episode in _annotated(episodes):
         turns = []
@@ -58,7 +63,7 @@ def _annotated(episodes: Iterable[Any]) -> Iterator[Any]:
     return (e for e in episodes if episode_data(e).is_annotated)
 
 
-def _log(metrics: Any, episode: Any, note: dict[str, Any]) -> None:
+def _log(metrics: MetricsLogger, episode: Episode, note: dict[str, Any]) -> None:
     text = dumps({"episode": episode.id_, **note})
     metrics.log_value(ANNOTATIONS, text, reduce="item_series")
 

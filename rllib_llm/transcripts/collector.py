@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -36,6 +36,14 @@ from rllib_llm.transcripts.selection import (
     that_fit,
 )
 from rllib_llm.transcripts.token_texts import decode_all, token_texts
+
+if TYPE_CHECKING:
+    from ray.rllib.env.env_runner import EnvRunner
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+    from rllib_llm.data.types import Turn
+    from rllib_llm.types import Episode
 
 TRANSCRIPTS = "transcripts"  # key below env_runners/ and evaluation/env_runners/
 TRAIN, EVALUATION = "train", "evaluation"
@@ -81,8 +89,8 @@ class TranscriptCollector(RLlibCallback):
     def on_sample_end(
         self,
         *,
-        env_runner: Any = None,
-        metrics_logger: Any = None,
+        env_runner: EnvRunner = None,
+        metrics_logger: MetricsLogger = None,
         samples: list[Any],
         **kwargs: Any,
     ) -> None:
@@ -113,12 +121,16 @@ class TranscriptCollector(RLlibCallback):
             data.annotates_tokens = data.is_annotated and with_tokens[place]
 
     def _record(
-        self, episode: Any, split: str, why: str, tokenizers: Mapping[str, Any] | None
+        self,
+        episode: Episode,
+        split: str,
+        why: str,
+        tokenizers: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return transcript_record(
             episode,
             split=split,
-            picked=why,
+            selected_as=why,
             max_chars=self.max_chars,
             max_turns=self.max_turns,
             tokenizers=tokenizers,
@@ -152,10 +164,10 @@ class TranscriptCollector(RLlibCallback):
 
 
 def transcript_record(
-    episode: Any,
+    episode: Episode,
     *,
     split: str,
-    picked: str,
+    selected_as: str,
     max_chars: int,
     max_turns: int,
     tokenizers: Mapping[str, Any] | None = None,
@@ -165,7 +177,7 @@ def transcript_record(
     Args:
         episode: RLlib's episode.
         split: ``"train"`` or ``"evaluation"``.
-        picked: Reason for the selection.
+        selected_as: Reason for the selection.
         max_chars: Maximum characters of a text.
         max_turns: Maximum number of turns.
         tokenizers: Tokenizers by ModuleID, to record single tokens; None: texts only.
@@ -179,7 +191,7 @@ def transcript_record(
         "iteration": None,
         "episode": episode.id_,
         "split": split,
-        "picked": picked,
+        "selected_as": selected_as,
         "group_id": task.group_id if task else None,
         "rollout": task.rollout if task else None,
         "seed": task.seed if task else None,
@@ -194,11 +206,11 @@ def transcript_record(
         "num_tokens": data.num_sampled,
         "agents": sorted({part.agent_id for part, _, _ in turns if part.agent_id}),
         "turns": [_turn_record(*each, max_chars, tokenizers) for each in kept],
-        "final_observation": _shorten(_last_words(episode), max_chars),
+        "final_observation": _shorten(_final_observation(episode), max_chars),
     }
 
 
-def observed_turns(episode: Any) -> list[tuple[Any, int, Any]]:
+def observed_turns(episode: Episode) -> list[tuple[Any, int, Any]]:
     """Return all turns of an episode in order.
 
     Each is an agent's part of the episode, the turn's index in it, and the turn. Those
@@ -215,7 +227,7 @@ def observed_turns(episode: Any) -> list[tuple[Any, int, Any]]:
     return sorted(turns, key=lambda each: each[2].env_t)
 
 
-def _last_words(episode: Any) -> str:
+def _final_observation(episode: Episode) -> str:
     parts = getattr(episode, "agent_episodes", None)
     if parts is None:
         return episode.get_observations(-1)
@@ -223,9 +235,9 @@ def _last_words(episode: Any) -> str:
 
 
 def _turn_record(
-    part: Any,
+    part: SingleAgentEpisode,
     index: int,
-    turn: Any,
+    turn: Turn,
     max_chars: int,
     tokenizers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -306,7 +318,7 @@ def _holders(result: dict[str, Any]) -> list[dict[str, Any]]:
 # Making them small and safe ----------------------------------------------------------
 
 
-def _shorten(text: Any, max_chars: int) -> str:
+def _shorten(text: str, max_chars: int) -> str:
     """Return the text with its middle cut if it is too long, encodable as UTF-8."""
     text = str(text)
     if len(text) > max_chars:

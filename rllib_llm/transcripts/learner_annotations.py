@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import ALL_MODULES
@@ -12,19 +12,27 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.rllib_bases import RLlibLearner
 from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
+
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode
 
 # Indices of a turn: of its episode, of its agent, and among the agent's turns.
 _Key = tuple[int, int, int]
 
 
-class TokenAnnotationsMixin:
+class TokenAnnotationsMixin(RLlibLearner):
     """Records the token columns of annotated episodes in the last epoch.
 
     The Learner logs them as a series of JSON strings, one per episode, which
     TranscriptCollector writes into the transcripts on the driver. An update without
     annotated episodes logs nothing.
     """
+
+    if TYPE_CHECKING:
+
+        def _is_critic(self, module_id: str) -> bool: ...  # of LearnerStats
 
     def _begin_annotations(self, episodes: Sequence[Any]) -> None:
         """Start the annotations of an update."""
@@ -44,7 +52,7 @@ class TokenAnnotationsMixin:
         rows = np.flatnonzero(np.isin(joint, list(self._annotated)))
         if not rows.size:
             return
-        if self._is_critic(module_id):  # type: ignore[attr-defined]
+        if self._is_critic(module_id):
             tensors = {"value": part[columns.VALUES]}
         else:
             tensors = _of_policy(part, fwd_out)
@@ -62,8 +70,8 @@ class TokenAnnotationsMixin:
                     self._token_annotations[key][name] = values[place][here]
 
     def _sees_all_agents(self, module_id: str) -> bool:
-        central = self.config.critic_view == "central"  # type: ignore[attr-defined]
-        return central and self._is_critic(module_id)  # type: ignore[attr-defined]
+        central = self.config.critic_view == "central"
+        return central and self._is_critic(module_id)
 
     def _log_annotations(self) -> None:
         """Log the annotations, one string per episode."""
@@ -73,7 +81,7 @@ class TokenAnnotationsMixin:
             turns[number].append({"agent": agent, "index": turn, **rounded})
         for number, of_episode in turns.items():
             note = {"episode": self._annotated[number].id_, "tokens": of_episode}
-            self.metrics.log_value(  # type: ignore[attr-defined]
+            self.metrics.log_value(
                 (ALL_MODULES, ANNOTATIONS), dumps(note), reduce="item_series"
             )
         self._begin_annotations(())
@@ -94,7 +102,7 @@ def _of_policy(part: dict[str, Any], fwd_out: dict[str, Any]) -> dict[str, Any]:
     return tensors
 
 
-def _turn_order(episode: Any) -> list[tuple[int, int]]:
+def _turn_order(episode: Episode) -> list[tuple[int, int]]:
     """Return agent and index of every turn, in the order of a central critic's rows."""
     turns = [
         (turn.env_t, episode_data(part).agent_index, index)

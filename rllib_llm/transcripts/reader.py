@@ -19,7 +19,7 @@ SCHEMA_FILE = Path(__file__).with_name("transcripts.schema.json")
 
 # Fields that version 1 did not have.
 _NEW_IN_RECORDS = {"episode": None, "trained": None}
-_NEW_IN_TURNS = {
+_NEW_IN_TURNS: dict[str, Any] = {
     "index": None,
     "agent_index": None,
     "prompt": None,

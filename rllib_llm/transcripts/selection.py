@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.data.episode_data import episode_data
 
-BEST, WORST, RANDOM, GROUP_MATE = "best", "worst", "random", "sibling"
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode
+
+BEST, WORST, RANDOM, GROUP_MATE = "best", "worst", "random", "group"
 
 
 def groups_of(episodes: Sequence[Any]) -> list[list[Any]]:
@@ -90,6 +93,6 @@ def that_fit(
     return sorted(kept)
 
 
-def _seed(episode: Any) -> Any:
+def _seed(episode: Episode) -> Any:
     task = episode_data(episode).task
     return (task.seed, task.rollout) if task else (0, 0)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedTokenizerBase
 
 _UNFINISHED = "\ufffd"  # the decoder's replacement for an incomplete character
 _LONGEST = 4  # bytes of a UTF-8 character, so at most as many tokens
 
 
-def decode_all(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode_all(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int] | np.ndarray
+) -> str:
     """Return the text of tokens, with special tokens and without clean-up."""
     return tokenizer.decode(
         list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
 
 
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def token_texts(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int] | np.ndarray
+) -> list[str]:
     """Return the text that each token adds to a turn.
 
     If a character spans several tokens, the last one gets it and the others get "".

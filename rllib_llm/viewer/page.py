@@ -67,7 +67,7 @@ def build_page(contents: dict[str, Any]) -> str:
     return page
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """Return ``value`` with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}

@@ -127,7 +127,7 @@ def test_messages_equal_the_definition(seed, simultaneous):
 
 
 def test_three_agents_by_hand():
-    """planner, coder, planner; the next to speak would be the coder, worth 5."""
+    """planner, coder, planner; the next agent would be the coder, worth 5."""
     advantages, targets = message_gae(
         [0.0, 1.0, 2.0],
         [1.0, 2.0, 3.0],

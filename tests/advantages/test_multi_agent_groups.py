@@ -197,7 +197,7 @@ def test_aligned_calls_weigh_rollouts_alike(count):
     for rollout in (3, 5, 8):
         assert (rollouts[chosen] == rollout).sum() == count
     for rollout, calls in ((3, 3), (5, 1), (8, 2)):
-        # Nobody is repeated before everybody was taken.
+        # No call is repeated before all were taken.
         distinct = len(set(chosen[rollouts[chosen] == rollout]))
         assert distinct == min(calls, count)
     again = align_invocations(rollouts, count, np.random.default_rng(0))

@@ -25,6 +25,7 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.sft.sft_config import SFTConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.monitoring.alarms.alarm_actions import Guard
 
@@ -197,7 +198,7 @@ def driven(algo: str, env: Any = None, **sections: Any) -> Any:
     components = DriverComponents(config)
     runner = Run(config, learner=False).runner
     tasks = components.assign(config.build_task_source().next_groups(2), 0)
-    episodes = runner.sample(tasks=tasks)
+    episodes = SampledEpisodes(runner.sample(tasks=tasks))
     parts = components.assign_rewards(episodes, 0)
     left, shares = components.select(episodes)
     lengths = [len(e) for e in episodes]

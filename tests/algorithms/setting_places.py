@@ -108,15 +108,6 @@ def configured(see: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda algo, env=None, **sections: see(config_of(algo, env, **sections))
 
 
-def refusal(algo, env=None, **sections):
-    """Return the error of validation, if any."""
-    try:
-        config_of(algo, env, **sections)
-    except ConfigError as error:
-        return type(error).__name__
-    return None
-
-
 def cache_rows(algo, env=None, **sections):
     config = config_of(algo, env, **sections).copy(copy_frozen=False)
     config.env_runners(num_envs_per_env_runner=64)
@@ -163,6 +154,21 @@ def precision_meanwhile(algo, env=None, **sections):
 
         def note(*args, **kwargs):
             seen.add(torch.get_float32_matmul_precision())
+            return inner(*args, **kwargs)
+
+        patch.setattr(LLMLearnerMixin, "_backward", note)
+        updated(algo, env, **sections)
+    return seen
+
+
+def threads_meanwhile(algo, env=None, **sections):
+    """Return torch's number of threads during the passes of an update."""
+    seen = set()
+    with pytest.MonkeyPatch.context() as patch:
+        inner = LLMLearnerMixin._backward
+
+        def note(*args, **kwargs):
+            seen.add(torch.get_num_threads())
             return inner(*args, **kwargs)
 
         patch.setattr(LLMLearnerMixin, "_backward", note)
@@ -387,7 +393,7 @@ def exploited(algo, env=None, **sections):
     seen = []
     fake = Fake(config, [])
     fake.matchmaker = config.build_matchmaker()
-    fake._teach_exploiter = lambda: seen.append("taught")
+    fake._update_exploiter = lambda: seen.append("updated")
     fake.measure_exploitability = lambda: (
         seen.append("measured") or SimpleNamespace(exploitability=0.0)
     )
@@ -414,7 +420,7 @@ def exploiter_noise(algo, env=None, **sections):
         patch.setattr(
             module + "respond", lambda text, probs, noise: asked.append(noise)
         )
-        SelfPlay._teach_exploiter(fake)
+        SelfPlay._update_exploiter(fake)
     return asked
 
 

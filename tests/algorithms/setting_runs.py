@@ -91,7 +91,7 @@ def all_rows(algo: str, env: Any = None, **sections: Any) -> dict[str, Any]:
 
 
 def team_run(algo: str, env: Any = None, **sections: Any) -> Any:
-    """Return who speaks for whom in real episodes, and the weights learnt from them."""
+    """Return the agents' policies in real episodes, and the learned weights."""
     try:
         run = Run(config_of(algo, env, **sections))
     except ConfigError as error:
@@ -180,13 +180,18 @@ def evaluation_of(see: Callable[[Any], Any]) -> Callable[..., Any]:
 # A real Algorithm ---------------------------------------------------------------------
 
 
-@functools.cache
-def algorithm() -> Any:
-    """An Algorithm without remote EnvRunners, which evaluates if asked to."""
+def connect() -> None:
+    """Start Ray, unless it runs."""
     import ray
 
     if not ray.is_initialized():
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@functools.cache
+def algorithm() -> Any:
+    """An Algorithm without remote EnvRunners, which evaluates if asked to."""
+    connect()
     config = config_of("PPO").copy(copy_frozen=False)
     config.evaluation(evaluation_interval=1, evaluation_before_training=False)
     config.evaluation(evaluation_duration=2)
@@ -259,7 +264,7 @@ def marker(*args: Any) -> Marker:
 
 
 def learner_built(algo: str, env: Any = None, **sections: Any) -> Any:
-    """Return which Learner is built, and what it was told."""
+    """Return the class of the Learner and its arguments."""
     learner = make_team_learner(config_of(algo, env, **sections))
     return type(learner).__name__, dict(learner.config.learner_config_dict)
 

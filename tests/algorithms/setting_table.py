@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
+from setting_effect import needing, of
 from setting_looks import (
     driven,
     one_pass,
@@ -21,9 +18,7 @@ from setting_places import (
     Slow,
     Taught,
     about,
-    after_hung_envs,
     alternating,
-    bundles,
     cache_rows,
     calls_in_update,
     collected,
@@ -35,7 +30,6 @@ from setting_places import (
     evaluated,
     exploited,
     exploiter_noise,
-    explored,
     fired,
     flat_collected,
     gradient_norm,
@@ -45,79 +39,25 @@ from setting_places import (
     learner_after,
     length_of,
     lowering,
-    more_slots,
     on_nan,
     opponent_or_refusal,
     precision_meanwhile,
     prepared_size,
-    refusal,
     survived,
     sync_dtype,
-    without_healthy_runners,
 )
 from setting_runs import (
-    OwnLearner,
     all_rows,
     answering_model,
-    evaluated_alone,
-    evaluation_of,
-    evaluations,
-    first_step,
-    learner_built,
-    marked,
-    marker,
-    patience,
-    reported,
-    steps_in_iteration,
     team_run,
     trained,
 )
+from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.modules.llm_rl_module import LLMRLModule
-
-
-@dataclasses.dataclass
-class Effect:
-    """The effect of a setting.
-
-    Attributes:
-        look: Called with the section's settings; what it returns differs.
-        values: Two values of the setting; ``DEFAULT`` leaves it out.
-        given: Settings of the same section that it needs.
-        more: Settings of other sections that it needs.
-    """
-
-    look: Callable[..., Any]
-    values: tuple[Any, Any]
-    given: dict[str, Any] = dataclasses.field(default_factory=dict)
-    more: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def seen(self, path: str, value: Any) -> Any:
-        """Return the effect of a value."""
-        section, _, key = path.partition(".")
-        own = dict(self.given) if value is DEFAULT else {**self.given, key: value}
-        return self.look(**{section: own}, **self.more)
-
-
-DEFAULT = object()
-
-
-def of(look: Callable[..., Any], algo: str, *values: Any, env: Any = None) -> Any:
-    """Return an Effect without further settings."""
-
-    def seen(**sections: Any) -> Any:
-        return look(algo, env, **sections)
-
-    return Effect(seen, values if len(values) == 2 else (DEFAULT, values[0]))
-
-
-def needing(effect: Effect, **sections: Any) -> Effect:
-    """Return it with further settings; ``own`` is the setting's own section."""
-    return dataclasses.replace(effect, given=sections.pop("own", {}), more=sections)
-
 
 # The table ----------------------------------------------------------------------------
 
@@ -279,7 +219,6 @@ TRAINING = {
     "dynamic_sampling_rounds": needing(
         of(flat_collected, "GRPO", 2), own={"drop_zero_variance_groups": True}
     ),
-    "use_critic": of(refusal, "PPO", False),
     "use_kl_loss": of(update, "PPO", True, False),
     "kl_coeff": needing(of(update, "PPO", 5.0), own={"use_kl_loss": True}),
     "kl_target": needing(
@@ -382,62 +321,6 @@ LEAGUE |= {
     "exploitability_interval": of(exploited, "SelfPlay", 2),
     "exploiter_fraction": of(exploited, "SelfPlay", 0.5),
     "exploiter_noise": of(exploiter_noise, "SelfPlay", 0.7),
-}
-# RLlib's own, where this package or Tune acts on them.
-RLLIB = {
-    "env_runners.explore": of(explored, "PPO", False),
-    "env_runners.num_envs_per_env_runner": of(more_slots, "PPO", 3),
-    "env_runners.num_env_runners": of(bundles, "PPO", 3),
-    "env_runners.num_cpus_per_env_runner": needing(
-        of(bundles, "PPO", 2), own={"num_env_runners": 1}
-    ),
-    "env_runners.num_gpus_per_env_runner": needing(
-        of(bundles, "PPO", 1), own={"num_env_runners": 1}
-    ),
-    "env_runners.custom_resources_per_env_runner": needing(
-        of(bundles, "PPO", {"chip": 1.0}), own={"num_env_runners": 1}
-    ),
-    "learners.num_learners": of(bundles, "PPO", 2),
-    "learners.num_cpus_per_learner": needing(
-        of(bundles, "PPO", 3), own={"num_learners": 2}
-    ),
-    "learners.num_gpus_per_learner": needing(
-        of(bundles, "PPO", 1), own={"num_learners": 2}
-    ),
-    "learners.custom_resources_per_learner": needing(
-        of(bundles, "PPO", {"chip": 1.0}), own={"num_learners": 2}
-    ),
-    "resources.num_cpus_for_main_process": of(bundles, "PPO", 4),
-    "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
-    "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
-    "evaluation.evaluation_before_training": needing(
-        of(first_step, "PPO", False), own={"evaluation_interval": 5}
-    ),
-    "evaluation.evaluation_interval": of(evaluations, "PPO", None, 1),
-    "evaluation.evaluation_duration": of(evaluated_alone, "PPO", 3, 5),
-    "evaluation.evaluation_num_env_runners": needing(
-        of(bundles, "PPO", 2), own={"evaluation_interval": 1}
-    ),
-    "evaluation.evaluation_config": of(
-        evaluation_of(lambda c: c.explore), "PPO", {"explore": False}, {"explore": True}
-    ),
-    "reporting.min_time_s_per_iteration": of(steps_in_iteration, "PPO", 1.0),
-    "reporting.min_sample_timesteps_per_iteration": of(steps_in_iteration, "PPO", 60),
-    "reporting.min_train_timesteps_per_iteration": of(steps_in_iteration, "PPO", 60),
-    "reporting.log_gradients": needing(
-        of(reported, "PPO", True), training={"grad_clip_by": "norm"}
-    ),
-    "learners.learner_class": of(learner_built, "PPO", OwnLearner),
-    "learners.learner_config_dict": of(learner_built, "PPO", {"own": 1}),
-    "learners.learner_connector": of(marked, "PPO", marker),
-    "fault_tolerance.restart_failed_env_runners": needing(
-        of(patience, "PPO", False), own={"delay_between_env_runner_restarts_s": 0.6}
-    ),
-    "fault_tolerance.delay_between_env_runner_restarts_s": of(patience, "PPO", 0.6),
-    "fault_tolerance.env_runner_health_probe_timeout_s": of(patience, "PPO", 0.6),
-    "fault_tolerance.sample_locally_if_none": of(without_healthy_runners, "PPO", True),
-    "fault_tolerance.max_hung_envs_per_env_runner": of(after_hung_envs, "PPO", 1),
-    "debugging.seed": of(sampled_turns, "PPO", 1),
 }
 PROBES = {
     f"{section}.{key}": effect

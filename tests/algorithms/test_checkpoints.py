@@ -21,7 +21,7 @@ def config():
         .language_model(tiny=TINY)
         .generation(max_new_tokens=3)
         .rollouts(episodes_per_iteration=8, group_size=4)
-        .rollouts(curriculum={"name": "ladder", "levels": [{"words": 2}]})
+        .rollouts(curriculum={"name": "threshold", "levels": [{"words": 2}]})
         .env_runners(num_envs_per_env_runner=8)
     )
 

@@ -44,7 +44,7 @@ TRAINING = {
 
 
 class Trio(Pair):
-    """Ann, Ben and Cat speak in turn, twice each."""
+    """Ann, Ben and Cat act in turn, twice each."""
 
     possible_agents = ["ann_0", "ben_0", "cat_0"]
     max_turns = 12

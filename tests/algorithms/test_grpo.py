@@ -7,6 +7,7 @@ from learner_helpers import TINY, fake_episode
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.errors import ConfigError
 
 
@@ -33,7 +34,7 @@ def test_advantages_are_relative_to_the_group(algo):
         fake_episode(i, group=i // 4, reward=r)
         for i, r in enumerate([1.0, 0.0, 0.0, 1.0, 3.0, 1.0, 1.0, 3.0])
     ]
-    kept = algo.process_episodes(made)
+    kept = algo.process_episodes(SampledEpisodes(made))
     algo._set_advantages(kept)
     advantage_estimator = np.array([episode_data(e).advantage for e in kept])
     assert np.allclose(advantage_estimator.reshape(2, 4).sum(axis=1), 0.0)
@@ -47,7 +48,7 @@ def test_groups_without_variance_are_dropped_and_counted(algo):
         fake_episode(i, group=i // 2, reward=r)
         for i, r in enumerate([1.0, 1.0, 0.0, 1.0])
     ]
-    kept = algo.process_episodes(made)
+    kept = algo.process_episodes(SampledEpisodes(made))
     assert {episode_data(e).task.group_id for e in kept} == {1}
     assert algo.metrics.peek("zero_variance_group_frac") == 0.5
 
@@ -73,11 +74,11 @@ def test_dynamic_sampling_refills_and_stops(ray_session, monkeypatch):
         calls.append(count)
         useful = min(next(variance), count)
         first = 10 * len(calls)
-        return [
+        return SampledEpisodes(
             fake_episode(g * 4 + i, group=first + g, reward=float(i % 2 and g < useful))
             for g in range(count)
             for i in range(4)
-        ]
+        )
 
     monkeypatch.setattr(algo, "sample_groups", sample)
     episodes = algo.collect()
@@ -93,7 +94,7 @@ def test_dr_grpo_and_rloo_by_setting(algo):
         algo.config = algo.config.copy(copy_frozen=False)
         algo.config.training(advantage_baseline=baseline, advantage_scale="none")
         algo._advantage_estimators = estimators_of_policies(algo.config)
-        algo._set_advantages(made)
+        algo._set_advantages(SampledEpisodes(made))
         advantage_estimator = [episode_data(e).advantage for e in made]
         assert np.allclose(advantage_estimator, factor * (np.arange(4) - 1.5))
 
@@ -103,7 +104,8 @@ def test_dr_grpo_and_rloo_by_setting(algo):
     [
         ({"advantage_scale": "grup"}, "Did you mean 'group'"),
         ({"advantage_baseline": "none"}, "needs advantage_scale='none'"),
-        ({"use_critic": True}, "GRPO has neither a critic"),
+        ({"use_critic": True}, "Use GRPO or SFT to train without a critic, LLMPPO"),
+        ({"use_kl_loss": True}, "GRPO has no KL to the old policy"),
         (
             {"dynamic_sampling_rounds": 2, "drop_zero_variance_groups": False},
             "drops none",

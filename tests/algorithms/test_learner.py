@@ -122,7 +122,7 @@ def test_masked_tokens_do_not_matter():
         for turn in episode.get_extra_model_outputs(columns.TURN):
             assert len(turn.action_logps) == len(turn.action_ids)
     first = gradients(a, with_advantages())
-    # The final observation is a prompt nobody answers: it must not be trained.
+    # The final observation is a prompt without an answer: it must not be trained.
     truncated = with_advantages()
     for episode in truncated:
         episode.is_terminated, episode.is_truncated = False, True
@@ -276,7 +276,7 @@ def test_adaptive_reference_kl_follows_rllibs_rule():
 @pytest.mark.parametrize("elsewhere, factor", [(5.0, 1.5), (2.0, 1.0), (0.4, 0.5)])
 def test_learners_adapt_the_reference_kl_together(monkeypatch, elsewhere, factor):
     """The KL is 0 here and ``elsewhere`` in as many tokens of another Learner."""
-    from rllib_llm.algorithms.learner import reference_kl as module
+    from rllib_llm.algorithms.learner import loss_mixin as module
 
     def two_learners(values, device):
         if len(values) < 2:

@@ -110,7 +110,7 @@ def test_notes_are_what_the_batch_held(config_class, breaks, row_per_turn, epoch
     result = update_learner(
         learner, episodes, num_epochs=epochs, minibatch_size=2 if epochs > 1 else None
     )
-    # Of several epochs the last one is told, when entropy had moved on.
+    # Of several epochs the last one is reported, when entropy had changed.
     without = ("entropy",) if epochs > 1 else ()
     assert_annotated(
         annotations_of(result), expected(reference, episodes), without=without
@@ -232,9 +232,9 @@ def test_groups_and_parts_of_rewards_in_a_run(ray_session):
     )
     groups = [r["group_id"] for r in records]
     assert len(records) == 8 and groups == sorted(groups, key=groups.index)
-    picked = [r["picked"] for r in records]
-    assert sorted(set(picked)) == ["best", "sibling", "worst"]
-    assert picked.count("sibling") == 6
+    picked = [r["selected_as"] for r in records]
+    assert sorted(set(picked)) == ["best", "group", "worst"]
+    assert picked.count("group") == 6
     for record in records:
         assert record["trained"] is True and record["advantage"] is not None
         total_reward = 0.0

@@ -18,7 +18,7 @@ def small(**rollouts):
         LLMPPOConfig()
         .environment(
             "guess_number-v0",
-            # A random model earns something to learn from: the penalty.
+            # A random model has a reward to learn from: the penalty.
             env_config={"upper": 3, "max_turns": 2, "invalid_action_reward": -0.1},
         )
         .language_model(tiny=TINY)
@@ -163,7 +163,7 @@ def test_rows_per_update_and_episodes_are_exact(ray_session):
         ),
         (lambda c: c.training(nan_policy="skp"), ConfigError, "Did you mean 'skip'"),
         (lambda c: c.training(minibatch_size=99), ConfigError, "minibatch_size"),
-        (lambda c: c.training(use_critic=False), ConfigError, "Use GRPO"),
+        (lambda c: c.training(use_critic=False), ConfigError, "Use GRPO or SFT to"),
         (lambda c: c.training(gamma=1.5), ConfigError, r"a number in \[0, 1\]"),
         (
             lambda c: c.environment(env_config={"uper": 3}),

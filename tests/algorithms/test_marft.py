@@ -250,7 +250,7 @@ def sequential(game, **training):
     return team_config(game, training=settings | training)
 
 
-# A joint action is a round, whether agents speak at once or one after the other.
+# A joint action is a round, whether agents act simultaneously or one after the other.
 @pytest.mark.parametrize("game", [PairTogether, Pair])
 def test_sequential_factors_are_the_ratios_of_those_before(game):
     config = sequential(game, sequential_ratio_clip=0.05, sequential_factor_clip=0.04)

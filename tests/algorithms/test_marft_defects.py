@@ -194,7 +194,7 @@ def test_defect_6_training_reads_exactly_what_was_read_in_sampling():
                 (t.prompt_ids, t.action_ids) for w, t in turns_of(episode) if w == agent
             ]
             whole = [int(i) for pair in recorded for ids_ in pair for i in ids_]
-            # The newest messages are there; only a prompt nobody answered may follow.
+            # The newest messages are there; only an unanswered prompt may follow.
             assert ids[: len(whole)] == whole and length <= 170
             assert len(part) == len(recorded)
     assert (
@@ -202,7 +202,7 @@ def test_defect_6_training_reads_exactly_what_was_read_in_sampling():
     )
 
 
-# 7. Evaluating another model than the trained one; settings that nobody reads.
+# 7. Evaluating another model than the trained one; settings without effect.
 
 
 def test_defect_7_evaluation_plays_the_trained_adapters():
@@ -239,7 +239,7 @@ def test_defect_8_the_end_of_a_turn_is_trained_and_an_empty_turn_is_one_token():
     run = marft()
     renderer = run.config.chat_renderers()["a"]
     (end,) = renderer.stop_token_ids
-    for height in (30.0, -30.0):  # one of them makes it the likeliest token
+    for height in (30.0, -30.0):  # one of them makes it the most likely token
         with torch.no_grad():
             for module_id in "ab":
                 lm = run.learner.module[module_id].unwrapped().lm
@@ -262,7 +262,7 @@ def test_defect_8_the_end_of_a_turn_is_trained_and_an_empty_turn_is_one_token():
     assert np.isfinite(result["a"]["grad_norm"].peek())
 
 
-# 9. Checkpoints whose critic nobody finds.
+# 9. Checkpoints whose critic is not found.
 
 
 def test_defect_9_a_restored_learner_has_critic_and_adapters_and_goes_on_alike():

@@ -153,9 +153,9 @@ def test_two_learners_take_the_steps_of_one(config_class, training, monkeypatch)
             training_data=training_data(episodes), timesteps={}, **kwargs
         )
         shards = update_side_by_side(pair, episodes, monkeypatch, **kwargs)
-    spoken = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
+    actors = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
     if config_class is not GRPOConfig:
-        assert sorted(map(len, spoken)) == [1, 2]  # unequal indeed
+        assert sorted(map(len, actors)) == [1, 2]  # unequal indeed
     for module_id in one.learner.module.keys():
         whole = weights_of(one.learner, module_id)
         for learner in pair:

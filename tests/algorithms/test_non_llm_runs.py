@@ -124,7 +124,7 @@ def test_two_learners_by_gloo_stay_alike(workers):
 @pytest.mark.slow
 @pytest.mark.learning
 def test_an_mlp_learns_to_run_beside_a_language_model(ray_session):
-    """Random play earns 1.5 of 3: the larger of two numbers, three times."""
+    """Random actions return 1.5 of 3: the larger of two numbers, three times."""
     config = non_llm_config(
         Errand,
         runner={**MLP, "training": {"lr": 0.02, "entropy_coeff": 0.0}},

@@ -77,7 +77,7 @@ def test_a_critic_of_its_own_fits_what_a_detached_head_cannot():
     for value_model in ("shared", "own"):
         config = make_config(lr=1e-9, critic_lr=3e-3, whiten_advantages=False)
         learner = make_learner(config.language_model(value_model=value_model))
-        # What is left to earn depends on the turn only; token ids are random.
+        # The reward-to-go depends on the turn only; token ids are random.
         made = [fake_episode(i, turns=4, reward=float(i % 2)) for i in range(8)]
         for _ in range(40):
             result = update(learner, made)[DEFAULT_MODULE_ID]

@@ -15,7 +15,7 @@ from learner_helpers import (
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.learner import fast_matmul
+from rllib_llm.algorithms.learner import fast_layers
 from rllib_llm.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -71,11 +71,11 @@ def test_precision_is_restored_after_an_error():
 
 def test_auto_is_exact(monkeypatch):
     calls = []
-    apply = fast_matmul._FastLinear.apply
-    if not fast_matmul._medium_is_exact():
+    apply = fast_layers._FastLinear.apply
+    if not fast_layers._medium_is_exact():
         pytest.skip("This CPU computes products in bfloat16; auto leaves them alone.")
     monkeypatch.setattr(
-        fast_matmul._FastLinear, "apply", lambda *args: calls.append(1) or apply(*args)
+        fast_layers._FastLinear, "apply", lambda *args: calls.append(1) or apply(*args)
     )
     exact, auto = (
         gradients(make_learner(make_config(matmul_precision=p)), episodes())
@@ -88,11 +88,11 @@ def test_auto_is_exact(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_fast_linear_layers_have_the_gradient_of_linear(monkeypatch, bias, frozen):
-    bound = 1e-4 if fast_matmul._medium_is_exact() else 2e-2  # bfloat16 products
-    monkeypatch.setattr(fast_matmul, "_medium_is_exact", lambda: True)
+    bound = 1e-4 if fast_layers._medium_is_exact() else 2e-2  # bfloat16 products
+    monkeypatch.setattr(fast_layers, "_medium_is_exact", lambda: True)
     layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(not frozen)
     fast = copy.deepcopy(layer)
-    fast_matmul.speed_up_linear_layers(fast, CPU)
+    fast_layers.speed_up_linear_layers(fast, CPU)
     found = []
     for module in (layer, fast):
         x = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(0))
@@ -114,8 +114,8 @@ def test_auto_follows_what_this_machine_computes(monkeypatch):
         (True, torch.device("cuda"), False),
     ):
         layer = torch.nn.Linear(4, 4)
-        monkeypatch.setattr(fast_matmul, "_medium_is_exact", lambda exact=exact: exact)
-        fast_matmul.speed_up_linear_layers(layer, device)
+        monkeypatch.setattr(fast_layers, "_medium_is_exact", lambda exact=exact: exact)
+        fast_layers.speed_up_linear_layers(layer, device)
         out = layer(torch.ones(1, 4))
         assert ("FastLinear" in type(out.grad_fn).__name__) == fast
 
@@ -126,10 +126,10 @@ def test_bfloat16_products_are_not_taken_for_exact(monkeypatch):
     def rounded(left, right):
         return linear(left.bfloat16(), right.bfloat16()).float()
 
-    monkeypatch.setattr(fast_matmul, "linear", rounded)
-    fast_matmul._medium_is_exact.cache_clear()
-    assert not fast_matmul._medium_is_exact()
-    fast_matmul._medium_is_exact.cache_clear()
+    monkeypatch.setattr(fast_layers, "linear", rounded)
+    fast_layers._medium_is_exact.cache_clear()
+    assert not fast_layers._medium_is_exact()
+    fast_layers._medium_is_exact.cache_clear()
 
 
 # Autocast -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rllib_llm.recipes import load_recipe
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, before, after",
-    # Without a look the second earns 0.625 at most.
+    # Without a look the return of the second is 0.625 at most.
     [("delay_probe", 0.4, 0.8), ("tool_probe", 0.5, 0.75)],
 )
 def test_ppo_learns_the_probe(ray_session, name, before, after):

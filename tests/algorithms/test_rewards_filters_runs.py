@@ -7,6 +7,7 @@ from team_helpers import Run, tiny_model, worth
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import example_table
 from rllib_llm.data.types import StopPolicy, TurnResult
 from rllib_llm.envs.text_env import TextEnv
@@ -132,7 +133,7 @@ def test_new_rewards_of_teams_enter_the_reward_log():
         learner=False,
     )
     episodes = run.sample(2)
-    DriverComponents(run.config).assign_rewards(episodes, 0)
+    DriverComponents(run.config).assign_rewards(SampledEpisodes(episodes), 0)
     for episode in episodes:
         reward_log = episode.custom_data["rewards"]
         for part in agent_episodes(episode):
@@ -148,4 +149,4 @@ def test_rewards_that_remember_are_in_the_state():
     first.rewards(example_table().trajectories)
     second.set_state(first.get_state())
     assert second.rewards.parts[1].call.asked == 8
-    assert DriverComponents(config()).assign_rewards([], 0) == {}
+    assert DriverComponents(config()).assign_rewards(SampledEpisodes(), 0) == {}

@@ -14,7 +14,7 @@ from rllib_llm.curricula.options import with_options
 from rllib_llm.data.types import Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
-# How long things took, and since when, which is nobody's state.
+# Durations and start times, which are not part of the state.
 OF_TIME = {
     "env_runners/sample",
     "env_runners/engine_busy_frac",
@@ -206,3 +206,31 @@ def test_a_restored_run_has_everything_and_goes_on_as_it_would(name, tmp_path):
         assert_equal(state_of(restored), state_of(algo))
     algo.stop()
     restored.stop()
+
+
+def weights_of(runner):
+    """Return the weights with which an EnvRunner samples."""
+    tensors = runner.modules["default_policy"].shared_tensors(inference_only=True)
+    return flat({name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def test_going_back_to_a_checkpoint_gives_every_runner_its_weights(tmp_path):
+    config = ppo().evaluation(evaluation_interval=100, evaluation_duration=1)
+    config.evaluation(evaluation_before_training=False)
+    algo = config.build_algo()
+    runners = [algo.env_runner, algo.eval_env_runner]
+    algo.train()
+    algo.evaluate()  # RLlib sends the evaluating EnvRunner its weights
+    saved = weights_of(algo.env_runner)
+    assert_equal(weights_of(algo.eval_env_runner), saved)
+    path = algo.save_to_path(tmp_path / "checkpoint")
+    algo.train()
+    algo.evaluate()
+    for runner in runners:
+        assert weights_of(runner) != saved
+    algo.restore_from_path(path)
+    for runner in runners:
+        assert_equal(weights_of(runner), saved)
+        for engine in runner.engines.values():
+            assert engine.weights_version == runner._weights_seq_no
+    algo.stop()

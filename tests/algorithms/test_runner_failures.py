@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 
-from rllib_llm import LLMPPOConfig
+from rllib_llm import LLMPPO, LLMPPOConfig
 from rllib_llm.algorithms.driver import sampling
 from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
@@ -196,6 +198,31 @@ def test_an_answer_tells_how_many_environments_hang():
     assert answer == SampleResult([tasks[0].seed], {}, 2)
 
 
+def test_an_evaluation_that_loses_all_its_runners_ends():
+    """RLlib compares the time limit with a time then, which None would not survive."""
+    healthy = [1]
+    group = types.SimpleNamespace(
+        num_healthy_remote_workers=lambda: len(healthy),
+        foreach_env_runner=lambda **call: healthy.clear() or [],
+    )
+    config = LLMPPOConfig().evaluation(evaluation_num_env_runners=1)
+    algo = types.SimpleNamespace(
+        config=config,
+        evaluation_config=config,
+        eval_env_runner_group=group,
+        iteration=0,
+        metrics=types.SimpleNamespace(
+            aggregate=lambda *args, **kwargs: None,
+            peek=lambda key, *, default, **kwargs: default,
+        ),
+    )
+    assert LLMPPO._evaluate_with_fixed_duration(algo) == (None, 0, 0, [])
+    config.evaluation_sample_timeout_s = None
+    healthy.append(1)
+    with pytest.raises(TypeError):
+        LLMPPO._evaluate_with_fixed_duration(algo)
+
+
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
 
 
@@ -252,6 +279,34 @@ def pid_and_hung(runner):
     return os.getpid(), runner.num_hung_envs
 
 
+def has_ended(pid):
+    """Return whether a process is gone, or is a zombie that nobody has waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_for_end(pid, *, seconds):
+    """Fail unless the process ends within a time."""
+    deadline = time.monotonic() + seconds
+    while not has_ended(pid):
+        assert time.monotonic() < deadline, f"Process {pid} runs after {seconds} s."
+        time.sleep(0.1)
+
+
+def test_a_process_has_ended_once_it_exits_even_if_nobody_has_waited_for_it():
+    child = subprocess.Popen(["sleep", "60"])
+    assert not has_ended(child.pid)
+    child.kill()
+    wait_for_end(child.pid, seconds=10)  # a zombie
+    child.wait()
+    assert has_ended(child.pid)
+    with pytest.raises(AssertionError, match="runs after 0 s"):
+        wait_for_end(os.getpid(), seconds=0)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
@@ -277,7 +332,7 @@ def test_a_runner_with_hung_environments_exits_and_another_process_goes_on(tmp_p
     assert len(algo.play_groups(2)) == 0  # two episodes: as many as are tolerated
     assert look() == [(before, 2)]
     assert len(algo.play_groups(2)) == 0
-    assert not os.path.exists(f"/proc/{before}") or look() == []  # 4 > 3: it exits
+    wait_for_end(before, seconds=60)  # 4 > 3
     os.remove(tmp_path / "hang")
     found = [algo.train() for _ in range(3)]
     assert found[-1]["env_runners"]["num_episodes"] == 8

@@ -4,8 +4,9 @@ import math
 
 import pytest
 from ray import tune
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-from rllib_llm.algorithms.config.calls import check_attributes
+from rllib_llm.algorithms.config.check_calls import check_attributes
 from rllib_llm.algorithms.config.schema import SECTIONS, settings_of
 from rllib_llm.algorithms.grpo.grpo import GRPOConfig
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
@@ -120,6 +121,25 @@ def test_a_setting_tells_what_docs_and_help_need():
             "reads it on its old API stack only.",
         ),
         (
+            lambda c: c.env_runners(sample_timeout_s=60.0),
+            "env_runners.sample_timeout_s has no effect on language agents: no episode "
+            "is dropped because its EnvRunner is slow. Use rollouts.episode_timeout_s",
+        ),
+        (
+            lambda c: c.learners(num_aggregator_actors_per_learner=1),
+            "learners.num_aggregator_actors_per_learner has no effect on language "
+            "agents: RLlib's asynchronous algorithms alone read it.",
+        ),
+        (
+            lambda c: c.learners(add_default_connectors_to_learner_pipeline=False),
+            "learners.add_default_connectors_to_learner_pipeline has no effect on "
+            "language agents: the connectors between text and tokens are always used.",
+        ),
+        (
+            lambda c: c.evaluation(evaluation_sample_timeout_s=None),
+            "evaluation.evaluation_sample_timeout_s=None must be a number >= 0.",
+        ),
+        (
             lambda c: c.learners(learner_class="os:system"),
             "learners.learner_class='os:system' must be a subclass of Learner or None.",
         ),
@@ -148,6 +168,90 @@ def test_evaluation_config_is_checked_by_attribute():
         check_attributes(config)
     config = GRPOConfig().evaluation(evaluation_config={"explore": False})
     check_attributes(config)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("batch_mode", "truncate_episodes", "env_runners.batch_mode has no effect"),
+        ("sample_timeout_s", 1.0, "env_runners.sample_timeout_s has no effect"),
+        ("train_batch_size", 64, "training.train_batch_size has no effect"),
+        ("use_critic", True, "training.use_critic has no effect .* the algorithm"),
+        ("torch_skip_nan_gradients", False, "would have no effect: nan_policy"),
+    ],
+)
+def test_attributes_without_effect_are_refused_however_they_are_set(
+    attribute, value, message
+):
+    config = GRPOConfig().environment("guess_number-v0")
+    setattr(config, attribute, value)
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+
+
+def test_evaluation_config_refuses_what_has_no_effect():
+    config = GRPOConfig().evaluation(evaluation_config={"batch_mode": "any"})
+    with pytest.raises(
+        ConfigError, match=r"evaluation_config\.batch_mode has no effect"
+    ):
+        check_attributes(config)
+    # Without effect in the section training, where RLlib had it, but not in learners.
+    settings = {"learner_config_dict": {"own": 1}}
+    check_attributes(GRPOConfig().evaluation(evaluation_config=settings))
+
+
+def test_a_validated_config_stays_valid():
+    config = GRPOConfig().environment("guess_number-v0")
+    config.evaluation(evaluation_interval=1)
+    for _ in range(2):
+        config.validate()
+    evaluation = config.get_evaluation_config_object()
+    evaluation.validate()
+    GRPOConfig().update_from_dict(config.to_dict()).validate()
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "remedy"),
+    [
+        ("env_runners", {"gym_env_vectorize_mode": "async"}, "rollouts.env_processes"),
+        (
+            "fault_tolerance",
+            {"restart_failed_sub_environments": True},
+            "Use rollouts.max_retries",
+        ),
+        (
+            "reporting",
+            {"metrics_num_episodes_for_smoothing": 5},
+            "means over the episodes of an iteration",
+        ),
+        (
+            "evaluation",
+            {"evaluation_force_reset_envs_before_iteration": False},
+            "never continues an episode",
+        ),
+    ],
+)
+def test_settings_of_stock_runners_are_refused_without_one(section, settings, remedy):
+    (name,) = settings
+    config = LLMPPOConfig().environment("guess_number-v0")
+    getattr(config, section)(**settings)
+    with pytest.raises(
+        ConfigError, match=f"{name}=.* would have no effect: .*{remedy}"
+    ):
+        config.validate()
+    config.env_runners(env_runner_cls=SingleAgentEnvRunner).validate()
+
+
+def test_merged_connector_states_need_somewhere_to_go():
+    config = LLMPPOConfig().environment("guess_number-v0")
+    config.env_runners(
+        num_env_runners=1,
+        create_local_env_runner=False,
+        broadcast_env_runner_states=False,
+    )
+    with pytest.raises(ConfigError, match="merged states of the connectors"):
+        config.validate()
+    config.env_runners(merge_env_runner_states=False).validate()
 
 
 def test_search_spaces_pass_and_are_stored():

@@ -191,7 +191,7 @@ def test_what_is_logged_is_over_all_learners_tokens(config_class, monkeypatch):
 
 
 def test_a_learner_without_rows_of_a_policy_adds_nothing_to_its_moments(monkeypatch):
-    """Ben speaks in one episode, which only one of two Learners gets."""
+    """Ben acts in one episode, which only one of two Learners gets."""
     training = {
         "lr": 1e-2,
         "loss_terms": [{"name": "kl_cov", "share": 0.3}, "nll_success"],
@@ -214,8 +214,8 @@ def test_a_learner_without_rows_of_a_policy_adds_nothing_to_its_moments(monkeypa
             episode_data(part).advantage = float(np.cos(index))
     update(one.learner, chosen)
     shards = update_side_by_side(pair, chosen, monkeypatch)
-    spoken = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
-    assert sorted(map(len, spoken)) == [1, 2]
+    actors = [{who for e in shard for who, _ in turns_of(e)} for shard in shards]
+    assert sorted(map(len, actors)) == [1, 2]
     for module_id in "ab":
         whole = weights_of(one.learner, module_id)
         for learner in pair:

@@ -12,9 +12,9 @@ from team_helpers import batches
 from rllib_llm import SFTConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.demonstrations import demonstrate
+from rllib_llm.seeding import stable_seed
 
 TINY = {
     "hidden_size": 32,
@@ -54,7 +54,7 @@ def sft(**training):
         (lambda c: c.training(policy_loss="ppo_clip"), "policy_loss=.*no effect: SFT"),
         (lambda c: c.rollouts(group_size=4), "group_size=4 would have no effect"),
         (lambda c: c.rollouts(rewards=["format"]), "rewards=.*no effect"),
-        (lambda c: c.rollouts(curriculum="ladder"), "curriculum"),
+        (lambda c: c.rollouts(curriculum="threshold"), "curriculum"),
     ],
 )
 def test_what_imitation_does_not_read_is_refused(change, message):

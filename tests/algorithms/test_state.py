@@ -146,19 +146,19 @@ class Asked:
 
 def driver_components() -> DriverComponents:
     settings: dict[str, Any] = {"rewards": [Asked], "filters": [Asked]}
-    settings["curriculum"] = {"name": "ladder", **THRESHOLD_CURRICULUM}
+    settings["curriculum"] = {"name": "threshold", **THRESHOLD_CURRICULUM}
     return DriverComponents(GRPOConfig().rollouts(**settings))
 
 
 def use_rewards_filters(components: DriverComponents) -> None:
     taught(components.curriculum.call)
     components.rewards(played().trajectories)
-    components.filters(played().trajectories)
+    components.filters(played())
 
 
 def look_at_rewards_filters(components: DriverComponents) -> list[Any]:
     rewards = components.rewards(played().trajectories)
-    outcomes, _ = components.filters(played().trajectories)
+    outcomes, _ = components.filters(played())
     parts = {name: part.tolist() for name, part in rewards.items()}
     return [
         assigned(components.curriculum.call),
@@ -379,7 +379,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
-    "ThresholdCurriculum": curriculum("ladder", **THRESHOLD_CURRICULUM),
+    "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
     "advantages.estimators.history.History": advantage_estimator("history"),
     "Role": advantage_estimator("role"),
     "AdvantageEstimators": Case(
@@ -443,7 +443,7 @@ CASES = {
     "ComposedLossMixin": Case(
         lambda: learner(loss_terms=[TARGET]), use_learner, look_at_learner
     ),
-    "LLMRLModule": Case(module, move, values_of),
+    "CheckpointedModule": Case(module, move, values_of),
     "LLMEnvRunner": Case(runner, use_runner, look_at_runner),
     "MixedPrecisionAdamW": Case(
         optimizer,

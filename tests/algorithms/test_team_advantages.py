@@ -8,6 +8,7 @@ import pytest
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.shared_reward import share_rewards
 
@@ -58,7 +59,7 @@ def standardised(values):
 def advantage_estimator(algo, episodes, **training):
     algo.config = algo.config.copy(copy_frozen=False).training(**training)
     algo._advantage_estimators = estimators_of_policies(algo.config)
-    algo._set_advantages(episodes)
+    algo._set_advantages(SampledEpisodes(episodes))
     return {
         (i, episode_data(p).agent_index): episode_data(p).advantage
         for i, e in enumerate(episodes)

@@ -117,8 +117,9 @@ def test_result_holds_this_iterations_means(ray_session, config, num_env_runners
     sample_groups = algo.sample_groups
 
     def record(num_groups):
-        sampled[:] = sample_groups(num_groups)
-        return list(sampled)
+        episodes = sample_groups(num_groups)
+        sampled[:] = episodes
+        return episodes
 
     algo.sample_groups = record
     for _ in range(2):

@@ -26,7 +26,7 @@ from rllib_llm.transcripts.token_texts import token_texts
 
 def record_of(episode, **settings):
     settings = {"max_chars": 100, "max_turns": 10, **settings}
-    return transcript_record(episode, split="train", picked="best", **settings)
+    return transcript_record(episode, split="train", selected_as="best", **settings)
 
 
 def collect(
@@ -86,7 +86,7 @@ def test_record_of_an_episode():
         "invalid": True,
         "columns": None,
     }
-    assert not record["trained"]  # nobody has said so yet
+    assert not record["trained"]  # not annotated yet
     jsonschema.validate(record, schema())
     assert record["turns"][1]["observation"] == "hello 1"
     assert record["final_observation"] == "hello 2"
@@ -139,15 +139,17 @@ def rollouts(*returns):
 
 def test_best_and_worst_groups_with_group_mates():
     episodes = rollouts([0, 0, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1])
-    records = [(r["group_id"], r["rollout"], r["picked"]) for r in collect(episodes)]
+    records = [
+        (r["group_id"], r["rollout"], r["selected_as"]) for r in collect(episodes)
+    ]
     assert records == [
         (1, 0, "best"),
-        (1, 1, "sibling"),
-        (1, 2, "sibling"),
-        (1, 3, "sibling"),
-        (0, 0, "sibling"),
-        (0, 1, "sibling"),
-        (0, 2, "sibling"),
+        (1, 1, "group"),
+        (1, 2, "group"),
+        (1, 3, "group"),
+        (0, 0, "group"),
+        (0, 1, "group"),
+        (0, 2, "group"),
         (0, 3, "worst"),
     ]
 
@@ -188,14 +190,14 @@ def test_records_beyond_max_size_are_dropped_group_mates_first():
         max_size = whole // 2
 
     records = collect(rollouts([0, 0, 1], [1, 1, 1], [0, 0, 0]), Small())
-    picked = [r["picked"] for r in records]
+    picked = [r["selected_as"] for r in records]
     assert {"best", "worst"} < set(picked) and 2 < len(picked) < 6
 
     class Tiny(TranscriptCollector):
         max_size = 1
 
     fresh = rollouts([0, 0, 1], [1, 1, 1])
-    assert [r["picked"] for r in collect(fresh, Tiny())] == ["best"]
+    assert [r["selected_as"] for r in collect(fresh, Tiny())] == ["best"]
     assert sum(episode_data(e).is_annotated for e in fresh) == 1
 
 

@@ -29,7 +29,7 @@ from rllib_llm.transcripts.collector import read_result, transcript_record
 def record():
     episode = make_episode([0.0] * 8, seed=5, text="a ``` b \u00e9")
     return transcript_record(
-        episode, split="train", picked="best", max_chars=100, max_turns=4
+        episode, split="train", selected_as="best", max_chars=100, max_turns=4
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm import weights, yaml_io
+from rllib_llm.runs import checkpoints
 from rllib_llm.runs import folders as runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
@@ -89,7 +90,7 @@ def pick(result, key):
 
 def test_a_run_writes_its_documented_files(after_sft):
     (trial,) = after_sft.glob("trial_*")
-    assert runs.newest_checkpoint(trial) is not None
+    assert checkpoints.newest_checkpoint(trial) is not None
     assert sorted(results(after_sft)) == [1, 2]
     assert (trial / "transcripts.jsonl").is_file()
     page = (after_sft / "transcripts.html").read_text(encoding="utf-8")
@@ -171,7 +172,7 @@ def test_export_loads_with_the_auto_classes(call, after_sft, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["exported"]
     (tmp_path / "new").write_text("")
     access = {p.stat().st_mode for p in (*out.iterdir(), tmp_path / "new")}
-    assert len(access) == 1  # whoever may read a new file may read these
+    assert len(access) == 1  # these have the permissions of new files
     status, _, err = call("export", after_sft, out)
     assert status == 1 and "exists" in err
     status, _, err = call("export", after_sft, tmp_path / "x", "--adapter")
@@ -251,7 +252,7 @@ def test_a_distributed_run_loads_in_one_process(call, storage):
     assert algo.env_runner_group.num_remote_workers() == 0
     assert algo.learner_group.is_local and algo.training_iteration == 2
     got = local_runner(algo).module.get_state()
-    module = checkpoint / runs.MODULES / DEFAULT_MODULE_ID
+    module = checkpoint / checkpoints.MODULES / DEFAULT_MODULE_ID
     saved = weights.load(module / weights.FILE)
     for name, value in got.items():
         assert np.array_equal(value, saved[name]), name
@@ -279,13 +280,17 @@ def test_a_killed_run_resumes_exactly(call, storage):
     while newest is None or newest.name < "checkpoint_000003":
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-        found = [runs.newest_checkpoint(t) for t in storage.glob("killed_*/trial_*")]
+        found = [
+            checkpoints.newest_checkpoint(t) for t in storage.glob("killed_*/trial_*")
+        ]
         newest = found[0] if found else None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (run,) = storage.glob("killed_*")
     (trial,) = run.glob("trial_*")
-    at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
+    at = (
+        int(checkpoints.newest_checkpoint(trial).name[-6:]) + 1
+    )  # one checkpoint an iteration
     end = f"stop.training_iteration={at + 2}"
     status, _, err = call("train", "--resume", run, end)
     assert status == 0, err

@@ -64,7 +64,7 @@ def small_disk(tmp_path):
 def test_a_run_on_a_full_disk_fails_clearly_and_resumes(small_disk, call, tmp_path):
     from test_cli_runs import write
 
-    from rllib_llm.runs import folders
+    from rllib_llm.runs import checkpoints
 
     folder, mount = small_disk
     path = write(tmp_path / "full.yaml", evaluation=None, expect=None)
@@ -73,9 +73,9 @@ def test_a_run_on_a_full_disk_fails_clearly_and_resumes(small_disk, call, tmp_pa
     assert status == 1, out
     assert "StorageError: The disk is full" in err and "Aborted" not in err
     (run,) = folder.glob("full_*")
-    at = folders.newest_checkpoint(next(run.glob("trial_*")))
+    at = checkpoints.newest_checkpoint(next(run.glob("trial_*")))
     assert at is not None
     assert mount("remount,size=50m") == 0
-    end = f"stop.training_iteration={folders.number_of(at) + 3}"
+    end = f"stop.training_iteration={checkpoints.number_of(at) + 3}"
     status, _, err = call("train", "--resume", run, end)
     assert status == 0, err

@@ -13,6 +13,7 @@ import pytest
 
 from rllib_llm import yaml_io
 from rllib_llm.recipes import load_recipe
+from rllib_llm.runs import checkpoints
 from rllib_llm.runs import folders as runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
@@ -169,7 +170,7 @@ def in_the_second_stage(path, storage, errors=subprocess.DEVNULL):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
         trials = storage.glob(f"{path.stem}_*/2_first/trial_*")
-        newest = next((runs.newest_checkpoint(t) for t in trials), None)
+        newest = next((checkpoints.newest_checkpoint(t) for t in trials), None)
     (run,) = storage.glob(f"{path.stem}_*")
     return process, run
 
@@ -180,7 +181,9 @@ def test_a_run_killed_in_its_second_stage_resumes_exactly(call, storage):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (trial,) = (run / "2_first").glob("trial_*")
-    at = int(runs.newest_checkpoint(trial).name[-6:]) + 1  # one checkpoint an iteration
+    at = (
+        int(checkpoints.newest_checkpoint(trial).name[-6:]) + 1
+    )  # one checkpoint an iteration
     first = results(run / "1_sft")
     end = f"stages.first.stop.training_iteration={at + 1}"
     status, _, err = call("train", "--resume", run, end)
@@ -208,7 +211,7 @@ def test_sigterm_saves_the_second_stage_and_begins_no_third(call, storage, tmp_p
     assert not (run / "3_second").exists()
     (trial,) = (run / "2_first").glob("trial_*")
     at = max(results(run / "2_first"))
-    saved = runs.newest_checkpoint(trial)
+    saved = checkpoints.newest_checkpoint(trial)
     assert str(saved) in errors.replace("\n", "")
     end = f"stages.first.stop.training_iteration={at + 1}"
     status, _, err = call("train", "--resume", run, end)

@@ -9,7 +9,7 @@ import time
 import pytest
 from test_cli_runs import command, results, write
 
-from rllib_llm.runs import folders
+from rllib_llm.runs import checkpoints
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 
@@ -43,7 +43,7 @@ def test_sigterm_saves_and_a_living_run_is_not_resumed(call, tmp_path):
     assert process.returncode == 143, out + err
     assert "SIGTERM: stopped before the end. Saved: " in err
     (trial,) = run.glob("trial_*")
-    checkpoint = folders.newest_checkpoint(trial)
+    checkpoint = checkpoints.newest_checkpoint(trial)
     at = max(results(run))
     assert checkpoint is not None and at >= 2
     end = f"stop.training_iteration={at + 1}"

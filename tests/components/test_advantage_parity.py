@@ -184,7 +184,7 @@ def test_history_keeps_a_window_and_survives_a_checkpoint():
 @pytest.mark.parametrize("team", ["mean", "sum"])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
 def test_magrpo_compares_rounds_of_the_team(table, team, baseline):
-    # In two episodes somebody never got to speak.
+    # In two episodes an agent never acted.
     table = rearranged(table, [i for i in range(len(table)) if i not in (1, 10)])
 
     def team_return(episode, t):

@@ -20,8 +20,7 @@ from rllib_llm import GRPOConfig
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.data.to_turn_table import trajectories
-from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 
 SETTINGS = {
     "broadcast": {"leader": "ann"},
@@ -108,15 +107,16 @@ def test_policies_may_have_their_own_estimators():
     assert made.uses_components and made.compares_rollouts
     played = run.sample(2)
     set_group_advantages(made, played)
-    found = trajectories(played)
-    table = TurnTable([one for _, one in found])
+    found = SampledEpisodes(played)
+    table = found.table()
     expected = {
         "a": table.split(AdvantageEstimators(["magrpo"]).advantages(table)),
         "b": table.split(
             AdvantageEstimators([{"name": "group", "by": "turn"}]).advantages(table)
         ),
     }
-    assert {one.module_id for _, one in found} == {"a", "b"}
-    for i, (data, one) in enumerate(found):
+    assert {one.module_id for one in found.trajectories} == {"a", "b"}
+    for i, one in enumerate(found.trajectories):
         mine = expected[one.module_id][i]
-        np.testing.assert_allclose(np.broadcast_to(data.advantage, len(mine)), mine)
+        given = np.broadcast_to(found.data[i].advantage, len(mine))
+        np.testing.assert_allclose(given, mine)

@@ -43,11 +43,13 @@ def always(task, rollout, rng):
     return 1.0
 
 
-# Ladder ------------------------------------------------------------------------------
+# Threshold ---------------------------------------------------------------------------
 
 
 def test_the_threshold_curriculum_goes_up_when_enough_is_solved():
-    of = curriculum("ladder", levels=[*SIZES, {"size": 5}], threshold=0.75, window=16)
+    of = curriculum(
+        "threshold", levels=[*SIZES, {"size": 5}], threshold=0.75, window=16
+    )
     half = [play(of, 2, lambda t, r, g: float(r < 2), first=4 * i) for i in range(4)]
     assert {o["size"] for options in half for o in options} == {3}
     assert {o["split"] for options in half for o in options} == {"train"}
@@ -64,7 +66,7 @@ def test_the_threshold_curriculum_goes_up_when_enough_is_solved():
 
 
 def test_a_level_may_have_several_options_and_groups_stay_whole():
-    of = curriculum("ladder", levels=[SIZES], seed=1)
+    of = curriculum("threshold", levels=[SIZES], seed=1)
     sizes = [o["size"] for o in play(of, 60, always)]
     assert 15 < sizes.count(3) < 45
     task = Task(7, 0, seed=7)
@@ -123,7 +125,7 @@ def test_what_was_long_ago_may_be_forgotten():
 @pytest.mark.parametrize(
     "spec",
     [
-        {"name": "ladder", "levels": [SIZES, SIZES], "threshold": 0.5, "window": 24},
+        {"name": "threshold", "levels": [SIZES, SIZES], "threshold": 0.5, "window": 24},
         {"name": "bandit", "arms": SIZES, "rule": "thompson"},
         {"name": "bandit", "arms": SIZES, "decay": 0.9},
     ],
@@ -143,13 +145,13 @@ def test_a_restored_curriculum_goes_on_exactly(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("ladder", "needs 'levels'"),
-        ({"name": "ladder", "levels": []}, "must be a list of options"),
-        ({"name": "ladder", "levels": [3]}, "must be options of the environment"),
-        ({"name": "ladder", "levels": SIZES, "threshold": 0}, "threshold=0 must be"),
-        ({"name": "ladder", "levels": SIZES, "window": 0}, "window=0 must be"),
-        ({"name": "ladder", "levels": [{"siez": 3}]}, "Did you mean 'size'"),
-        ({"name": "ladder", "levels": [{"size": 3}, {"size": 99}]}, "size"),
+        ("threshold", "needs 'levels'"),
+        ({"name": "threshold", "levels": []}, "must be a list of options"),
+        ({"name": "threshold", "levels": [3]}, "must be options of the environment"),
+        ({"name": "threshold", "levels": SIZES, "threshold": 0}, "threshold=0 must be"),
+        ({"name": "threshold", "levels": SIZES, "window": 0}, "window=0 must be"),
+        ({"name": "threshold", "levels": [{"siez": 3}]}, "Did you mean 'size'"),
+        ({"name": "threshold", "levels": [{"size": 3}, {"size": 99}]}, "size"),
         ({"name": "bandit", "arms": SIZES[:1]}, "two or more"),
         ({"name": "bandit", "arms": SIZES, "measure": "std"}, "measure must be"),
         ({"name": "bandit", "arms": SIZES, "rule": "best"}, "rule one of ucb"),

@@ -144,7 +144,7 @@ def test_filters_drop_or_mask_and_see_what_is_left():
         return np.ones(len(table), bool)
 
     filters = Filters(["valid", "overlong", look])
-    outcomes, shares = filters(trajectories())
+    outcomes, shares = filters(TurnTable(trajectories()))
     assert [v.is_dropped for v in outcomes] == [False, True] + [False] * 6
     assert [v.is_masked for v in outcomes] == [False, False, True] + [False] * 5
     assert seen == [7]
@@ -152,7 +152,9 @@ def test_filters_drop_or_mask_and_see_what_is_left():
 
 
 def test_the_effect_may_be_chosen():
-    outcomes, _ = Filters([{"name": "overlong", "effect": "drop"}])(trajectories())
+    outcomes, _ = Filters([{"name": "overlong", "effect": "drop"}])(
+        TurnTable(trajectories())
+    )
     assert outcomes[2].is_dropped and not outcomes[2].is_masked
 
 
@@ -167,7 +169,7 @@ def test_single_turns_may_be_left_out_where_nothing_is_chained(monkeypatch):
         return table.turn == 1
 
     name = "last-turn-only-in-this-test"
-    outcomes, shares = Filters([name])(trajectories())
+    outcomes, shares = Filters([name])(TurnTable(trajectories()))
     assert all(v.masked_turns == {0} for v in outcomes) and shares[name] == 0.5
     with pytest.raises(ConfigError, match="critic's returns"):
         Filters([name], turns_may_be_masked=False).try_out()

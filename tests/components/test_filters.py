@@ -84,7 +84,7 @@ def test_a_filter_does_not_see_what_an_earlier_one_dropped():
     for effect, later in (("drop", [3.0, 4.0]), ("mask", [1.0, 2.0, 3.0, 4.0])):
         seen.clear()
         filters = Filters([{"name": first, "effect": effect}, second])
-        outcomes, shares = filters(table.trajectories)
+        outcomes, shares = filters(table)
         assert seen == [later]
         assert shares["second"] == 1 / len(later)
         dropped = [v.is_dropped for v in outcomes]
@@ -191,7 +191,7 @@ def test_bad_texts_and_ends_are_left_out():
     assert kept("unreadable", table).tolist() == [1, 1, 1, 0, 1]
     assert kept("unreadable", table, most=0.4).all()
     assert kept("incomplete", table).tolist() == [1, 1, 0, 0, 0]
-    outcomes, _ = Filters(["incomplete", "unreadable"])(table.trajectories)
+    outcomes, _ = Filters(["incomplete", "unreadable"])(table)
     assert not any(v.is_dropped for v in outcomes)
     assert [v.is_masked for v in outcomes] == [False, False, True, True, True]
 
@@ -204,7 +204,7 @@ def test_turns_after_the_first_error_are_not_learnt_from():
     assert kept("first_error", table).tolist() == [1, 1, 0, 1, 0, 1, 1]
     without = kept("first_error", table, and_error=False)
     assert without.tolist() == [1, 0, 0, 0, 0, 1, 1]
-    outcomes, _ = Filters(["first_error"])(table.trajectories)
+    outcomes, _ = Filters(["first_error"])(table)
     assert [v.masked_turns for v in outcomes] == [{2}, {1}, set()]
 
 

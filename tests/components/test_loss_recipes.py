@@ -134,8 +134,8 @@ def vapo(seen):
     for name, weight in seen.start.items():
         is_critic = name.startswith("value_head.")
         assert is_critic != torch.equal(now[name], weight), name
-    learnt = seen.results[-1]["learners"][DEFAULT_MODULE_ID]
-    assert learnt["loss_term_nll_success"] > 0
+    learned = seen.results[-1]["learners"][DEFAULT_MODULE_ID]
+    assert learned["loss_term_nll_success"] > 0
 
 
 def bilevel_ppo(seen):
@@ -164,8 +164,8 @@ def turn_ppo(seen):
         weights, turns = batch[columns.VALUE_WEIGHTS], batch[columns.TURN_IDS]
         rows, cols = (weights > 0).nonzero(as_tuple=True)
         assert (turns[rows, cols] != turns[rows, cols - 1]).all()
-    learnt = seen.results[-1]["learners"][DEFAULT_MODULE_ID]
-    assert 0 < learnt["vf_loss"] < 10
+    learned = seen.results[-1]["learners"][DEFAULT_MODULE_ID]
+    assert 0 < learned["vf_loss"] < 10
 
 
 def same_but_whitened(found, expected):

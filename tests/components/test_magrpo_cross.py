@@ -25,7 +25,7 @@ def pay(players):
 
 
 def games(rng, tasks=2, rollouts=3, agents=2, turns=1, words=3, replay=pay):
-    """Rollouts of games of a few words, each agent paid in its last turn."""
+    """Rollouts of games of a few words, each agent rewarded in its last turn."""
     made = []
     for task, rollout in itertools.product(range(tasks), range(rollouts)):
         players = [
@@ -101,7 +101,7 @@ def test_only_rollouts_that_came_the_same_way_meet():
 
 
 def test_agents_without_a_turn_have_fewer_samples():
-    """Ann's 'end' ends the game before Ben speaks; what he would have said is moot."""
+    """Ann's 'end' ends the game before Ben acts; his message has no effect."""
 
     def replay(players):
         words = {p.agent_id: p.completions[0] for p in players}

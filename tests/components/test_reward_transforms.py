@@ -67,7 +67,7 @@ def test_renorm_takes_half_of_both_signals():
     of.rewards = [0.9, 0.2, 1.0]
     got = changed("centre", TurnTable([of]), aggregate="sum")
     np.testing.assert_allclose(got, [0.4, -0.3, 0.5])
-    # However many good steps a failed run has, it earns nothing.
+    # However many good steps a failed run has, its return is not positive.
     for searches in (1, 2, 9):
         of = user(0, searches, True)
         of.rewards = [1.0 / searches] * searches + [0.0]

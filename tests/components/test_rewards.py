@@ -238,7 +238,7 @@ def test_repetition_is_the_share_of_repeated_ngrams():
 
 def research(of):
     """ReSearch: F1 where there is some, 0.1 for form alone, else 0."""
-    levels = [{"when": "f1", "pay": "f1"}, {"when": "well_formed", "pay": 0.1}]
+    levels = [{"when": "f1", "reward": "f1"}, {"when": "well_formed", "reward": 0.1}]
     return reward_of("gate", of, levels=levels)
 
 
@@ -258,13 +258,13 @@ def test_gates_nest_reward_turns_and_skip_closed_levels():
         return 0.5
 
     levels = [
-        {"when": [half, half], "above": 1.0, "pay": 9.0},
-        {"when": half, "pay": [{"name": "evidence", "weight": 2.0}, half]},
-        {"when": never, "pay": 0.0},
+        {"when": [half, half], "above": 1.0, "reward": 9.0},
+        {"when": half, "reward": [{"name": "evidence", "weight": 2.0}, half]},
+        {"when": never, "reward": 0.0},
     ]
     of = searcher([[GOLD[0]]])
     assert reward_of("gate", of, levels=levels) == [1.0, 0.5]
-    levels = [{"when": {"name": "gate", "levels": levels}, "above": 5, "pay": 1}]
+    levels = [{"when": {"name": "gate", "levels": levels}, "above": 5, "reward": 1}]
     assert reward_of("gate", of, levels=levels, otherwise=-2) == [0.0, -2.0]
 
 
@@ -293,9 +293,9 @@ BAD = [
     ({"name": "overlong", "longest": 5, "buffer": 1, "penalty": -1}, "must be >= 0"),
     ({"name": "repetition", "n": 0}, "n=0 must be a number of words"),
     ({"name": "gate", "levels": []}, "must be a list"),
-    ({"name": "gate", "levels": [{"when": "f1"}]}, "must have when, pay"),
-    ({"name": "gate", "levels": [{"when": "exct_match", "pay": 1}]}, "Did you mean"),
-    ({"name": "gate", "levels": [{"when": 1.0, "pay": 1}]}, "when=1.0 must name"),
+    ({"name": "gate", "levels": [{"when": "f1"}]}, "must have when, reward"),
+    ({"name": "gate", "levels": [{"when": "exct_match", "reward": 1}]}, "Did you mean"),
+    ({"name": "gate", "levels": [{"when": 1.0, "reward": 1}]}, "when=1.0 must name"),
     ({"name": "tiers", "levels": [0.5]}, "must be a list of numbers"),
 ]
 
@@ -310,7 +310,7 @@ NEEDED = {
     "outcome": {"key": "score"},
     "overlong": {"longest": 5, "buffer": 2},
     "rubric": {"rules": {"x": 1.0}},
-    "gate": {"levels": [{"when": "well_formed", "pay": "f1"}]},
+    "gate": {"levels": [{"when": "well_formed", "reward": "f1"}]},
 }
 
 

@@ -19,7 +19,7 @@ from rllib_llm.connectors.learner.token_rows import (
     central_columns,
 )
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.types import FinishReason, Prompt, StopPolicy, TurnResult
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.env_runner.turns import sampled_turn
@@ -197,7 +197,7 @@ def test_a_recorded_turn_is_the_engines_generation():
         weights_version=9,
         seconds=0.5,
     )
-    data = SimpleNamespace(prompt=Prompt([1, 2], extends=False))
+    data = EpisodeData(prompt=Prompt([1, 2], extends=False))
     agent = SimpleNamespace(data=data, request_id=7, module_id="a")
     turn = sampled_turn(result, agent)
     assert turn.prompt_ids.tolist() == [1, 2] and not turn.extends

@@ -72,7 +72,7 @@ def test_overrides_of_rows_are_valid(row):
 
 
 def test_components_of_a_recipe_include_defaults_and_nested_ones():
-    gate = {"name": "gate", "levels": [{"when": "well_formed", "pay": ["f1"]}]}
+    gate = {"name": "gate", "levels": [{"when": "well_formed", "reward": ["f1"]}]}
     recipe = {"algo": "GRPO", "rollouts": {"rewards": [gate, {"name": "tiers"}]}}
     assert list(components_of(recipe)) == [
         "reward gate",

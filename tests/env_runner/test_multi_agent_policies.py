@@ -196,7 +196,7 @@ def test_a_transcript_lists_turns_in_order_with_agent_and_policy():
     for parts in (items, items[::-1]):
         episode.agent_episodes = dict(parts)
         record = transcript_record(
-            episode, split="train", picked="best", max_chars=99, max_turns=9
+            episode, split="train", selected_as="best", max_chars=99, max_turns=9
         )
         turns = [(t["turn"], t["agent"], t["policy"]) for t in record["turns"]]
         assert turns == [(t, *who) for t in (0, 1) for who in both]

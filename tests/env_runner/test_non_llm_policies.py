@@ -159,7 +159,7 @@ def test_metrics_include_the_mlp_agent_without_its_turns(run):
     assert metrics["turns_mean"].peek() == 3  # the LLM's turns alone
     assert [p.agent_id for p in agent_episodes(episodes[0])] == ["speaker_0"]
     record = transcript_record(
-        episodes[0], split="train", picked="best", max_chars=99, max_turns=9
+        episodes[0], split="train", selected_as="best", max_chars=99, max_turns=9
     )
     assert record["agents"] == ["runner_0", "speaker_0"]
     assert [t["policy"] for t in record["turns"]] == ["talk", "run"] * 3

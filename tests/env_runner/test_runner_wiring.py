@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from multi_toys import Together, made, over
 from runner_helpers import Countdown, Endless, make_runner
 from team_helpers import Run, team_config
@@ -15,7 +16,7 @@ from rllib_llm import LLMPPOConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_data
 from rllib_llm.data.types import FinishReason, Prompt, StopReason, Task, Turn
-from rllib_llm.env_runner.limits import stop_reason
+from rllib_llm.env_runner.episode_limits import stop_reason
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.slots import ActionSource
@@ -277,6 +278,23 @@ def test_turn_budget_follows_context_and_episode_limits(
     request_turn(action_source, agent_state, "session", num_sampled=sampled, seed=5)
     assert [p.max_new_tokens for p in asked] == [expected]
     assert asked[0].seed == 5
+
+
+def test_threads_are_in_force_while_a_runner_samples(monkeypatch):
+    config = make_runner(Countdown).config.copy(copy_frozen=False)
+    before, seen = torch.get_num_threads(), []
+    config.resources(torch_num_threads=before + 1)
+    runner = LLMEnvRunner(config=config, worker_index=0)
+    play = runner._play
+
+    def noted(*args, **kwargs):
+        seen.append(torch.get_num_threads())
+        return play(*args, **kwargs)
+
+    monkeypatch.setattr(runner, "_play", noted)
+    runner.sample(num_episodes=2)
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(

@@ -211,11 +211,11 @@ def test_questions_of_a_customer_with_several_requests():
         Request("cancel", 34, "blue cap", "", False, ("34", "shipped")),
     ]
     customer = Customer("Ada Kern", requests, stubborn=False)
-    completion = customer.hear("What is your name, and which address?")
+    completion = customer.reply("What is your name, and which address?")
     assert completion == "I am Ada Kern. 3 Elm Street, please. The red mug."
-    assert customer.hear("Order 12 is moved.") == "Thanks. Please cancel my blue cap."
-    assert customer.hear("What address?") == "I do not understand."
-    assert customer.hear("No: 34 is shipped.") == "Bye."
+    assert customer.reply("Order 12 is moved.") == "Thanks. Please cancel my blue cap."
+    assert customer.reply("What address?") == "I do not understand."
+    assert customer.reply("No: 34 is shipped.") == "Bye."
     assert customer.has_left
     assert all(request.is_informed for request in requests)
 

@@ -21,6 +21,7 @@ from rllib_llm.graders import (
     exact_match,
     json_problem,
     json_text,
+    line_worker,
     number_match,
     patterns,
     read_number,
@@ -43,7 +44,7 @@ SCHEMA = {
 }
 # Settings that reward components need in order to read the answer.
 NEEDED = {
-    "gate": {"levels": [{"when": "f1", "pay": 1.0}]},
+    "gate": {"levels": [{"when": "f1", "reward": 1.0}]},
     "outcome": {"key": "score"},
     "overlong": {"longest": 10, "buffer": 5},
     "rubric": {"rules": {"<never>.+</never>": 1.0, r"\d+\.\d+\.never": 1.0}},
@@ -314,11 +315,11 @@ def test_a_text_that_makes_the_worker_crash_is_wrong_and_a_killed_worker_an_erro
 def test_an_interrupted_question_leaves_no_answer_behind(ending_worker, monkeypatch):
     assert ending_worker.ask("first", 5.0) == "first\n"
 
-    def interrupt(patience_s):
+    def interrupt(process, patience_s):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ending_worker, "_line", interrupt)
+        patch.setattr(line_worker, "_line", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ending_worker.ask("second", 5.0)
     assert ending_worker.ask("third", 5.0) == "third\n"

@@ -173,7 +173,7 @@ def test_chat_equals_a_conversation():
     second = talk.reply("On 1.")
     messages = [m for m in talk.messages if m["role"] != "system"][:3]
     again = policy.conversation(seed=5)
-    again.recite(messages[0]["content"], messages[1]["content"])
+    again.append_turn(messages[0]["content"], messages[1]["content"])
     assert isinstance(again.reply(messages[2]["content"]), str)
     chatted = policy.chat(messages, seed=5)
     assert [isinstance(t, str) for t in (chatted, second)] == [True, True]
@@ -185,12 +185,12 @@ def test_chat_equals_a_conversation():
     assert len({policy.chat("Number 3.", greedy=True) for _ in range(3)}) == 1
 
 
-def test_recited_turns_reach_the_engine():
-    """A greedy reply depends on a recited turn as on a sampled one."""
+def test_appended_turns_reach_the_engine():
+    """A greedy reply depends on an appended turn as on a sampled one."""
     policy = LLMPolicy(Run(single_config(), learner=False).runner)
     for before in ("a", "something else entirely"):
         talk = policy.conversation(greedy=True)
-        talk.recite("Number 1.", before)
+        talk.append_turn("Number 1.", before)
         answer = talk.reply("On 1.")
         renderer = policy.config.chat_renderer()
         ids = renderer.first(

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from rllib_llm.algorithms.config.validation import make_env
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import EnvContractError
 from rllib_llm.offline.demonstrations import (
     demonstrations,
@@ -16,6 +15,7 @@ from rllib_llm.offline.demonstrations import (
     transcript_texts,
 )
 from rllib_llm.offline.parallel_episodes import play_all
+from rllib_llm.seeding import stable_seed
 
 UNLUCKY = 10_000
 

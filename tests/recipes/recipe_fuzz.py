@@ -28,7 +28,7 @@ BASES = (
 )
 SECONDS = 30
 # With the default: numbers whose type is wider than the default's.
-WIDER = ("num_cpus", "num_gpus", "max_requests_in_flight_per_agg", "merge_env_runner")
+WIDER = ("num_cpus", "num_gpus", "torch_num_threads", "merge_env_runner")
 # In the text of a recipe; of values only what YAML can say.
 HOSTILE = (
     ".nan", "-.inf", ".inf", "-1", "0", "1e999", "9" * 400, "9" * 5000, "1.5", "true",

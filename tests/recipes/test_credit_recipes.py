@@ -154,9 +154,10 @@ def test_two_iterations_give_the_advantages_of_the_paper(
 
     def give_and_keep(episodes):
         give(episodes)
-        found = algo._trajectories(episodes)
-        per_turn = [np.broadcast_to(data.advantage, len(one)) for data, one in found]
-        with_advantages.append((TurnTable([one for _, one in found]), per_turn))
+        found = algo._compared(episodes)
+        pairs = zip(found.data, found.trajectories, strict=True)
+        per_turn = [np.broadcast_to(data.advantage, len(one)) for data, one in pairs]
+        with_advantages.append((found.table(), per_turn))
 
     monkeypatch.setattr(algo, "_set_advantages", give_and_keep)
     results = [algo.train() for _ in range(2)]
@@ -166,6 +167,6 @@ def test_two_iterations_give_the_advantages_of_the_paper(
     assert len(table) >= 64 and np.abs(np.concatenate(with_advantages[0][1])).max() > 0
     for made, per_turn in with_advantages:
         check(made, np.concatenate(per_turn))
-    for learnt in results[-1]["learners"].values():
-        if isinstance(learnt, dict) and "grad_norm" in learnt:
-            assert np.isfinite(learnt["grad_norm"])
+    for learned in results[-1]["learners"].values():
+        if isinstance(learned, dict) and "grad_norm" in learned:
+            assert np.isfinite(learned["grad_norm"])

@@ -27,6 +27,7 @@ _VALUES = {
     ("engine", "vllm_actor"): "vllm",
     ("engine", "tantivy"): "search",
     ("sandbox", "monty"): "sandbox",
+    ("model", "smollm2-135m"): "gguf",
 }
 
 

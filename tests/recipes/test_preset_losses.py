@@ -36,7 +36,7 @@ def test_clip_higher_leaves_more_room_upwards(name):
 )
 def test_the_dual_clip_bounds_punishment_only(name, bound):
     assert loss_of(name, [25.0, 25.0], [-1, 1]) == approx([bound, -1.28])
-    # Where it acts the gradient is gone; praise below the range keeps it.
+    # Where it acts the gradient is 0; positive advantages below the range keep it.
     slope = slope_of(name, [25.0, 0.1], [-1, 1])
     assert slope == approx([0.0 if bound < 25 else 25.0, -0.1])
 
@@ -111,7 +111,7 @@ def test_masked_tokens_have_no_part_and_nothing_gives_zero(name):
 
 # Critics -----------------------------------------------------------------------------
 
-# Two turns of two tokens and one of one; the second turn earns nothing.
+# Two turns of two tokens and one of one; the second turn has no reward.
 REWARDS = np.array([0, 0.5, 0, 0, 1.0])
 VALUES = np.array([0.3, 0.1, 0.4, 0.2, 0.6])
 ENDS = np.array([False, True, False, True, True])

@@ -135,7 +135,7 @@ def test_mt_grpo_gives_the_first_turn_its_own_reward_too():
 
 
 def rewards_of(name, *trajectories, iteration=0, stage=-1):
-    """Return what a preset pays in each turn of each trajectory."""
+    """Return the rewards of a preset in each turn of each trajectory."""
     DriverComponents(config_of(name, stage=stage)).rewards(trajectories, iteration)
     return [t.rewards for t in trajectories]
 
@@ -250,7 +250,7 @@ def test_demystifying_punishes_length_softly():
 
 def left(name, made):
     """Return the rollouts that a preset learns from."""
-    results, _ = DriverComponents(config_of(name)).filters(made)
+    results, _ = DriverComponents(config_of(name)).filters(TurnTable(made))
     return [t for t, v in zip(made, results, strict=True) if not v.is_dropped]
 
 

@@ -51,12 +51,12 @@ def test_two_iterations_learn_something(ray_session, name):
     results = [algo.train() for _ in range(2)]
     algo.stop()
     for result in results:
-        learnt = result["learners"][DEFAULT_MODULE_ID]
-        assert np.isfinite(learnt["grad_norm"]) and learnt["grad_norm"] > 0
-        assert learnt["num_trained_tokens"] > 0
+        learned = result["learners"][DEFAULT_MODULE_ID]
+        assert np.isfinite(learned["grad_norm"]) and learned["grad_norm"] > 0
+        assert learned["num_trained_tokens"] > 0
         assert result["env_runners"]["num_episodes"] >= 16
     if name == "llm4teach":
-        assert learnt["loss_term_distill"] > 0
+        assert learned["loss_term_distill"] > 0
     if name == "deepretrieval":
         # One turn each, a document found or not.
         mean_return = result["env_runners"]["episode_return_mean"]

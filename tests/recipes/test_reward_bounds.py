@@ -1,7 +1,7 @@
-"""No shipped reward recipe pays a failed trajectory more than a solved one.
+"""No shipped reward recipe gives a failed trajectory a larger return than a solved one.
 
 Trajectories are played by scripts: every sequence of a few kinds of turns, ended in
-every way, and long ones that repeat what a recipe pays for.
+every way, and long ones that repeat what a recipe rewards.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ SOLVED = {
     "research": lambda t: t.success and well_formed(t),
     "r1_searcher/answer": lambda t: t.success and well_formed(t),
 }
-# Why a solved game may earn less than a failed one.
+# Reasons why the return of a solved game may be below that of a failed one.
 NOT_BY_OUTCOME = {
-    "r1_searcher/search": "the first stage pays for searching and form alone",
+    "r1_searcher/search": "the first stage rewards only searching and format",
     "stepsearch": "the paper's weights pay good searches more than a lucky guess",
 }
 
@@ -215,6 +215,6 @@ def test_a_right_end_never_earns_less_than_another(name, iteration):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_long_failed_games_earn_less_than_the_best_solved_one(name):
-    """Also where the game's own limit on turns does not bound what they earn."""
+    """Also where the game's own limit on turns does not bound their returns."""
     _, returns_, solved = returns(name, 0, is_long=True)
     assert returns_[~solved].max() <= returns_[solved].max() + 1e-9

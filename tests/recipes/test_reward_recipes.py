@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
-from rllib_llm.data.to_turn_table import trajectories
-from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.recipes import load_recipe
 from rllib_llm.rewards.efficiency import tool_efficiency
@@ -221,7 +220,7 @@ def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     assert len(set(map(num_calls, played))) > 2
     components = DriverComponents(config)
     parts = components.rewards(played, iteration=1)
-    results, shares = components.filters(played)
+    results, shares = components.filters(TurnTable(played))
     left = [t for t, v in zip(played, results, strict=True) if not v.is_dropped]
     reward_parts = {part: p.sum() / len(played) for part, p in parts.items()}
     assert returns(played).std() > 0.05
@@ -239,9 +238,8 @@ def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, nam
     select, seen = algo._driver_components.select, []
 
     def select_and_keep(episodes):
-        played = [t for _, t in trajectories(episodes)]
         left, shares = select(episodes)
-        seen.append((played, [t for _, t in trajectories(left)]))
+        seen.append((episodes.trajectories, left.trajectories))
         return left, shares
 
     monkeypatch.setattr(algo._driver_components, "select", select_and_keep)
@@ -249,6 +247,6 @@ def test_two_iterations_do_what_the_paper_is_about(ray_session, monkeypatch, nam
     algo.stop()
     assert len(seen) == 2 and len(seen[-1][0]) == 32
     check(*seen[-1], results[-1])
-    for learnt in results[-1]["learners"].values():
-        if isinstance(learnt, dict) and "grad_norm" in learnt:
-            assert np.isfinite(learnt["grad_norm"])
+    for learned in results[-1]["learners"].values():
+        if isinstance(learned, dict) and "grad_norm" in learned:
+            assert np.isfinite(learned["grad_norm"])

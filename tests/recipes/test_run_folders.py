@@ -12,14 +12,14 @@ from rllib_llm import yaml_io
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.manifest import write_manifest
 from rllib_llm.recipes import recipe_from_dict
-from rllib_llm.runs import folders
+from rllib_llm.runs import checkpoints, folders
 
 RECIPE = {"algo": "LLMPPO", "env": "guess_number-v0", "stop": {"training_iteration": 2}}
 
 
 def write_checkpoint(folder, modules=("default_policy",)):
     """Write a folder like a checkpoint, its manifest last."""
-    names = [f"{folders.MODULES}/{m}/module_state.safetensors" for m in modules]
+    names = [f"{checkpoints.MODULES}/{m}/module_state.safetensors" for m in modules]
     for name in ("class_and_ctor_args.pkl", "algorithm_state.pkl", *names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def test_the_newest_checkpoint_has_the_highest_number_whatever_was_touched(run):
     write_checkpoint(trial / "checkpoint_latest")  # no number: nobody's newest
     os.utime(trial / "checkpoint_000000", (2e9, 2e9))
     newest = trial / "checkpoint_1000000"
-    assert folders.newest_checkpoint(trial) == newest
+    assert checkpoints.newest_checkpoint(trial) == newest
     for given in (run, trial):
         assert folders.locate_checkpoint(given).checkpoint == newest
 
@@ -85,8 +85,8 @@ def _flip(path):
 def test_damaged_checkpoints_are_skipped_with_a_warning(run, caplog, damage, message):
     newest = run / "trial_a" / "checkpoint_000001"
     damage(newest / "algorithm_state.pkl")
-    assert not folders.is_complete(newest)
-    assert folders.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
+    assert not checkpoints.is_complete(newest)
+    assert checkpoints.newest_checkpoint(run / "trial_a").name == "checkpoint_000000"
     assert folders.locate_checkpoint(run).checkpoint.name == "checkpoint_000000"
     (text, _) = (record.getMessage() for record in caplog.records)
     assert re.search(f"{newest} is damaged: .*{message}.*using .* instead", text)
@@ -96,9 +96,9 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, caplog, damage, mes
 
 def test_checkpoints_of_several_policies_need_all_of_them(tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", ["alice", "bob", "critic"])
-    assert folders.is_complete(folder)
-    (folder / folders.MODULES / "bob" / "module_state.safetensors").unlink()
-    assert not folders.is_complete(folder)
+    assert checkpoints.is_complete(folder)
+    (folder / checkpoints.MODULES / "bob" / "module_state.safetensors").unlink()
+    assert not checkpoints.is_complete(folder)
 
 
 def test_error_for_missing_runs_lists_existing_ones(run, tmp_path):

@@ -16,7 +16,7 @@ SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
     "env_runners.num_envs_per_env_runner=8",
     "rollouts.episodes_per_iteration=8",
-    # Enough to say what the game can read, so that all agents get to speak.
+    # Enough tokens for a valid action, so that all agents act.
     "sft={demonstrations: 200, lr: 1e-2}",
     "training.minibatch_size=4",
     "evaluation.evaluation_interval=null",
@@ -34,5 +34,5 @@ def test_team_recipes_train(ray_session, name):
     assert set(config.trained_module_ids) == set(config.module_ids)
     assert result["learners"]["critic"]["num_trained_tokens"] > 0
     for module_id in config.trained_module_ids:
-        learnt = result["learners"][module_id]
-        assert learnt["num_trained_tokens"] > 0 and learnt["grad_norm"] > 0
+        learned = result["learners"][module_id]
+        assert learned["num_trained_tokens"] > 0 and learned["grad_norm"] > 0

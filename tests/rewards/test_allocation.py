@@ -75,12 +75,12 @@ def slow_influence(k, scores, episodes, turns, g):
         if t < turns[k]:
             continue
         weight = g ** (t - turns[k])
-        spoken = [
+        answers = [
             v
             for v, e, other in zip(scores, episodes, turns)
             if (e, other) == (episodes[k], t)
         ]
-        mean = scores[k] if t == turns[k] else sum(spoken) / len(spoken)
+        mean = scores[k] if t == turns[k] else sum(answers) / len(answers)
         numerator += weight * mean
         denominator += weight
     return numerator / denominator
@@ -119,13 +119,13 @@ def slow_bonus(k, correct, episodes, turns, agents, a0, a1, a2, a3):
 
     def answers(turn):
         """The agent's own side in a round, and the others'; None if silent."""
-        spoken = {
+        answers = {
             a: c
             for c, e, t, a in zip(correct, episodes, turns, agents)
             if (e, t) == (episodes[k], turn)
         }
-        own = spoken.pop(agents[k], None)
-        mean = sum(spoken.values()) / len(spoken) if spoken else None
+        own = answers.pop(agents[k], None)
+        mean = sum(answers.values()) / len(answers) if answers else None
         return [None if x is None else side(x) for x in (own, mean)]
 
     (before, others_before), (now, others), (_, others_next) = (

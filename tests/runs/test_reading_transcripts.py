@@ -18,7 +18,7 @@ VERSION_1 = {
     "version": 1,
     "iteration": 3,
     "split": "train",
-    "picked": "best",
+    "selected_as": "best",
     "group_id": 5,
     "rollout": 0,
     "seed": 7,

@@ -77,7 +77,7 @@ def test_self_play_in_a_league_lowers_exploitability():
             row = tables["learner"].probs(prompt)
             sums[prompt] = sums.get(prompt, 0) + row
 
-    measured = measure_exploitability(env.teller, average)
+    measured = measure_exploitability(env.game_text, average)
     assert measured.exploitability < 0.25  # 0.458 for the initial uniform policy
     assert measured.values[0] == pytest.approx(-1 / 18, abs=0.1)
     assert len(league.members) >= 3

@@ -16,7 +16,7 @@ pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
 
 from rllib_llm import SelfPlay, yaml_io
-from rllib_llm.runs import folders
+from rllib_llm.runs import checkpoints
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -105,13 +105,13 @@ def test_a_killed_run_resumed_by_tune_gives_the_same_ratings(tmp_path):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
         trials = (tmp_path / "runs").glob("killed_*/trial_*")
-        newest = next((folders.newest_checkpoint(t) for t in trials), None)
+        newest = next((checkpoints.newest_checkpoint(t) for t in trials), None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (run,) = (tmp_path / "runs").glob("killed_*")
     (trial,) = run.glob("trial_*")
     at = (
-        int(folders.newest_checkpoint(trial).name[-6:]) + 1
+        int(checkpoints.newest_checkpoint(trial).name[-6:]) + 1
     )  # one checkpoint an iteration
     end = f"stop.training_iteration={at + 3}"
     subprocess.run(command("--resume", run, end), check=True)
@@ -155,9 +155,9 @@ def test_a_rollback_restores_opponents_and_ratings():
     assert algo.driver_state().keys() == set(good) - {"learners"}
     league = next(k for k in algo.driver_state() if "league" in k)
     assert repr(algo.driver_state()[league]) == repr(good[league])
-    learnt = good["learners"]["learner"]["rl_module"]
+    learned = good["learners"]["learner"]["rl_module"]
     for module_id in algo.config.llm_module_ids:
         assert same(weights(algo, module_id), weights(algo, module_id, "local"))
         now = weights(algo, module_id)
-        assert same(now, {k: learnt[module_id][k] for k in now})
+        assert same(now, {k: learned[module_id][k] for k in now})
     algo.stop()

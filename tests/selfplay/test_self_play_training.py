@@ -223,7 +223,7 @@ def test_invalid_league_settings_are_refused(change, message):
     ("training", "message"),
     [
         ({"role_decay": 1.0}, "role_decay=1.0"),
-        ({"shared_reward_fraction": 0.5}, "opponents are no team"),
+        ({"shared_reward_fraction": 0.5}, "opponents are not a team"),
         ({"advantage_scale": "group"}, "use 'none' or 'batch'"),
         ({"drop_zero_variance_groups": True}, "Set it to False"),
         ({"advantage_group_by": "task"}, "a baseline for each agent"),

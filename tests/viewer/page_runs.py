@@ -72,7 +72,7 @@ def make_record(seed, *, iteration=1, turns=4, agents=(), text=None, **fields):
         "iteration": iteration,
         "episode": f"episode_{seed}",
         "split": "train",
-        "picked": "random",
+        "selected_as": "random",
         "group_id": seed // 4,
         "rollout": seed % 4,
         "seed": 1000 + seed // 4,

@@ -19,7 +19,7 @@ def some_records():
         make_record(i, iteration=1 + i // 4, **{"return": i / 10}) for i in range(12)
     ]
     records[0]["stop_reason"] = "max_turns"
-    records[1]["picked"] = "best"
+    records[1]["selected_as"] = "best"
     records[2]["turns"][1]["completion"] = "A Needle in the hay"
     records.append(
         make_record(50, iteration=3, agents=TEAM, turns=3, split="evaluation")
@@ -112,7 +112,7 @@ def page(browser, run):
         ({"iterationFrom": "2", "iterationTo": "2"}, 4),
         ({"stop": "max_turns"}, 1),
         ({"split": "evaluation"}, 1),
-        ({"picked": "best"}, 1),
+        ({"selected_as": "best"}, 1),
         ({"agent": "helper"}, 1),
         ({"task": "1"}, 4),
         ({"task": "1002"}, 4),

@@ -20,6 +20,7 @@ def assigned(table: TurnTable, setting: str, name: str) -> np.ndarray:
         ValueError: If no agent has that name.
     """
     agents = [t.agent_id for t in table.trajectories]
+    # "solver_0" is agent 0 of the role "solver" (PettingZoo's naming).
     is_named = np.array([name in (a, a.rpartition("_")[0]) for a in agents], bool)
     if agents and not is_named.any():
         raise ValueError(

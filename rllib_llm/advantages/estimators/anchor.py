@@ -45,7 +45,7 @@ def anchor(
     check_unit_interval(discount=discount, similarity=similarity)
     if similarity == 0:
         raise ValueError("similarity=0 puts all turns in one cluster. Use e.g. 0.95.")
-    keys = anchors(table, similarity)
+    keys = anchors(table, similarity)  # [M]
     return group_advantages(table.to_go(discount), keys, scale=scale)
 
 
@@ -77,6 +77,7 @@ def leader_of(texts: Iterable[str], similarity: float) -> dict[str, str]:
         match = SequenceMatcher(None, "", text, autojunk=False)
         for leader in leaders:
             match.set_seq1(leader)
+            # quick_ratio() is a cheap upper bound of ratio().
             if match.quick_ratio() >= similarity and match.ratio() >= similarity:
                 leader_by_text[text] = leader
                 break

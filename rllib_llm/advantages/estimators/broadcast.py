@@ -43,7 +43,8 @@ def broadcast(
         baseline=baseline,
         scale=scale,
     )
-    led = np.isin(table.episode, episodes)
+    led = np.isin(table.episode, episodes)  # [N]
+    # 0, not NaN, without a leader: such an episode gives no signal.
     out = np.zeros(len(table))
     out[led] = broadcast_advantages(
         advantages, table.episode[leads], table.episode[led]

@@ -21,9 +21,11 @@ from rllib_llm.errors import ConfigError
 class AdvantageEstimators:
     """Estimators that give every turn of an iteration's trajectories an advantage.
 
-    Args: estimators: Components of kind ``advantage_estimator``, summed with their
-        weights. transforms: Components of kind ``advantage_transform``, applied to the
-        sum in order.
+    Args:
+        estimators: Components of kind ``advantage_estimator``, summed with their
+            weights.
+        transforms: Components of kind ``advantage_transform``, applied to the sum in
+            order.
     """
 
     def __init__(self, estimators: Sequence[Spec], transforms: Sequence[Spec] = ()):
@@ -40,18 +42,21 @@ class AdvantageEstimators:
         Raises:
             ConfigError: If a component returns another shape, or non-finite numbers.
         """
-        total = self._estimate(table)
+        total = self._estimate(table)  # [M]
         for bound in self.transforms:
             total = _checked(bound, bound.call(table, total), table)
         return total
 
     def tasks_with_advantages(self, table: TurnTable) -> np.ndarray:
         """Return the tasks with a non-zero advantage, without changing any state."""
+        # On a copy: estimators such as `role` and `history` update their averages.
         advantages = copy.deepcopy(self)._estimate(table)
         return np.unique(table.task[table.owner[np.abs(advantages) > 1e-9]])
 
     def compares_rollouts(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
         """Return whether a rollout without others of its task gets no advantage."""
+        # Measured on an example instead of declared, so that it also holds for
+        # components of users.
         return not len(self.tasks_with_advantages(example_table(agents, rollouts=1)))
 
     def replays_games(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> bool:
@@ -102,6 +107,7 @@ class AdvantageEstimators:
         """Return the weighted sum, before transforms. [M]"""
         total = np.zeros(len(table.owner))
         for bound in self.estimators:
+            # All estimators see the same table; only the weighted sum is transformed.
             total += bound.weight * _checked(bound, bound.call(table), table)
         return total
 
@@ -116,7 +122,7 @@ class AdvantageEstimators:
             bound.set_state(each)
 
 
-def _checked(bound: BoundComponent, result: Any, table: TurnTable) -> np.ndarray:
+def _checked(bound: BoundComponent, result: object, table: TurnTable) -> np.ndarray:
     result = np.asarray(result, np.float64)
     if result.shape != table.owner.shape or not np.isfinite(result).all():
         raise ConfigError(

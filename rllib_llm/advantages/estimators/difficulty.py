@@ -34,7 +34,7 @@ def weigh_by_difficulty(
 
     Args:
         table: Whole groups.
-        advantages: Of each turn. [M]
+        advantages: Advantage of each turn. [M]
         formula: f: "hard" ``1 - p``, "easy" ``p``, "uncertain" ``4 p (1 - p)``.
         power: Exponent of f, > 0.
         strength: 0 changes nothing; 1 multiplies by f alone.
@@ -50,11 +50,12 @@ def weigh_by_difficulty(
     if not len(values):
         return advantages
     keys = combined_keys(table.task)
-    rate = key_means(values, keys)[keys]
+    rate = key_means(values, keys)[keys]  # success rate of each trajectory's task [N]
     if rate.max() > 1:
         raise ValueError(
             f"A task's mean return is {rate.max():g}; as a success rate it must be at "
             "most 1. Use of='success'."
         )
+    # A linear mix with 1: strength 0 leaves the advantages as they are.
     weight = 1.0 - strength + strength * FORMULAS[formula](rate) ** power
     return advantages * weight[table.owner]

@@ -33,7 +33,7 @@ def group(
     Args:
         table: Whole groups.
         baseline: "mean", "leave_one_out" (RLOO), "none", or "greedy": the return of one
-            more rollout of the task that always takes the likeliest token and is not
+            more rollout of the task that is decoded greedily and is not
             trained on (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1).
         scale: "group" (GRPO), "none" (Dr. GRPO; needed for "greedy") or "batch" (Lite
             PPO).

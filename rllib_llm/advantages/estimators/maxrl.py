@@ -35,5 +35,6 @@ def maxrl(table: TurnTable, *, of: str = "return") -> np.ndarray:
     keys = combined_keys(table.task, table.agent)
     means = key_means(values, keys)[keys]
     advantages = np.zeros_like(values)
+    # `where` avoids 0 / 0: without a success the numerator is 0, too.
     np.divide(group_advantages(values, keys), means, out=advantages, where=means > 0)
     return advantages[table.owner]

@@ -32,4 +32,5 @@ def outcomes(table: TurnTable, of: str) -> np.ndarray:
             f"The return {np.nanmin(values):g} is negative, but a share of success "
             "cannot be. Use of='success', or rewards that are not negative."
         )
+    # NaN is a truncated rollout without a reported success; see above.
     return np.nan_to_num(values)

@@ -27,6 +27,7 @@ def per_player(table: TurnTable, *, normalise: bool = True) -> np.ndarray:
         table.rewards,
         table.episode[owner],
         table.agent[owner],
+        # One game: the table holds the trajectories of one environment.
         np.zeros(len(owner), np.int64),
         normalise=normalise,
     )

@@ -37,6 +37,7 @@ class Role:
         games = [self.game] * len(agents)
         advantages = self.baselines.advantages(table.returns, games, agents)
         if self.scale == "batch" and len(advantages):
+            # Not centred: the moving average already is the baseline.
             advantages = advantages / (advantages.std() + 1e-6)
         return advantages[table.owner]
 

@@ -31,7 +31,7 @@ def whiten_advantages(
 
     Args:
         table: Whole groups.
-        advantages: Of each turn. [M]
+        advantages: Advantage of each turn. [M]
         by: "batch"; "group"; "agent" (or role); "policy".
         shift_mean: Whether the mean becomes 0; otherwise only the deviation changes.
         unit: Sample of the mean and deviation: "turn" or "token"
@@ -48,12 +48,13 @@ def whiten_advantages(
         "agent": table.agent,
         "policy": [t.module_id for t in table.trajectories],
     }
-    keys = combined_keys(of[by])[table.owner] if len(table) else table.owner
+    keys = combined_keys(of[by])[table.owner] if len(table) else table.owner  # [M]
     whitened = np.zeros_like(advantages)
     for key in np.unique(keys):
         here = keys == key
         moments = {}
         if unit == "token":
+            # Each turn counts once per token, as in REINFORCE++'s code.
             counted = np.repeat(advantages[here], table.turn_tokens[here])
             std = counted.std(ddof=1) if len(counted) > 1 else 0.0
             moments = {"mean": float(counted.mean()), "std": float(std)}
@@ -69,7 +70,7 @@ def clip(
 
     Args:
         table: Whole groups.
-        advantages: Of each turn. [M]
+        advantages: Advantage of each turn. [M]
         low: Lower bound, <= 0: an advantage must not change its sign.
         high: Upper bound, >= 0.
 
@@ -91,7 +92,7 @@ def positive_only(table: TurnTable, advantages: np.ndarray) -> np.ndarray:
 
     Args:
         table: Whole groups.
-        advantages: Of each turn. [M]
+        advantages: Advantage of each turn. [M]
 
     Returns:
         Advantages >= 0. [M]
@@ -107,12 +108,12 @@ def discount_turns(
 
     Args:
         table: Whole groups.
-        advantages: Of each turn. [M]
+        advantages: Advantage of each turn. [M]
         discount: In [0, 1].
 
     Returns:
         Advantages. [M]
     """
     check_unit_interval(discount=discount)
-    left = table.num_turns[table.owner] - 1 - table.turn
+    left = table.num_turns[table.owner] - 1 - table.turn  # [M]
     return advantages * float(discount) ** left

@@ -36,11 +36,12 @@ def turn(
     if isinstance(boundary, bool) or not isinstance(boundary, int) or boundary < 1:
         raise ValueError(f"boundary={boundary!r} must be a whole number >= 1.")
     is_early = table.turn < boundary
-    early = table.sum_turns(np.where(is_early, table.rewards, 0.0))
+    early = table.sum_turns(np.where(is_early, table.rewards, 0.0))  # [N]
     keys = combined_keys(table.task, table.agent)
     of_early, of_outcome, of_both = (
         group_advantages(values, keys, scale=scale)[table.owner]
         for values in (early, table.returns - early, table.returns)
     )
+    # A rollout within the boundary has no outcome; an outcome of 0 would punish it.
     got_past = (table.num_turns > boundary)[table.owner]
     return np.where(got_past, of_outcome + coef * is_early * of_early, of_both)

@@ -37,7 +37,9 @@ def has_variance(table: TurnTable, *, by: str = "agent") -> np.ndarray:
     if not len(table):
         return np.zeros(0, bool)
     values, keys, _ = compared(table, by)
+    # With a dtype, because an empty list would have dtype float64.
     zero_variance = np.array(list(zero_variance_groups(values, keys)), keys.dtype)
     has_no_variance = np.isin(keys, zero_variance)
     task = table.task[table.owner] if by == "turn" else table.task
+    # Whole tasks are kept or dropped: a baseline needs all rollouts of its group.
     return np.isin(table.task, task[~has_no_variance])

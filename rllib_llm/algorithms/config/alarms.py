@@ -11,12 +11,13 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from rllib_llm.algorithms.config.assign import assign
 from rllib_llm.monitoring.alarms.settings import BoundAlarm, bind_alarms
 from rllib_llm.monitoring.alarms.snapshots import MEMORY, PLACES
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
 
 Settings = Mapping[str, Any] | bool | None
 
 
-class AlarmSettings:
+class AlarmSettings(RLlibConfig):
     """Defaults and fluent method of ``alarms``."""
 
     def _set_alarm_defaults(self) -> None:
@@ -62,7 +63,7 @@ class AlarmSettings:
             kl: The policy changes too much in an update.
             entropy_collapse: The policy becomes deterministic before it succeeds.
             entropy_explosion: The policy becomes noise.
-            reward_variance: Returns of a group are equal, so nothing is learnt.
+            reward_variance: Returns of a group are equal, so nothing is learned.
             repetition: Turns repeat themselves.
             echo: Turns repeat earlier turns.
             copying: Turns repeat the prompt.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.admissible import admissible_actions
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.policy_mapping import mapped_policies
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 _SAMPLING_SETTINGS = ("max_new_tokens", "stop_strings")
 _ENGINE_SETTINGS = ("engine_forward", "kv_cache_gib")
@@ -20,7 +23,7 @@ _TOKEN_GAE_SETTINGS = (
 )
 
 
-def validate_action_heads(config: Any) -> None:
+def validate_action_heads(config: LLMConfig) -> None:
     """Check settings, algorithm and environment of scoring policies.
 
     Raises:
@@ -37,13 +40,14 @@ def validate_action_heads(config: Any) -> None:
     scoring = {m for m, head in heads.items() if head == "score"}
     if not scoring:
         return
+    # If other policies generate text, the engine's settings have an effect.
     if len(scoring) == len(heads):
         why = "head='score' uses no engine. Leave it out."
         refuse_without_effect(config, _ENGINE_SETTINGS, why)
     _validate_env(config, scoring)
 
 
-def _validate(config: Any) -> None:
+def _validate(config: LLMConfig) -> None:
     """Check the settings of one policy."""
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
@@ -65,9 +69,10 @@ def _validate(config: Any) -> None:
     refuse_without_effect(config, of_ppo, why)
 
 
-def _validate_env(config: Any, scoring: set[str]) -> None:
+def _validate_env(config: LLMConfig, scoring: set[str]) -> None:
     """Reset the environment once and check that it lists the policies' actions."""
     env = config.make_text_env()
+    # The first list is checked before training; later ones by the EnvRunner.
     result = env.reset(seed=0, options={"split": "train"})
     agents = agents_of(env)
     if agents is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
@@ -13,8 +13,13 @@ from rllib_llm.env_runner.non_llm_spaces import non_llm_spaces
 from rllib_llm.errors import ConfigError
 from rllib_llm.policy_mapping import mapped_policies
 
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
-def non_llm_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpec]:
+
+def non_llm_specs(
+    config: LLMConfig, *, inference_only: bool
+) -> dict[str, RLModuleSpec]:
     """Return the complete specification of each non-LLM policy, by ModuleID."""
     from rllib_llm.env_runner.non_llm_policies import encoded_space
 
@@ -28,15 +33,15 @@ def non_llm_specs(config: Any, *, inference_only: bool) -> dict[str, RLModuleSpe
     return specs
 
 
-def validate_non_llm(config: Any) -> None:
+def validate_non_llm(config: LLMConfig) -> None:
     """Check that non-LLM policies, agents and algorithm are compatible.
 
     Raises:
         ConfigError: With the agent or policy, the rule, and the remedy.
     """
     env = config.make_text_env()
-    agents = agents_of(env)
-    numbers = [a for a in agents or () if env.number_spaces(a) is not None]
+    agents = agents_of(env) or []
+    numbers = [a for a in agents if env.number_spaces(a) is not None]
     env.close()
     non_llm_ids = config.non_llm_module_ids
     mapped = mapped_policies(config, agents) if numbers else {}
@@ -50,6 +55,7 @@ def validate_non_llm(config: Any) -> None:
     if not non_llm_ids:
         return
     non_llm_spaces(config)
+    # Everything here exists for language models; RLlib's PPO is faster and complete.
     if not config.llm_module_ids:
         raise ConfigError(
             f"The policies {', '.join(config.module_ids)} include no language model. "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, mapped_policies
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 # RLlib's settings of multi_agent that belong to its old API stack.
 _OLD_STACK_SETTINGS = (
@@ -18,7 +21,7 @@ _OLD_STACK_SETTINGS = (
 )
 
 
-def validate_policies(config: Any) -> None:
+def validate_policies(config: LLMConfig) -> None:
     """Check that agents and policies are compatible.
 
     Raises:
@@ -58,7 +61,7 @@ def validate_policies(config: Any) -> None:
             )
 
 
-def validate_trained(config: Any) -> None:
+def validate_trained(config: LLMConfig) -> None:
     """Check ``policies_to_train`` (RLlib's check gives no remedy).
 
     Raises:

@@ -6,15 +6,17 @@ from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.rllib_bases import RLlibConfig
 
 
-class EvaluationSettings:
+class EvaluationSettings(RLlibConfig):
     """Default and fluent method of ``evaluation``."""
 
     def _set_evaluation_defaults(self) -> None:
         self.evaluation_before_training = True
 
+    @stores_settings()
     def evaluation(
         self, *, evaluation_before_training: bool = NotProvided, **kwargs: Any
     ) -> Self:
@@ -27,7 +29,6 @@ class EvaluationSettings:
             kwargs: RLlib's settings.
         """
         super().evaluation(**kwargs)
-        assign(self, evaluation_before_training=evaluation_before_training)
         return self
 
     @property

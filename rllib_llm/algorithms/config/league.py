@@ -7,14 +7,15 @@ from typing import Annotated, Self
 from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveInt
 from rllib_llm.selfplay.league import OPPONENTS
 
 MIRROR = "mirror"
 
 
-class LeagueSettings:
+class LeagueSettings(RLlibConfig):
     """Defaults and fluent method of ``league``."""
 
     def _set_league_defaults(self) -> None:
@@ -30,6 +31,7 @@ class LeagueSettings:
         self.league_exploiter_fraction = 0.0
         self.league_exploiter_noise = 0.1
 
+    @stores_settings("league_")
     def league(
         self,
         *,
@@ -69,20 +71,6 @@ class LeagueSettings:
                 ``history="latest"``); they count in no win rate.
             exploiter_noise: Share of that opponent's turns that are random.
         """
-        assign(
-            self,
-            league_opponents=opponents,
-            league_mirror_fraction=mirror_fraction,
-            league_pool_size=pool_size,
-            league_snapshot_win_rate=snapshot_win_rate,
-            league_snapshot_min_games=snapshot_min_games,
-            league_snapshot_max_games=snapshot_max_games,
-            league_decay=decay,
-            league_evaluation_opponent=evaluation_opponent,
-            league_exploitability_interval=exploitability_interval,
-            league_exploiter_fraction=exploiter_fraction,
-            league_exploiter_noise=exploiter_noise,
-        )
         return self
 
     # Derived settings ----------------------------------------------------------------
@@ -97,6 +85,7 @@ class LeagueSettings:
         """Return the keyword arguments of :class:`rllib_llm.selfplay.League`."""
         opponents = self.league_opponents
         return {
+            # The League needs a rule even if no opponent is ever drawn.
             "opponents": "uniform" if opponents == MIRROR else opponents,
             "mirror_fraction": self.league_mirror_fraction,
             "snapshot_win_rate": self.league_snapshot_win_rate,

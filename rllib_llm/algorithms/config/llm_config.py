@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -15,30 +12,28 @@ from ray.util import log_once
 
 from rllib_llm.algorithms.config import validation
 from rllib_llm.algorithms.config.alarms import AlarmSettings
-from rllib_llm.algorithms.config.calls import check_attributes, check_calls
+from rllib_llm.algorithms.config.check_calls import check_attributes, check_calls
 from rllib_llm.algorithms.config.check_non_llm import non_llm_specs
 from rllib_llm.algorithms.config.check_policies import validate_trained
+from rllib_llm.algorithms.config.derived import DerivedSettings
 from rllib_llm.algorithms.config.evaluation import EvaluationSettings
 from rllib_llm.algorithms.config.fault_tolerance import FaultToleranceSettings
-from rllib_llm.algorithms.config.generation import GenerationSettings
-from rllib_llm.algorithms.config.language_model import LanguageModelSettings
-from rllib_llm.algorithms.config.multi_agent import MultiAgentSettings
-from rllib_llm.algorithms.config.rollouts import RolloutSettings
+from rllib_llm.algorithms.config.resources import ResourceSettings
 from rllib_llm.algorithms.config.sft import SFTSettings
-from rllib_llm.algorithms.config.training import TrainingSettings
 from rllib_llm.callbacks.defaults import install_defaults
-from rllib_llm.data.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
-from rllib_llm.env_runner.agents import role_prompts
 from rllib_llm.errors import ConfigError
+from rllib_llm.modules.gguf_models import is_gguf
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rllib_llm.types import Device, Spaces
 
 
 class LLMConfigMixin(
-    LanguageModelSettings,
-    GenerationSettings,
-    RolloutSettings,
-    MultiAgentSettings,
+    DerivedSettings,
     SFTSettings,
-    TrainingSettings,
+    ResourceSettings,
     EvaluationSettings,
     AlarmSettings,
     FaultToleranceSettings,
@@ -67,6 +62,7 @@ class LLMConfigMixin(
         self._set_multi_agent_defaults()
         self._set_sft_defaults()
         self._set_training_defaults()
+        self._set_resource_defaults()
         self._set_evaluation_defaults()
         self._set_alarm_defaults()
         self._set_fault_tolerance_defaults()
@@ -76,8 +72,9 @@ class LLMConfigMixin(
         self.num_learners = 0
         self.batch_mode = "complete_episodes"
         self.rollout_fragment_length = "auto"
-        self.sample_timeout_s = None
-        self.evaluation_sample_timeout_s = None
+        # Longer than any evaluation: RLlib would drop the episodes of slow EnvRunners,
+        # and fails with None once it loses all of them.
+        self.evaluation_sample_timeout_s = 604_800.0
         self.evaluation_duration_unit = "episodes"
         self.evaluation_duration = 64
         self.episodes_to_numpy = False
@@ -89,8 +86,7 @@ class LLMConfigMixin(
         install_defaults(self)  # exact means, transcripts
         # __sphinx_doc_end__
         # fmt: on
-        # Folder of the prepared model; written when the algorithm is built.
-        self.resolved_model: str | None = None
+        self.resolved_model = None  # written when the algorithm is built
         # Checkpoint from which a later stage initialises its policies.
         self.initial_checkpoint: str | None = None
         # Where the trial's processes publish their progress; set when building.
@@ -227,20 +223,26 @@ class LLMConfigMixin(
 
     def _vocabulary(self) -> int | None:
         """Return the tokenizer's number of ids; None while there is no model."""
-        if self.resolved_model is None and self.lm_model == "tiny":
+        is_built = self.lm_model == "tiny" or is_gguf(self.lm_model)
+        if self.resolved_model is None and is_built:
             return None
         return self.chat_renderer().vocabulary
 
     @override(AlgorithmConfig)
     def build_env_to_module_connector(
-        self, env: Any = None, spaces: Any = None, device: Any = None
+        self,
+        env: gym.Env | None = None,
+        spaces: Spaces | None = None,
+        device: Device | None = None,
     ) -> Any:
         from rllib_llm.connectors.pipelines import env_to_module_pipeline
 
         return env_to_module_pipeline(self, env, spaces, device)
 
     @override(AlgorithmConfig)
-    def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
+    def build_module_to_env_connector(
+        self, env: gym.Env | None = None, spaces: Spaces | None = None
+    ) -> Any:
         from rllib_llm.connectors.pipelines import module_to_env_pipeline
 
         return module_to_env_pipeline(self, env, spaces)
@@ -248,9 +250,9 @@ class LLMConfigMixin(
     @override(AlgorithmConfig)
     def build_learner_connector(
         self,
-        input_observation_space: Any = None,
-        input_action_space: Any = None,
-        device: Any = None,
+        input_observation_space: gym.Space | None = None,
+        input_action_space: gym.Space | None = None,
+        device: Device | None = None,
     ) -> Any:
         from rllib_llm.connectors.pipelines import learner_pipeline
 
@@ -279,143 +281,3 @@ class LLMConfigMixin(
     def critic_view(self) -> str | None:
         """Rows of a critic that is an RLModule of its own; None without one."""
         return None
-
-    # Derived settings ----------------------------------------------------------------
-
-    @property
-    def uses_reference(self) -> bool:
-        """True if a frozen reference policy is needed."""
-        return self.ref_kl_coeff != 0.0 or self.components_need("reference")
-
-    def resolved_stop_policies(self) -> dict[StopReason, StopPolicy]:
-        """Return the policy of every stop reason."""
-        given = {StopReason(k): StopPolicy(v) for k, v in self.stop_policies.items()}
-        return {**DEFAULT_STOP_POLICIES, **given}
-
-    def resolved_loss_agg_constant(self) -> float | None:
-        """Return the constant of ``seq-mean-token-sum-norm``, else None."""
-        if self.loss_agg_mode != "seq-mean-token-sum-norm":
-            return None
-        return self.loss_agg_constant
-
-    def resolved_context_tokens(self) -> int:
-        """Return the longest conversation in tokens."""
-        from rllib_llm.modules.context_length import model_context_length
-
-        limit = model_context_length(self.resolved_model or self.lm_model)
-        return min(self.max_context_tokens or 2048, limit or 2048)
-
-    def sampling_params(self, *, explore: bool) -> dict[str, Any]:
-        """Return the SamplingParams keywords that do not depend on the request."""
-        renderer = self.chat_renderer()
-        return {
-            "temperature": self.temperature if explore else 0.0,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop_token_ids": renderer.stop_token_ids,
-            "stop_strings": tuple(self.stop_strings),
-        }
-
-    def chat_renderers(self) -> dict[str, Any]:
-        """Return every policy's renderer; None for those without a model."""
-        return {
-            module_id: self.get_config_for_module(module_id).chat_renderer()
-            if module_id in self.llm_module_ids
-            else None
-            for module_id in self.module_ids
-        }
-
-    def system_prompts(self) -> dict[str, str]:
-        """Return the configured system prompts, by policy."""
-        prompts = {
-            module_id: self.get_config_for_module(module_id).system_prompt
-            for module_id in self.module_ids
-        }
-        return {m: p for m, p in prompts.items() if p}
-
-    def role_prompts(self) -> dict[str, str]:
-        """Return the environment's prompt for each of its agents."""
-        env = self.make_text_env()
-        prompts = role_prompts(env)
-        env.close()
-        return prompts
-
-    def chat_renderer(self) -> Any:
-        """Return the renderer of the model's chat template."""
-        return _renderer(
-            self.resolved_model or self.lm_model,
-            self.history,
-            json.dumps(self.chat_template_kwargs, sort_keys=True),
-        )
-
-    def make_text_env(self) -> Any:
-        """Return one new environment."""
-        return validation.make_env(self.env, self.env_config)
-
-    def make_sampled_env(self) -> Any:
-        """Return one new environment for an EnvRunner, in this process or its own."""
-        if not self.env_processes:
-            return self.make_text_env()
-        from ray import cloudpickle
-
-        from rllib_llm.envs.process_env import ProcessEnv
-
-        maker = validation.env_maker(self.env, self.env_config)
-        return ProcessEnv(cloudpickle.dumps(maker))
-
-    @property
-    def most_envs_in_threads(self) -> int:
-        """Number of environments that the driver may play in threads at a time."""
-        return 1 if self.env_processes else self.num_envs_per_env_runner
-
-    def build_task_source(self, *, offset: int = 0, in_evaluation: bool = False) -> Any:
-        """Return the source of training or evaluation tasks.
-
-        Args:
-            offset: Number of a runner that draws its own tasks, to separate its seeds.
-            in_evaluation: Evaluation tasks are of the held-out split and independent of
-                the run's seed, so that all runs are compared on the same ones.
-        """
-        from rllib_llm.env_runner.task_groups import TaskSource
-
-        if in_evaluation:
-            return TaskSource(seed=0, split="test")
-        seed = (self.seed or 0) + 100_003 * offset
-        return TaskSource(seed=seed, group_size=self.group_size, split="train")
-
-    def build_generation_engine(self, module: Any, share: float = 1.0) -> Any:
-        """Return the engine that samples with ``module``'s language model.
-
-        Args:
-            module: The LLMRLModule.
-            share: Share of the memory for keys and values; other engines get the rest.
-        """
-        from rllib_llm.algorithms.driver.build_engines import torch_engine
-
-        if self.generation_engine != "torch":
-            from rllib_llm.algorithms.driver.build_vllm_engines import build_engine
-
-            return build_engine(self)
-        return torch_engine(self, [module], share=share)
-
-    def build_generation_engines(self, modules: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the engine that samples for each policy.
-
-        Policies whose adapters have the same base model share an engine, and so its
-        batches.
-
-        Args:
-            modules: The LLMRLModules, by ModuleID.
-        """
-        from rllib_llm.algorithms.driver.build_engines import build_engines
-
-        return build_engines(self, modules)
-
-
-@functools.lru_cache(maxsize=8)
-def _renderer(model: str, history: str, template_kwargs: str) -> Any:
-    from rllib_llm.connectors.chat import ChatRenderer
-    from rllib_llm.modules.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(os.path.expanduser(model))
-    return ChatRenderer(tokenizer, history, json.loads(template_kwargs))

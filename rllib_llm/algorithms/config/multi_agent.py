@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -11,7 +11,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_llm.algorithms.config.assign import assign
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, imported
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import require
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 SCRIPT, RL_MODULE = "scripted_policy", "rl_module"
 _MODE_SETTINGS = ("sharing_modes", "sharing_mode")
@@ -71,7 +75,7 @@ _RUN_WIDE = {
 }
 
 
-class MultiAgentSettings:
+class MultiAgentSettings(RLlibConfig):
     """Defaults and fluent method of ``multi_agent``."""
 
     def _set_multi_agent_defaults(self) -> None:
@@ -151,8 +155,9 @@ class MultiAgentSettings:
     def _use_sharing_mode(self) -> None:
         """Apply the settings of ``sharing_mode``, which Tune may have just sampled.
 
-        Raises: ConfigError: If there is no such mode, or it has settings that no mode
-            may have.
+        Raises:
+            ConfigError: If there is no such mode, or it has settings that no mode may
+                have.
         """
         from rllib_llm.algorithms.config.sections import apply_section
 
@@ -273,6 +278,7 @@ class MultiAgentSettings:
             changed = {
                 k: v for k, v in vars(policy_config).items() if v is not before.get(k)
             }
+            # A state of the config object, not a setting.
             changed.pop("_is_frozen", None)
             overrides = self.algorithm_config_overrides_per_module
             present = overrides.get(name, {})
@@ -281,7 +287,7 @@ class MultiAgentSettings:
         self._per_module_overrides.clear()
 
 
-def _is_language_model(spec: Any) -> bool:
+def _is_language_model(spec: RLModuleSpec) -> bool:
     """Return whether RLlib's specification is a language model's (None: by default)."""
     from rllib_llm.modules.llm_rl_module import LLMRLModule
 
@@ -314,7 +320,7 @@ def _check_section(
             )
 
 
-def _as_mapping(given: Any) -> Any:
+def _as_mapping(given: Callable[..., str] | Mapping[str, str] | str | None) -> Any:
     if isinstance(given, str) and ":" in given:
         return imported("policy_mapping_fn", given)
     if isinstance(given, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
@@ -12,6 +12,9 @@ from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.context_length import model_context_length, text_config
 from rllib_llm.modules.positions import why_shorter
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Preflight:
     context_tokens: int
 
 
-def preflight(config: Any, num_resets: int = 8) -> Preflight:
+def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
     """Reset the environment a few times and check its first prompts' lengths.
 
     Raises:
@@ -47,6 +50,8 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
     env = config.make_text_env()
     roles = role_prompts(env)
     longest = 0
+    # A sample of the tasks; a longer prompt in training ends its episode with
+    # `max_context`.
     for seed in range(num_resets):
         result = env.reset(seed=seed, options={"split": "train"})
         is_single_agent = agents_of(env) is None
@@ -63,6 +68,7 @@ def preflight(config: Any, num_resets: int = 8) -> Preflight:
             longest = max(longest, len(renderer.first(messages, tools)))
     env.close()
     context = config.resolved_context_tokens()
+    # One token at least must be sampled.
     if longest + 1 > context:
         raise ConfigError(
             f"The first prompt of {config.env!r} has {longest} tokens, but "

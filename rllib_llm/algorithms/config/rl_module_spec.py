@@ -13,11 +13,13 @@ from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import imported
 
 
-def as_spec(policy: str, given: Any) -> RLModuleSpec:
+def as_spec(policy: str, given: object) -> RLModuleSpec:
     """Return the specification given by a policy's ``rl_module``.
 
-    Args: policy: Name of the policy. given: An RLModuleSpec, or a mapping with
-        ``module_class`` (None: that of RLlib's PPO) and ``model_config``.
+    Args:
+        policy: Name of the policy.
+        given: An RLModuleSpec, or a mapping with ``module_class`` (None: that of
+            RLlib's PPO) and ``model_config``.
 
     Raises:
         ConfigError: With the setting, the rule, and the remedy.
@@ -28,6 +30,7 @@ def as_spec(policy: str, given: Any) -> RLModuleSpec:
 
     where = f"multi_agent.policies.{policy}.rl_module"
     if isinstance(given, RLModuleSpec):
+        # The user's object must not change; a config may be validated twice.
         spec = copy.copy(given)
     elif given is None or isinstance(given, Mapping):
         for key in given or {}:
@@ -50,7 +53,7 @@ def as_spec(policy: str, given: Any) -> RLModuleSpec:
     return spec
 
 
-def _check_class(where: str, module_class: Any) -> None:
+def _check_class(where: str, module_class: object) -> None:
     from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
     from ray.rllib.core.rl_module.torch import TorchRLModule
 
@@ -90,4 +93,6 @@ def _check_model_config(where: str, spec: RLModuleSpec, default: type[Any]) -> N
 def model_config_of(spec: RLModuleSpec) -> dict[str, Any]:
     """Return the specification's ``model_config`` as a dictionary."""
     given = spec.model_config
-    return dataclasses.asdict(given) if dataclasses.is_dataclass(given) else given or {}
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return dataclasses.asdict(given)
+    return given or {}

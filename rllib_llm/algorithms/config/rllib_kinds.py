@@ -25,7 +25,7 @@ from rllib_llm.schema import (
 )
 
 
-def is_schedule(value: Any) -> bool:
+def is_schedule(value: object) -> bool:
     """Return whether ``value`` is RLlib's ``[[0, value], [step, value], ...]``.
 
     Steps are integers that increase from 0, values are not negative.
@@ -72,13 +72,10 @@ ENV_RUNNERS = {
     "num_cpus_per_env_runner": NonNegativeFloat,
     "num_gpus_per_env_runner": NonNegativeFloat,
     "custom_resources_per_env_runner": Resources,
-    "sample_timeout_s": Seconds | None,
     "max_requests_in_flight_per_env_runner": PositiveInt,
     "env_to_module_connector": Callable | None,
     "module_to_env_connector": Callable | None,
-    "episode_lookback_horizon": NonNegativeInt,
     "merge_env_runner_states": bool | Literal["training_only"],
-    "env_runner_state_server_max_concurrency": PositiveInt,
 }
 LEARNERS = {
     "learner_class": Learner | None,
@@ -87,9 +84,6 @@ LEARNERS = {
     "num_cpus_per_learner": NonNegativeFloat | Literal["auto"],
     "num_gpus_per_learner": NonNegativeFloat,
     "custom_resources_per_learner": Resources,
-    "num_aggregator_actors_per_learner": NonNegativeInt,
-    "max_requests_in_flight_per_aggregator_actor": PositiveFloat,
-    "max_requests_in_flight_per_learner": PositiveInt,
     "local_gpu_idx": NonNegativeInt,
 }
 RESOURCES = {
@@ -103,7 +97,8 @@ EVALUATION = {
     "evaluation_duration_unit": Literal["episodes", "timesteps"],
     "evaluation_auto_duration_min_env_steps_per_sample": PositiveInt,
     "evaluation_auto_duration_max_env_steps_per_sample": PositiveInt,
-    "evaluation_sample_timeout_s": Seconds | None,
+    # Not None, which RLlib compares with a time once an EnvRunner fails.
+    "evaluation_sample_timeout_s": Seconds,
     "evaluation_unhealthy_workers_timeout_s": Seconds | None,
     "evaluation_error_after_n_consecutive_skips": PositiveInt | None,
     "evaluation_num_env_runners": NonNegativeInt,
@@ -121,7 +116,6 @@ DEBUGGING = {
     "log_level": Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"],
 }
 REPORTING = {
-    "metrics_episode_collection_timeout_s": Seconds,
     "metrics_num_episodes_for_smoothing": PositiveInt,
     "min_time_s_per_iteration": Seconds | None,
     "min_train_timesteps_per_iteration": NonNegativeInt,
@@ -130,7 +124,6 @@ REPORTING = {
 FAULT_TOLERANCE = {
     "max_num_env_runner_restarts": NonNegativeInt,
     "delay_between_env_runner_restarts_s": Seconds,
-    "num_consecutive_env_runner_failures_tolerance": NonNegativeInt,
     "env_runner_health_probe_timeout_s": Seconds,
     "env_runner_restore_timeout_s": Seconds,
 }
@@ -155,6 +148,10 @@ _MOVED = "RLlib has moved it. Use"
 _OLD_STACK = "RLlib reads it on its old API stack only. Leave it out"
 _ASYNCHRONOUS = "RLlib's asynchronous algorithms alone read it. Leave it out"
 _OFFLINE = "no algorithm here learns from files. Leave it out"
+_CONNECTORS = (
+    "the connectors between text and tokens are always used. Leave it out, or add "
+    "connectors of your own with"
+)
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "training": {
         "model": "the network is a language model. Use language_model.model",
@@ -167,6 +164,10 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "lr_schedule": f"{_SCHEDULES} training.lr",
         "entropy_coeff_schedule": f"{_SCHEDULES} training.entropy_coeff",
         "shuffle_batch_per_epoch": "minibatches are always shuffled. Leave it out",
+        "use_critic": (
+            "the algorithm decides. Use GRPO or SFT to train without a critic, LLMPPO "
+            "or MARFT to train with one"
+        ),
         "use_gae": "LLMPPO and MARFT always estimate advantages so. Leave it out",
         "optimizer": "the optimiser is AdamW. Use training.weight_decay",
         "learner_class": f"{_MOVED} learners.learner_class",
@@ -177,6 +178,18 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "env_runners": {
         "rollout_fragment_length": _EPISODES,
         "batch_mode": "batches are whole episodes. Leave it out",
+        "sample_timeout_s": (
+            "no episode is dropped because its EnvRunner is slow. Use "
+            "rollouts.episode_timeout_s, turn_timeout_s or step_timeout_s"
+        ),
+        "episode_lookback_horizon": "episodes are never cut. Leave it out",
+        "episodes_to_numpy": "episodes hold texts of any length. Leave it out",
+        "add_default_connectors_to_env_to_module_pipeline": (
+            f"{_CONNECTORS} env_runners.env_to_module_connector"
+        ),
+        "add_default_connectors_to_module_to_env_pipeline": (
+            f"{_CONNECTORS} env_runners.module_to_env_connector"
+        ),
         "use_env_runner_state_server": _ASYNCHRONOUS,
         "env_runner_state_server_max_concurrency": _ASYNCHRONOUS,
         **dict.fromkeys(
@@ -195,6 +208,14 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
                 "sampler_perf_stats_ema_coef",
             ),
             _OLD_STACK,
+        ),
+    },
+    "learners": {
+        "num_aggregator_actors_per_learner": _ASYNCHRONOUS,
+        "max_requests_in_flight_per_aggregator_actor": _ASYNCHRONOUS,
+        "max_requests_in_flight_per_learner": _ASYNCHRONOUS,
+        "add_default_connectors_to_learner_pipeline": (
+            f"{_CONNECTORS} learners.learner_connector"
         ),
     },
     "multi_agent": dict.fromkeys(
@@ -240,7 +261,11 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         ),
     },
     "debugging": {"fake_sampler": _OLD_STACK, "log_sys_usage": _OLD_STACK},
-    "reporting": {"keep_per_episode_custom_metrics": _OLD_STACK},
+    "reporting": {
+        "keep_per_episode_custom_metrics": _OLD_STACK,
+        "metrics_episode_collection_timeout_s": _OLD_STACK,
+    },
+    "fault_tolerance": {"num_consecutive_env_runner_failures_tolerance": _OLD_STACK},
 }
 # Those of them that AlgorithmConfig.update_from_dict passes to fluent methods.
 PASSED_BACK = (

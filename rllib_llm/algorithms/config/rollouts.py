@@ -7,16 +7,17 @@ from typing import Annotated, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.data.types import StopPolicy, StopReason
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
 
 Reason = Annotated[str, OneOf(reason.value for reason in StopReason)]
 Policy = Annotated[str, OneOf(policy.value for policy in StopPolicy)]
 
 
-class RolloutSettings:
+class RolloutSettings(RLlibConfig):
     """Defaults and fluent method of ``rollouts``."""
 
     def _set_rollouts_defaults(self) -> None:
@@ -38,6 +39,7 @@ class RolloutSettings:
         self.filters: Sequence[Spec] = ()
         self.curriculum: Spec | None = None
 
+    @stores_settings()
     def rollouts(
         self,
         *,
@@ -91,24 +93,4 @@ class RolloutSettings:
             filters: Filters that drop or mask trajectories before training, in order.
             curriculum: Component that changes tasks before they are sampled.
         """
-        assign(
-            self,
-            episodes_per_iteration=episodes_per_iteration,
-            group_size=group_size,
-            max_turns=max_turns,
-            max_tokens_per_episode=max_tokens_per_episode,
-            env_processes=env_processes,
-            step_timeout_s=step_timeout_s,
-            turn_timeout_s=turn_timeout_s,
-            episode_timeout_s=episode_timeout_s,
-            max_retries=max_retries,
-            max_failed_fraction=max_failed_fraction,
-            stop_policies=stop_policies,
-            row_per_turn=row_per_turn,
-            weight_sync_dtype=weight_sync_dtype,
-            rewards=rewards,
-            reward_transforms=reward_transforms,
-            filters=filters,
-            curriculum=curriculum,
-        )
         return self

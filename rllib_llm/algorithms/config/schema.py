@@ -9,11 +9,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Any, Optional, get_type_hints
 
 from rllib_llm.algorithms.config.rllib_kinds import RLLIB_KINDS, WITHOUT_EFFECT
 from rllib_llm.schema import bounds_of, choices_of, describe
 from rllib_llm.schema.describing import members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECTIONS = (
     "language_model",
@@ -95,6 +98,8 @@ def settings_of(config_class: type[Any]) -> dict[str, Setting]:
     Keywords that RLlib marks as deprecated, and those without meaning for whole
     episodes of text, are left out.
     """
+    # RLlib's configs have no schema: the attribute of each keyword is found by calling
+    # the method with a marker.
     _being_listed.add(config_class)
     try:
         return {setting.path: setting for setting in _list_settings(config_class)}
@@ -105,7 +110,9 @@ def settings_of(config_class: type[Any]) -> dict[str, Setting]:
 @functools.cache
 def settings_by_attribute(config_class: type[Any]) -> dict[str, Setting]:
     """Return the settings of a config class by the attribute that holds each."""
-    return {s.attribute: s for s in settings_of(config_class).values() if s.attribute}
+    # mypy does not see that classes are hashable.
+    settings = settings_of(config_class)  # type: ignore[arg-type]
+    return {s.attribute: s for s in settings.values() if s.attribute}
 
 
 def is_being_listed(config_class: type[Any]) -> bool:
@@ -123,7 +130,7 @@ def section_keys(config_class: type[Any], section: str) -> list[str]:
 
 
 def _list_settings(config_class: type[Any]) -> Iterator[Setting]:
-    # Some classes hold only a part of the settings and are no configs.
+    # Some classes hold only a part of the settings and are not configs.
     default = config_class()
     for section in SECTIONS:
         for key, (method, parameter) in _parameters(config_class, section).items():
@@ -151,6 +158,7 @@ def _parameters(
         for p in parameters:
             if p.kind is p.KEYWORD_ONLY and not _is_deprecated(p.default):
                 declared.setdefault(p.name, (method, p))
+        # Without **kwargs the method accepts no keyword of its base classes.
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     ignored = WITHOUT_EFFECT.get(section, {})
@@ -160,19 +168,23 @@ def _parameters(
 def _methods(config_class: type[Any], section: str) -> list[Any]:
     """Return the methods whose keywords form a section, most derived first."""
     methods = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
+    # The settings that all algorithms share are declared once, in _llm_training().
     if section == "training" and hasattr(config_class, "_llm_training"):
         methods.insert(0, config_class._llm_training)
     return list(dict.fromkeys(inspect.unwrap(method) for method in methods))
 
 
-def _is_deprecated(default: Any) -> bool:
+def _is_deprecated(default: object) -> bool:
     from ray._common.deprecation import DEPRECATED_VALUE
 
     return isinstance(default, int) and default == DEPRECATED_VALUE
 
 
 def _kind(
-    method: Any, parameter: inspect.Parameter, default: Any, is_rllib: bool
+    method: Callable[..., Any],
+    parameter: inspect.Parameter,
+    default: object,
+    is_rllib: bool,
 ) -> Any:
     if not is_rllib:
         return _hints(method)[parameter.name]
@@ -183,6 +195,8 @@ def _kind(
         return Any
     if default is None:
         return Optional[kind]  # noqa: UP045  (kind may be a forward reference)
+    # RLlib annotates with Optional because of its default NotProvided; None is no
+    # value.
     given_types = [member for member in members(kind) if member is not type(None)]
     united = given_types[0]
     for member in given_types[1:]:
@@ -191,12 +205,12 @@ def _kind(
 
 
 @functools.cache
-def _hints(method: Any) -> dict[str, Any]:
+def _hints(method: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(method, include_extras=True)
 
 
 @functools.cache
-def _docs(method: Any) -> dict[str, str]:
+def _docs(method: Callable[..., Any]) -> dict[str, str]:
     """Return the Args of a Google docstring, by name."""
     args = _ARGS.search((inspect.getdoc(method) or "") + "\n")
     if args is None:

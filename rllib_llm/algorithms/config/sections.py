@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.schema import SECTIONS, section_keys
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.imports import import_object
 from rllib_llm.schema import show
+
+if TYPE_CHECKING:
+    from rllib_llm.rllib_bases import RLlibConfig
 
 __all__ = ["SECTIONS", "apply_section", "section_keys", "suggestion"]
 
@@ -15,7 +19,7 @@ __all__ = ["SECTIONS", "apply_section", "section_keys", "suggestion"]
 _OBJECT_SUFFIXES = ("_class", "_cls", "_connector", "_function")
 
 
-def apply_section(config: Any, section: str, values: Any) -> None:
+def apply_section(config: RLlibConfig, section: str, values: object) -> None:
     """Call ``config.<section>(**values)`` after checking every key.
 
     Raises:
@@ -43,20 +47,20 @@ def apply_section(config: Any, section: str, values: Any) -> None:
     try:
         getattr(config, section)(**keywords)
     except (TypeError, ValueError) as error:
+        # It names the setting already.
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{section}: {error}") from error
 
 
-def suggestion(name: str, names: Any) -> str:
+def suggestion(name: str, names: Collection[str]) -> str:
     """Return ``"Did you mean 'x'? "``, or nothing if no name is similar."""
     hint = did_you_mean(name, names)
     return f"{hint} " if hint.startswith("Did you mean") else ""
 
 
-def _as_object(key: str, value: Any, section: str) -> Any:
+def _as_object(key: str, value: object, section: str) -> object:
     """Import the object ``"package.module:Name"``, for settings that need an object."""
-    is_named = isinstance(value, str) and ":" in value
-    if not (is_named and key.endswith(_OBJECT_SUFFIXES)):
-        return value
-    return import_object(value, f"{section}.{key}")
+    if isinstance(value, str) and ":" in value and key.endswith(_OBJECT_SUFFIXES):
+        return import_object(value, f"{section}.{key}")
+    return value

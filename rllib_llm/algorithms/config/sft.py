@@ -6,11 +6,12 @@ from typing import Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class SFTSettings:
+class SFTSettings(RLlibConfig):
     """Defaults and fluent method of ``sft``."""
 
     def _set_sft_defaults(self) -> None:
@@ -21,6 +22,7 @@ class SFTSettings:
         self.sft_minibatch_size = 8
         self.sft_observation_weight = 0.0
 
+    @stores_settings("sft_")
     def sft(
         self,
         *,
@@ -47,13 +49,4 @@ class SFTSettings:
                 [0, 1]. With 0 they are not trained; with 0.1 to 0.2 small models
                 learn sooner to copy from the prompt.
         """
-        assign(
-            self,
-            sft_demonstrations=demonstrations,
-            sft_mistake_rate=mistake_rate,
-            sft_epochs=epochs,
-            sft_lr=lr,
-            sft_minibatch_size=minibatch_size,
-            sft_observation_weight=observation_weight,
-        )
         return self

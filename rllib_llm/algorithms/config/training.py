@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Gt, Interval
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS
 from rllib_llm.losses.importance_correction import TIS_LEVELS
 from rllib_llm.losses.kl import KL_ESTIMATORS
+from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import (
     Fraction,
     Hint,
@@ -24,7 +25,7 @@ from rllib_llm.schema import (
 )
 
 if TYPE_CHECKING:
-    from rllib_llm.losses.composed_loss import ComposedLoss
+    pass
 
 _BAND = Hint(
     "The band of kept ratios must include 1, e.g. 0.5 and 5.0; None leaves an end open."
@@ -33,7 +34,7 @@ BelowOne = Annotated[float, Interval(gt=0, lt=1), _BAND]
 AboveOne = Annotated[float, Gt(1), _BAND]
 
 
-class TrainingSettings:
+class TrainingSettings(RLlibConfig):
     """Defaults and fluent method of ``training``."""
 
     def _set_training_defaults(self) -> None:
@@ -65,6 +66,7 @@ class TrainingSettings:
         self.token_advantage_transforms: Sequence[Spec] = ()
         self.shared_reward_fraction = 0.0
 
+    @stores_settings()
     def _llm_training(
         self,
         *,
@@ -143,95 +145,4 @@ class TrainingSettings:
             num_epochs: Passes over an iteration's episodes.
             kwargs: Settings of RLlib.
         """
-        assign(
-            self,
-            critic_lr=critic_lr,
-            critic_warmup_iters=critic_warmup_iters,
-            weight_decay=weight_decay,
-            micro_batch_tokens=micro_batch_tokens,
-            head_chunk_tokens=head_chunk_tokens,
-            matmul_precision=matmul_precision,
-            old_logps=old_logps,
-            tis=tis,
-            tis_clip=tis_clip,
-            is_mask_low=is_mask_low,
-            is_mask_high=is_mask_high,
-            is_sequence_mask_low=is_sequence_mask_low,
-            is_sequence_mask_high=is_sequence_mask_high,
-            nan_policy=nan_policy,
-            loss_agg_mode=loss_agg_mode,
-            loss_agg_constant=loss_agg_constant,
-            ref_kl_coeff=ref_kl_coeff,
-            ref_kl_estimator=ref_kl_estimator,
-            ref_kl_clip=ref_kl_clip,
-            ref_kl_in=ref_kl_in,
-            ref_kl_target=ref_kl_target,
-            policy_loss=policy_loss,
-            loss_terms=loss_terms,
-            token_advantage_transforms=token_advantage_transforms,
-            shared_reward_fraction=shared_reward_fraction,
-            minibatch_size=minibatch_size,
-            num_epochs=num_epochs,
-        )
         return kwargs
-
-    # Derived settings ----------------------------------------------------------------
-
-    @property
-    def engine_is_exact(self) -> bool:
-        """True if engine and learner compute equal log-probabilities, up to rounding.
-
-        That holds for the embedded engine in float32: same weights, same arithmetic.
-        """
-        return (
-            self.generation_engine == "torch"
-            and self.lm_dtype == "float32"
-            and self.lm_autocast is None
-        )
-
-    def build_composed_loss(self) -> ComposedLoss:
-        """Return one policy's loss components (docs/losses.md)."""
-        from rllib_llm.losses.composed_loss import ComposedLoss
-
-        return ComposedLoss(
-            self.policy_loss, self.loss_terms, self.token_advantage_transforms
-        )
-
-    def components_need(self, need: str) -> bool:
-        """Return whether a component needs an input of ``losses.token_batch.NEEDS``."""
-        return need in self.build_composed_loss().needs
-
-    def resolved_tis(self) -> str | None:
-        """Return the level of truncated importance sampling, None for none."""
-        if self.tis != "auto":
-            return self.tis
-        is_needed = self.old_logps == "learner" and not self.engine_is_exact
-        return "token" if is_needed else None
-
-    def mismatch_settings(self) -> dict[str, Any] | None:
-        """Return the arguments of ``mismatch_weights``, None without correction."""
-        token_band = (self.is_mask_low, self.is_mask_high)
-        sequence_band = (self.is_sequence_mask_low, self.is_sequence_mask_high)
-        settings = {
-            "tis": self.resolved_tis(),
-            "tis_clip": self.tis_clip,
-            "token_band": token_band,
-            "sequence_band": sequence_band,
-        }
-        is_off = settings["tis"] is None and not any((*token_band, *sequence_band))
-        return None if is_off else settings
-
-    @property
-    def old_logps_may_wait(self) -> bool:
-        """True if the first training pass can compute the old log-probabilities.
-
-        If it is the update's only one, they are those of the policy that it trains. It
-        cannot if they are needed before it, or for whole sequences.
-        """
-        by_sequence = self.is_sequence_mask_low or self.is_sequence_mask_high
-        return (
-            self.old_logps == "learner"
-            and not (self.uses_reference and self.ref_kl_in == "reward")
-            and not self.components_need("scores")
-            and not (by_sequence or self.resolved_tis() == "sequence")
-        )

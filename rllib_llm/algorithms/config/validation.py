@@ -6,10 +6,10 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_llm.algorithms.config.calls import check_attributes
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
+from rllib_llm.algorithms.config.check_calls import check_attributes
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
@@ -21,39 +21,45 @@ from rllib_llm.envs.make import make_playable
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
+from rllib_llm.modules.gguf_models import check_gguf, is_gguf
 from rllib_llm.modules.loading import find_model, lora_settings, require_weights
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 
-# RLlib settings that mean nothing for whole episodes of text on the new API stack.
-WITHOUT_EFFECT = (
-    "shuffle_batch_per_epoch",
-    "train_batch_size",
-    "rollout_fragment_length",
-    "batch_mode",
-    "optimizer",
-    "observation_filter",
-    "compress_observations",
-    "torch_skip_nan_gradients",
-)
+if TYPE_CHECKING:
+    from rllib_llm.envs.make import EnvSpec
+    from rllib_llm.types import LLMConfig
+
+# Settings that RLlib's stock EnvRunners read and LLMEnvRunner does not, and why.
+_OF_STOCK_RUNNERS = {
+    "gym_env_vectorize_mode": (
+        "LLMEnvRunner plays each environment in a thread. Use rollouts.env_processes "
+        "for a process each, or leave it out."
+    ),
+    "restart_failed_sub_environments": (
+        "LLMEnvRunner plays a failed episode again in a new environment. Use "
+        "rollouts.max_retries."
+    ),
+    "metrics_num_episodes_for_smoothing": (
+        "LLMEnvRunner reports means over the episodes of an iteration. Leave it out."
+    ),
+    "evaluation_force_reset_envs_before_iteration": (
+        "LLMEnvRunner never continues an episode in a later iteration. Leave it out."
+    ),
+}
 
 
-def validate(config: Any) -> None:
+def validate(config: LLMConfig) -> None:
     """Check every setting of the package.
 
     Raises:
         ConfigError: With the value, the rule, and the remedy.
     """
-    refuse_without_effect(
-        config,
-        WITHOUT_EFFECT,
-        "batches are whole episodes (episodes_per_iteration, minibatch_size), always "
-        "shuffled, and the optimiser is AdamW. Leave it out.",
-    )
     _validate_embedded_engine(config)
     _validate_groups(config)
     _validate_mismatch(config)
     _validate_learner(config)
     _validate_env_runner(config)
+    _validate_connector_states(config)
     _validate_weight_sync(config)
     validate_action_heads(config)
     validate_engine(config)
@@ -69,7 +75,7 @@ def validate(config: Any) -> None:
         validate_model(module_config)
 
 
-def validate_model(config: Any) -> None:
+def validate_model(config: LLMConfig) -> None:
     """Check the language model of a run, or of one of its policies."""
     lora = lora_settings(config.lm_lora)
     if lora != config.lm_lora:
@@ -83,11 +89,13 @@ def validate_model(config: Any) -> None:
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
         if model == config.lm_model:  # otherwise a checkpoint being restored
             require_weights(model)
-        if Path(model).expanduser().is_dir():
+        if is_gguf(model):
+            check_gguf(model)
+        elif Path(model).expanduser().is_dir():
             check_folder(model, config.lm_lora)
 
 
-def _validate_tiny(config: Any) -> None:
+def _validate_tiny(config: LLMConfig) -> None:
     sizes = {**TINY_DEFAULTS, **config.lm_tiny}
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     shared = sizes["num_key_value_heads"]
@@ -103,7 +111,7 @@ def _validate_tiny(config: Any) -> None:
         )
 
 
-def _validate_precision(config: Any) -> None:
+def _validate_precision(config: LLMConfig) -> None:
     if config.lm_autocast and config.lm_dtype != "float32":
         raise ConfigError(
             f"autocast={config.lm_autocast!r} computes in bfloat16 with float32 "
@@ -115,10 +123,12 @@ def _validate_precision(config: Any) -> None:
             "torch_compile_learner=True would have no effect: RLlib compiles forward "
             "passes that are not called here. Use language_model(compile='inductor')."
         )
+    why = "nan_policy decides about gradients that are not finite. Use that."
+    refuse_without_effect(config, ("torch_skip_nan_gradients",), why)
     _validate_compile(config)
 
 
-def _validate_compile(config: Any) -> None:
+def _validate_compile(config: LLMConfig) -> None:
     if config.lm_compile is None:
         return
     from torch import compiler
@@ -131,7 +141,7 @@ def _validate_compile(config: Any) -> None:
         )
 
 
-def _validate_critic(config: Any) -> None:
+def _validate_critic(config: LLMConfig) -> None:
     if config.lm_value_model == "own" and config.lm_lora:
         raise ConfigError(
             "value_model='own' trains a whole second model, but lora="
@@ -144,7 +154,7 @@ def _validate_critic(config: Any) -> None:
         )
 
 
-def _validate_embedded_engine(config: Any) -> None:
+def _validate_embedded_engine(config: LLMConfig) -> None:
     if config.generation_engine != "torch":
         refuse_without_effect(
             config,
@@ -154,7 +164,7 @@ def _validate_embedded_engine(config: Any) -> None:
         )
 
 
-def _validate_sampling(config: Any) -> None:
+def _validate_sampling(config: LLMConfig) -> None:
     if config.temperature <= 0:
         raise ConfigError(
             f"temperature={config.temperature} must be > 0 in training: a greedy "
@@ -169,7 +179,7 @@ def _validate_sampling(config: Any) -> None:
         )
 
 
-def _validate_learner(config: Any) -> None:
+def _validate_learner(config: LLMConfig) -> None:
     default = config.get_default_learner_class()
     if not issubclass(config.learner_class, default):
         raise ConfigError(
@@ -180,7 +190,7 @@ def _validate_learner(config: Any) -> None:
         )
 
 
-def _validate_env_runner(config: Any) -> None:
+def _validate_env_runner(config: LLMConfig) -> None:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     stock = not issubclass(config.env_runner_cls, LLMEnvRunner)
@@ -194,9 +204,23 @@ def _validate_env_runner(config: Any) -> None:
         why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
         components = ("rewards", "reward_transforms", "filters", "curriculum")
         refuse_without_effect(config, (*components, "env_processes"), why)
+        return
+    for name, why in _OF_STOCK_RUNNERS.items():
+        refuse_without_effect(config, (name,), why)
 
 
-def _validate_weight_sync(config: Any) -> None:
+def _validate_connector_states(config: LLMConfig) -> None:
+    is_kept = config.create_local_env_runner or config.broadcast_env_runner_states
+    if config.num_env_runners and config.merge_env_runner_states and not is_kept:
+        raise ConfigError(
+            "env_runners.broadcast_env_runner_states=False leaves the merged states of "
+            "the connectors to the local EnvRunner, which create_local_env_runner="
+            "False leaves out. Drop one of the two, or set "
+            "merge_env_runner_states=False."
+        )
+
+
+def _validate_weight_sync(config: LLMConfig) -> None:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     dtype = config.weight_sync_dtype
@@ -208,7 +232,7 @@ def _validate_weight_sync(config: Any) -> None:
         )
 
 
-def _validate_groups(config: Any) -> None:
+def _validate_groups(config: LLMConfig) -> None:
     episodes, group = config.episodes_per_iteration, config.group_size
     if episodes % group:
         raise ConfigError(
@@ -233,7 +257,7 @@ def _validate_groups(config: Any) -> None:
         )
 
 
-def _validate_kl(config: Any) -> None:
+def _validate_kl(config: LLMConfig) -> None:
     if config.ref_kl_in == "reward" and config.ref_kl_coeff and not config.use_critic:
         raise ConfigError(
             "ref_kl_in='reward' subtracts the penalty from every token's reward, which "
@@ -255,7 +279,7 @@ def _validate_kl(config: Any) -> None:
         )
 
 
-def _validate_components(config: Any) -> None:
+def _validate_components(config: LLMConfig) -> None:
     components = config.build_composed_loss()
     components.try_out()
     if "unweighted" in components.needs and config.mismatch_settings():
@@ -265,7 +289,7 @@ def _validate_components(config: Any) -> None:
         )
 
 
-def _validate_mismatch(config: Any) -> None:
+def _validate_mismatch(config: LLMConfig) -> None:
     if config.mismatch_settings() and config.old_logps == "engine":
         raise ConfigError(
             "tis and is_*mask_* compare the learner's log-probabilities with the "
@@ -274,12 +298,12 @@ def _validate_mismatch(config: Any) -> None:
         )
 
 
-def make_env(env: Any, env_config: dict[str, Any] | None) -> Any:
+def make_env(env: EnvSpec, env_config: dict[str, Any] | None) -> Any:
     """Return a new environment, given as ``config.environment(env)`` accepts it."""
     return make_playable(*_resolved(env, env_config))
 
 
-def env_maker(env: Any, env_config: dict[str, Any] | None) -> Callable[[], Any]:
+def env_maker(env: EnvSpec, env_config: dict[str, Any] | None) -> Callable[[], Any]:
     """Return a picklable function that builds the environment in another process."""
     spec, config = _resolved(env, env_config)
     if isinstance(spec, str) and spec in TEXT_ENVS:
@@ -287,7 +311,7 @@ def env_maker(env: Any, env_config: dict[str, Any] | None) -> Callable[[], Any]:
     return functools.partial(make_playable, spec, config)
 
 
-def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
+def _resolved(env: EnvSpec, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
     """Return the environment and its options, with ids of RLlib's registry resolved."""
     from ray.rllib.env.env_context import EnvContext
     from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -302,7 +326,7 @@ def _resolved(env: Any, env_config: dict[str, Any] | None) -> tuple[Any, Any]:
     return env, config
 
 
-def register_env(env: Any, env_config: dict[str, Any]) -> None:
+def register_env(env: EnvSpec | None, env_config: dict[str, Any]) -> None:
     """Register the names that :func:`make_env` accepts with RLlib.
 
     Raises:
@@ -322,12 +346,12 @@ def register_env(env: Any, env_config: dict[str, Any]) -> None:
         tune.register_env(env, env_creator(env))
 
 
-def env_creator(env: Any) -> Callable[[Any], Any]:
+def env_creator(env: EnvSpec) -> Callable[[Any], Any]:
     """Return RLlib's creator of the environment in ``config.environment(env)``."""
     return functools.partial(_create, env)
 
 
-def _create(env: Any, env_config: Any) -> Any:
+def _create(env: EnvSpec, env_config: dict[str, Any]) -> Any:
     """Return one environment for RLlib, or a vector of ``num_envs``."""
     config = dict(env_config)
     count = config.pop("num_envs", None)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.config.derived import DerivedSettings
 
 
-def build_engines(config: Any, modules: Mapping[str, Any]) -> dict[str, Any]:
+def build_engines(
+    config: DerivedSettings, modules: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the engine that samples for each policy.
 
     Args:
@@ -16,6 +21,7 @@ def build_engines(config: Any, modules: Mapping[str, Any]) -> dict[str, Any]:
     engines: dict[str, Any] = {}
     for group in _together(config, modules):
         module_config = config.get_config_for_module(group[0])
+        # Memory for keys and values, in proportion to the policies.
         share = len(group) / len(modules)
         if len(group) > 1:
             engine = torch_engine(
@@ -31,7 +37,7 @@ def build_engines(config: Any, modules: Mapping[str, Any]) -> dict[str, Any]:
     return engines
 
 
-def _together(config: Any, modules: Mapping[str, Any]) -> list[list[str]]:
+def _together(config: DerivedSettings, modules: Mapping[str, Any]) -> list[list[str]]:
     """Return the policies that can share an engine, group by group."""
     if config.generation_engine != "torch" or config.engine_forward != "auto":
         return [[module_id] for module_id in modules]
@@ -50,7 +56,7 @@ def _together(config: Any, modules: Mapping[str, Any]) -> list[list[str]]:
     return groups
 
 
-def torch_engine(config: Any, modules: list[Any], *, share: float) -> Any:
+def torch_engine(config: DerivedSettings, modules: list[Any], *, share: float) -> Any:
     """Return an embedded engine for policies that differ in their adapters only.
 
     Args:

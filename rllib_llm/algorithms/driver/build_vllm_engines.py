@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune import PlacementGroupFactory
 
@@ -12,10 +12,14 @@ from rllib_llm.engines import vllm_setup
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.config.derived import DerivedSettings
+    from rllib_llm.types import LLMConfig
+
 IN_PROCESS, IN_ACTOR = "vllm", "vllm_actor"
 
 
-def validate_engine(config: Any) -> None:
+def validate_engine(config: LLMConfig) -> None:
     """Check the settings of engines before anything starts.
 
     Raises:
@@ -46,7 +50,7 @@ def validate_engine(config: Any) -> None:
         )
 
 
-def build_engine(config: Any) -> GenerationEngine:
+def build_engine(config: DerivedSettings) -> GenerationEngine:
     """Return the engine for one EnvRunner, not started yet."""
     from rllib_llm.engines import ActorEngine, VLLMEngine
 
@@ -81,7 +85,7 @@ def new_actor_name() -> str:
     return f"rllib_llm_engine_{uuid.uuid4().hex}"
 
 
-def with_engine_bundle(request: Any, config: Any) -> Any:
+def with_engine_bundle(request: PlacementGroupFactory, config: LLMConfig) -> Any:
     """Return a Tune trial's resource request with the GPUs of an engine's actor.
 
     Actors started by a trial run inside its placement group; without a bundle this one
@@ -95,13 +99,13 @@ def with_engine_bundle(request: Any, config: Any) -> Any:
     )
 
 
-def _num_runner_gpus(config: Any) -> float:
+def _num_runner_gpus(config: LLMConfig) -> float:
     if config.num_env_runners:
         return config.num_gpus_per_env_runner
     return config.num_gpus_per_learner
 
 
-def _require_effect(config: Any, name: str, engines: tuple[str, ...]) -> None:
+def _require_effect(config: LLMConfig, name: str, engines: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value and config.generation_engine not in engines:
         needed = " or ".join(repr(e) for e in engines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs
 from ray.rllib.utils.annotations import override
@@ -10,6 +10,13 @@ from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_llm import json_state
 from rllib_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyarrow.fs import FileSystem
+
+    from rllib_llm.types import LLMAlgorithm
 
 PACKAGE_STATE = "llm"  # component, and folder of a checkpoint
 STATE_FILE = "state.json"
@@ -24,7 +31,7 @@ class PackageState(Checkpointable):
         algorithm: Object with ``package_state`` and ``set_package_state``.
     """
 
-    def __init__(self, algorithm: Any) -> None:
+    def __init__(self, algorithm: LLMAlgorithm) -> None:
         self._algorithm = algorithm
 
     @override(Checkpointable)
@@ -41,7 +48,12 @@ class PackageState(Checkpointable):
 
     @override(Checkpointable)
     def save_to_path(
-        self, path: Any = None, *, state: Any = None, filesystem: Any = None, **_: Any
+        self,
+        path: str | Path | None = None,
+        *,
+        state: Any = None,
+        filesystem: FileSystem | None = None,
+        **_: Any,
     ) -> str:
         """Write ``state.json`` and nothing else."""
         target = filesystem or pyarrow.fs.LocalFileSystem()
@@ -54,10 +66,10 @@ class PackageState(Checkpointable):
     @override(Checkpointable)
     def restore_from_path(
         self,
-        path: Any,
+        path: str | Path | None,
         *,
         component: str | None = None,
-        filesystem: Any = None,
+        filesystem: FileSystem | None = None,
         **_: Any,
     ) -> None:
         """Restore the state that :meth:`save_to_path` wrote.

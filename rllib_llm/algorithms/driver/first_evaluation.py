@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.callbacks import keys
 from rllib_llm.callbacks.histograms import without_histograms
 from rllib_llm.offline.random_policy import RandomPolicyResult, is_below
+from rllib_llm.rllib_bases import RLlibAlgorithm
 from rllib_llm.transcripts.collector import without_transcripts
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
 _EVALUATION = "evaluation"
 
 
-class EvaluatesFirst:
+class EvaluatesFirst(RLlibAlgorithm):
     """Mixin that reports an evaluation of the initial policy in the first result.
 
     RL can lower the success that imitation reached, which later evaluations alone do
@@ -28,7 +32,7 @@ class EvaluatesFirst:
     is_evaluating_first = False
     _first_evaluation: dict[str, Any] | None = None
 
-    def step(self) -> Any:
+    def step(self) -> dict[str, Any]:
         """Evaluate if nothing was trained yet, then train one iteration."""
         is_first = self.iteration == 0 and self.config.evaluates_first
         if is_first and self._first_evaluation is None:
@@ -58,7 +62,7 @@ class EvaluatesFirst:
 
 
 def imitation_advice(
-    config: Any, first: dict[str, Any], chance: RandomPolicyResult
+    config: LLMConfig, first: dict[str, Any], chance: RandomPolicyResult
 ) -> str | None:
     """Return advice for an imitated policy that is worse than random play.
 

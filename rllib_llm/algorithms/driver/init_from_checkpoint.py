@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.errors import CheckpointError, ConfigError
-from rllib_llm.modules.llm_rl_module import HF_FOLDER
+from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.loading import lora_settings
 from rllib_llm.modules.tiny import TINY_DEFAULTS
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
 RL_MODULE = "learner_group/learner/rl_module"
 
 
-def initialise_from(algo: Any, checkpoint: Path) -> None:
+def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
     """Load the weights of a checkpoint's policies into ``algo``, which was just built.
 
     Policies, critics and non-LLM RLModules that both have are loaded. Optimisers,
@@ -35,12 +39,12 @@ def initialise_from(algo: Any, checkpoint: Path) -> None:
         algo.learner_group.foreach_learner(_refresh_references)
 
 
-def _refresh_references(learner: Any) -> None:
+def _refresh_references(learner: LLMLearnerMixin) -> None:
     for module_id in learner.config.llm_module_ids:
         learner.module[module_id].unwrapped().refresh_reference()
 
 
-def initial_checkpoint_model(config: Any, module_id: str) -> str | None:
+def initial_checkpoint_model(config: LLMConfig, module_id: str) -> str | None:
     """Return the model folder or hub id with which a policy is initialised.
 
     Tokenizer and architecture are the checkpoint's: a tiny model built for another
@@ -54,6 +58,7 @@ def initial_checkpoint_model(config: Any, module_id: str) -> str | None:
         folder = next(
             (p.parent for p in sorted(modules.glob(f"*/{HF_FOLDER}"))), folder
         )
+    # RLlib's Checkpointable stores the constructor's arguments in this file.
     record = folder / "class_and_ctor_args.pkl"
     if not record.is_file():
         return None
@@ -64,7 +69,7 @@ def initial_checkpoint_model(config: Any, module_id: str) -> str | None:
     return str(folder / HF_FOLDER) if is_gone and not config.lm_lora else model
 
 
-def check_initialisable(earlier: Any, later: Any) -> None:
+def check_initialisable(earlier: LLMConfig, later: LLMConfig) -> None:
     """Check that one config can be initialised from the policies of another.
 
     Args:
@@ -87,7 +92,7 @@ def check_initialisable(earlier: Any, later: Any) -> None:
             _check_policy(before, later.get_config_for_module(module_id))
 
 
-def _check_policy(before: Any, after: Any) -> None:
+def _check_policy(before: LLMConfig, after: LLMConfig) -> None:
     both_have_heads = _has_head(before) and _has_head(after)
     old, new = (
         _model_settings(before, both_have_heads),
@@ -108,11 +113,11 @@ def _check_policy(before: Any, after: Any) -> None:
         )
 
 
-def _has_head(config: Any) -> bool:
+def _has_head(config: LLMConfig) -> bool:
     return config.use_critic and not config.critic_view
 
 
-def _model_settings(config: Any, with_head: bool) -> dict[str, Any]:
+def _model_settings(config: LLMConfig, with_head: bool) -> dict[str, Any]:
     settings = {
         "model": config.lm_model,
         "tiny": {**TINY_DEFAULTS, **config.lm_tiny},

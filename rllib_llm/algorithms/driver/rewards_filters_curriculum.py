@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.components.registry import BoundComponent, bind
-from rllib_llm.data import columns
-from rllib_llm.data.episode_data import EpisodeData, agent_episodes
-from rllib_llm.data.to_turn_table import trajectories
-from rllib_llm.data.turn_table import Trajectory, TurnTable
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import StopPolicy, Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.rewards.combine import Rewards
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 class DriverComponents:
@@ -27,7 +27,7 @@ class DriverComponents:
         config: The algorithm's configuration.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: LLMConfig) -> None:
         self.rewards = Rewards(config.rewards, config.reward_transforms)
         self.filters = Filters(
             config.filters, turns_may_be_masked=not config.use_critic
@@ -43,6 +43,7 @@ class DriverComponents:
         Raises:
             ConfigError: If a setting is wrong.
         """
+        # Copies, because example turns must not change the components' state.
         copy.deepcopy(self.rewards).try_out()
         copy.deepcopy(self.filters).try_out()
         if self.curriculum is not None:
@@ -68,6 +69,7 @@ class DriverComponents:
         """Return the tasks as changed by the curriculum, equally within a group."""
         if self.curriculum is None:
             return list(tasks)
+        # Reversed, so that the first task of each group is the one that remains.
         first = {t.group_id: t for t in reversed(tasks)}
         changed = {
             g: _check_task(self.curriculum, t, iteration) for g, t in first.items()
@@ -77,7 +79,7 @@ class DriverComponents:
         ]
 
     def assign_rewards(
-        self, episodes: Sequence[Any], iteration: int
+        self, episodes: SampledEpisodes, iteration: int
     ) -> dict[str, float]:
         """Assign rewards, and report the results of its tasks to the curriculum.
 
@@ -88,41 +90,42 @@ class DriverComponents:
         observe = getattr(getattr(self.curriculum, "call", None), "observe", None)
         if observe is None and not self.rewards.changes_anything:
             return {}
-        data_and_trajectories = trajectories(episodes)
+        trajectories = episodes.trajectories
         means: dict[str, float] = {}
-        if self.rewards.changes_anything and data_and_trajectories:
-            before = [list(t.rewards) for _, t in data_and_trajectories]
-            parts = self.rewards([t for _, t in data_and_trajectories], iteration)
+        if self.rewards.changes_anything and trajectories:
+            before = [list(trajectory.rewards) for trajectory in trajectories]
+            parts = self.rewards(trajectories, iteration)
             means = {
-                name: float(p.sum()) / len(data_and_trajectories)
-                for name, p in parts.items()
+                name: float(p.sum()) / len(trajectories) for name, p in parts.items()
             }
-            _keep_parts(data_and_trajectories, parts)
-            _write_rewards(episodes, data_and_trajectories, before)
+            episodes.write_rewards(before)
+            _keep_parts(episodes, parts)
         if observe is not None:
-            observe(TurnTable([t for _, t in data_and_trajectories]))
+            observe(episodes.table())
         return means
 
-    def select(self, episodes: Sequence[Any]) -> tuple[list[Any], dict[str, float]]:
+    def select(
+        self, episodes: SampledEpisodes
+    ) -> tuple[SampledEpisodes, dict[str, float]]:
         """Drop or mask the trajectories that the filters do not keep.
 
         Returns:
             The remaining episodes, and the share that each filter removed, by name.
         """
         if not self.filters.bound:
-            return list(episodes), {}
-        data_and_trajectories = trajectories(episodes)
-        results, shares = self.filters([t for _, t in data_and_trajectories])
+            return episodes, {}
+        results, shares = self.filters(episodes.table())
         kept: set[int] = set()
-        for (data, trajectory), result in zip(
-            data_and_trajectories, results, strict=True
+        for data, trajectory, result in zip(
+            episodes.data, episodes.trajectories, results, strict=True
         ):
             if result.is_dropped or result.is_masked:
                 data.stop_policy = StopPolicy.MASK
+                trajectory.is_trained = False
             data.masked_turns = result.masked_turns
             if not result.is_dropped:
                 kept.add(trajectory.episode)
-        return [e for i, e in enumerate(episodes) if i in kept], shares
+        return episodes.select(kept), shares
 
     @property
     def _bound(self) -> list[BoundComponent]:
@@ -152,37 +155,11 @@ def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> T
     return changed
 
 
-def _keep_parts(
-    data_and_trajectories: Sequence[tuple[EpisodeData, Trajectory]],
-    parts: dict[str, np.ndarray],
-) -> None:
+def _keep_parts(episodes: SampledEpisodes, parts: dict[str, np.ndarray]) -> None:
     """Store each component's rewards with the episodes, for transcripts."""
-    ends = np.cumsum([len(trajectory) for _, trajectory in data_and_trajectories])[:-1]
+    table = episodes.table()
     for name, rewards in parts.items():
-        for (data, _), of_trajectory in zip(
-            data_and_trajectories, np.split(rewards, ends), strict=True
+        for data, of_trajectory in zip(
+            episodes.data, table.split(rewards), strict=True
         ):
             data.reward_parts[name] = of_trajectory.tolist()
-
-
-def _write_rewards(
-    episodes: Sequence[Any],
-    data_and_trajectories: Sequence[tuple[EpisodeData, Trajectory]],
-    before: Sequence[list[float]],
-) -> None:
-    """Write new rewards into RLlib's episodes, and their changes into the log."""
-    parts = [part for episode in episodes for part in agent_episodes(episode)]
-    for part, (_, trajectory), old in zip(
-        parts, data_and_trajectories, before, strict=True
-    ):
-        part.set_rewards(new_data=list(trajectory.rewards))
-        reward_log = episodes[trajectory.episode].custom_data.get(columns.REWARD_LOG)
-        if reward_log is None:
-            continue
-        # The log is read by environment step: a turn's reward follows it.
-        change = np.subtract(trajectory.rewards, old)
-        reward_log += [
-            (step + 1, trajectory.agent_id, float(difference))
-            for step, difference in zip(trajectory.steps, change, strict=True)
-            if difference
-        ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Task
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +33,17 @@ class SampleTasks:
     def __init__(self, tasks: list[Task], explore: bool | None = None):
         self.tasks, self.explore = tasks, explore
 
-    def __call__(self, runner: Any) -> SampleResult:
+    def __call__(self, runner: LLMEnvRunner) -> SampleResult:
         episodes = runner.sample(tasks=self.tasks, explore=self.explore)
         return SampleResult(episodes, runner.get_metrics(), runner.num_hung_envs)
 
 
-def sample_and_metrics(runner: Any) -> tuple[list[Any], Any]:
+def sample_and_metrics(runner: LLMEnvRunner) -> tuple[list[Any], Any]:
     """Sample as RLlib's runners do; return episodes and metrics."""
     return runner.sample(), runner.get_metrics()
 
 
-def exit_if_hung(runner: Any, *, limit: int) -> None:
+def exit_if_hung(runner: LLMEnvRunner, *, limit: int) -> None:
     """End the process of an EnvRunner with more hung environments than ``limit``.
 
     Ray restarts it. A hung thread cannot be ended in another way.
@@ -49,13 +52,13 @@ def exit_if_hung(runner: Any, *, limit: int) -> None:
         sys.exit(1)
 
 
-def sleep(runner: Any) -> None:
+def sleep(runner: LLMEnvRunner) -> None:
     """Let a runner's engines release memory."""
     for engine in runner.engines.values():
         engine.sleep()
 
 
-def wake_up(runner: Any) -> None:
+def wake_up(runner: LLMEnvRunner) -> None:
     """Let a runner's engines allocate their memory again."""
     for engine in runner.engines.values():
         engine.wake_up()

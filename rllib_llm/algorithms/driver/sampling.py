@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
@@ -19,17 +19,25 @@ from rllib_llm.algorithms.driver.runner_calls import (
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import EnvRunnerError
+from rllib_llm.rllib_bases import RLlibAlgorithm
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+    from rllib_llm.env_runner.task_groups import TaskSource
 
 logger = logging.getLogger("rllib_llm")
 
 _PROBE_S = 1.0  # seconds between two probes of restarting EnvRunners
 
 
-class SamplingAlgorithm:
+class SamplingAlgorithm(RLlibAlgorithm):
     """Mixin that samples on all healthy EnvRunners, as ``fault_tolerance`` says.
 
     Put it before the Algorithm class in the bases.
     """
+
+    _task_source: TaskSource
+    _driver_components: DriverComponents
 
     def play_groups(self, num_groups: int) -> list[Any]:
         """Sample the next ``num_groups`` groups, distributed over EnvRunners by group.
@@ -49,6 +57,7 @@ class SamplingAlgorithm:
         episodes = [e for each in results for e in each.episodes]
         self.metrics.aggregate([a.metrics for a in results], key=ENV_RUNNER_RESULTS)
         lost = 0
+        # RLlib omits the results of EnvRunners that died during the call.
         if len(results) < num_asked:
             dead = num_asked - len(results)
             lost = len(tasks) - len(episodes)
@@ -80,6 +89,7 @@ class SamplingAlgorithm:
         """Return the EnvRunners' results, and the number of remote ones called."""
         runners = self._healthy_runners()
         if not runners:
+            assert self.env_runner is not None  # _healthy_runners() requires it
             return [SampleTasks(tasks, explore)(self.env_runner)], 0
         calls = [
             SampleTasks(part, explore) for part in split_by_group(tasks, len(runners))
@@ -92,8 +102,9 @@ class SamplingAlgorithm:
     def _healthy_runners(self) -> list[int]:
         """Return the ids of healthy EnvRunners; none if the local one samples.
 
-        Raises: EnvRunnerError: If all have failed, none restarts in time, and the local
-            one must not replace them.
+        Raises:
+            EnvRunnerError: If all have failed, none restarts in time, and the local
+                one must not replace them.
         """
         group, config = self.env_runner_group, self.config
         runners = group.healthy_env_runner_ids()

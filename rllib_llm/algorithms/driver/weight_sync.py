@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rllib_llm import weights as state
 
+if TYPE_CHECKING:
+    from ray.rllib.core.learner.learner_group import LearnerGroup
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+    from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+
 _MIB = 2**20
 
 
 def send_weights(
-    learner_group: Any,
-    runner_group: Any,
+    learner_group: LearnerGroup,
+    runner_group: EnvRunnerGroup,
     *,
     dtype: str | None,
     also_local: bool,
@@ -39,6 +47,7 @@ def send_weights(
     """
     changed = _pack(learner_group, _Pack(dtype, False, module_ids))
     answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
+    # Runners that need all weights return their index; 0 is the local one.
     lacking = [index for index in answers if index is not None]
     if not lacking:
         return changed.mib
@@ -59,7 +68,7 @@ class _Pack:
     everything: bool
     module_ids: Sequence[str] | None = None
 
-    def __call__(self, learner: Any) -> _Receive:
+    def __call__(self, learner: LLMLearnerMixin) -> _Receive:
         packed = self.packed(learner)
         arrays = [array for arrays in packed.values() for array in arrays.values()]
         return _Receive(
@@ -69,7 +78,7 @@ class _Pack:
             mib=sum(array.nbytes for array in arrays) / _MIB,
         )
 
-    def packed(self, learner: Any) -> dict[str, dict[str, Any]]:
+    def packed(self, learner: LLMLearnerMixin) -> dict[str, dict[str, Any]]:
         """Return numpy arrays by name, by ModuleID."""
         config = learner.config
         module_ids = self.module_ids
@@ -85,7 +94,7 @@ class _Pack:
             for m, module in modules.items()
         }
 
-    def _pack(self, module: Any) -> dict[str, Any]:
+    def _pack(self, module: LLMRLModule) -> dict[str, Any]:
         tensors = module.shared_tensors(inference_only=True)
         if not self.everything:
             frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
@@ -102,14 +111,14 @@ class _Receive:
     everything: bool
     mib: float
 
-    def __call__(self, runner: Any) -> int | None:
+    def __call__(self, runner: LLMEnvRunner) -> int | None:
         if not (self.everything or runner.has_all_weights):
             return runner.worker_index or 0
         runner.receive_weights(ray.get(self.weights), self.version)
         return None
 
 
-def _pack(learner_group: Any, call: _Pack) -> _Receive:
+def _pack(learner_group: LearnerGroup, call: _Pack) -> _Receive:
     # All Learners have the same weights; RLlib numbers them from 0.
     first = None if learner_group.is_local else [0]
     (result,) = learner_group.foreach_learner(call, remote_actor_ids=first)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ray.rllib.core import DEFAULT_AGENT_ID
 
-from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.data.to_turn_table import trajectories
+from rllib_llm.data.episode_data import task_of
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards
 from rllib_llm.rewards.shared_reward import share_rewards
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
+
 GroupAgent = tuple[int, str]  # group and AgentID
 
 
-def validate_greedy(config: Any) -> None:
+def validate_greedy(config: GRPOConfig) -> None:
     """Check that greedy rollouts can be sampled and get the rewards of sampled ones.
 
     Raises:
@@ -40,7 +42,7 @@ def validate_greedy(config: Any) -> None:
         )
 
 
-def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
+def with_greedy_returns(algo: GRPO, episodes: SampledEpisodes) -> SampledEpisodes:
     """Sample the tasks of ``episodes`` once more, greedily, and store the returns.
 
     These rollouts are not trained on and count in their own metrics only.
@@ -56,7 +58,7 @@ def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
         return episodes
     tasks: dict[int, Task] = {}
     for episode in episodes:
-        task = episode_data(episode).task
+        task = task_of(episode)
         tasks.setdefault(task.group_id, task)
     # Its rollout number is beyond those of the group, so it is not a member.
     extra = [
@@ -70,20 +72,23 @@ def with_greedy_returns(algo: Any, episodes: list[Any]) -> list[Any]:
     if returns:
         mean = float(np.mean(list(returns.values())))
         algo.metrics.log_value("greedy_return_mean", mean, window=1)
-    kept = [e for e in episodes if episode_data(e).task.group_id in groups]
-    for part in (p for e in kept for p in agent_episodes(e)):
-        data = episode_data(part)
+    kept = episodes.select(
+        [i for i, e in enumerate(episodes) if task_of(e).group_id in groups]
+    )
+    for data, trajectory in zip(kept.data, kept.trajectories, strict=True):
         # An agent that never acted has the return 0.
-        agent = part.agent_id or DEFAULT_AGENT_ID
-        data.greedy_return = returns.get((data.task.group_id, agent), 0.0)
+        group_agent = (trajectory.task.group_id, trajectory.agent_id)
+        data.greedy_return = returns.get(group_agent, 0.0)
+        trajectory.greedy_return = data.greedy_return
     return kept
 
 
-def _returns(algo: Any, episodes: Sequence[Any]) -> dict[GroupAgent, float]:
+def _returns(algo: GRPO, episodes: Sequence[Any]) -> dict[GroupAgent, float]:
     """Return each agent's return under the run's rewards."""
     if algo.config.shared_reward_fraction:
         share_rewards(list(episodes), algo.config.shared_reward_fraction)
-    greedy_trajectories = [trajectory for _, trajectory in trajectories(episodes)]
+    greedy_trajectories = SampledEpisodes(episodes).trajectories
+    # A copy: stateful components must not count the greedy rollouts.
     rewards: Rewards = copy.deepcopy(algo._driver_components.rewards)
     if rewards.changes_anything and greedy_trajectories:
         rewards(greedy_trajectories, algo.iteration)

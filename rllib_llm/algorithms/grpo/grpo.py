@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from annotated_types import Gt
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -16,21 +16,23 @@ from rllib_llm.advantages.estimators.group import GROUP_BY
 from rllib_llm.advantages.estimators.variance import has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
 from rllib_llm.components.registry import Spec, Specs
-from rllib_llm.data.episode_data import EpisodeData, episode_data
-from rllib_llm.data.to_turn_table import trajectories
-from rllib_llm.data.turn_table import Trajectory, TurnTable
+from rllib_llm.data.episode_data import task_of
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction, NonNegativeFloat, NonNegativeInt, OneOf
 
-_ESTIMATORS_KEY = "llm_credit"
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode
+
+_ESTIMATORS_KEY = "llm_advantage_estimators"
 _SHORTHANDS = (
     "advantage_baseline",
     "advantage_scale",
@@ -91,6 +93,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.use_kl_loss = False
 
     @override(PPOConfig)
+    @stores_settings()
     def training(
         self,
         *,
@@ -126,24 +129,11 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_transforms: Transforms of the sum, in order.
             drop_zero_variance_groups: Leave groups with equal returns, whose
                 advantages are 0, out of the update.
-            dynamic_sampling_rounds: How often dropped groups are replaced by newly
-                sampled ones within an iteration (DAPO; TRL lacks it); 0: never.
+            dynamic_sampling_rounds: Rounds in which dropped groups are replaced by
+                newly sampled ones within an iteration (DAPO; TRL lacks it); 0: never.
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
-        assign(
-            self,
-            clip_param_high=clip_param_high,
-            dual_clip=dual_clip,
-            advantage_baseline=advantage_baseline,
-            advantage_scale=advantage_scale,
-            advantage_group_by=advantage_group_by,
-            turn_discount=turn_discount,
-            advantage_estimator=advantage_estimator,
-            advantage_transforms=advantage_transforms,
-            drop_zero_variance_groups=drop_zero_variance_groups,
-            dynamic_sampling_rounds=dynamic_sampling_rounds,
-        )
         return self
 
     @override(AlgorithmConfig)
@@ -168,10 +158,10 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             )
         if self.uses_components and self.drop_zero_variance_groups:
             self._refuse_dropping()
-        if self.use_critic or self.use_kl_loss:
+        if self.use_kl_loss:
             raise ConfigError(
-                "GRPO has neither a critic nor RLlib's KL to the old policy; use "
-                "LLMPPO for use_critic/use_kl_loss, or ref_kl_coeff for a reference."
+                "use_kl_loss=True: GRPO has no KL to the old policy. Use ref_kl_coeff "
+                "for the KL to a reference, or LLMPPO."
             )
         refuse_without_effect(
             self, _CRITIC_SETTINGS, "GRPO has no critic. Use LLMPPO, or omit it."
@@ -275,6 +265,8 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
 class GRPO(LLMAlgorithm):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
 
+    config: GRPOConfig
+
     @classmethod
     @override(LLMAlgorithm)
     def get_default_config(cls) -> GRPOConfig:
@@ -299,19 +291,20 @@ class GRPO(LLMAlgorithm):
             if missing <= 0:
                 break
             self.metrics.log_value("num_groups_resampled", missing, reduce="sum")
-            episodes += self.process_episodes(self.sample_groups(missing))
+            more = self.process_episodes(self.sample_groups(missing))
+            episodes = episodes + more
         # Advantages may depend on the whole batch (advantage_scale="batch").
         self._set_advantages(episodes)
-        return episodes
+        return list(episodes)
 
     @override(LLMAlgorithm)
-    def sample_groups(self, num_groups: int) -> list[Any]:
+    def sample_groups(self, num_groups: int) -> SampledEpisodes:
         """Sample groups, and greedy rollouts if advantages need them."""
         episodes = super().sample_groups(num_groups)
         return with_greedy_returns(self, episodes) if self._needs_greedy else episodes
 
     @override(LLMAlgorithm)
-    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+    def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Drop zero-variance tasks, if so configured."""
         episodes = super().process_episodes(episodes)
         if not episodes:
@@ -322,11 +315,12 @@ class GRPO(LLMAlgorithm):
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
         if not self.config.drop_zero_variance_groups:
             return episodes
-        return [e for e in episodes if _task(e) in with_advantages]
+        return episodes.select(
+            [i for i, e in enumerate(episodes) if _task(e) in with_advantages]
+        )
 
-    def _tasks_with_advantages(self, episodes: list[Any]) -> set[int]:
-        data_and_trajectories = self._trajectories(episodes)
-        table = TurnTable([t for _, t in data_and_trajectories], self._replay)
+    def _tasks_with_advantages(self, episodes: SampledEpisodes) -> set[int]:
+        table = self._compared(episodes).table(self._replay)
         if not self._uses_components:
             by = self.config.advantage_group_by
             return set(table.task[has_variance(table, by=by)].tolist())
@@ -336,19 +330,15 @@ class GRPO(LLMAlgorithm):
         )
         return {task for tasks in tasks_per_estimator for task in tasks.tolist()}
 
-    def _set_advantages(self, episodes: list[Any]) -> None:
-        data_and_trajectories = self._trajectories(episodes)
-        if not data_and_trajectories:
+    def _set_advantages(self, episodes: SampledEpisodes) -> None:
+        compared = self._compared(episodes)
+        table = compared.table(self._replay)
+        if not len(table):
             return
-        table = TurnTable(
-            [trajectory for _, trajectory in data_and_trajectories], self._replay
-        )
-        for module_id in self._advantage_estimators:
-            advantages = table.split(
-                self._advantage_estimators[module_id].advantages(table)
-            )
-            for (data, trajectory), advantage in zip(
-                data_and_trajectories, advantages, strict=True
+        for module_id, advantage_estimator in self._advantage_estimators.items():
+            advantages = table.split(advantage_estimator.advantages(table))
+            for data, trajectory, advantage in zip(
+                compared.data, table.trajectories, advantages, strict=True
             ):
                 if trajectory.module_id == module_id:
                     is_constant = (advantage == advantage[0]).all()
@@ -358,11 +348,9 @@ class GRPO(LLMAlgorithm):
             self.metrics.log_value("replay_s", self._replay.seconds, window=1)
         self._replay.forget()
 
-    def _trajectories(
-        self, episodes: list[Any]
-    ) -> list[tuple[EpisodeData, Trajectory]]:
-        """Return the agents' parts of episodes that get advantages."""
-        return trajectories(episodes)
+    def _compared(self, episodes: SampledEpisodes) -> SampledEpisodes:
+        """Return the episodes with the trajectories that get advantages."""
+        return episodes
 
     # Checkpoints ---------------------------------------------------------------------
 
@@ -378,7 +366,7 @@ class GRPO(LLMAlgorithm):
             self._advantage_estimators[module_id].set_state(estimator_state)
 
 
-def estimators_of_policies(config: Any) -> dict[str, AdvantageEstimators]:
+def estimators_of_policies(config: GRPOConfig) -> dict[str, AdvantageEstimators]:
     """Return the advantage estimators of each trained policy."""
     return {
         module_id: config.get_config_for_module(module_id).build_advantage_estimators()
@@ -386,5 +374,5 @@ def estimators_of_policies(config: Any) -> dict[str, AdvantageEstimators]:
     }
 
 
-def _task(episode: Any) -> int:
-    return episode_data(episode).task.group_id
+def _task(episode: Episode) -> int:
+    return task_of(episode).group_id

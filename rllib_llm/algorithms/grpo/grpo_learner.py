@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -11,9 +11,11 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
-from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.data import columns
 from rllib_llm.losses.surrogate import clipped_policy_loss, weighted_loss
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
 
 
 class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
@@ -28,17 +30,20 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         self,
         *,
         module_id: str,
-        config: Any,
+        config: GRPOConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         mask = batch[Columns.LOSS_MASK]
         trained = int(mask.sum())
-        scores = fwd_out[Columns.ACTION_DIST_INPUTS]
+        scores = fwd_out[Columns.ACTION_DIST_INPUTS]  # [B, T, 2]
         logp, entropy = scores[..., 0], scores[..., 1]
         components = self._composed_loss[module_id]
-        tokens = self.token_batch(module_id, batch, scores) if components else None
+        tokens = (
+            self.token_batch(module_id, batch, scores) if components.bound else None
+        )
         if components.loss is not None:
+            assert tokens is not None  # there are components
             loss, clipped = components.policy_loss(tokens)
         else:
             loss, clipped = clipped_policy_loss(
@@ -50,12 +55,15 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
                 clip_high=config.clip_param_high or config.clip_param,
                 dual_clip=config.dual_clip,
             )
+        # Means are weighted by their tokens: micro-batches have different sizes.
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
             self._add_stat(module_id, key, value.sum() / trained, trained)
         loss = loss + self._ref_kl_loss(module_id, config, batch, logp)
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
-        if components.terms:
+        if tokens is not None and components.terms:
             loss = loss + self._add_terms(module_id, tokens, trained)
-        add_token_stats(self, module_id, logp, batch, clipped)
+        self._add_token_stats(module_id, logp, batch, clipped)
+        # The denominator is that of the whole minibatch, so gradients of micro-batches
+        # add up to its gradient.
         return weighted_loss(loss, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.magrpo_cross import MAX_GAMES
@@ -12,8 +12,11 @@ from rllib_llm.env_runner.replay import Replay, random_episodes
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
 
-def try_replays(config: Any, advantage_estimator: AdvantageEstimators) -> None:
+
+def try_replays(config: GRPOConfig, advantage_estimator: AdvantageEstimators) -> None:
     """Replay combinations of random rollouts, so that unsuitable games fail early.
 
     Raises:

@@ -57,6 +57,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
         """Create the state of a new parameter; read changed parameters again."""
         state = self.state[parameter]
         if not state:
+            # The state of torch's AdamW, so that its load_state_dict() accepts it.
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name in _MOMENTS:
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -64,6 +65,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             return
         if _MASTER not in state:
             state[_MASTER] = parameter.detach().float()
+        # A restored or copied weight: stepping from the old master would undo it.
         elif _was_written_to(parameter, state[_MASTER]):
             state[_MASTER].copy_(parameter)
 
@@ -82,9 +84,13 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
                 lows.append((weight, master))
                 weight = master
             weights.append(weight)
+            # Copies a low-precision gradient, for this block only; no copy of a float32
+            # one.
             gradients.append(_part(parameter.grad, where).float())
             for name in _MOMENTS:
                 of_state[name].append(_part(state[name], where))
+            # adamw() increments it, and a parameter in several blocks takes one step
+            # only.
             steps.append(state["step"] if is_whole else state["step"].clone())
         beta1, beta2 = group["betas"]
         adamw(
@@ -103,6 +109,8 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             maximize=False,
         )
         for low, master in lows:
+            # Rounded once per step from the exact sum; rounding errors do not
+            # accumulate.
             low.copy_(master)
 
     @contextlib.contextmanager

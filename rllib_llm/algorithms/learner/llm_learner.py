@@ -7,7 +7,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,26 +19,30 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
-from rllib_llm.algorithms.learner.fast_matmul import (
+from rllib_llm.algorithms.learner.fast_layers import (
     precision_in_force,
     speed_up_linear_layers,
+    speed_up_norms,
 )
-from rllib_llm.algorithms.learner.fast_rmsnorm import speed_up_norms
-from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin
+from rllib_llm.algorithms.learner.learner_stats import LearnerStats
+from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
 from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
-from rllib_llm.algorithms.learner.reference_kl import ReferenceKLMixin
-from rllib_llm.algorithms.learner.token_stats import correct_mismatch
-from rllib_llm.algorithms.learner.update_stats import LearnerStats
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
+from rllib_llm.seeding import stable_seed
+from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
+
+if TYPE_CHECKING:
+    from ray.rllib.core.learner.training_data import TrainingData
+
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -73,9 +77,18 @@ class LLMLearnerMixin(
 
     def build(self) -> None:
         """Build module, optimisers and connectors, and speed up layers on CPUs."""
+        self._non_llm_ids = frozenset(self.config.non_llm_module_ids)
+        self._critic_id = CRITIC_MODULE if self.config.critic_view else None
         super().build()
+        self._num_threads = choose_threads(
+            self.config.torch_num_threads,
+            [self.module[m].unwrapped() for m in self.config.llm_module_ids],
+            processes=self.config.num_learners or 1,
+            device=torch.device(self._device),
+        )
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
+            # RLlib wraps modules for DDP; the layers are those of the unwrapped one.
             module = self.module[module_id].unwrapped().train()
             if self.config.lm_compile:
                 continue  # its graphs would break at the replaced layers
@@ -94,7 +107,7 @@ class LLMLearnerMixin(
 
     @override(Learner)
     def configure_optimizers_for_module(
-        self, module_id: str, config: Any = None
+        self, module_id: str, config: LLMConfig
     ) -> None:
         """Register one optimiser for the language model and one for the critic."""
         module = self._module[module_id].unwrapped()
@@ -108,6 +121,8 @@ class LLMLearnerMixin(
         for name, parameters in groups.items():
             lr = config.lr
             if name == CRITIC_OPTIMIZER and config.critic_lr is not None:
+                # Separate optimisers, because critic and policy have separate learning
+                # rates and the warm-up steps only one of them.
                 lr = config.critic_lr
             self.register_optimizer(
                 module_id=module_id,
@@ -119,20 +134,21 @@ class LLMLearnerMixin(
                 lr_or_lr_schedule=lr,
             )
 
-    def _is_critic(self, module_id: str) -> bool:
-        """Return whether a module only estimates values; a policy may have its name."""
-        return module_id == CRITIC_MODULE and self.config.critic_view is not None
-
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Update as RLlib does, with ``matmul_precision`` in force.
+        """Update as RLlib does, with ``matmul_precision`` and the threads in force.
 
         Gradients are freed at the end, so that sampling can use their memory.
         """
-        with precision_in_force(self.config.matmul_precision):
+        with (
+            precision_in_force(self.config.matmul_precision),
+            threads_in_force(self._num_threads),
+        ):
             try:
                 return super().update(*args, **kwargs)
             finally:
+                # Also after an error: sampling must not start with the gradients'
+                # memory held.
                 for optimizer in self._optimizer_parameters:
                     optimizer.zero_grad(set_to_none=True)
 
@@ -142,13 +158,14 @@ class LLMLearnerMixin(
     def _create_iterator_if_necessary(
         self,
         *,
-        training_data: Any,
+        training_data: TrainingData,
         num_epochs: int = 1,
         minibatch_size: int | None = None,
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
         self._begin_annotations(training_data.episodes or ())
+        # Before the connectors run, which compute the old log-probabilities otherwise.
         deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
         self._choose_modules()
         batch = self._make_batch_if_necessary(training_data=training_data)
@@ -159,10 +176,11 @@ class LLMLearnerMixin(
         }
         self._log_lag(training_data.episodes or ())
         self._is_first_pass = True
+        # If the first training pass computes the old log-probabilities, or they are the
+        # engine's, the mismatch is measured there; otherwise from the columns here.
         recorded = self.config.old_logps == "engine"
         self._mismatch_in_first_pass = deferred or recorded
-        non_llm = self.config.non_llm_module_ids
-        of_tokens = {m: d for m, d in data.items() if m not in non_llm}
+        of_tokens = {m: d for m, d in data.items() if m not in self._non_llm_ids}
         self._prepare_tokens(of_tokens)
         self._log_batch(of_tokens)
         for module_id, columns_of_module in of_tokens.items():
@@ -171,10 +189,12 @@ class LLMLearnerMixin(
         return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
 
     def _defer_old_logps(
-        self, training_data: Any, num_epochs: int, minibatch_size: int | None
+        self, training_data: TrainingData, num_epochs: int, minibatch_size: int | None
     ) -> bool:
         """Let the training pass compute old log-probabilities if it is the only one."""
         episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
+        # With one optimiser step the training pass itself sees the weights before the
+        # update, so a separate forward pass would compute the same numbers.
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
         deferred = one_step and self.config.old_logps_may_wait
         deferred = deferred and not self._scores_are_needed
@@ -193,11 +213,6 @@ class LLMLearnerMixin(
             if isinstance(component, TokenRows):
                 component.module_ids = module_ids
 
-    def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
-        settings = self.config.get_config_for_module(module_id).mismatch_settings()
-        if settings is not None and not self._is_critic(module_id):
-            correct_mismatch(self, module_id, batch, settings)
-
     def _minibatches(
         self,
         data: dict[str, dict[str, Any]],
@@ -213,6 +228,8 @@ class LLMLearnerMixin(
             mid: d[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
             for mid, d in data.items()
         }
+        # The empty array gives np.concatenate something to do without any rows.
+        # [episodes]
         ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
         steps = 1
         if minibatch_size:
@@ -225,10 +242,14 @@ class LLMLearnerMixin(
         # Each Learner splits its own episodes into the same number of steps, so that
         # no collective call waits for a rank without one.
         for epoch in range(num_epochs):
+            # From run seed, update and epoch, so that a resumed run shuffles alike, on
+            # every rank.
             seed = stable_seed(
                 self.config.seed or 0, self._weights_seq_no, epoch, DEFAULT_MODULE_ID
             )
             order = np.random.default_rng(seed).permutation(ids)
+            # array_split, because the number of episodes need not be a multiple of
+            # steps; parts may be empty.
             for part in np.array_split(order, steps):
                 masks = {mid: np.isin(owners[mid], part) for mid in data}
                 selected = {
@@ -236,6 +257,7 @@ class LLMLearnerMixin(
                     for mid, rows in masks.items()
                     if rows.any()
                 }
+                # RLlib divides by env_steps in its metrics.
                 yield MultiAgentBatch(selected, env_steps=max(1, env_steps // steps))
 
     # One optimiser step --------------------------------------------------------------
@@ -249,6 +271,7 @@ class LLMLearnerMixin(
         fwd_out: Any = {}
         losses: dict[str, torch.Tensor] = {}
         reached: list[torch.nn.Parameter] = []
+        # Sorted: collective calls inside must come in the same order on every rank.
         for module_id in sorted(self.module.keys()):
             data = batch.get(module_id)
             fwd_out, losses[module_id], units = self._backward(module_id, data)
@@ -257,6 +280,8 @@ class LLMLearnerMixin(
         # From here on the policy differs from the one that sampled.
         self._is_first_pass = False
         # Only parameters with rows: even a zero gradient lets momentum move the others.
+        # A sum, not DDP's mean: each rank's loss already has the denominator of all
+        # ranks.
         sum_gradients(reached)
         gradients = {
             ref: p.grad for ref, p in self._params.items() if p.grad is not None
@@ -272,28 +297,34 @@ class LLMLearnerMixin(
             for ref in self._optimizer_parameters[optimizer]
         ]
 
-    def _backward(self, module_id: str, data: Any) -> tuple[Any, torch.Tensor, float]:
+    def _backward(
+        self, module_id: str, data: dict[str, Any] | None
+    ) -> tuple[Any, torch.Tensor, float]:
         """Accumulate the gradient of one module, micro-batch by micro-batch.
 
         Returns:
             The last forward pass, the loss, and the denominator over all Learners.
         """
-        if module_id in self.config.non_llm_module_ids:
+        if module_id in self._non_llm_ids:
             return self._backward_non_llm(module_id, data)
         config = self.config.get_config_for_module(module_id)
         local_units = 0.0 if data is None else self._count_units(data, config)
+        # Before the early return: a rank without rows must join the collective call.
         total = all_reduce_sum([local_units], self._device)[0]
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
         if data is None or total == 0:
             return fwd_out, loss_sum, total
         for _, part in self._cut(module_id, data, config.micro_batch_tokens):
+            # E.g. rows of masked episodes: no gradient, so no forward pass.
             if not part[Columns.LOSS_MASK].any():
                 continue
             self._add_padding(module_id, part)
             part[DENOMINATOR] = total
             fwd_out = self.module[module_id].unwrapped().forward_train(part)
             if Columns.ACTION_LOGP not in part:
+                # Deferred old log-probabilities: those of this pass, i.e. ratios of
+                # exactly 1.
                 scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
                 add_old_logps(part, scores[..., 0])
                 self._correct_mismatch(module_id, part)
@@ -301,11 +332,12 @@ class LLMLearnerMixin(
                 module_id=module_id, config=config, batch=part, fwd_out=fwd_out
             )
             self._annotate_tokens(module_id, part, fwd_out)
+            # Per micro-batch: frees its activations, and gradients add up in `.grad`.
             loss.backward()
             loss_sum = loss_sum + loss.detach()
         return fwd_out, loss_sum, total
 
-    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+    def _count_units(self, data: dict[str, Any], config: LLMConfig) -> float:
         """Return this Learner's part of the loss denominator."""
         return denominator(
             data[Columns.LOSS_MASK].cpu().numpy(),
@@ -318,12 +350,11 @@ class LLMLearnerMixin(
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
         """Step the optimisers; during critic warm-up only the critics'."""
         if self._weights_seq_no <= self.config.critic_warmup_iters:
-            non_llm = self.config.non_llm_module_ids
             critic = {
                 ref
                 for mid in self.module.keys()
                 for name, optimizer in self.get_optimizers_for_module(mid)
-                if name.endswith(CRITIC_OPTIMIZER) or mid in non_llm
+                if name.endswith(CRITIC_OPTIMIZER) or mid in self._non_llm_ids
                 for ref in self._optimizer_parameters[optimizer]
             }
             for ref, parameter in self._params.items():
@@ -345,6 +376,7 @@ class LLMLearnerMixin(
             ]
             if norms:
                 square = torch.stack(norms).square().sum()
+                # Before clipping, so that the metric shows spikes.
                 self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
                 total = total + square
         norm = total.sqrt()
@@ -380,6 +412,8 @@ class LLMLearnerMixin(
         state = super().get_state(*args, **kwargs)
         if kwargs.get("inference_only"):
             return state
+        # RLlib saves optimisers, but not adapted coefficients or the timesteps of its
+        # schedules.
         state["llm"] = {
             "ref_kl_coeffs": dict(self._ref_kl_coeffs),
             "nan_steps": self._nan_steps,
@@ -407,6 +441,7 @@ class LLMLearnerMixin(
         scales, self._min_lr = package_state.get("lr_scales", ({}, 0.0))
         self.set_lr_scales(scales)
         for mid, value in package_state["kl_coeffs"].items():
+            # In place: RLlib's loss holds the tensor.
             self.curr_kl_coeffs_per_module[mid].data.fill_(value)
         self._restore_schedules(package_state["timesteps"])
 

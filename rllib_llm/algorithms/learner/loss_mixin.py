@@ -1,25 +1,31 @@
-"""Loss components in Learners: batch-wide ranks, transforms, token batches."""
+"""Parts of the loss in Learners: components, reference KL, mismatch correction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
 
+from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
-from rllib_llm.env_runner.task_groups import stable_seed
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.composed_loss import ComposedLoss
+from rllib_llm.losses.importance_correction import mismatch_weights
+from rllib_llm.losses.kl import kl_penalty
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
+from rllib_llm.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 _STATE = "llm_composed_loss"
 
 
-class ComposedLossMixin:
+class ComposedLossMixin(LearnerStats):
     """Mixin that holds each policy's loss components; see docs/losses.md.
 
     Inputs over the whole batch (ranks, shares, transformed advantages) are computed
@@ -29,11 +35,15 @@ class ComposedLossMixin:
 
     def build(self) -> None:
         """Build the Learner and its loss components."""
-        super().build()  # type: ignore[misc]
+        super().build()
         self._composed_loss: dict[str, ComposedLoss] = {
             module_id: self.config.get_config_for_module(
                 module_id
             ).build_composed_loss()
+            for module_id in self.config.llm_module_ids
+        }
+        self._mismatch_settings: dict[str, dict[str, Any] | None] = {
+            module_id: self.config.get_config_for_module(module_id).mismatch_settings()
             for module_id in self.config.llm_module_ids
         }
 
@@ -44,6 +54,7 @@ class ComposedLossMixin:
 
     def _prepare_tokens(self, data: dict[str, dict[str, Any]]) -> None:
         """Add the columns that components need, and transform advantages."""
+        # Sorted: all Learners must call the collective operations in the same order.
         for module_id, components in sorted(self._composed_loss.items()):
             batch = data.get(module_id)
             if "success" in components.needs:
@@ -134,6 +145,38 @@ class ComposedLossMixin:
             pool=None,
         )
 
+    @torch.no_grad()
+    def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
+        """Multiply the advantages of ``batch`` by importance weights, if configured.
+
+        Policy losses are linear in the advantages' scale, so this weights each token's
+        policy loss and no other term.
+
+        Args:
+            module_id: Policy of the batch.
+            batch: Whole sequences if the settings contain a level or band of sequences.
+        """
+        settings = self._mismatch_settings.get(module_id)
+        mask = batch[Columns.LOSS_MASK]
+        trained = int(mask.sum())
+        if settings is None or not trained:
+            return
+        correction = mismatch_weights(
+            batch[Columns.ACTION_LOGP],
+            batch[columns.BEHAVIOUR_LOGP],
+            mask,
+            batch[columns.EPISODE_INDEX],
+            **settings,
+        )
+        batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * correction.weights
+        for key, value in (
+            ("is_weight_mean", correction.weights),
+            ("is_clipped_frac", correction.clipped),
+            ("is_masked_frac", correction.dropped),
+        ):
+            self._add_stat(module_id, key, value.sum() / trained, trained)
+        self._max_stat(module_id, "is_ratio_max", correction.ratio.max())
+
     def _add_terms(
         self, module_id: str, tokens: TokenBatch, trained: int
     ) -> torch.Tensor | float:
@@ -167,23 +210,104 @@ class ComposedLossMixin:
             if not any(hasattr(c.call, "end_update") for c in components.terms):
                 continue
             stats = self._stats.get(module_id, {})
+            # Over all Learners' tokens, so that their coefficients stay equal.
             sums = (float(stats.get("entropy", 0)), stats.get("entropy/weight", 0))
             total, weight = all_reduce_sum(sums, self._device)
             if weight:
                 coeffs = components.end_update({"entropy": total / weight})
                 for name, coeff in coeffs.items():
                     self._add_stat(module_id, "loss_term_coeff_" + name, coeff, 1.0)
-        super()._log_stats()  # type: ignore[misc]
+        super()._log_stats()
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state with that of the components."""
-        state = super().get_state(*args, **kwargs)  # type: ignore[misc]
+        state = super().get_state(*args, **kwargs)
         if not kwargs.get("inference_only"):
             state[_STATE] = {m: p.get_state() for m, p in self._composed_loss.items()}
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore :meth:`get_state`'s result."""
-        super().set_state(state)  # type: ignore[misc]
+        super().set_state(state)
         for module_id, component_state in state.get(_STATE, {}).items():
             self._composed_loss[module_id].set_state(component_state)
+
+
+class ReferenceKLMixin(LearnerStats):
+    """Mixin that computes the KL to the reference and adapts its coefficient."""
+
+    def build(self) -> None:
+        """Build the Learner and set the coefficients."""
+        super().build()
+        self._ref_kl_coeffs = {
+            module_id: self.config.get_config_for_module(module_id).ref_kl_coeff
+            for module_id in self.module.keys()
+        }
+
+    def _ref_kl_loss(
+        self,
+        module_id: str,
+        config: LLMConfig,
+        batch: dict[str, Any],
+        logp: torch.Tensor,
+    ) -> torch.Tensor | float:
+        """Return the reference KL's part of the loss, and log it.
+
+        Args:
+            module_id: Policy of the loss.
+            config: That policy's config.
+            batch: The micro-batch.
+            logp: Log-probabilities under the policy being trained. [B, T]
+
+        Returns:
+            Loss per token [B, T]; 0.0 if there is no reference, or the KL is part of
+            the rewards.
+        """
+        if columns.REF_LOGP not in batch:
+            return 0.0
+        mask, largest = batch[Columns.LOSS_MASK], config.ref_kl_clip
+        # At least 1: micro-batches without trained tokens are skipped.
+        trained = int(mask.sum())
+        kl = kl_penalty(
+            logp,
+            batch[columns.REF_LOGP],
+            mask,
+            config.ref_kl_estimator,
+            largest=largest,
+        )
+        self._add_stat(module_id, "ref_kl", kl.sum() / trained, trained)
+        if config.ref_kl_estimator == "k3" and largest is not None:
+            share = (kl.detach() >= largest).sum() / trained
+            self._add_stat(module_id, "ref_kl_clip_frac", share, trained)
+        # Logged in any case; in the reward, GAE has already subtracted it.
+        if config.ref_kl_in == "reward":
+            return 0.0
+        return self._ref_kl_coeffs[module_id] * kl
+
+    def _adapt_ref_kl(self, module_id: str) -> None:
+        """Adapt the reference-KL coefficient towards ``ref_kl_target``, as RLlib does.
+
+        The rule is that of PPO's adaptive KL coefficient: x1.5 above twice the target,
+        x0.5 below half of it. The KL is over all Learners' tokens, so that their
+        coefficients stay equal.
+        """
+        target = self.config.get_config_for_module(module_id).ref_kl_target
+        if target is not None:
+            stats = self._stats[module_id]
+            local_sums = [float(stats[key]) for key in ("ref_kl", "ref_kl/weight")]
+            kl, weight = all_reduce_sum(local_sums, self._device)
+            # Sums are compared instead of means, so that a weight of 0 needs no
+            # division.
+            if kl > 2.0 * target * weight:
+                self._ref_kl_coeffs[module_id] *= 1.5
+            elif kl < 0.5 * target * weight:
+                self._ref_kl_coeffs[module_id] *= 0.5
+        self._publish_ref_kl()
+        self._add_stat(module_id, "ref_kl_coeff", self._ref_kl_coeffs[module_id], 1.0)
+
+    def _publish_ref_kl(self) -> None:
+        for component in getattr(self._learner_connector, "connectors", []):
+            for module_id, settings in getattr(component, "settings", {}).items():
+                if getattr(settings, "ref_kl_coeff", None) is not None:
+                    # The GAE connector holds its own settings.
+                    settings.ref_kl_coeff = self._ref_kl_coeffs[module_id]

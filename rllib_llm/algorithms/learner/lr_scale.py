@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import torch
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.rllib_bases import RLlibLearner
 
-class ScaledLearningRates:
+
+class ScaledLearningRates(RLlibLearner):
     """Mixin that multiplies scheduled learning rates by a factor per module.
 
     Attributes:
@@ -20,13 +22,16 @@ class ScaledLearningRates:
     _min_lr = 0.0
 
     @override(TorchLearner)
-    def _set_optimizer_lr(self, optimizer: Any, lr: float) -> None:
+    def _set_optimizer_lr(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
         """Set the scheduled rate times the factor, at least ``min_lr`` or the rate."""
-        scale = self.lr_scales.get(self._owner_of(optimizer), 1.0)
+        # RLlib calls this method for every step of a schedule, so the factor survives
+        # schedules.
+        scale = self.lr_scales.get(self._owner_of(optimizer) or "", 1.0)
+        # A scheduled rate below min_lr is not raised.
         least = min(lr, self._min_lr)
         super()._set_optimizer_lr(optimizer, lr=max(lr * scale, least))
 
-    def _owner_of(self, optimizer: Any) -> str | None:
+    def _owner_of(self, optimizer: torch.optim.Optimizer) -> str | None:
         """Return the ModuleID of an optimiser."""
         for module_id, names in self._module_optimizers.items():
             if any(self._named_optimizers[name] is optimizer for name in names):
@@ -54,4 +59,5 @@ class ScaledLearningRates:
         """Apply the factors now, and in all later updates."""
         self.lr_scales = dict(scales)
         for optimizer, schedule in self._optimizer_lr_schedules.items():
+            # Now: RLlib sets rates only after the next update.
             self._set_optimizer_lr(optimizer, lr=schedule.get_current_value())

@@ -10,6 +10,7 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 
+from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.distributed import all_reduce_sum
 
 RLLIB_MEANS = (
@@ -21,7 +22,7 @@ RLLIB_MEANS = (
 )
 
 
-class NonLLMLearnerMixin:
+class NonLLMLearnerMixin(LearnerStats):
     """Mixin with RLlib's PPO loss for RLModules with numeric observations.
 
     Their rows are time steps; a minibatch of episodes is one pass. RLlib's loss is a
@@ -30,7 +31,7 @@ class NonLLMLearnerMixin:
     """
 
     def _backward_non_llm(
-        self, module_id: str, data: Any
+        self, module_id: str, data: dict[str, Any] | None
     ) -> tuple[Any, torch.Tensor, float]:
         """Accumulate the gradient of one module.
 
@@ -39,9 +40,11 @@ class NonLLMLearnerMixin:
         """
         steps = 0.0 if data is None else float(data[Columns.LOSS_MASK].sum())
         total = all_reduce_sum([steps], self._device)[0]
-        if not steps:
+        if data is None or not steps:
             return None, torch.zeros((), device=self._device), total
         fwd_out = self.module[module_id].unwrapped().forward_train(data)
+        # RLlib's loss, not the one of language models that the Learner overrides it
+        # with.
         loss = PPOTorchLearner.compute_loss_for_module(
             self,
             module_id=module_id,
@@ -50,6 +53,8 @@ class NonLLMLearnerMixin:
             fwd_out=fwd_out,
         )
         for key in RLLIB_MEANS:
+            # RLlib's loss logs its means; they are read back to weight them by time
+            # steps.
             value = torch.as_tensor(self.metrics.peek((module_id, key)))
             self._add_stat(module_id, key, value, steps)
         # Learners sum gradients, so each mean counts by its share of the time steps.

@@ -33,6 +33,7 @@ class LLMTrainingData(TrainingData):
             )
         shards: list[list[Any]] = [[] for _ in range(num_shards)]
         load = [0] * num_shards
+        # Longest processing time first: close to balanced, and deterministic.
         by_length = sorted(self.episodes, key=lambda e: -num_tokens(e))
         for episode in by_length:
             lightest = load.index(min(load))

@@ -11,7 +11,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 from rllib_llm.connectors.learner.multi_agent_gae import LEVELS, TEAM_REWARDS
@@ -66,6 +66,7 @@ class MARFTConfig(LLMPPOConfig):
         # fmt: on
 
     @override(LLMPPOConfig)
+    @stores_settings()
     def training(
         self,
         *,
@@ -106,18 +107,6 @@ class MARFTConfig(LLMPPOConfig):
             kwargs: ``LLMPPOConfig.training``.
         """
         super().training(**kwargs)
-        assign(
-            self,
-            level=level,
-            critic=critic,
-            team_reward=team_reward,
-            message_logp=message_logp,
-            update_schedule=update_schedule,
-            alternate_every=alternate_every,
-            sequential_ratio_clip=sequential_ratio_clip,
-            sequential_factor_clip=sequential_factor_clip,
-            whiten_by=whiten_by,
-        )
         return self
 
     @override(AlgorithmConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,11 @@ from rllib_llm.data import columns
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 from rllib_llm.losses.value_losses import critic_loss
 
+if TYPE_CHECKING:
+    from ray.rllib.policy.sample_batch import MultiAgentBatch
+
+    from rllib_llm.algorithms.marft.marft import MARFTConfig
+
 
 class MARFTTorchLearner(LLMPPOTorchLearner):
     """PPO over messages (MARFT-A) or tokens (MARFT-T), with one critic for all.
@@ -25,6 +30,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     At the action level RLlib's loss gets one entry per message: ratio, advantage and
     value are at the message's first token, the only one that is not masked.
     """
+
+    config: MARFTConfig
 
     @override(LLMPPOTorchLearner)
     def build(self) -> None:
@@ -34,12 +41,14 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
 
     @override(Learner)
     def should_module_be_updated(
-        self, module_id: str, multi_agent_batch: Any = None
+        self, module_id: str, multi_agent_batch: MultiAgentBatch | None = None
     ) -> bool:
         """Return whether to update a module; a shared critic is always updated."""
         if self._is_critic(module_id):
             return True
         if self.config.update_schedule == "alternate":
+            # From the number of updates, so that a resumed run continues in the same
+            # place.
             turn = self._updates // self.config.alternate_every
             order = self.config.trained_module_ids
             if module_id in order and module_id != order[turn % len(order)]:
@@ -68,7 +77,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         others = {
             m: d
             for m, d in data.items()
-            if self._is_critic(m) or m in self.config.non_llm_module_ids
+            if self._is_critic(m) or m in self._non_llm_ids
         }
         # Not only those in data: another Learner may have rows of more policies, and
         # all Learners must take the same steps.
@@ -77,10 +86,12 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             for m in self.config.trained_module_ids
             if self.should_module_be_updated(m)
         ]
+        # HAPPO permutes the agents in each update; the seed is equal on all ranks.
         order = np.random.default_rng(self._weights_seq_no).permutation(policies)
         self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, module_id in enumerate(order):
             of_policy = {m: data[m] for m in (module_id,) if m in data}
+            # The critic and non-LLM modules are updated once, not once per policy.
             first_only = others if place == 0 else {}
             yield from super()._minibatches({**of_policy, **first_only}, *arguments)
             if of_policy:
@@ -114,6 +125,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             1,
         )
         changes, rounds = zip(*self._changes, strict=True)
+        # Joint actions of changed and of this policy's messages share one numbering.
         _, steps = torch.unique(
             torch.cat([*rounds, rounds_here]), dim=0, return_inverse=True
         )
@@ -162,7 +174,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     # Loss ----------------------------------------------------------------------------
 
     @override(LLMPPOTorchLearner)
-    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+    def _count_units(self, data: dict[str, Any], config: MARFTConfig) -> float:
+        # At the action level the units of the loss are messages.
         if self.config.level == "token":
             return super()._count_units(data, config)
         return float(data[columns.MESSAGE_STARTS].sum())
@@ -172,7 +185,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         self,
         *,
         module_id: str,
-        config: Any,
+        config: MARFTConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
@@ -183,6 +196,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         if self.config.critic_view:
             config = self._config_without_critic(module_id)
             zeros = torch.zeros_like(batch[Columns.ADVANTAGES])
+            # RLlib's loss reads the column even without a critic.
             batch = {**batch, Columns.VALUE_TARGETS: zeros}
         return super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
@@ -210,6 +224,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         messages, keys = _number_messages(batch)
         starts = batch[columns.MESSAGE_STARTS] > 0
+        # Message of each first token [M], in the row-major order of `starts`.
         of_start, zeros = messages[starts], torch.zeros_like(old)
 
         def mean(values: torch.Tensor, other: torch.Tensor, divide: bool = True) -> Any:
@@ -222,6 +237,8 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             return into.index_put((starts,), values)
 
         is_mean = self.config.message_logp == "mean"
+        # RLlib computes the ratio as exp(logp - old) at each unmasked token: with this
+        # value it is the ratio of the message.
         logp = put(old, old[starts] + mean(scores[..., 0], old, is_mean))
         entropy = put(zeros, mean(scores[..., 1], zeros))
         advantages = batch[Columns.ADVANTAGES]
@@ -240,7 +257,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def _critic_loss(
         self,
         module_id: str,
-        config: Any,
+        config: MARFTConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
@@ -249,6 +266,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         if self.config.level == "action":
             mask = batch[columns.MESSAGE_STARTS] > 0
         trained = int(mask.sum())
+        # Over the messages' first tokens or all tokens. [M] or [N]
         errors = critic_loss(
             fwd_out[columns.VALUES],
             batch[Columns.VALUE_TARGETS],
@@ -277,6 +295,8 @@ def _number_messages(
             batch[columns.AGENT_INDEX][rows],
         ]
     )
+    # Keys of three columns: a message can span rows, and a row holds several. [3, M],
+    # [N]
     distinct, which = torch.unique(keys, dim=1, return_inverse=True)
     messages = torch.zeros_like(batch[columns.TURN_IDS])
     messages[rows, cols] = which

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 
-def validate_critic_settings(config: Any) -> None:
+
+def validate_critic_settings(config: LLMPPOConfig) -> None:
     """Refuse settings of one policy that other settings make ineffective.
 
     Raises:

@@ -10,7 +10,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.turn_gae import GAE_LEVELS
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.check_critic import validate_critic_settings
@@ -37,6 +37,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         # fmt: off
         # __sphinx_doc_begin__
         self.lr = 1e-4
+        # A time step is a turn: RLlib's 0.99 would discount whole turns.
         self.gamma = 1.0
         self.lambda_ = 0.95
         self.gamma_token = 1.0
@@ -55,6 +56,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         # fmt: on
 
     @override(PPOConfig)
+    @stores_settings()
     def training(
         self,
         *,
@@ -95,18 +97,6 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
             kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
-        assign(
-            self,
-            gamma_token=gamma_token,
-            lambda_token=lambda_token,
-            gae_level=gae_level,
-            lambda_critic=lambda_critic,
-            lambda_length_alpha=lambda_length_alpha,
-            whiten_advantages=whiten_advantages,
-            value_loss=value_loss,
-            value_huber_delta=value_huber_delta,
-            vf_clip_range=vf_clip_range,
-        )
         return self
 
     @override(AlgorithmConfig)
@@ -129,11 +119,6 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
             if module_config.policy_loss is not None:
                 why = "policy_loss has settings of its own. Set it there."
                 refuse_without_effect(module_config, ("clip_param",), why)
-        if not self.use_critic:
-            raise ConfigError(
-                "use_critic=False: LLMPPO estimates advantages with the critic. Use "
-                "GRPO for training without one."
-            )
 
     @property
     def uses_rllib_loss(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.algorithms.ppo.ppo import (
@@ -16,9 +17,11 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.learner.non_llm_learner import RLLIB_MEANS
-from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.algorithms.ppo.token_loss import token_ppo_loss
 from rllib_llm.losses.surrogate import is_clipped
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 
 _CRITIC_STATS = (
     VF_LOSS_KEY,
@@ -41,7 +44,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         self,
         *,
         module_id: str,
-        config: Any,
+        config: LLMPPOConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
@@ -53,7 +56,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
-        means = RLLIB_MEANS
+        means: Sequence[Any] = RLLIB_MEANS
         if not config.use_critic:  # RLlib logs zeros for a critic that does not exist
             means = [key for key in means if key not in _CRITIC_STATS]
             for key in _CRITIC_STATS:
@@ -64,11 +67,13 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         kl = self._ref_kl_loss(module_id, config, batch, logp)
         loss = loss + torch.as_tensor(kl).sum() / trained
-        add_token_stats(self, module_id, logp, batch, _clipped(config, batch, logp))
+        self._add_token_stats(module_id, logp, batch, _clipped(config, batch, logp))
         return loss * (trained / batch.get(DENOMINATOR, trained))
 
 
-def _clipped(config: Any, batch: dict[str, Any], logp: torch.Tensor) -> torch.Tensor:
+def _clipped(
+    config: LLMPPOConfig, batch: dict[str, Any], logp: torch.Tensor
+) -> torch.Tensor:
     """Return the tokens whose ratio RLlib's loss clips. bool [B, T]"""
     return is_clipped(
         (logp.detach() - batch[Columns.ACTION_LOGP]).exp(),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 
-from rllib_llm.algorithms.learner.token_stats import add_token_stats
 from rllib_llm.data import columns
 from rllib_llm.losses.policy_losses import ppo_clip
 from rllib_llm.losses.surrogate import weighted_loss
 from rllib_llm.losses.value_losses import critic_loss
 
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+    from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
+
 
 def token_ppo_loss(
-    learner: Any,
+    learner: LLMLearnerMixin,
     module_id: str,
-    config: Any,
+    config: LLMPPOConfig,
     batch: dict[str, Any],
     fwd_out: dict[str, torch.Tensor],
     denominator: float,
@@ -52,7 +55,7 @@ def token_ppo_loss(
     if components.terms:
         loss = loss + learner._add_terms(module_id, tokens, trained)
     loss = loss + learner._ref_kl_loss(module_id, config, batch, logp)
-    add_token_stats(learner, module_id, logp, batch, clipped)
+    learner._add_token_stats(module_id, logp, batch, clipped)
     weights = batch[columns.LOSS_WEIGHTS]
     total = weighted_loss(loss, weights, denominator)
     if config.use_critic:
@@ -65,9 +68,9 @@ def token_ppo_loss(
 
 
 def _value_errors(
-    learner: Any,
+    learner: LLMLearnerMixin,
     module_id: str,
-    config: Any,
+    config: LLMPPOConfig,
     batch: dict[str, Any],
     fwd_out: dict[str, torch.Tensor],
 ) -> torch.Tensor:

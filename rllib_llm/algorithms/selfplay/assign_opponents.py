@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.episode_data import task_of
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.task_groups import TaskSource
+
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode
 
 AssignAgents = Callable[[Task], dict[str, str]]
 
@@ -28,12 +31,13 @@ class AssignedTasks(TaskSource):
 
     def _task(self, group: int, rollout: int) -> Task:
         task = super()._task(group, rollout)
+        # In the task, because the driver has the league and EnvRunners may be remote.
         return dataclasses.replace(task, assignment=self.agent(task))
 
 
-def assigned_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
+def assigned_policy(agent_id: str, episode: Episode, **kwargs: Any) -> str:
     """Return the policy that the episode's task names (a ``policy_mapping_fn``)."""
-    return episode_data(episode).task.assignment[agent_id]
+    return task_of(episode).assignment[agent_id]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,8 @@ class TakeTurns:
 
     def __call__(self, task: Task) -> dict[str, str]:
         """Return the policy assignment of ``task``."""
+        # By group: all rollouts of a task have the same role, so their returns are
+        # comparable.
         learner_agent = self.agents[task.group_id % len(self.agents)]
         others = dict.fromkeys(self.agents, self.opponent)
         return {**self.fixed, **others, learner_agent: self.policy}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -15,8 +15,11 @@ from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies
-from rllib_llm.selfplay.exploiter import EXPLOITER, untaught
+from rllib_llm.selfplay.exploiter import EXPLOITER, no_best_response
 from rllib_llm.selfplay.positions import is_by_position
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.selfplay.self_play import SelfPlayConfig
 
 _POOL_SETTINGS = (
     "league_mirror_fraction",
@@ -27,7 +30,7 @@ _POOL_SETTINGS = (
 )
 
 
-def declare_slots(config: Any) -> None:
+def declare_slots(config: SelfPlayConfig) -> None:
     """Add a frozen policy for each opponent to the user's policies.
 
     They exist from the start and their weights are replaced later: RLModules that are
@@ -66,7 +69,7 @@ def declare_slots(config: Any) -> None:
         config.policy_settings.pop(slot, None)
     config.declared_slots = slots
     config.policy_settings |= {
-        name: {"scripted_policy": untaught} for name in exploiters
+        name: {"scripted_policy": no_best_response} for name in exploiters
     }
     if config.ref_kl_coeff:  # an opponent needs no reference policy
         off = {"training": {"ref_kl_coeff": 0.0, "ref_kl_target": None}}
@@ -80,7 +83,7 @@ def declare_slots(config: Any) -> None:
     )
 
 
-def _fixed_policies(config: Any) -> dict[str, str]:
+def _fixed_policies(config: SelfPlayConfig) -> dict[str, str]:
     """Return the policies that the user's table assigns to agents in all games."""
     table = config.policy_mapping_fn
     if not isinstance(table, MappedPolicies):
@@ -106,7 +109,7 @@ def _fixed_policies(config: Any) -> dict[str, str]:
     }
 
 
-def _check_trained(config: Any) -> None:
+def _check_trained(config: SelfPlayConfig) -> None:
     names = config.policies_to_train
     if names is not None and (callable(names) or set(names) != {DEFAULT_MODULE_ID}):
         raise ConfigError(
@@ -115,7 +118,7 @@ def _check_trained(config: Any) -> None:
         )
 
 
-def validate_league(config: Any) -> None:
+def validate_league(config: SelfPlayConfig) -> None:
     """Check the settings of the league.
 
     Raises:
@@ -137,7 +140,7 @@ def validate_league(config: Any) -> None:
         )
 
 
-def _validate_use(config: Any) -> None:
+def _validate_use(config: SelfPlayConfig) -> None:
     opponent = config.league_evaluation_opponent
     used = {*config.fixed_policies.values(), opponent, DEFAULT_MODULE_ID}
     for module_id in config.module_ids:
@@ -149,8 +152,8 @@ def _validate_use(config: Any) -> None:
             )
 
 
-def validate_advantage_estimators(config: Any) -> None:
-    why = "opponents are no team. Leave it out."
+def validate_advantage_estimators(config: SelfPlayConfig) -> None:
+    why = "opponents are not a team. Omit it."
     refuse_without_effect(config, ("shared_reward_fraction",), why)
     if config.advantage_estimator is not None or config.advantage_baseline != "role":
         why = "it belongs to advantage_baseline='role'. Leave it out."
@@ -170,12 +173,12 @@ def validate_advantage_estimators(config: Any) -> None:
     refuse_without_effect(config, ("advantage_group_by",), why)
 
 
-def _validate_exploitability(config: Any) -> None:
+def _validate_exploitability(config: SelfPlayConfig) -> None:
     if config.league_exploitability_interval:
         game_text(config)
 
 
-def _validate_exploiter(config: Any) -> None:
+def _validate_exploiter(config: SelfPlayConfig) -> None:
     if not config.league_exploiter_fraction:
         why = "exploiter_fraction=0 has no exploiter. Set it, or leave this out."
         refuse_without_effect(config, ("league_exploiter_noise",), why)
@@ -189,18 +192,18 @@ def _validate_exploiter(config: Any) -> None:
         )
 
 
-def game_text(config: Any) -> GameText:
+def game_text(config: SelfPlayConfig) -> GameText:
     """Return the game's text interface.
 
     Raises:
         ConfigError: If it is not a game of OpenSpiel.
     """
     env = config.make_text_env()
-    teller = getattr(env.unwrapped, "teller", None)
+    game_text = getattr(env.unwrapped, "game_text", None)
     env.close()
-    if not isinstance(teller, GameText):
+    if not isinstance(game_text, GameText):
         raise ConfigError(
             f"Exploitability is computed by OpenSpiel, but {config.env!r} is not one "
             "of its games. Set exploitability_interval=0."
         )
-    return teller
+    return game_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,10 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
 from rllib_llm.data.types import Message
 from rllib_llm.weights import copy_into
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Freeze:
     source: str
     slot: str
 
-    def __call__(self, learner: Any) -> None:
+    def __call__(self, learner: LLMLearnerMixin) -> None:
         """Copy the weights on one Learner."""
         source, target = (
             learner.module[m].unwrapped().shared_tensors(inference_only=True)
@@ -54,7 +58,7 @@ class ScoreWords:
     conversations: Sequence[list[Message]]
     words: Sequence[list[str]]
 
-    def __call__(self, learner: Any) -> list[list[float]]:
+    def __call__(self, learner: LLMLearnerMixin) -> list[list[float]]:
         """Return the log-probabilities on one Learner, in nats."""
         config = learner.config.get_config_for_module(self.module_id)
         renderer = config.chat_renderer()
@@ -64,6 +68,7 @@ class ScoreWords:
             for prompt in [prompt_ids(renderer, messages, config.system_prompt)]
             for word in words
         ]
+        # Rows of a pass are padded to the longest, hence the budget is in its length.
         longest = max(len(prompt) + len(reply) for prompt, reply in rows)
         size = max(1, (config.micro_batch_tokens or len(rows) * longest) // longest)
         module, scores = learner.module[self.module_id].unwrapped(), []
@@ -81,6 +86,8 @@ def prompt_ids(
     shown = [*system, messages[0]]
     ids = renderer.first(shown)
     for reply, observation in zip(messages[1::2], messages[2::2], strict=True):
+        # As in an episode: earlier replies are tokens, and prompts are deltas after
+        # them.
         ids += renderer.encode_reply(reply["content"])
         shown += [reply, observation]
         prompt = renderer.next(shown, ids, last_sampled_id=ids[-1])
@@ -89,7 +96,7 @@ def prompt_ids(
 
 
 def _score(
-    module: Any, rows: list[tuple[list[int], list[int]]], device: Any
+    module: LLMRLModule, rows: list[tuple[list[int], list[int]]], device: torch.device
 ) -> list[float]:
     """Return the summed log-probability of each reply after its prompt. [B]"""
     size = (len(rows), max(len(prompt) + len(reply) for prompt, reply in rows))
@@ -97,6 +104,7 @@ def _score(
     for i, (prompt, reply) in enumerate(rows):
         end = len(prompt) + len(reply)
         ids[i, :end] = [*prompt, *reply]
+        # The reply only, with its end-of-turn token: a word is a complete reply.
         mask[i, len(prompt) : end] = True
     batch = {
         columns.INPUT_IDS: torch.as_tensor(ids, device=device),
@@ -105,4 +113,5 @@ def _score(
     }
     with torch.no_grad():
         scores = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    # log p of a text is the sum over its tokens; masked positions are 0.
     return scores[..., 0].double().sum(dim=1).tolist()

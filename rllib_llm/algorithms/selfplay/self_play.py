@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from annotated_types import Interval
@@ -26,8 +27,8 @@ from rllib_llm.algorithms.selfplay.check_self_play import (
 )
 from rllib_llm.algorithms.selfplay.learner_calls import Freeze, ScoreWords
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import EpisodeData, episode_data
-from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.episode_data import task_of
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError
@@ -37,6 +38,10 @@ from rllib_llm.selfplay.exploitability import measure_exploitability, refuse_too
 from rllib_llm.selfplay.exploiter import EXPLOITER, Responder, respond
 from rllib_llm.selfplay.matchmaker import LEARNER, Matchmaker
 from rllib_llm.selfplay.word_probs import word_probs
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+    from rllib_llm.types import Episode
 
 ROLE = "role"
 _LEAGUE_KEY = "llm_league"
@@ -183,6 +188,8 @@ class SelfPlay(GRPO):
         matchmaker: League, ratings, and the member whose weights each policy holds.
     """
 
+    config: SelfPlayConfig
+
     @classmethod
     @override(GRPO)
     def get_default_config(cls) -> SelfPlayConfig:
@@ -194,6 +201,7 @@ class SelfPlay(GRPO):
         if config.league_exploitability_interval:
             refuse_too_large(game_text(config), remembers=config.history != "latest")
         super().setup(config)
+        assert isinstance(self._task_source, AssignedTasks)
         self._task_source.agent = lambda task: self.matchmaker.assignment(task.seed)
 
     # One iteration -------------------------------------------------------------------
@@ -205,7 +213,7 @@ class SelfPlay(GRPO):
             self._on_learners(Freeze(DEFAULT_MODULE_ID, slot))
             self._sync_weights([slot])
         if self.config.league_exploiter_fraction:
-            self._teach_exploiter()
+            self._update_exploiter()
         super().training_step()
         for key, value in self.matchmaker.metrics().items():
             self.metrics.log_value(("league", *key), value, window=1)
@@ -237,18 +245,18 @@ class SelfPlay(GRPO):
             )
         return episodes
 
-    def _result(self, episode: Any) -> GameResult:
+    def _result(self, episode: Episode) -> GameResult:
         # The log also has agents that received rewards but never acted.
         returns: dict[str, float] = {}
         for _, agent, reward in episode.custom_data[columns.REWARD_LOG]:
             returns[agent] = returns.get(agent, 0.0) + reward
-        assignment = episode_data(episode).task.assignment
+        assignment = task_of(episode).assignment
         number = _number(episode)
         index = number[0] * self.config.group_size + number[1]
         return self.matchmaker.result(index, assignment, returns)
 
     @override(GRPO)
-    def process_episodes(self, episodes: list[Any]) -> list[Any]:
+    def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Drop zero-variance groups if rollouts are compared."""
         if (
             self.config.advantage_estimator is None
@@ -258,12 +266,9 @@ class SelfPlay(GRPO):
         return super().process_episodes(episodes)
 
     @override(GRPO)
-    def _trajectories(
-        self, episodes: list[Any]
-    ) -> list[tuple[EpisodeData, Trajectory]]:
-        """Return the learner's trajectories; opponents' are no baseline."""
-        pairs = super()._trajectories(episodes)
-        return [pair for pair in pairs if pair[1].module_id == DEFAULT_MODULE_ID]
+    def _compared(self, episodes: SampledEpisodes) -> SampledEpisodes:
+        """Return the learner's trajectories; opponents do not count in a baseline."""
+        return episodes.of_policy(DEFAULT_MODULE_ID)
 
     # Exploitability ------------------------------------------------------------------
 
@@ -274,8 +279,9 @@ class SelfPlay(GRPO):
         the game. For small games of OpenSpiel; under ``history="latest"`` also for
         games of perfect information with few positions.
 
-        Raises: ConfigError: If the game is not OpenSpiel's, too large, or without
-            information states.
+        Raises:
+            ConfigError: If the game is not OpenSpiel's, too large, or without
+                information states.
         """
 
         return measure_exploitability(
@@ -284,18 +290,20 @@ class SelfPlay(GRPO):
             remembers=self.config.history != "latest",
         )
 
-    def _teach_exploiter(self) -> None:
+    def _update_exploiter(self) -> None:
         """Send the current best response to all EnvRunners, restarted ones included."""
         noise = self.config.league_exploiter_noise
         text = game_text(self.config)
         responder = respond(text, word_probs(self._word_log_probs), noise)
-        self.env_runner_group.foreach_env_runner(_Teach(responder))
+        self.env_runner_group.foreach_env_runner(_SetScriptedPolicy(responder))
 
     def _word_log_probs(self, conversations: Any, words: Any) -> list[list[float]]:
         call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
         return self._on_learners(call, first_only=True)[0]
 
-    def _on_learners(self, call: Any, *, first_only: bool = False) -> list[Any]:
+    def _on_learners(
+        self, call: Callable[..., Any], *, first_only: bool = False
+    ) -> list[Any]:
         chosen = [0] if first_only and not self.learner_group.is_local else None
         results = self.learner_group.foreach_learner(call, remote_actor_ids=chosen)
         return [result.get() for result in results]
@@ -314,19 +322,19 @@ class SelfPlay(GRPO):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Teach:
+class _SetScriptedPolicy:
     """A picklable call on an EnvRunner."""
 
     script: Responder
 
-    def __call__(self, env_runner: Any) -> None:
-        env_runner.teach(EXPLOITER, self.script)
+    def __call__(self, env_runner: LLMEnvRunner) -> None:
+        env_runner.set_scripted_policy(EXPLOITER, self.script)
 
 
 def _return_of(name: str, result: GameResult) -> float:
     return result.returns[result.players.index(name)]
 
 
-def _number(episode: Any) -> tuple[int, int]:
-    task = episode_data(episode).task
+def _number(episode: Episode) -> tuple[int, int]:
+    task = task_of(episode)
     return task.group_id, task.rollout

@@ -17,6 +17,8 @@ class SFT(LLMAlgorithm):
     Each iteration the expert plays ``episodes_per_iteration`` new training tasks.
     """
 
+    config: SFTConfig
+
     @classmethod
     @override(LLMAlgorithm)
     def get_default_config(cls) -> SFTConfig:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.assign import stores_settings
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
@@ -71,6 +71,7 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
         self.old_logps = "engine"
 
     @override(AlgorithmConfig)
+    @stores_settings()
     def training(
         self,
         *,
@@ -89,7 +90,6 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
             kwargs: ``AlgorithmConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
         super().training(**self._llm_training(**kwargs))
-        assign(self, mistake_rate=mistake_rate, observation_weight=observation_weight)
         return self
 
     @override(AlgorithmConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
@@ -13,6 +13,12 @@ from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixi
 from rllib_llm.data import columns
 from rllib_llm.losses.surrogate import negative_log_likelihood, weighted_loss
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rllib_llm.algorithms.sft.sft_config import SFTConfig
+    from rllib_llm.types import Episode
+
 
 class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
     """Learner of the masked negative log-likelihood of demonstrated tokens."""
@@ -22,13 +28,15 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         self,
         *,
         module_id: str,
-        config: Any,
+        config: SFTConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         mask = batch[Columns.LOSS_MASK]
-        logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
+        logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]  # [B, T]
         nll = negative_log_likelihood(logp, mask)
+        # The metric covers the expert's tokens only, even if observations are trained,
+        # too.
         demonstrated = batch[columns.TURN_IDS] >= 0
         count = int((mask & demonstrated).sum())
         self._add_stat(
@@ -37,11 +45,11 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], batch[DENOMINATOR])
 
     @override(LLMLearnerMixin)
-    def _log_lag(self, episodes: Any) -> None:
+    def _log_lag(self, episodes: Sequence[Episode]) -> None:
         """Log nothing: demonstrations have no version of weights."""
 
     @override(LLMLearnerMixin)
-    def _count_units(self, data: dict[str, Any], config: Any) -> float:
+    def _count_units(self, data: dict[str, Any], config: SFTConfig) -> float:
         """Count demonstrated tokens; observations do not add to the denominator."""
         demonstrated = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)
         return super()._count_units({**data, Columns.LOSS_MASK: demonstrated}, config)

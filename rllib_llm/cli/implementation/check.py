@@ -38,8 +38,9 @@ def _tokenizer(model: str | None) -> Any:
         return None
     _reject_tiny(model)
     from rllib_llm.modules.loading import load_tokenizer
+    from rllib_llm.offline.prepare_model import checkpoint_folder
 
-    return load_tokenizer(model)
+    return load_tokenizer(checkpoint_folder(model))
 
 
 def _context(model: str | None, given: int | None) -> int | None:

@@ -47,6 +47,7 @@ def evaluate(
         verbose: Show the output of all processes.
     """
     greedy_modes = _greedy_modes(modes, samples)
+    env_specs: list[tuple[str | None, dict[str, Any]]]
     env_specs = [parse_env(text) for text in envs] or [(None, {})]
     paths = locate(run, storage)
     with ray_session(verbose=verbose):

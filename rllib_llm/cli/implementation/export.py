@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.manifest import built_whole
+
+if TYPE_CHECKING:
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 
 def export(
@@ -64,7 +67,7 @@ def _choose(modules: dict[str, Any], policy: str | None) -> Any:
     return modules[policy]
 
 
-def verify(folder: Path, module: Any) -> int:
+def verify(folder: Path, module: LLMRLModule) -> int:
     """Load ``folder`` with the Auto classes and compare logits with ``module``'s.
 
     Returns:

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -21,6 +21,9 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.inference.game import Game, players_of
 from rllib_llm.inference.match import PERSON, Match, Move, assign_agents
 from rllib_llm.inference.policy import LLMPolicy
+
+if TYPE_CHECKING:
+    from rllib_llm.data.types import Task
 
 _HELP = """\
 Type an answer and press Enter; end a line with \\ to continue on the next one.
@@ -127,7 +130,7 @@ class _GameConsole:
         self._given = given
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
 
-    def play(self, number: int, task: Any) -> bool:
+    def play(self, number: int, task: Task) -> bool:
         """Play one task; return False if the person quits."""
         env = self._make_env()
         agents = assign_agents(players_of(env), self._given, self._policy)
@@ -163,10 +166,10 @@ class _GameConsole:
             for move in moves:
                 self._show_move(match, move)
             self._show_rewards(match.game)
-        if match.game.last_words:
-            self._print(match.game.last_words)
+        if match.game.final_observation:
+            self._print(match.game.final_observation)
         reason = match.game.stop_reason or match.stop_reason
-        self._report(match, reason.value)
+        self._report(match, "" if reason is None else reason.value)
         return True
 
     def _show_move(self, match: Match, move: Move) -> None:
@@ -175,7 +178,7 @@ class _GameConsole:
         self._show_observation(match.game, move.agent, move.observation)
         self._print(f"[{move.player}] {move.action}", style="green")
 
-    def _show_observation(self, game: Game, agent: str, observation: Any) -> None:
+    def _show_observation(self, game: Game, agent: str, observation: object) -> None:
         head = "" if game.is_single else f"{agent}, turn {game.turn}:\n"
         self._print(f"{head}{observation}")
 
@@ -214,7 +217,9 @@ class _GameConsole:
             elif text.strip():
                 return self._as_action(game, agent, text)
 
-    def _command(self, text: str, game: Game, agent: str, actions: Any) -> Any | None:
+    def _command(
+        self, text: str, game: Game, agent: str, actions: list[str] | None
+    ) -> Any | None:
         """Run a command; return its action, or None if it does not have one."""
         name = text[1:].strip()
         if name == "quit":
@@ -247,7 +252,7 @@ class _GameConsole:
 
     def _read_answer(self) -> str:
         """Return the typed answer; raise _Quit at the end of the input."""
-        lines = []
+        lines: list[str] = []
         while True:
             try:
                 line = input("> " if not lines else "... ")

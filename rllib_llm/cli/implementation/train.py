@@ -20,6 +20,8 @@ from rllib_llm.recipes.expectations import ExpectationResult, judge
 from rllib_llm.runs.folders import default_storage, find_run, run_folder
 
 if TYPE_CHECKING:
+    from ray.tune import Result, ResultGrid
+
     from rllib_llm.recipes.interruption import Interruption
 
 INTERRUPTED = 130
@@ -68,6 +70,8 @@ def train(
     with ray_session(cpus=cpus, verbose=verbose), interruptible() as interruption:
         try:
             return _run(recipe, run, storage, interruption, as_test=as_test)
+        # Any type: with a full disk, Ray, Tune and pyarrow raise errors of their own,
+        # and reading files that were cut short raises still others.
         except Exception as error:
             message = describe_full_disk(error, storage or default_storage())
             if message is None:
@@ -152,9 +156,10 @@ def _with_model(recipe: Recipe | StagedRecipe) -> Any:
     """Return the config with its model prepared, showing the progress."""
     from rllib_llm.recipes.run_stages import prepare, prepare_stages
 
-    call = prepare_stages if isinstance(recipe, StagedRecipe) else prepare
     with preparing() as on_progress:
-        return call(recipe, on_progress)
+        if isinstance(recipe, StagedRecipe):
+            return prepare_stages(recipe, on_progress)
+        return prepare(recipe, on_progress)
 
 
 def _fit_stages(
@@ -179,7 +184,7 @@ def _fit_stages(
         )
     statuses: list[int] = []
 
-    def judge_stage(index: int, results: Any) -> bool:
+    def judge_stage(index: int, results: ResultGrid | None) -> bool:
         state = "was already finished" if index < finished else "ended"
         typer.echo(f"stage {recipe.folders[index]} {state}")
         stage = recipe.stages[index]
@@ -187,6 +192,7 @@ def _fit_stages(
             write_view(Path(results.experiment_path).parent)
             statuses.append(_outcome(stage, results, interruption, as_test=as_test))
         else:
+            assert run is not None  # only a run that is resumed has finished stages
             values = stored_values(run / recipe.folders[index])
             statuses.append(_judge(stage, values) if as_test else 0)
         return statuses[-1] == 0 and interruption.number is None
@@ -207,7 +213,7 @@ def _fit_stages(
 
 
 def _outcome(
-    recipe: Recipe, results: Any, interruption: Interruption, *, as_test: bool
+    recipe: Recipe, results: ResultGrid, interruption: Interruption, *, as_test: bool
 ) -> int:
     """Print the reason of a failure, if any, and return the exit status."""
     from rllib_llm.recipes.run_stages import stopped_by
@@ -224,11 +230,10 @@ def _outcome(
         return 1
     if not all((r.metrics or {}).get("done") for r in results):
         return _interrupted(results, interruption)
-    alarms = [stopped_by(r) for r in results]
+    alarms = {stopped_by(r) or "" for r in results}
     if alarms and all(alarms):
         typer.echo(
-            f"Stopped by alarm {', '.join(sorted(set(alarms)))}; docs/alarms.md "
-            "explains "
+            f"Stopped by alarm {', '.join(sorted(alarms))}; docs/alarms.md explains "
             "it.",
             err=True,
         )
@@ -238,7 +243,7 @@ def _outcome(
     return _judge(recipe, {Path(r.path).name: _last_values(r) for r in results})
 
 
-def _interrupted(results: Any, interruption: Interruption) -> int:
+def _interrupted(results: ResultGrid, interruption: Interruption) -> int:
     """Print the saved checkpoints and return the exit status."""
     if interruption.number is None:  # by another signal, e.g. Tune's SIGUSR1
         typer.echo("Interrupted before the end. Use --resume to continue.", err=True)
@@ -262,7 +267,7 @@ def _judge(recipe: Recipe, values: dict[str, dict[str, Any]]) -> int:
     return 0 if is_judged and all(each.ok for each in results) else 1
 
 
-def _last_values(result: Any) -> dict[str, Any]:
+def _last_values(result: Result) -> dict[str, Any]:
     """Return the last reported value of every metric of a trial."""
     history = result.metrics_dataframe
     if history is None or history.empty:

@@ -76,22 +76,25 @@ def cuts(
     count = len(lengths)
     unit = np.arange(count) if unit is None else unit
     starts = np.flatnonzero(np.diff(unit, prepend=-1))  # of every unit
+    # best[k]: least cost of the first k rows; begin[k]: first row of their last part.
     best, begin = np.zeros(count + 1), np.zeros(count + 1, np.int64)
     best[1:] = np.inf
     for start, end in zip(starts, np.append(starts[1:], count), strict=True):
         tokens = np.arange(end, 0, -1) * lengths[end - 1]  # of parts from 0, 1, ...
         total = best[:end] + tokens + _PASS_TOKENS
         if max_tokens is not None:
+            # A part of this unit alone (index start) is allowed at any size.
             total[:start][tokens[:start] > max_tokens] = np.inf
         begin[end] = np.argmin(total)
         best[end] = total[begin[end]]
     ends = [count]
+    # Follow the parts back from the last one.
     while begin[ends[-1]]:
         ends.append(int(begin[ends[-1]]))
     return ends[::-1]
 
 
-def _cut(value: Any, index: torch.Tensor, width: int, longest: int) -> Any:
+def _cut(value: object, index: torch.Tensor, width: int, longest: int) -> Any:
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     rows = value[index]

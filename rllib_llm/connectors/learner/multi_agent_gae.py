@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.distributed import all_reduce_sum
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
 
 LEVELS = ("action", "token")
 TEAM_REWARDS = ("mean", "sum")
@@ -105,7 +109,7 @@ class MultiAgentGAE(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
@@ -160,7 +164,7 @@ class MultiAgentGAE(ConnectorV2):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return advantages and value targets of all tokens. 2 x [N]"""
         settings = next(iter(self.settings.values()))
-        common = {
+        common: dict[str, Any] = {
             "gamma": settings.gamma,
             "lambda_": settings.lambda_,
             "order": tokens.steps,
@@ -177,6 +181,8 @@ class MultiAgentGAE(ConnectorV2):
                 token_rewards=penalties,
                 **common,
             )
+        # Penalties of a message's tokens are part of its reward, as its action is one
+        # step.
         team_rewards = rewards + np.bincount(tokens.message, penalties, len(rewards))
         estimates = message_gae(
             team_rewards, values[tokens.first], tokens.episodes, **common
@@ -209,6 +215,9 @@ class MultiAgentGAE(ConnectorV2):
             ]
         count = 1
         if self.whiten_by == "agent":
+            # The sum is an upper bound of the number of agents. All Learners need the
+            # same number, because each pass of the loop below is a collective
+            # operation.
             most = max((int(a.max(initial=-1)) for a in agents), default=-1) + 1
             count = int(all_reduce_sum([most], device)[0])
         for agent in range(count):
@@ -221,9 +230,10 @@ class MultiAgentGAE(ConnectorV2):
                 masked_moments(x, p) for x, p in zip(arrays, parts, strict=True)
             ]
             sums = np.sum([(0.0, 0.0, 0.0), *moments_by_policy], axis=0)
-            moments = tuple(all_reduce_sum(sums.tolist(), device))
-            if not moments[0]:
+            trained, total, squares = all_reduce_sum(sums.tolist(), device)
+            if not trained:
                 continue
+            moments = (trained, total, squares)
             for data, array, place in zip(batches, arrays, agents, strict=True):
                 of_agent = data[Columns.LOSS_MASK].cpu().numpy()
                 of_agent = of_agent & (place == agent) if by_agent else of_agent
@@ -289,6 +299,7 @@ def _team_rewards(tokens: _Tokens, episodes: list[Any], how: str) -> np.ndarray:
         team = {*episode.agent_episodes, *(agent for _, agent, _ in reward_log)}
         agents = len(team) if how == "mean" else 1
         for env_t, _, reward in reward_log:
+            # The reward at env_t follows the actions of the steps before it.
             before = steps[steps < env_t]
             last = before.max() if len(before) else steps.min()
             sharers = here[steps == last]
@@ -304,6 +315,7 @@ def _bootstraps(
     It is 0 for other episodes. If no next agent has a row (it has not acted yet, or its
     context is full), it is the mean over all agents that were truncated.
     """
+    # First entry: all truncated agents; second: those that were to act next. [2, E]
     totals, counts = np.zeros((2, len(valued))), np.zeros((2, len(valued)))
     for data in batches:
         column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.connectors.common import (
@@ -26,6 +26,11 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy
 
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+
+    from rllib_llm.types import Device, Episode
+
 
 class NonLLMBatches(ConnectorV2):
     """Add the batches of RLModules with numeric observations, one row per time step.
@@ -40,7 +45,9 @@ class NonLLMBatches(ConnectorV2):
         device: Device of the learner.
     """
 
-    def __init__(self, discounts: Mapping[str, tuple[float, float]], device: Any):
+    def __init__(
+        self, discounts: Mapping[str, tuple[float, float]], device: Device | None
+    ):
         super().__init__()
         self.module_ids = tuple(sorted(discounts))
         self._components: list[ConnectorV2] = [
@@ -64,7 +71,7 @@ class NonLLMBatches(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
@@ -94,7 +101,7 @@ class NonLLMBatches(ConnectorV2):
         return batch
 
     def _batch(
-        self, rl_module: Any, module_id: str, parts: list[SingleAgentEpisode]
+        self, rl_module: MultiRLModule, module_id: str, parts: list[SingleAgentEpisode]
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
         shared: dict[str, Any] = {}
@@ -106,7 +113,7 @@ class NonLLMBatches(ConnectorV2):
         return dict(out[module_id])
 
 
-def _parts(episode: Any, module_id: str) -> list[Any]:
+def _parts(episode: Episode, module_id: str) -> list[Any]:
     parts = getattr(episode, "agent_episodes", {}).values()
     of_module = [
         part
@@ -117,7 +124,7 @@ def _parts(episode: Any, module_id: str) -> list[Any]:
     return sorted(of_module, key=lambda part: episode_data(part).agent_index)
 
 
-def stock_episode(part: Any) -> SingleAgentEpisode:
+def stock_episode(part: SingleAgentEpisode) -> SingleAgentEpisode:
     """Return an agent's part in the form that RLlib's runner records."""
     bootstraps = episode_data(part).stop_policy is StopPolicy.BOOTSTRAP
     truncated = part.is_truncated and bootstraps

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rllib_llm.data import columns
-from rllib_llm.data.types import Prompt, Turn
+from rllib_llm.data.types import Choice, Prompt, Turn
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,7 +59,7 @@ class Choices:
         starts: Column where the action taken in the token's turn starts, else -1. [T]
         candidates: Number of the token's action in its turn: 0 is the action taken, -1
             a token outside all actions. [T]
-        weights: Of the token's log-probability in the score of its action, else 0. [T]
+        weights: Weight of the token's log-probability in the action score, or 0. [T]
         end: Column after the conversation; the rejected actions start here.
     """
 
@@ -76,15 +76,15 @@ class RowBuilder:
         """Start an empty row."""
         self.parts: list[tuple[np.ndarray, ...]] = []
         self.length = 0
-        self.choices: list[tuple[int, Turn]] = []
+        self.choices: list[tuple[int, Turn, Choice]] = []
 
-    def prompt(self, ids: Sequence[int]) -> None:
+    def prompt(self, ids: Sequence[int] | np.ndarray) -> None:
         """Append tokens that were not sampled."""
-        ids = np.asarray(ids, np.int32)
-        zeros = np.zeros(len(ids), np.float32)
-        no_turn = np.full(len(ids), -1, np.int32)
-        self.parts.append((ids, no_turn, no_turn, zeros, zeros))
-        self.length += len(ids)
+        tokens = np.asarray(ids, np.int32)
+        zeros = np.zeros(len(tokens), np.float32)
+        no_turn = np.full(len(tokens), -1, np.int32)
+        self.parts.append((tokens, no_turn, no_turn, zeros, zeros))
+        self.length += len(tokens)
 
     def turn(self, index: int, turn: Turn, reward: float) -> None:
         """Append the tokens of a turn with its reward.
@@ -102,7 +102,7 @@ class RowBuilder:
             rewards[0] = reward
             # The other tokens are masked: the choice has one probability, not several.
             index_of[1:] = step[1:] = -1
-            self.choices.append((self.length, turn))
+            self.choices.append((self.length, turn, turn.choice))
         ids = np.asarray(turn.action_ids, np.int32)
         logps = np.asarray(turn.action_logps, np.float32)
         self.parts.append((ids, index_of, step, logps, rewards))
@@ -111,8 +111,10 @@ class RowBuilder:
     def build(self) -> Row:
         """Return the row."""
         choices = self._finish_choices() if self.choices else None
-        columns_of_row = (np.concatenate(c) for c in zip(*self.parts, strict=True))
-        return Row(*columns_of_row, choices=choices)
+        ids, turn_ids, steps, logps, rewards = (
+            np.concatenate(c) for c in zip(*self.parts, strict=True)
+        )
+        return Row(ids, turn_ids, steps, logps, rewards, choices=choices)
 
     def _finish_choices(self) -> Choices:
         """Append the rejected actions and return the assignment of all tokens."""
@@ -120,16 +122,20 @@ class RowBuilder:
         starts, candidates = (np.full(end, -1, np.int32) for _ in range(2))
         weights = np.zeros(end, np.float32)
         behind = []
-        for start, turn in self.choices:
+        for start, turn, choice in self.choices:
             taken = slice(start, start + len(turn.action_ids))
             starts[taken], candidates[taken] = start, 0
-            weights[taken] = turn.choice.weights[0]
-            for number, ids in enumerate(turn.choice.others, start=1):
+            weights[taken] = choice.weights[0]
+            for number, ids in enumerate(choice.others, start=1):
                 self.prompt(ids)
-                weight = turn.choice.weights[number]
+                weight = choice.weights[number]
+                # In the order of the appended tokens, after those of the conversation.
                 behind.append([np.full(len(ids), x) for x in (start, number, weight)])
-        columns_of_choices = zip((starts, candidates, weights), *behind, strict=True)
-        return Choices(*(np.concatenate(c) for c in columns_of_choices), end=end)
+        starts, candidates, weights = (
+            np.concatenate(c)
+            for c in zip((starts, candidates, weights), *behind, strict=True)
+        )
+        return Choices(starts, candidates, weights, end=end)
 
 
 def build_rows(
@@ -160,16 +166,19 @@ def build_rows(
     for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
         if not turn.extends:
             history = []
+        # A row ends where the next prompt does not contain it unchanged.
         if builder is not None and (row_per_turn or not turn.extends):
             rows.append(builder.build())
             builder = None
         if builder is None:
             builder = RowBuilder()
             if history:
+                # Only with row_per_turn: otherwise the builder has the history already.
                 builder.prompt(np.concatenate(history))
         builder.prompt(turn.prompt_ids)
         builder.turn(index, turn, reward)
         history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
+    assert builder is not None, "An episode has at least one turn."
     # The last observation is only a prompt: nothing in it is trained.
     if bootstrap and final_prompt is not None:
         if not final_prompt.extends:
@@ -225,7 +234,7 @@ def pad_rows(
         if row.bootstrap:
             # Not len(row): rejected actions after the conversation are not its future.
             out[columns.BOOTSTRAP_COLUMN][i] = row.end
-    sampled = out[columns.TURN_IDS] >= 0
+    sampled = out[columns.TURN_IDS] >= 0  # [B, T]
     out["loss_mask"] = sampled & np.asarray(trained, bool)[:, None]
     if any(row.choices is not None for row in rows):
         out |= _pad_choices(rows, size)
@@ -233,7 +242,7 @@ def pad_rows(
 
 
 def _pad_choices(rows: Sequence[Row], size: tuple[int, int]) -> dict[str, np.ndarray]:
-    out = {
+    out: dict[str, np.ndarray] = {
         columns.CHOICE_STARTS: np.full(size, -1, np.int64),
         columns.CANDIDATES: np.full(size, -1, np.int64),
         columns.SCORE_WEIGHTS: np.zeros(size, np.float32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,13 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
+
+    from rllib_llm.modules.llm_rl_module import LLMRLModule
+    from rllib_llm.types import Device
 
 
 class ScoreRows(ConnectorV2):
@@ -35,7 +42,7 @@ class ScoreRows(ConnectorV2):
     def __init__(
         self,
         *,
-        device: Any,
+        device: Device | None,
         old_logps: str,
         values: Collection[str],
         critic: str | None = None,
@@ -57,7 +64,7 @@ class ScoreRows(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
@@ -78,10 +85,12 @@ class ScoreRows(ConnectorV2):
         return batch
 
     @torch.no_grad()
-    def _value(self, module: Any, data: dict[str, Any]) -> None:
+    def _value(self, module: LLMRLModule, data: dict[str, Any]) -> None:
         """Add the values of a critic that is a module of its own."""
         values = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
         for index, part in micro_batches(data, self.max_tokens):
+            # Micro-batches are cut to their longest row, so they fill the first columns
+            # only.
             width = part[columns.INPUT_IDS].shape[1]
             values[index, :width] = module.compute_values(part).float()
         data[columns.VALUES] = values
@@ -89,7 +98,7 @@ class ScoreRows(ConnectorV2):
         add_old_logps(data, torch.zeros_like(values))
 
     @torch.no_grad()
-    def _score(self, module_id: str, module: Any, data: dict[str, Any]) -> None:
+    def _score(self, module_id: str, module: LLMRLModule, data: dict[str, Any]) -> None:
         has_values = module_id in self.values
         has_reference = module_id in self.references
         behaviour = data[columns.BEHAVIOUR_LOGP]
@@ -111,6 +120,8 @@ class ScoreRows(ConnectorV2):
                     entropy[index, :width] = scores[..., 1]
                     if recompute:
                         old[index, :width] = scores[..., 0]
+                # The hidden states of the pass above, if there was one, spare a second
+                # pass.
                 if has_values:
                     estimates = module.compute_values(part, embeddings=hidden)
                     values[index, :width] = estimates.float()
@@ -131,8 +142,9 @@ class ScoreRows(ConnectorV2):
 def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:
     """Add the columns that RLlib's PPO loss reads about the sampling policy. [B, T]"""
     data[Columns.ACTION_LOGP] = old
+    # Entropy 0: RLlib's PPO loss does not read that of the old policy.
     data[Columns.ACTION_DIST_INPUTS] = torch.stack([old, torch.zeros_like(old)], dim=-1)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.losses.kl import kl_penalty
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
 
 
 @dataclasses.dataclass
@@ -76,13 +80,14 @@ class TokenGAE(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        # Sorted: all Learners must call the collective operations in the same order.
         for module_id, settings in sorted(self.settings.items()):
             if module_id in batch:
                 self._add_advantages(batch[module_id], settings)
@@ -106,6 +111,8 @@ class TokenGAE(ConnectorV2):
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
         weights = np.zeros_like(values)
         for owner in np.unique(owners):
+            # Boolean indexing below joins the rows of an episode, which are in time
+            # order, into one sequence of trained tokens. [N]
             rows = np.flatnonzero(owners == owner)
             trained = mask[rows]
             if not trained.any():
@@ -129,8 +136,11 @@ class TokenGAE(ConnectorV2):
                 weights, dtype=torch.float32, device=device
             )
         if settings.whiten:
-            moments = all_reduce_sum(masked_moments(advantages, mask), device)
-            advantages = whiten_with_moments(advantages, mask, tuple(moments))
+            total, sums, squares = all_reduce_sum(
+                masked_moments(advantages, mask), device
+            )
+            moments = (total, sums, squares)
+            advantages = whiten_with_moments(advantages, mask, moments)
         for key, array in (
             (Columns.ADVANTAGES, advantages),
             (Columns.VALUE_TARGETS, targets),
@@ -155,7 +165,7 @@ def episode_gae(
         settings: Level, discounts and lambdas.
         bootstrap_value: Value after the last token.
     """
-    common = {
+    common: dict[str, Any] = {
         "lambda_critic": settings.lambda_critic,
         "bootstrap_value": bootstrap_value,
     }
@@ -203,6 +213,7 @@ def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
 def _bootstrap_value(
     data: dict[str, Any], values: np.ndarray, rows: np.ndarray
 ) -> float:
+    # Only the last row of an episode can have a bootstrap column.
     last = rows[-1]
     column = int(data[columns.BOOTSTRAP_COLUMN][last])
     return float(values[last, column]) if column >= 0 else 0.0

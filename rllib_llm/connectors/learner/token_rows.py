@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -18,6 +18,11 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.losses.aggregation import token_weights
+
+if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModule
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,7 @@ class TokenRows(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: RLModule | MultiRLModule,
         batch: dict[str, Any],
         episodes: list[Any],
         explore: bool | None = None,
@@ -127,6 +132,7 @@ class TokenRows(ConnectorV2):
         for name, values in zip(names, zip(*owners, strict=True), strict=True):
             out[name] = np.asarray(values, np.int64)
         out[columns.SUCCESS] = np.asarray(success, np.float32)
+        # Filters mask single turns; the tokens stay as context of later turns.
         mask = out[Columns.LOSS_MASK]
         for row, (part, _, _) in enumerate(owners):
             masked_turns = episode_data(parts[part][0]).masked_turns
@@ -183,6 +189,7 @@ def central_columns(
         ]
         if not any(module_id in module_ids for _, _, module_id, _ in turns):
             continue  # nothing to value
+        # By environment step, then by agent: the execution order of MARFT.
         turns.sort(key=lambda each: each[:2])
         builder = RowBuilder()
         for _, step in itertools.groupby(enumerate(turns), key=lambda each: each[1][0]):
@@ -197,8 +204,8 @@ def central_columns(
                 else:
                     builder.prompt(turn.action_ids)
         data = episode_data(episode)
-        final_prompts = [episode_data(p).prompt for p in parts if p.is_truncated]
-        final_prompts = [prompt for prompt in final_prompts if prompt is not None]
+        last = (episode_data(p).prompt for p in parts if p.is_truncated)
+        final_prompts = [prompt for prompt in last if prompt is not None]
         for prompt in final_prompts:
             builder.prompt(prompt.ids)
         row = builder.build()
@@ -212,6 +219,7 @@ def central_columns(
         owners, np.int64
     )
     out[columns.AGENT_INDEX] = np.zeros(len(rows), np.int64)
+    # A critic's batch needs these columns, but its loss is on values only.
     zeros = np.zeros(out[columns.INPUT_IDS].shape, np.float32)
     out[Columns.ADVANTAGES], out[columns.LOSS_WEIGHTS] = zeros, zeros.copy()
     return out
@@ -226,11 +234,13 @@ def _spread(
         if advantage is None:
             continue
         per_turn = np.asarray(advantage, np.float32)
+        # Prompt tokens have turn -1 and so the last turn's entry; the mask removes
+        # them.
         out[row] = per_turn if per_turn.ndim == 0 else per_turn[turn_ids[row]]
     return np.where(mask, out, np.float32(0))
 
 
-def _rows(episode: Any, settings: RowSettings) -> list[Row]:
+def _rows(episode: SingleAgentEpisode, settings: RowSettings) -> list[Row]:
     data = episode_data(episode)
     # RLlib's stock EnvRunner sets no stop reason: bootstrap any truncated episode.
     bootstrap = settings.has_critic and (

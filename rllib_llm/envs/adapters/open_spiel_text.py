@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rllib_llm.envs.adapters.words import find_word, list_words
 from rllib_llm.envs.parsing import require_choice, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+
+if TYPE_CHECKING:
+    import pyspiel
 
 _STYLES = ("full", "short")
 # SPIRAL's rewards for invalid moves, as multiples of the largest loss and win.
@@ -53,7 +56,7 @@ class GameText:
         self._view = _view_of(self.game)
         self._rules = self._view.rules if rules is None else rules
 
-    def prompt(self, state: Any, player: int, *, first: bool) -> str:
+    def prompt(self, state: pyspiel.State, player: int, *, first: bool) -> str:
         """Return the prompt of ``player`` for a decision.
 
         Args:
@@ -72,11 +75,11 @@ class GameText:
         agent = f"You are player {player + 1} of {self.game.num_players()}."
         return f"{self._rules} {agent}\n{ask}".strip()
 
-    def legal_words(self, state: Any, player: int) -> list[str]:
+    def legal_words(self, state: pyspiel.State, player: int) -> list[str]:
         """Return the words of the legal actions, in OpenSpiel's order."""
         return [self._view.word(state, player, a) for a in state.legal_actions(player)]
 
-    def read(self, state: Any, player: int, text: str) -> int | None:
+    def read(self, state: pyspiel.State, player: int, text: str) -> int | None:
         """Return the legal action that ``text`` names last, or None."""
         actions, words = self._view.words(state, player)
         index = find_word(text, words)
@@ -123,23 +126,24 @@ class OpenSpielGame(TextGame):
     def _load(self, options: dict[str, Any]) -> list[str]:
         name = self._game or options["game"]
         keys = ("style", "rules")
-        self.teller = GameText(
+        self.game_text = GameText(
             name, options["game_options"], **{key: options[key] for key in keys}
         )
-        longest = self.teller.game.max_game_length()
+        longest = self.game_text.game.max_game_length()
         require_int("random_opening", options["random_opening"], 0, longest)
-        utility = self.teller.game.get_type().utility
+        utility = self.game_text.game.get_type().utility
         self.has_winner = utility != type(utility).IDENTICAL
-        return [f"player_{i}" for i in range(self.teller.game.num_players())]
+        return [f"player_{i}" for i in range(self.game_text.game.num_players())]
 
     def _longest_game(self) -> int:
         answers = 1 + self._options["error_allowance"]
-        return self.teller.game.max_game_length() * answers
+        return self.game_text.game.max_game_length() * answers
 
     def _invalid_rewards(self) -> tuple[float, float]:
         offender, others = super()._invalid_rewards()
-        game = self.teller.game
+        game = self.game_text.game
         if offender is None:
+            # A positive minimum is not multiplied, because that would reward forfeits.
             offender = min(_FORFEIT * game.min_utility(), game.min_utility())
         if others is None:
             utility = game.get_type().utility
@@ -151,7 +155,7 @@ class OpenSpielGame(TextGame):
         return offender, others
 
     def _begin(self, rng: np.random.Generator) -> None:
-        self.state = _new_state(self.teller.game, rng)
+        self.state = _new_state(self.game_text.game, rng)
         self._has_moved: set[str] = set()
         self._play_chance(rng)
         self._play_opening(rng)
@@ -165,24 +169,26 @@ class OpenSpielGame(TextGame):
     def _prompt(self, agent: str) -> str:
         first = agent not in self._has_moved
         self._has_moved.add(agent)
-        return self.teller.prompt(self.state, self._player(agent), first=first)
+        return self.game_text.prompt(self.state, self._player(agent), first=first)
 
     def _hint(self, agent: str) -> str:
-        words = self.teller.legal_words(self.state, self._player(agent))
+        words = self.game_text.legal_words(self.state, self._player(agent))
         return f"Not legal. Answer with {list_words(words)}."
 
     def _move(self, agent: str, text: str) -> dict[str, float] | None:
-        action = self.teller.read(self.state, self._player(agent), text)
+        action = self.game_text.read(self.state, self._player(agent), text)
         if action is None:
             return None
         self.state.apply_action(action)
         self._play_chance(self._rng)
         before, self._granted = self._granted, self.state.returns()
+        # returns() are cumulative. The differences include what chance events after the
+        # move decided.
         rewards = [now - then for now, then in zip(self._granted, before, strict=True)]
         return dict(zip(self.possible_agents, rewards, strict=True))
 
     def _admissible(self, agent: str) -> list[str]:
-        return self.teller.legal_words(self.state, self._player(agent))
+        return self.game_text.legal_words(self.state, self._player(agent))
 
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
         """Return any legal word."""
@@ -195,7 +201,7 @@ class OpenSpielGame(TextGame):
         Raises:
             NotImplementedError: For other games of imperfect information.
         """
-        game = self.teller.game
+        game = self.game_text.game
         kind = game.get_type()
         if kind.information == type(kind.information).PERFECT_INFORMATION:
             action = _search(game, self.state, rng)
@@ -208,7 +214,7 @@ class OpenSpielGame(TextGame):
             raise NotImplementedError(f"{kind.short_name} has no scripted expert.")
         player = self._player(agent)
         legal = self.state.legal_actions(player)
-        return self.teller.legal_words(self.state, player)[legal.index(action)]
+        return self.game_text.legal_words(self.state, player)[legal.index(action)]
 
     def _player(self, agent: str) -> int:
         return self.possible_agents.index(agent)
@@ -319,7 +325,7 @@ def load_game(name: str, parameters: dict[str, Any]) -> Any:
     return game
 
 
-def _view_of(game: Any) -> View:
+def _view_of(game: pyspiel.Game) -> View:
     """Return the short view of a game if there is one, else the generic one."""
     kind = game.get_type()
     view = VIEWS.get(kind.short_name)
@@ -336,11 +342,11 @@ def _view_of(game: Any) -> View:
         ) from error
 
 
-def _parameters(game: Any) -> dict[str, Any]:
+def _parameters(game: pyspiel.Game) -> dict[str, Any]:
     return {k: v for k, v in game.get_parameters().items() if k != "players"}
 
 
-def _new_state(game: Any, rng: np.random.Generator) -> Any:
+def _new_state(game: pyspiel.Game, rng: np.random.Generator) -> Any:
     """Return the initial state; games with their own random generator get a seed."""
     kind = game.get_type()
     if kind.chance_mode == type(kind.chance_mode).SAMPLED_STOCHASTIC:
@@ -356,7 +362,7 @@ def _draw(chances: list[tuple[int, float]], rng: np.random.Generator) -> int:
     return int(actions[rng.choice(len(actions), p=weights / weights.sum())])
 
 
-def _search(game: Any, state: Any, rng: np.random.Generator) -> int:
+def _search(game: pyspiel.Game, state: pyspiel.State, rng: np.random.Generator) -> int:
     """Return the move of a Monte-Carlo tree search with random playouts."""
     pyspiel = import_pyspiel()
     seed = int(rng.integers(2**31))

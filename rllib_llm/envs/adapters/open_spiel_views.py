@@ -1,4 +1,4 @@
-"""Views of OpenSpiel states: short texts of what a player may know.
+"""Views of OpenSpiel states: short texts of the information that a player has.
 
 A view shows only information from the player's own information state or observation
 string, so that hidden information cannot leak. :data:`VIEWS` holds short views of small
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import pyspiel
 
 _RANKS = "JQKA"
 
@@ -25,13 +28,13 @@ class View(Protocol):
     rules: str
     question: str | None
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return the information of ``player``, as one or a few lines."""
 
-    def words(self, state: Any, player: int) -> tuple[list[int], list[str]]:
+    def words(self, state: pyspiel.State, player: int) -> tuple[list[int], list[str]]:
         """Return the actions that can be named, legal or not, and their words."""
 
-    def word(self, state: Any, player: int, action: int) -> str:
+    def word(self, state: pyspiel.State, player: int, action: int) -> str:
         """Return the word of one action."""
 
 
@@ -50,7 +53,7 @@ class GenericView:
 
     question: str | None = None
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         kind = game.get_type()
         self.rules = f"{kind.long_name} for {game.num_players()} players."
         perfect = kind.information == type(kind.information).PERFECT_INFORMATION
@@ -63,16 +66,16 @@ class GenericView:
         else:
             raise ValueError("has no text for its states")
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return OpenSpiel's string for ``player``."""
         return getattr(state, self._show)(player).strip() or "The game begins."
 
-    def words(self, state: Any, player: int) -> tuple[list[int], list[str]]:
+    def words(self, state: pyspiel.State, player: int) -> tuple[list[int], list[str]]:
         """Return the legal actions and OpenSpiel's names of them."""
         actions = state.legal_actions(player)
         return actions, [self.word(state, player, action) for action in actions]
 
-    def word(self, state: Any, player: int, action: int) -> str:
+    def word(self, state: pyspiel.State, player: int, action: int) -> str:
         """Return OpenSpiel's name of an action, without spaces at its ends."""
         return state.action_to_string(player, action).strip(" ,")
 
@@ -83,11 +86,11 @@ class _FixedWords:
     question: str | None = None
     _words: Sequence[str]
 
-    def words(self, state: Any, player: int) -> tuple[list[int], list[str]]:
+    def words(self, state: pyspiel.State, player: int) -> tuple[list[int], list[str]]:
         """Return all actions of the game: naming an illegal one is an error."""
         return list(range(len(self._words))), list(self._words)
 
-    def word(self, state: Any, player: int, action: int) -> str:
+    def word(self, state: pyspiel.State, player: int, action: int) -> str:
         """Return the word of one action."""
         return self._words[action]
 
@@ -97,19 +100,22 @@ class KuhnView(_FixedWords):
 
     _words = ("pass", "bet")
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         self._players = game.num_players()
         cards = ", ".join(_rank(i, self._players) for i in range(self._players + 1))
         self.rules = (
             f"Kuhn poker. Cards from low to high: {cards}; each player holds one and "
-            "pays 1. Pass, or bet 1 more; after a bet, pass folds and bet calls. The "
+            "pays 1. "  # language: rules of poker
+            "Pass, or bet 1 more; after a bet, pass folds and bet calls. The "
             "highest card among those who did not fold wins."
         )
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return e.g. ``"card K, history: pass bet."``."""
         seen = state.information_state_string(player)
-        card, bets = re.fullmatch(r"(\d+)([pb]*)", seen).groups()
+        match = re.fullmatch(r"(\d+)([pb]*)", seen)
+        assert match is not None, f"OpenSpiel describes Kuhn poker as {seen!r}."
+        card, bets = match.groups()
         history = " ".join({"p": "pass", "b": "bet"}[bet] for bet in bets) or "none"
         return f"card {_rank(int(card), self._players)}, history: {history}."
 
@@ -120,17 +126,18 @@ class LeducView(_FixedWords):
     _words = ("fold", "call", "raise")
     _bets = {"0": "fold", "1": "call", "2": "raise"}
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         self._players = game.num_players()
         cards = ", ".join(_rank(i, self._players) for i in range(self._players + 1))
         self.rules = (
             f"Leduc poker. Cards from low to high: {cards}, two of each; each player "
-            "holds one and pays 1. Two rounds of betting, raises of 2, then 4, two in "
+            "holds one and pays 1. "  # language: rules of poker
+            "Two rounds of betting, raises of 2, then 4, two in "
             "a round; between them a card for all is shown. A pair with it wins, else "
             "the higher card."
         )
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return e.g. ``"card K, board -, bets: call raise ."``."""
         text = state.information_state_string(player)
         seen = dict(re.findall(r"\[(\w+): ?([^\]]*)\]", text))
@@ -147,7 +154,7 @@ class LeducView(_FixedWords):
 class LiarsDiceView(GenericView):
     """Liar's dice: own dice and the bids so far."""
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         super().__init__(game)
         self.rules = (
             "Liar's dice. Each player sees only the own dice. Bid quantity-face over "
@@ -155,12 +162,12 @@ class LiarsDiceView(GenericView):
             "bid was too high the one who made it loses, else the one who doubted it."
         )
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return e.g. ``"dice 5, bids: 1-2 2-1."``."""
         dice, _, bids = state.information_state_string(player).partition(" ")
         return f"dice {dice}, bids: {bids or 'none'}."
 
-    def word(self, state: Any, player: int, action: int) -> str:
+    def word(self, state: pyspiel.State, player: int, action: int) -> str:
         """Return e.g. ``"2-6"`` or ``"liar"``."""
         return super().word(state, player, action).lower()
 
@@ -171,10 +178,10 @@ class TicTacToeView(_FixedWords):
     question = "move?"  # the board shows which cells are free
     _words = tuple("123456789")
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         self.rules = "Tic-tac-toe: three in a line win. Answer with a free cell."
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return e.g. ``"you are x"`` above the board."""
         cells = state.observation_string(player).replace("\n", "")
         shown = [str(i + 1) if c == "." else c for i, c in enumerate(cells)]
@@ -187,12 +194,12 @@ class ConnectFourView(_FixedWords):
 
     question = "move?"
 
-    def __init__(self, game: Any):
+    def __init__(self, game: pyspiel.Game):
         columns = game.num_distinct_actions()
         self._words = tuple(str(i + 1) for i in range(columns))
         self.rules = "Connect Four: four in a line win. Answer with a column."
 
-    def show(self, state: Any, player: int) -> str:
+    def show(self, state: pyspiel.State, player: int) -> str:
         """Return e.g. ``"you are x"``, column numbers and the board."""
         board = state.observation_string(player).strip()
         return f"you are {'xo'[player]}\n{''.join(self._words)}\n{board}"

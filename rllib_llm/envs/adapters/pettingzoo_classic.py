@@ -134,7 +134,7 @@ def _full_name(game: str) -> str:
     return game
 
 
-def _array(observation: Any) -> np.ndarray:
+def _array(observation: object) -> np.ndarray:
     if isinstance(observation, dict):
         observation = observation["observation"]
     return np.asarray(observation)

@@ -152,6 +152,7 @@ class ScienceWorld(TextEnv):
 
     @property
     def _world(self) -> Any:
+        assert self._lease is not None, "The environment is closed."
         return self._lease.world
 
     def _open(self) -> None:

@@ -80,7 +80,7 @@ class TextArenaGame(TextGame):
                 )
                 self._game, self._brackets = _without_wrappers(env)
                 self._game.reset(num_players=options["num_players"], seed=seed)
-            except Exception as error:
+            except Exception as error:  # games may raise anything
                 raise ConfigError(
                     f"TextArena cannot play game={options['game']!r} with "
                     f"num_players={options['num_players']} and game_options="
@@ -160,7 +160,7 @@ def _import_text_arena() -> Any:
     return textarena
 
 
-def _without_wrappers(env: Any) -> tuple[Any, bool]:
+def _without_wrappers(env: object) -> tuple[Any, bool]:
     """Return the bare game, and whether its answers need brackets."""
     library = _import_text_arena()
     brackets = False
@@ -170,9 +170,9 @@ def _without_wrappers(env: Any) -> tuple[Any, bool]:
     return env, brackets
 
 
-def _fields(message: tuple[Any, Any, Any], kinds: Any) -> tuple[int, Any, str]:
+def _fields(message: tuple[Any, Any, Any], kinds: type) -> tuple[int, Any, str]:
     """Return sender, kind and text of a message; some games swap them."""
-    by_type = {
+    by_type: dict[str, Any] = {
         name: part
         for name, wanted in (("sender", int), ("kind", kinds), ("text", str))
         for part in message
@@ -181,8 +181,9 @@ def _fields(message: tuple[Any, Any, Any], kinds: Any) -> tuple[int, Any, str]:
     return by_type["sender"], by_type["kind"], by_type["text"]
 
 
-def _number(reward: Any, details: dict[str, Any]) -> float:
+def _number(reward: object, details: dict[str, Any]) -> float:
     """Return a reward as a number; some games swap it with its reason."""
+    value: Any
     for value in (reward, details.get("reason")):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)

@@ -158,9 +158,15 @@ class TextGame(AECEnv):
         self._skip_agent_selection = None
         self._begin(self._rng)
         self._texts = {agent: self._opening(agent) for agent in self.agents}
-        self.agent_selection = self._next_agent()
-        self._texts[self.agent_selection] = self._prompt(self.agent_selection)
-        self._list_actions(self.agent_selection)
+        first = self._next_agent()
+        if first is None:
+            raise EnvContractError(
+                f"{type(self).__name__} is over before the first move with the options "
+                f"{self._options}. Choose another game or other options."
+            )
+        self.agent_selection: str = first
+        self._texts[first] = self._prompt(first)
+        self._list_actions(first)
 
     def observe(self, agent: str) -> dict[str, str]:
         """Return the agent's current text."""

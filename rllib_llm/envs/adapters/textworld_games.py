@@ -77,7 +77,7 @@ class TextWorld(TextEnv):
         self._game = (challenge, settings, self.split, int(rng.integers(pool)))
         self.commands: list[str] = []
         self._open(plans=False)
-        return tell(self._now.feedback)
+        return clean_feedback(self._now.feedback)
 
     def parse(self, completion: str) -> str | None:
         """Return the possible command that is named last."""
@@ -93,7 +93,7 @@ class TextWorld(TextEnv):
         over, won = bool(now.won or now.lost), bool(now.won)
         reward = (now.score - before) / now.max_score if self._rewards_score else won
         metrics = {"score": now.score / now.max_score}
-        text = tell(now.feedback)
+        text = clean_feedback(now.feedback)
         success = won if over else None
         return TurnResult(text, float(reward), over, success=success, metrics=metrics)
 
@@ -136,8 +136,8 @@ class TextWorld(TextEnv):
         """Start the game's engine and replay the commands so far."""
         textworld = import_textworld()
         fields = ("feedback", "admissible_commands", "score", "max_score")
-        fields = (*fields, "won", "lost")
-        infos = textworld.EnvInfos(**dict.fromkeys(fields, True), policy_commands=plans)
+        wanted = dict.fromkeys((*fields, "won", "lost"), True)
+        infos = textworld.EnvInfos(**wanted, policy_commands=plans)
         self.close()
         self._engine = textworld.start(str(game_file(*self._game)), infos)
         self._plans = plans
@@ -151,7 +151,7 @@ class TextWorld(TextEnv):
         self._now = self._engine.step(command)[0]
 
 
-def tell(feedback: str) -> str:
+def clean_feedback(feedback: str) -> str:
     """Return a game's feedback without banner, prompt and status line."""
     text = _BANNER.sub("", feedback)
     text = _END.sub(r"\n\1", text)

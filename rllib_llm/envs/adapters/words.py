@@ -21,7 +21,9 @@ def find_word(text: str, words: Sequence[str]) -> int | None:
     """
     pattern, order = _pattern(tuple(words))
     match = last_match(pattern, text)
-    return None if match is None else order[match.lastindex - 1]
+    if match is None or match.lastindex is None:
+        return None
+    return order[match.lastindex - 1]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -105,7 +105,8 @@ class Negotiation(MultiAgentTextEnv):
 
     def apply(self, agent: str, action: Share | str) -> Outcome | None:
         """Close the deal, or pass the offer on."""
-        if action == "accept":
+        if isinstance(action, str):  # "accept"
+            assert self.offer is not None, "parse() accepts an offer only."
             taken = self.pool.rest(self.offer)
             return self._deal(taken if self._side(agent) == 0 else self.offer)
         self.offer, self.made = action, self.made + 1

@@ -105,11 +105,11 @@ class PathChecker(MultiAgentTextEnv):
 
     def apply(self, agent: str, action: list[str] | Cell | str) -> Outcome | None:
         """Store the proposal, or apply the checker's reply."""
-        if agent == "planner_0":
+        if isinstance(action, list):
             self.path, self.proposed = action, self.proposed + 1
             return None
         metrics = {"attempts": float(self.proposed)}
-        if action == "ok":
+        if isinstance(action, str):  # "ok"
             free = first_hit(self.path, self.walls) is None
             rewards = dict.fromkeys(self.possible_agents, float(free))
             return Outcome(rewards, terminated=True, success=free, metrics=metrics)
@@ -148,4 +148,4 @@ class PathChecker(MultiAgentTextEnv):
     def _plan(self, named: set[Cell]) -> list[str]:
         """Return a shortest path around ``named``, or through it if there is none."""
         around = shortest_path(self.goal, self.cells - named)
-        return around or shortest_path(self.goal, self.cells)
+        return around or shortest_path(self.goal, self.cells) or []

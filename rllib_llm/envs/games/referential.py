@@ -92,7 +92,7 @@ class Referential(MultiAgentTextEnv):
 
     def apply(self, agent: str, action: tuple[str, ...] | int) -> Outcome | None:
         """Pass on the message, or compare the pick with the target."""
-        if agent == "speaker_0":
+        if isinstance(action, tuple):
             self.message = action
             return None
         right = self.shown[action - 1] == self.target

@@ -141,6 +141,6 @@ def _make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:
     return _task_class(name)(dict(config or {}))
 
 
-def _key(action: Any) -> str:
+def _key(action: object) -> str:
     """Return the same text for equal actions."""
     return ast.dump(action) if isinstance(action, ast.AST) else repr(action)

@@ -34,7 +34,8 @@ def _fetch(world: World, goal: Goal) -> str:
     done = _destination(world, goal) if goal.task == "two" else None
     for thing in _seen_things(world, goal.target):
         if thing.at is not done:
-            return _inside(world, thing.at, f"take {thing.name} from {thing.at.name}")
+            at = thing.receptacle
+            return _inside(world, at, f"take {thing.name} from {at.name}")
     fits = house().fits
     return _search(world, [t for t in fits if goal.target in fits[t]])
 
@@ -47,8 +48,8 @@ def _put_down(world: World, held: Thing) -> str:
 
 def _use_lamp(world: World) -> str:
     for lamp in _seen_things(world, LAMP):
-        if lamp.at.place != world.place:
-            return f"go to {lamp.at.name}"
+        if lamp.receptacle.place != world.place:
+            return f"go to {lamp.receptacle.name}"
         return f"use {lamp.name}"
     return _search(world, LAMP_STANDS)
 

@@ -83,6 +83,12 @@ class Thing:
     states: set[str] = dataclasses.field(default_factory=set)
     left: list[Receptacle] = dataclasses.field(default_factory=list)
 
+    @property
+    def receptacle(self) -> Receptacle:
+        """The receptacle of an object that is not held in the hand."""
+        assert self.at is not None, f"The {self.name} is held."
+        return self.at
+
 
 class World:
     """The state of a room.
@@ -120,7 +126,7 @@ class World:
         self.things.sort(key=_observation_order)
         for rank, thing in enumerate(self.things):
             thing.rank = rank
-            thing.at.things.append(thing)
+            thing.receptacle.things.append(thing)
         self.place = _MIDDLE
         self.held: Thing | None = None
         self._commands: dict[str, tuple[Any, ...]] | None = None
@@ -257,17 +263,23 @@ class World:
         return f"You move the {thing.name} to the {r.name}."
 
     def _treat(self, verb: str, r: Receptacle) -> str:
-        states = self.held.states
+        held = self._in_hand
+        states = held.states
         if verb == "heat":
             states -= {"cool"}
         elif verb == "cool":
             states -= {"hot"}
         states.add("hot" if verb == "heat" else verb)
-        return f"You {verb} the {self.held.name} using the {r.name}."
+        return f"You {verb} the {held.name} using the {r.name}."
 
     def _slice(self, thing: Thing) -> str:
         thing.states.add("sliced")
-        return f"You sliced the {thing.name} with the {self.held.name}."
+        return f"You sliced the {thing.name} with the {self._in_hand.name}."
+
+    @property
+    def _in_hand(self) -> Thing:
+        assert self.held is not None, "The command needs an object in the hand."
+        return self.held
 
     def _use(self, lamp: Thing) -> str:
         lamp.states.add("used")

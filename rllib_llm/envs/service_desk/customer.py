@@ -72,10 +72,10 @@ class Customer:
         """The current request."""
         return self.requests[self._current]
 
-    def hear(self, text: str) -> str:
+    def reply(self, text: str) -> str:
         """Return the customer's reply to the desk."""
         return (
-            self._answer_question(text) if "?" in text else self._hear_statement(text)
+            self._answer_question(text) if "?" in text else self._answer_statement(text)
         )
 
     def _answer_question(self, question: str) -> str:
@@ -98,7 +98,7 @@ class Customer:
             return "Yes."
         return "I do not understand."
 
-    def _hear_statement(self, statement: str) -> str:
+    def _answer_statement(self, statement: str) -> str:
         if not _NUMBER.search(statement):
             return "Please go on."
         request = self.request

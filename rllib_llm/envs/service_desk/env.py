@@ -72,6 +72,8 @@ class ServiceDesk(ToolEnv):
         while True:
             name = self._draw_orders(rng, orders, short)
             wanted = self._draw_requests(rng, name, requests, kinds, forbidden)
+            # The text of the first request decides the split; each draw replaces all
+            # orders.
             if in_split(wanted[0].asked, self.split):
                 break
         self.customer = Customer(name, wanted, bool(rng.random() < stubborn))
@@ -86,7 +88,7 @@ class ServiceDesk(ToolEnv):
 
     def judge(self, answer: str) -> TurnResult:
         """Return the customer's reply; the episode ends when the customer leaves."""
-        reply = self.customer.hear(answer)
+        reply = self.customer.reply(answer)
         self.desk.confirmed |= self.customer.yes_to
         if not self.customer.has_left:
             return TurnResult(f"Customer: {reply}", success=False)
@@ -105,9 +107,9 @@ class ServiceDesk(ToolEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn; ``info["metrics"]`` counts violated rules."""
-        *result, info = super().step(action)
+        text, reward, terminated, truncated, info = super().step(action)
         info["metrics"]["violations"] = float(len(info["violations"]))
-        return (*result, info)
+        return text, reward, terminated, truncated, info
 
     # Scripted policies ----------------------------------------------------------------
 
@@ -232,6 +234,7 @@ class ServiceDesk(ToolEnv):
             others = [s for s in desks.STATUSES if s != desks.ALLOWED[kind]]
             allowed = bool(rng.random() >= forbidden)
             order = self.orders[int(number)]
+            # The status alone decides whether the policy allows the request.
             order["status"] = (
                 desks.ALLOWED[kind] if allowed else str(rng.choice(others))
             )

@@ -15,7 +15,7 @@ import dataclasses
 import re
 import sqlite3
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 TIME_LIMIT_S = 0.2
@@ -95,7 +95,10 @@ def _guard(database: sqlite3.Connection, tables: Collection[str]) -> None:
     database.execute("PRAGMA temp_store = MEMORY")  # no temporary files
     database.execute("PRAGMA trusted_schema = OFF")
     database.text_factory = lambda text: text.decode("utf-8", "replace")
-    for name, fold, wildcards in (("like", str.lower, "%_"), ("glob", str, "*?")):
+    for name, fold, wildcards in (
+        ("like", str.lower, ("%", "_")),
+        ("glob", str, ("*", "?")),
+    ):
         database.create_function(name, 2, _matcher(fold, wildcards), deterministic=True)
     deadline = time.monotonic() + TIME_LIMIT_S
     database.set_progress_handler(
@@ -115,11 +118,11 @@ def _guard(database: sqlite3.Connection, tables: Collection[str]) -> None:
     database.set_authorizer(authorize)
 
 
-def _matcher(fold: Any, wildcards: str) -> Any:
+def _matcher(fold: Callable[[str], str], wildcards: tuple[str, str]) -> Any:
     """Return LIKE or GLOB as a function in O(pattern * text) time."""
     many, one = wildcards
 
-    def matches(pattern: Any, text: Any) -> int | None:
+    def matches(pattern: object, text: object) -> int | None:
         if pattern is None or text is None:
             return None
         return int(_match(fold(str(pattern)), fold(str(text)), many, one))
@@ -142,10 +145,11 @@ def _match(pattern: str, text: str, many: str, one: str) -> bool:
             p, t = back_p + 1, back_t
         else:
             return False
+    # What is left of the pattern must match the empty text.
     return set(pattern[p:]) <= {many}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 

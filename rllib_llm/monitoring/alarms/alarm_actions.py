@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.callbacks import keys
 from rllib_llm.monitoring.alarms.catalogue import LOWER_LR, ROLLBACK, STOP, WARN
@@ -14,6 +14,10 @@ from rllib_llm.monitoring.alarms.detectors import window_mean
 from rllib_llm.monitoring.alarms.history import History
 from rllib_llm.monitoring.alarms.settings import BoundAlarm
 from rllib_llm.monitoring.alarms.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from rllib_llm.monitoring.alarms.algorithm import GuardedAlgorithm
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -61,7 +65,7 @@ class Guard:
         algorithm: The algorithm to act on; see :class:`GuardedAlgorithm`.
     """
 
-    def __init__(self, config: Any, algorithm: Any) -> None:
+    def __init__(self, config: LLMConfig, algorithm: GuardedAlgorithm) -> None:
         self._config, self._algorithm = config, algorithm
         self._alarms: dict[str, BoundAlarm] = config.chosen_alarms()
         self._history = History()
@@ -216,22 +220,28 @@ class Guard:
         limit = self._config.alarm_max_rollbacks
         if self._num_rollbacks < limit:
             return self._roll_back(None)
-        good = self._snapshots.good
-        self._algorithm.roll_back(good.load())
+        iteration = self._restore_good()
         self._stop(name, result)
         return (
-            f"Rolled back to iteration {good.iteration}; training stops: "
+            f"Rolled back to iteration {iteration}; training stops: "
             f"max_rollbacks={limit}."
         )
 
     def _roll_back(self, module_id: str | None) -> str:
-        good = self._snapshots.good
-        self._algorithm.roll_back(good.load())
+        iteration = self._restore_good()
         self._num_rollbacks += 1
-        self._history.drop_after(good.iteration)
-        self._snapshots.reject()
+        self._history.drop_after(iteration)
+        if self._snapshots is not None:
+            self._snapshots.reject()
         lowered = self._lower_lr(module_id)
-        return f"Rolled back to iteration {good.iteration}. {lowered}"
+        return f"Rolled back to iteration {iteration}. {lowered}"
+
+    def _restore_good(self) -> int:
+        """Restore the last good state; return its iteration."""
+        good = None if self._snapshots is None else self._snapshots.good
+        assert good is not None, "before_iteration() stores a first state."
+        self._algorithm.roll_back(good.load())
+        return good.iteration
 
     def _keep_snapshot(self, iteration: int, firings: list[Firing]) -> None:
         if self._snapshots is None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_METRICS_LOGGER
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from rllib_llm.errors import ModelError
 from rllib_llm.monitoring.alarms.alarm_actions import Guard
+from rllib_llm.rllib_bases import RLlibAlgorithm
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
 
 GUARD_KEY = "llm_guard"
 _LEARNERS = "learners"
 _METRICS = f"{COMPONENT_LEARNER}/{COMPONENT_METRICS_LOGGER}"
 
 
-class GuardedAlgorithm:
+class GuardedAlgorithm(RLlibAlgorithm):
     """Passes results to a guard, which can lower learning rates and restore states.
 
     It must come before the Algorithm class in the bases. Learners must inherit
@@ -98,18 +102,18 @@ class GuardedAlgorithm:
 
 
 def _lower_lr(
-    learner: Any, *, module_id: str | None, factor: float, min_: float
+    learner: ScaledLearningRates, *, module_id: str | None, factor: float, min_: float
 ) -> None:
     learner.lower_lr(module_id, factor, min_)
 
 
-def _lr_scales(learner: Any) -> dict[str, float]:
+def _lr_scales(learner: ScaledLearningRates) -> dict[str, float]:
     return dict(learner.lr_scales)
 
 
-def _set_lr_scales(learner: Any, *, scales: dict[str, float]) -> None:
+def _set_lr_scales(learner: ScaledLearningRates, *, scales: dict[str, float]) -> None:
     learner.set_lr_scales(scales)
 
 
-def _version(learner: Any) -> int:
+def _version(learner: ScaledLearningRates) -> int:
     return learner._weights_seq_no

@@ -27,7 +27,7 @@ class Alarm:
         detect: Returns a description if the condition holds, else None.
         thresholds: Keyword arguments of ``detect`` and their defaults.
         subject: Begins the message, before the description.
-        remedy: What usually helps.
+        remedy: Usual remedy.
         unless_solved: Whether the alarm is silent once the task is solved.
         actions: Actions that can be configured.
     """

@@ -53,7 +53,7 @@ def bind_alarms(given: Mapping[str, Any]) -> dict[str, BoundAlarm]:
     }
 
 
-def _bind(alarm: Alarm, given: Any) -> BoundAlarm:
+def _bind(alarm: Alarm, given: object) -> BoundAlarm:
     if given is True or given is None:
         given = {}
     if not isinstance(given, Mapping):

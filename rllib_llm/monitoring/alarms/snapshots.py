@@ -27,7 +27,9 @@ class Snapshot:
 
     def load(self) -> Any:
         """Return the state."""
-        return pickle.loads(self.data if self.path is None else self.path.read_bytes())
+        data = self.data if self.path is None else self.path.read_bytes()
+        assert data is not None, "A deleted snapshot cannot be loaded."
+        return pickle.loads(data)
 
     def delete(self) -> None:
         """Free the memory, or delete the file."""
@@ -55,7 +57,7 @@ class Snapshots:
         self._candidate: Snapshot | None = None
         self._quiet = 0
 
-    def begin(self, iteration: int, state: Any) -> None:
+    def begin(self, iteration: int, state: object) -> None:
         """Store the initial state as the good one."""
         self.good = self._take(iteration, state)
 
@@ -64,7 +66,7 @@ class Snapshots:
         self._quiet = self._quiet + 1 if quiet else 0
         return self._quiet >= self._interval
 
-    def offer(self, iteration: int, state: Any) -> None:
+    def offer(self, iteration: int, state: object) -> None:
         """Promote the candidate and store the current state as the next one."""
         self._quiet = 0
         if self._candidate is not None:
@@ -87,7 +89,7 @@ class Snapshots:
             self.good.delete()
             self.good = None
 
-    def _take(self, iteration: int, state: Any) -> Snapshot:
+    def _take(self, iteration: int, state: object) -> Snapshot:
         data = pickle.dumps(state)
         if self._place == MEMORY:
             return Snapshot(iteration, data)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.monitoring.live import board
 from rllib_llm.monitoring.live.lines import progress_lines
+from rllib_llm.rllib_bases import RLlibAlgorithm
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 STARTING, PREPARING = "starting", "preparing"
 SAMPLING, UPDATING, SYNCING = "sampling", "updating", "syncing weights"
@@ -35,7 +39,7 @@ def preparing(topic: str | None) -> Callable[[str, float], None]:
     return announce
 
 
-class LiveAlgorithm:
+class LiveAlgorithm(RLlibAlgorithm):
     """Publishes a note at every change of phase if a watcher exists.
 
     It must come before the Algorithm class in the bases.
@@ -43,7 +47,7 @@ class LiveAlgorithm:
 
     _notes = board.Publisher(None, board.ALGORITHM)
 
-    def setup(self, config: Any) -> None:
+    def setup(self, config: LLMConfig) -> None:
         """Build the algorithm in the phase "starting"."""
         self._notes = board.Publisher(config.live_topic, board.ALGORITHM)
         with self.phase(STARTING):

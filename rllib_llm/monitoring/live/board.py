@@ -11,11 +11,14 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune.result import TRIAL_INFO
 
 from rllib_llm import compat
+
+if TYPE_CHECKING:
+    pass
 
 _PREFIX = "rllib_llm/live/"
 _WATCHERS = _PREFIX + "watchers/"
@@ -52,7 +55,7 @@ def new_topic(trial_id: str) -> str | None:
     return f"{trial_id}.{uuid.uuid4().hex}"
 
 
-def trial_of(config: Any) -> str:
+def trial_of(config: object) -> str:
     """Return the id of the Tune trial in a config dictionary, else ``"none"``.
 
     Read it from the dictionary: RLlib's config object drops Tune's trial information.

@@ -29,7 +29,7 @@ const sameTask = (a, b) =>
   known(a.group_id) && a.group_id === b.group_id && a.trial === b.trial &&
   a.iteration === b.iteration && a.split === b.split;
 
-const siblings = (episodes, episode) => {
+const rolloutsOfGroup = (episodes, episode) => {
   const group = episodes.filter((other) => other === episode || sameTask(other, episode));
   return group.sort((a, b) => a.rollout - b.rollout);
 };

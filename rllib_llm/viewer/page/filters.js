@@ -32,7 +32,7 @@ function buildFilters(form, episodes, trials, onChange) {
     range("iteration", "Iteration", "1"),
     select("stop", "Stop reason", choices(episodes.map((e) => e.stop_reason))),
     select("split", "Split", choices(episodes.map((e) => e.split))),
-    select("picked", "Picked as", choices(episodes.map((e) => e.picked))),
+    select("selected_as", "Selected as", choices(episodes.map((e) => e.selected_as))),
     el("label", {}, "Task (group or seed)", el("input", { name: "task", inputmode: "numeric" })),
     ...(agents.length ? [select("agent", "Agent", agents)] : []),
     ...(trials.length > 1 ? [select("trial", "Trial", trials.map((t) => t.name))] : []),
@@ -55,7 +55,7 @@ function filtered(form, episodes, trials) {
   const tests = [
     within("return"), within("iteration"),
     equal("stop", (e) => e.stop_reason), equal("split", (e) => e.split),
-    equal("picked", (e) => e.picked), equal("trial", (e) => trials[e.trial].name),
+    equal("selected_as", (e) => e.selected_as), equal("trial", (e) => trials[e.trial].name),
     (e) => value("agent") === "" || e.agents.includes(value("agent")),
     (e) => task === "" || String(e.group_id) === task || String(e.seed) === task,
     (e) => text === "" || textOf(e).includes(text),

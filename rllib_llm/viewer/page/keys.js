@@ -8,7 +8,7 @@ const KEYS = {
   "→  l": "next token of the turn",
   "←  h": "previous token of the turn",
   "t": "next tint",
-  "g": "siblings of the group side by side",
+  "g": "rollouts of the group side by side",
   "a": "a lane for each agent, or one below the other",
   "r": "observations as the model read them, template included",
   "/": "search and filter",

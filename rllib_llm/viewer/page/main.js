@@ -12,7 +12,7 @@ function episodeRow(i) {
   const chosen = episode === view.episode;
   const sub = [
     `iteration ${format(episode.iteration)}`, episode.split === "train" ? null : episode.split,
-    episode.picked, episode.stop_reason, known(episode.group_id) ? `group ${episode.group_id}.${episode.rollout}` : null,
+    episode.selected_as, episode.stop_reason, known(episode.group_id) ? `group ${episode.group_id}.${episode.rollout}` : null,
   ];
   return el("div", {
     class: "row", role: "option", id: `row-${i}`, "aria-selected": chosen ? "true" : "false",
@@ -52,14 +52,14 @@ function choose(i) {
 
 const step = (by) => choose(view.shown.indexOf(view.episode) + by);
 
-function siblingHeading(episode) {
+function rolloutHeading(episode) {
   const words = `rollout ${episode.rollout}: return ${format(episode.return)}`;
-  const credit = known(episode.advantage) ? `, advantage ${format(episode.advantage, true)}` : "";
+  const advantage = known(episode.advantage) ? `, advantage ${format(episode.advantage, true)}` : "";
   return el("h3", {
     tabindex: 0, role: "button", title: "Show this one",
     onclick: () => showEpisode(episode),
     onkeydown: (event) => { if (event.key === "Enter") showEpisode(episode); },
-  }, words + credit, known(episode.success) ? (episode.success ? " ✓" : " ✗") : "");
+  }, words + advantage, known(episode.success) ? (episode.success ? " ✓" : " ✗") : "");
 }
 
 function showEpisode(episode) {
@@ -81,8 +81,8 @@ function drawEpisode() {
     $("turns").replaceChildren(el("p", { class: "empty" }, "No episode passes these filters."));
     return;
   }
-  const group = view.group ? siblings(view.episodes, episode) : [episode];
-  view.columns = group.map((e) => episodeColumn(e, view, view.group ? siblingHeading(e) : null));
+  const group = view.group ? rolloutsOfGroup(view.episodes, episode) : [episode];
+  view.columns = group.map((e) => episodeColumn(e, view, view.group ? rolloutHeading(e) : null));
   for (const { episode: e, node } of view.columns) node.classList.toggle("chosen", view.group && e === episode);
   $("turns").replaceChildren(...view.columns.map((c) => c.node));
   for (const c of view.columns) c.list.draw();
@@ -100,11 +100,11 @@ function drawTools() {
     el("option", { value: name, selected: name === view.tint }, scale.title));
   const picker = el("select", { id: "tint", onchange: (event) => setTint(event.target.value) },
     el("option", { value: "" }, "none"), tints);
-  const many = episode ? siblings(view.episodes, episode).length : 0;
+  const many = episode ? rolloutsOfGroup(view.episodes, episode).length : 0;
   $("tools").replaceChildren(
     el("label", {}, "Tint ", picker),
     ...(view.tint ? [legend(view.scales[view.tint])] : []),
-    toggle("group", many > 1 ? `Siblings (${many})` : "Siblings", "Rollouts of the same task side by side (g)", many > 1),
+    toggle("group", many > 1 ? `Group (${many})` : "Group", "Rollouts of the same task side by side (g)", many > 1),
     toggle("lanes", "Lanes", "A lane for each agent (a)", (episode?.agents.length ?? 0) > 1),
     toggle("asRead", "As read", "Observations as the model read them, template included (r)", true),
   );

@@ -14,7 +14,7 @@ function episodeFacts(episode, trials) {
     chip("solved", solved(episode)),
     chip("ended by", episode.stop_reason),
     chip("advantage", known(episode.advantage) ? format(episode.advantage, true) : null, signClass(episode.advantage)),
-    chip("picked as", episode.picked),
+    chip("selected as", episode.selected_as),
     chip("group", known(episode.group_id) ? `${episode.group_id}, rollout ${episode.rollout}` : null),
     chip("seed", episode.seed),
     chip("turns", episode.num_turns), chip("tokens", episode.num_tokens),
@@ -104,7 +104,7 @@ function stepNode(item, lanes, view) {
   return el("div", { class: "step", style: `--lanes: ${lanes.length || 1}` }, cells);
 }
 
-// A column with the turns of one episode; several of them are siblings side by side.
+// A column with the turns of one episode; several of them are rollouts of a group side by side.
 function episodeColumn(episode, view, heading) {
   const withLanes = view.lanes && !heading && episode.agents.length > 1;
   const lanes = withLanes ? episode.agents : [];

@@ -47,7 +47,7 @@ def test_words_are_minigrids_actions_in_its_order():
     env = make_env("babyai-v0")
     env.reset(seed=0)
     direction = env.grid_env.agent_dir
-    env.step("I was told to turn left. So: Turn Right!")
+    env.step("I wanted to turn left. So: Turn Right!")
     assert env.grid_env.agent_dir == (direction + 1) % 4
     assert ACTIONS.index("turn right") == Actions.right
 

@@ -150,7 +150,7 @@ def test_kuhn_prompts_never_show_the_other_card(style):
     "game", ["leduc_poker", "tiny_hanabi", "kuhn_poker(players=3)"]
 )
 def test_texts_are_a_function_of_the_information_state(game):
-    # information_states() raises where two of its histories are told differently.
+    # information_states() raises where the texts of two of its histories differ.
     assert len(information_states(GameText(game, style="short"))) > 4
 
 

@@ -72,6 +72,16 @@ def test_rewards_ends_and_metrics():
         assert sum(info["metrics"].values()) == 1.0
 
 
+def test_a_game_that_is_over_at_once_is_refused():
+    class Over(Race):
+        def _begin(self, rng):
+            super()._begin(rng)
+            self.sum = 6
+
+    with pytest.raises(EnvContractError, match="Over is over before the first move"):
+        Over().reset(seed=0)
+
+
 def test_a_text_is_made_once_per_turn_and_observe_repeats_it():
     env = Race()
     env.reset(seed=0)

@@ -63,7 +63,7 @@ def test_a_team_plays_what_the_answerer_alone_would():
 def test_most_votes_decide_and_invalid_ones_do_not_count():
     config = {**PROBE, "agents": TRIO, "topology": {}, "decide": "vote"}
     env = MultiAgentAdapter(make_env("team-v0", config))
-    for texts, earns in (
+    for texts, is_rewarded in (
         (["{w}", "other", "{w}!"], True),
         (["{w}", "nonsense", "nonsense"], True),
         (["{x}", "{w}", "{x}"], False),
@@ -73,7 +73,7 @@ def test_most_votes_decide_and_invalid_ones_do_not_count():
         wrong = "red" if word != "red" else "blue"
         for agent, text in zip(TRIO, texts, strict=True):
             step = env.step({agent: text.format(w=word, x=wrong)})
-        assert (sum(r for _, r in step.rewards) > 0) is earns
+        assert (sum(r for _, r in step.rewards) > 0) is is_rewarded
 
 
 def test_equal_expressions_are_equal_votes():

@@ -1,10 +1,10 @@
-"""Counters and means over the steps of one update, for all Learners."""
+"""Statistics of one update: weighted means, maxima and histograms over tokens."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -13,24 +13,32 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.token_stats import (
-    INTERMEDIATE_STATS,
-    add_mismatch_stats,
-    explained_variance,
-)
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
 from rllib_llm.distributed import sum_by_key
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO
+from rllib_llm.rllib_bases import RLlibLearner
+
+if TYPE_CHECKING:
+    from rllib_llm.types import Episode
+
+# Sums from which the explained variance is made; not metrics themselves.
+_INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")
 
 
-class LearnerStats:
+class LearnerStats(RLlibLearner):
     """Weighted means and maxima over micro-batches, logged once per update.
 
     Means are over the tokens of all Learners. Numbers stay tensors until the end of the
     update, so that collecting one does not wait for the device. (A micro-batch waits
     once, to find its trained tokens.)
     """
+
+    _critic_id: str | None
+    _is_first_pass: bool
+    _mismatch_in_first_pass: bool
+    _nan_steps: int
 
     @override(Learner)
     def _log_metrics(self, batch: MultiAgentBatch) -> None:
@@ -48,15 +56,22 @@ class LearnerStats:
         """True if this pass measures the train-inference mismatch."""
         return self._is_first_pass and self._mismatch_in_first_pass
 
-    def _add_stat(self, module_id: str, key: str, value: Any, weight: float) -> None:
+    def _is_critic(self, module_id: str) -> bool:
+        """Return whether a module only estimates values; a policy may have its name."""
+        return module_id == self._critic_id
+
+    def _add_stat(
+        self, module_id: str, key: str, value: torch.Tensor | float, weight: float
+    ) -> None:
         """Accumulate a weighted mean over the micro-batches of one update."""
         if isinstance(value, torch.Tensor):
+            # Otherwise the graph of every micro-batch would stay alive until the end.
             value = value.detach()
         stats = self._stats[module_id]
         stats[key] = stats[key] + value * weight
         stats[key + "/weight"] += weight
 
-    def _max_stat(self, module_id: str, key: str, value: Any) -> None:
+    def _max_stat(self, module_id: str, key: str, value: torch.Tensor | float) -> None:
         """Keep the largest value of one update."""
         self._maxima[module_id, key].append(value)
 
@@ -74,6 +89,75 @@ class LearnerStats:
         share = 1.0 - real.sum() / real.numel()
         self._add_stat(module_id, "padding_frac", share, real.numel())
 
+    @torch.no_grad()
+    def _add_token_stats(
+        self,
+        module_id: str,
+        logp: torch.Tensor,
+        batch: dict[str, Any],
+        clipped: torch.Tensor,
+    ) -> None:
+        """Accumulate ratio, clipping, KL and critic statistics of one micro-batch.
+
+        Args:
+            module_id: Policy of the statistics.
+            logp: Log-probabilities under the current policy. [B, T]
+            batch: The micro-batch.
+            clipped: Tokens on which a bound of the policy loss acted. bool [B, T]
+        """
+        mask = batch[Columns.LOSS_MASK]
+        trained = int(mask.sum())
+        log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
+        # As in the losses: one token that became impossible must not make means
+        # infinite.
+        bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratio = bounded.exp()
+        self._add_histogram_values(module_id, "log_ratios", log_ratio)
+        for key, value in (
+            # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
+            ("approx_kl_k3", (ratio - 1.0 - bounded).mean()),
+            ("clip_frac", clipped[mask].float().mean()),
+            ("ratio_mean", ratio.mean()),
+        ):
+            self._add_stat(module_id, key, value, trained)
+        if self.measures_mismatch:
+            self._add_mismatch_stats(module_id, logp, batch)
+        if columns.VALUES in batch:
+            if columns.VALUE_WEIGHTS in batch:  # only turns have values
+                mask = batch[columns.VALUE_WEIGHTS] > 0
+                trained = int(mask.sum())
+                if not trained:
+                    return
+            # Sums of squares: variances of micro-batches cannot be averaged. [N]
+            targets = batch[Columns.VALUE_TARGETS][mask]
+            error = targets - batch[columns.VALUES][mask]
+            for key, value in (
+                ("value_target_mean", targets.mean()),
+                ("value_target_square", targets.square().mean()),
+                ("value_error_mean", error.mean()),
+                ("value_error_square", error.square().mean()),
+            ):
+                self._add_stat(module_id, key, value, trained)
+
+    @torch.no_grad()
+    def _add_mismatch_stats(
+        self, module_id: str, logp: torch.Tensor, batch: dict[str, Any]
+    ) -> None:
+        """Accumulate the train-inference mismatch of log-probabilities.
+
+        Args:
+            module_id: Policy of the statistics.
+            logp: Log-probabilities under the policy before this update. [B, T]
+            batch: The batch, or one micro-batch.
+        """
+        mask = batch[Columns.LOSS_MASK]
+        mismatch = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()  # [N]
+        self._add_histogram_values(module_id, "train_inference_mismatches", mismatch)
+        self._add_stat(
+            module_id, "train_inference_mismatch_mean", mismatch.mean(), len(mismatch)
+        )
+        self._max_stat(module_id, "train_inference_mismatch_max", mismatch.max())
+
     def _means(self) -> dict[str, dict[str, float]]:
         """Return the means over the tokens of all Learners, by module."""
         sums = {
@@ -85,10 +169,12 @@ class LearnerStats:
             torch.as_tensor(v, dtype=torch.float64, device=self._device)
             for v in sums.values()
         ]
+        # One transfer from the device for all statistics.
         values = torch.stack(tensors).tolist() if tensors else []
         means: dict[str, dict[str, float]] = defaultdict(dict)
         totals = sum_by_key(dict(zip(sums, values, strict=True)), self._device)
         for name, total in totals.items():
+            # A key without weight is a weight itself.
             weight = totals.get(name + "/weight")
             if weight:
                 module_id, key = name.split("\t")
@@ -99,15 +185,15 @@ class LearnerStats:
         for module_id, means in self._means().items():
             if "value_target_mean" in means:
                 explained = explained_variance(means)
-                for key in INTERMEDIATE_STATS:
+                for key in _INTERMEDIATE_STATS:
                     del means[key]
                 if explained is not None:
                     means["vf_explained_var"] = explained
             for key, value in means.items():
                 self.metrics.log_value((module_id, key), value, window=1)
-        for key, values in self._maxima.items():
+        for path, values in self._maxima.items():
             largest = max(map(float, values))
-            self.metrics.log_value(key, largest, reduce="max", window=1)
+            self.metrics.log_value(path, largest, reduce="max", window=1)
         for (module_id, name), parts in self._histogram_values.items():
             values = torch.cat(parts).cpu().numpy()
             log_histograms(self.metrics, {name: values}, module_id)
@@ -117,7 +203,7 @@ class LearnerStats:
                 (module_id, "nan_steps_skipped"), self._nan_steps, window=1
             )
 
-    def _log_lag(self, episodes: Sequence[Any]) -> None:
+    def _log_lag(self, episodes: Sequence[Episode]) -> None:
         """Log how many updates old the weights are that sampled each turn."""
         lags: dict[str, list[int]] = defaultdict(list)
         for part in (p for e in episodes for p in agent_episodes(e)):
@@ -149,4 +235,21 @@ class LearnerStats:
             magnitude = advantages.abs().mean()
             self._add_stat(module_id, "advantage_abs_mean", magnitude, trained)
             if not self._mismatch_in_first_pass and not self._is_critic(module_id):
-                add_mismatch_stats(self, module_id, d[Columns.ACTION_LOGP], d)
+                self._add_mismatch_stats(module_id, d[Columns.ACTION_LOGP], d)
+
+
+def explained_variance(stats: dict[str, float]) -> float | None:
+    """Return the share of the value targets' variance that the critic explains.
+
+    Args:
+        stats: Means over all trained tokens of an update, as accumulated above.
+
+    Returns:
+        1 - Var(error) / Var(target), or None where targets do not vary.
+    """
+    # E[x^2] - E[x]^2; both means are accumulated in float64.
+    variance = stats["value_target_square"] - stats["value_target_mean"] ** 2
+    if variance <= 1e-12:
+        return None
+    error = stats["value_error_square"] - stats["value_error_mean"] ** 2
+    return 1.0 - error / variance

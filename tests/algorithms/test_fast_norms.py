@@ -8,7 +8,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from rllib_llm.algorithms.learner.fast_rmsnorm import _FastNorm, speed_up_norms
+from rllib_llm.algorithms.learner.fast_layers import _FastNorm, speed_up_norms
 
 CPU = torch.device("cpu")
 

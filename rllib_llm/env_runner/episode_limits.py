@@ -57,6 +57,8 @@ def stop_reason(
         EnvContractError: If ``given`` is not a StopReason.
     """
     reason, by_limit = given, False
+    # The environment's end has precedence: an episode that terminates in its last
+    # allowed turn is not truncated.
     if terminated:
         reason = given or StopReason.TERMINATED
     elif truncated:

@@ -1,0 +1,168 @@
+"""Faster float32 linear layers and norms while a Learner updates on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.autograd.function import FunctionCtx
+
+_EXACT = 1e-5  # relative to the largest entry; real bfloat16 products are off by 1e-3
+
+
+@contextlib.contextmanager
+def precision_in_force(name: str) -> Iterator[None]:
+    """Set torch's global float32 matmul precision, and restore it afterwards.
+
+    It is not left in force, because an engine in the same process decodes slower with
+    "medium" on a CPU.
+
+    Args:
+        name: "highest", "high", "medium", or "auto": "highest", with faster linear
+            layers by :func:`speed_up_linear_layers`.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if name == "auto" else name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def speed_up_linear_layers(module: nn.Module, device: torch.device) -> None:
+    """Replace the forward of linear layers by a faster one with equal results.
+
+    On CPUs "medium" uses oneDNN. That is faster than the default library for linear
+    layers, slower for attention's small products (so it is not set globally here), and
+    exact unless the CPU has matrix units for bfloat16, which is tested.
+
+    Args:
+        module: Module whose linear layers are changed in place.
+        device: Device of the module; only on CPUs is anything changed.
+    """
+    if device.type != "cpu" or not _medium_is_exact():
+        return
+    for layer in module.modules():
+        # Not subclasses: quantised or adapted layers have a forward of their own.
+        if type(layer) is nn.Linear:
+            layer.forward = functools.partial(_linear_forward, layer)
+
+
+def _linear_forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    is_float32 = x.dtype == layer.weight.dtype == torch.float32
+    # A custom autograd function is not autocast.
+    if is_float32 and not torch.is_autocast_enabled("cpu"):
+        return _FastLinear.apply(x, layer.weight, layer.bias)
+    return linear(x, layer.weight, layer.bias)
+
+
+@functools.lru_cache(maxsize=1)
+def _medium_is_exact() -> bool:
+    """Return whether this machine's "medium" products agree with float64."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double().T
+    with precision_in_force("medium"):
+        error = (linear(left, right) - exact).abs().max()
+    return bool(error <= _EXACT * exact.abs().max())
+
+
+class _FastLinear(torch.autograd.Function):
+    """``x @ weight.T + bias`` with "medium" products, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        # The backward pass runs outside of the context manager, so it sets the
+        # precision again.
+        ctx.save_for_backward(x, weight)
+        with precision_in_force("medium"):
+            return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])  # [positions, outputs]
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        with precision_in_force("medium"):
+            return (
+                (rows @ weight).view_as(x) if of_x else None,
+                rows.T @ x.reshape(-1, x.shape[-1]) if of_weight else None,
+                rows.sum(0) if of_bias else None,
+            )
+
+
+def speed_up_norms(module: nn.Module, device: torch.device) -> None:
+    """Replace the forward of float32 norms by a faster one with equal results.
+
+    Transformers' norms are five small operations, each with a backward; on a CPU these
+    cost several times as much as the norm itself.
+
+    Args:
+        module: Module whose norms are changed in place, if a test shows that they
+            compute ``weight * x / sqrt(mean(x^2) + eps)``.
+        device: Device of the module; norms are changed only on a CPU.
+    """
+    if device.type != "cpu":
+        return
+    for layer in module.modules():
+        if type(layer).__name__.endswith("RMSNorm") and _is_plain(layer):
+            layer.forward = functools.partial(_norm_forward, layer, type(layer).forward)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer computes the plain norm, tested on a few numbers."""
+    eps, weight = (
+        getattr(layer, "variance_epsilon", None),
+        layer._parameters.get("weight"),
+    )
+    if eps is None or weight is None or weight.ndim != 1:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, len(weight), generator=generator, dtype=torch.float32)
+    with torch.no_grad():
+        expected = type(layer).forward(layer, x).float()
+        error = (_FastNorm.apply(x, weight.float(), eps) - expected).abs().max()
+    return weight.dtype == x.dtype and bool(error <= _EXACT * expected.abs().max())
+
+
+def _norm_forward(layer: nn.Module, plain: Callable[..., Tensor], x: Tensor) -> Tensor:
+    is_float32 = x.dtype == layer.weight.dtype == torch.float32
+    if is_float32 and not torch.is_autocast_enabled("cpu"):
+        return _FastNorm.apply(x, layer.weight, layer.variance_epsilon)
+    return plain(layer, x)
+
+
+class _FastNorm(torch.autograd.Function):
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        return normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        normed, scale, weight = ctx.saved_tensors
+        product = grad * normed
+        of_weight = product.reshape(-1, len(weight)).sum(0)
+        # d/dx: grad * weight without its component along x, scaled.
+        along = (product @ weight).div_(-len(weight)).unsqueeze(-1)
+        of_x = (grad * weight).addcmul_(normed, along).mul_(scale)
+        return of_x, of_weight if ctx.needs_input_grad[1] else None, None
