@@ -51,8 +51,8 @@ def run_callbacks(
 
     Pass them as ``tune.RunConfig(callbacks=..., verbose=0)``; ``verbose=0`` silences
     Tune's own tables. Their order matters: TranscriptLogger removes transcripts and
-    histograms from the result, so it must come before ``loggers`` and before Tune's
-    JSON and CSV loggers, which Tune appends.
+    histograms from the result, so it must come before the JSON logger, ``loggers`` and
+    Tune's CSV logger, which Tune appends.
 
     Args:
         recipe_name: Name of the recipe, for the first line.
@@ -65,6 +65,7 @@ def run_callbacks(
         loggers: Further loggers; they get numbers only.
     """
     from rllib_llm.callbacks.tune_logging import (
+        LiveJsonLogger,
         NoTensorBoard,
         TranscriptLogger,
         TranscriptTensorBoard,
@@ -83,6 +84,7 @@ def run_callbacks(
         ),
         TranscriptTensorBoard(hyperparameters) if tensorboard else NoTensorBoard(),
         TranscriptLogger(),
+        LiveJsonLogger(),
         *loggers,
     ]
 

@@ -1,4 +1,4 @@
-"""Tune loggers for transcripts (JSONL) and TensorBoard."""
+"""Tune loggers for results (JSON), transcripts (JSONL) and TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.fs
+from ray.air.constants import EXPR_RESULT_FILE
 from ray.rllib.utils.annotations import override
-from ray.tune.logger import LoggerCallback, TBXLoggerCallback
+from ray.tune.logger import JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
 from ray.tune.utils.util import flatten_dict
 from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
@@ -60,9 +61,12 @@ class TranscriptLogger(LoggerCallback):
 
     @override(LoggerCallback)
     def log_trial_start(self, trial: Trial) -> None:
-        """Restore the transcripts of a resumed trial."""
+        """Restore the transcripts of a resumed trial, or begin an empty file."""
         trial.init_local_path()
-        self._restore_from_remote(TRANSCRIPTS_FILE, trial)
+        if not stores_locally(trial):
+            self._restore_from_remote(TRANSCRIPTS_FILE, trial)
+        elif not trial.checkpoint:
+            Path(live_folder(trial), TRANSCRIPTS_FILE).unlink(missing_ok=True)
 
     @override(LoggerCallback)
     def log_trial_result(
@@ -74,10 +78,34 @@ class TranscriptLogger(LoggerCallback):
         if not records:
             return
         # Reopened every time: Tune pickles callbacks, and readers see complete lines.
-        path = Path(trial.local_path, TRANSCRIPTS_FILE)
+        path = Path(live_folder(trial), TRANSCRIPTS_FILE)
         with path.open("a", encoding="utf-8") as file:
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+class LiveJsonLogger(JsonLoggerCallback):
+    """Tune's JSON logger, writing into the run folder at once.
+
+    Tune's own writes to a temporary folder that it copies every few seconds, whereas
+    checkpoints go to the run folder directly. After a kill, a checkpoint could then be
+    newer than the last row of ``result.json``, and a resumed run lacked those rows.
+    Tune does not add its own logger if this one is given.
+    """
+
+    @override(JsonLoggerCallback)
+    def log_trial_start(self, trial: Trial) -> None:
+        """Open the file; a trial without a checkpoint begins an empty one."""
+        if not stores_locally(trial):
+            super().log_trial_start(trial)
+            return
+        if trial in self._trial_files:
+            self._trial_files[trial].close()
+        trial.init_local_path()
+        self.update_config(trial, trial.config)
+        path = Path(live_folder(trial), EXPR_RESULT_FILE)
+        mode = "a" if trial.checkpoint else "w"
+        self._trial_files[trial] = path.open(mode, encoding="utf-8")
 
 
 class TranscriptTensorBoard(TBXLoggerCallback):
@@ -152,17 +180,27 @@ class TranscriptTensorBoard(TBXLoggerCallback):
                 writer.add_summary(summary)
 
 
+def stores_locally(trial: Trial) -> bool:
+    """Return True if the run folder is on a file system of this machine."""
+    return isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem)
+
+
 def live_folder(trial: Trial, *, of_run: bool = False) -> str:
-    """Return the folder with a trial's TensorBoard files during the run.
+    """Return the folder with a trial's results and TensorBoard files during the run.
+
+    A trial's folder is created.
 
     Args:
         trial: The trial.
         of_run: Whether to return the folder of the whole run.
     """
     storage = trial.storage
-    if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
-        return storage.experiment_fs_path if of_run else storage.trial_fs_path
-    return trial.local_experiment_path if of_run else trial.local_path
+    local = stores_locally(trial)
+    if of_run:
+        return storage.experiment_fs_path if local else trial.local_experiment_path
+    if local:
+        Path(storage.trial_fs_path).mkdir(parents=True, exist_ok=True)
+    return storage.trial_fs_path if local else trial.local_path
 
 
 class NoTensorBoard(TBXLoggerCallback):

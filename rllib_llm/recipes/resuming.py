@@ -7,7 +7,6 @@ checkpoints on disk are authoritative, so the record is updated from them first.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from rllib_llm.recipes.stopping import RecipeStopper
 from rllib_llm.recipes.tune_settings import is_pbt, num_trials, paths_searched
 from rllib_llm.runs.checkpoints import is_complete, newest_checkpoint
 from rllib_llm.runs.folders import differing_keys, locate_checkpoint, stored_recipe
-from rllib_llm.runs.reading import read_history
+from rllib_llm.runs.reading import RESULT_FILE, read_history, read_records
 
 _ALGORITHM_STATE = f"{PACKAGE_STATE}/{STATE_FILE}"
 _STATE_FILES = "experiment_state-*.json"
@@ -92,7 +91,7 @@ def has_reached_stop(run: Path, recipe: Recipe) -> bool:
 def stored_values(run: Path) -> dict[str, dict[str, Any]]:
     """Return the last reported value of every metric of a run, by trial folder."""
     by_trial: dict[str, dict[str, Any]] = {}
-    for log in sorted(run.glob("trial_*/result.json")):
+    for log in sorted(run.glob(f"trial_*/{RESULT_FILE}")):
         values = by_trial.setdefault(log.parent.name, {})
         for row in read_history(log):
             values |= row
@@ -120,6 +119,9 @@ def prepare_resume(run: Path, recipe: Recipe) -> ResumeConfig | None:
     for trial in trials:
         if trial.status == Trial.TERMINATED and _may_go_on(trial, old, new):
             trial.set_status(Trial.PENDING)
+        elif new.is_reached(_metrics_of_checkpoint(trial)):
+            # Killed after its last checkpoint and before Tune recorded the end.
+            trial.set_status(Trial.TERMINATED)
     record["trial_data"] = [t.get_json_state() for t in trials]
     for key in _DROPPED:
         record["runner_data"].pop(key, None)
@@ -193,13 +195,17 @@ def _metrics_of(checkpoint: Path) -> dict[str, Any]:
         (checkpoint / _ALGORITHM_STATE).read_text(encoding="ascii")
     )
     iteration = state[TRAINING_ITERATION]
-    log = checkpoint.parent / "result.json"
-    for line in reversed(log.read_text().splitlines() if log.is_file() else []):
-        with contextlib.suppress(json.JSONDecodeError):  # a line cut by the kill
-            result = json.loads(line)
-            if result.get(TRAINING_ITERATION) == iteration:
-                return result
-    return {TRAINING_ITERATION: iteration}
+    log = checkpoint.parent / RESULT_FILE
+    rows = read_records(log, TRAINING_ITERATION) if log.is_file() else ()
+    found = [row for row in rows if row[TRAINING_ITERATION] == iteration]
+    return found[-1] if found else {TRAINING_ITERATION: iteration}
+
+
+def _metrics_of_checkpoint(trial: Trial) -> dict[str, Any]:
+    """Return the flattened result of a trial's newest checkpoint; {} without one."""
+    if trial.checkpoint is None:
+        return {}
+    return flatten_dict(_metrics_of(Path(trial.checkpoint.path)), delimiter="/")
 
 
 def _last_result(trial: Trial) -> dict[str, Any]:

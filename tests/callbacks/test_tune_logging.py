@@ -16,6 +16,7 @@ from rllib_llm import LLMPPO
 from rllib_llm.callbacks import run_callbacks
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.callbacks.tune_logging import (
+    LiveJsonLogger,
     TranscriptLogger,
     TranscriptTensorBoard,
     live_folder,
@@ -95,6 +96,29 @@ def test_logger_writes_transcripts_and_removes_them(record, trial, tmp_path):
     assert len(list(read_transcripts(path))) == 2
     logger.log_trial_result(4, trial, make_result(4, transcripts=[record]))
     assert len(list(read_transcripts(path))) == 3
+
+
+def test_a_resumed_trial_appends_and_one_without_checkpoint_begins_anew(
+    record, trial, tmp_path
+):
+    trial.local_path = str(tmp_path / "temporary")
+    (tmp_path / "temporary").mkdir()
+    trial.storage.trial_fs_path = str(tmp_path / "run" / "trial")
+    trial.config = {"lr": 1e-3}
+    for checkpoint, expected in ((None, [1]), ("checkpoint", [1, 1]), (None, [1])):
+        trial.checkpoint = checkpoint
+        transcripts, results = TranscriptLogger(), LiveJsonLogger()
+        for logger in (transcripts, results):
+            logger.log_trial_start(trial)
+        result = make_result(1, transcripts=[{**record, "iteration": 1}])
+        for logger in (transcripts, results):
+            logger.log_trial_result(1, trial, result)
+        # At once in the run folder, before the trial ends.
+        rows = (tmp_path / "run" / "trial" / "result.json").read_text().splitlines()
+        assert [json.loads(row)["training_iteration"] for row in rows] == expected
+        found = read_transcripts(tmp_path / "run" / "trial")
+        assert [r["iteration"] for r in found] == expected
+    assert not list((tmp_path / "temporary").glob("*.jsonl"))
 
 
 def test_missing_transcripts_are_an_error(tmp_path):

@@ -55,7 +55,7 @@ def test_a_missing_package_is_named_before_anything_is_built(monkeypatch):
 
 def test_a_recipe_without_tensorboard_names_no_curves(tmp_path):
     recipe = load_recipe("guess_number_grpo", ["loggers=[]"])
-    progress, logger, _ = run_callbacks(recipe, recipe.config, tmp_path)
+    progress, logger, *_ = run_callbacks(recipe, recipe.config, tmp_path)
     assert not progress.tensorboard and type(logger).__name__ == "NoTensorBoard"
 
 

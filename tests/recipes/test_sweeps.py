@@ -149,6 +149,15 @@ def test_asha_stops_trials_and_a_resume_keeps_them_stopped(tmp_path):
     reached = {t.params["lr"]: t.iterations for t in read_run(run).trials}
     assert reached == {4e-3: 3, 2e-3: 1, 1e-3: 1}
     assert prepare_resume(run, recipe_of_run(run)) is None
+    # Killed after the last checkpoint and before Tune recorded the end of a trial.
+    record = max(run.glob("experiment_state-*.json"))
+    ended = record.read_text()
+    running = ended.replace(
+        r"\"status\": \"TERMINATED\"", r"\"status\": \"RUNNING\"", 1
+    )
+    assert running != ended
+    record.write_text(running)
+    assert prepare_resume(run, recipe_of_run(run)) is None
     longer = recipe_of_run(run, overrides=["stop.training_iteration=4"])
     how = prepare_resume(run, longer)
     make_tuner(longer, tmp_path, run_name="asha", callbacks=[], resume=how).fit()
