@@ -143,7 +143,9 @@ def _model_key(model: str) -> Any:
 
 
 def _sft_key(config: LLMConfig) -> Any:
-    return {
+    # Only if set, so that models without one keep their key.
+    prompt = config.system_prompt
+    return ({"system_prompt": prompt} if prompt else {}) | {
         "demonstrations": config.sft_demonstrations,
         "mistake_rate": config.sft_mistake_rate,
         "epochs": config.sft_epochs,

@@ -75,6 +75,16 @@ def test_equal_settings_share_a_cached_model(cache):
     assert len({first, *map(prepare_language_model, others)}) == 4
 
 
+def test_another_system_prompt_is_fine_tuned_again(cache):
+    def prepared(prompt):
+        small = config().sft(demonstrations=2, epochs=1)
+        return prepare_language_model(small.language_model(system_prompt=prompt))
+
+    plain = prepared(None)
+    assert plain == prepared("") == prepared(None)
+    assert len({plain, prepared("Be brief."), prepared("Be bold.")}) == 3
+
+
 def test_a_deleted_cache_is_rebuilt_bit_by_bit(cache, monkeypatch):
     """LoRA checkpoints of the tiny model rely on this."""
     first = load_causal_lm(prepare_language_model(config())).state_dict()

@@ -22,6 +22,7 @@ from rllib_llm.algorithms.config.resources import ResourceSettings
 from rllib_llm.algorithms.config.sft import SFTSettings
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.errors import ConfigError
+from rllib_llm.modules.fast_dtype import resolve_dtype
 from rllib_llm.modules.gguf_models import is_gguf
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class LLMConfigMixin(
             from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
             self.env_runner_cls = LLMEnvRunner
+        self.lm_dtype = resolve_dtype(self.lm_dtype, self.num_gpus_per_learner)
         validate_trained(self)
         # RLlib compares minibatch_size, which counts episodes here, with time steps.
         self.train_batch_size_per_learner = max(
@@ -200,7 +202,7 @@ class LLMConfigMixin(
         has_head = self.use_critic and not self.critic_view
         return {
             "model": self.resolved_model or self.lm_model,
-            "dtype": self.lm_dtype,
+            "dtype": resolve_dtype(self.lm_dtype, self.num_gpus_per_learner),
             "autocast": self.lm_autocast,
             "lora": self.lm_lora,
             "value_head": self.value_head_settings() if has_head else None,
