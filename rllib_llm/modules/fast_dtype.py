@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import Literal
 
 import torch
 from torch.nn.functional import linear
@@ -12,7 +13,9 @@ _SPEEDUP = 1.5  # of bfloat16, to be worth its rounding
 _ROWS, _IN, _OUT = 256, 1536, 576  # a layer of a model of 100 million parameters
 
 
-def resolve_dtype(name: str, num_gpus: float = 0) -> str:
+def resolve_dtype(
+    name: Literal["float32", "bfloat16", "auto"], num_gpus: float = 0
+) -> Literal["float32", "bfloat16"]:
     """Return ``name``, or for "auto" the dtype to use on this machine.
 
     Args:
