@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import threading
 from pathlib import Path
 
+import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -351,63 +351,25 @@ def turns_of(episode):
     return sorted(turns, key=lambda each: each[1].env_t)
 
 
-# Several Learners ---------------------------------------------------------------------
+def message_ratios(model, episode, agent):
+    """Return the geometric mean of the token ratios of each of an agent's turns.
 
+    Args:
+        model: A language model with updated weights.
+        episode: An episode whose recorded log-probabilities are the old ones.
+        agent: Agent id.
 
-class SideBySide:
-    """Stands for torch.distributed with Learners in threads."""
-
-    def __init__(self, size: int):
-        self._size, self._sent = size, {}
-        # One that waits for a message which the others never send fails here.
-        self._barrier = threading.Barrier(size, timeout=60)
-
-    def is_available(self) -> bool:
-        return True
-
-    is_initialized = is_available
-
-    def get_world_size(self) -> int:
-        return self._size
-
-    def get_rank(self) -> int:
-        return int(threading.current_thread().name)
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        self._sent[threading.current_thread().name] = tensor.clone()
-        self._barrier.wait()
-        parts = [part for _, part in sorted(self._sent.items())]
-        assert len({part.shape for part in parts}) == 1, "Messages do not match."
-        total = torch.stack(parts).sum(dim=0)
-        self._barrier.wait()
-        tensor.copy_(total)
-
-
-def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
-    """Update Learners with a shard each, as LearnerGroup would."""
-    from rllib_llm import distributed
-
-    shards = LLMTrainingData(episodes=episodes).shard(len(learners))
-    errors = []
-
-    def run(learner, data):
-        try:
-            learner.update(training_data=data, timesteps={}, **kwargs)
-        except Exception as error:  # the main thread raises it
-            errors.append(error)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(distributed, "dist", SideBySide(len(learners)))
-        threads = [
-            threading.Thread(target=run, args=(learner, data), name=str(rank))
-            for rank, (learner, (data, _)) in enumerate(
-                zip(learners, shards, strict=True)
-            )
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-    return [data.episodes for data, _ in shards]
+    Returns:
+        Array ``[turns]``, from one full pass per turn.
+    """
+    turn_ratios, ids = [], []
+    for turn in (turn for name, turn in turns_of(episode) if name == agent):
+        ids += turn.prompt_ids.tolist()
+        start = len(ids)
+        ids += turn.action_ids.tolist()
+        with torch.no_grad():
+            logps = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        new = sum(float(logps[p - 1, ids[p]]) for p in range(start, len(ids)))
+        change = (new - turn.action_logps.sum()) / len(turn.action_ids)
+        turn_ratios.append(np.exp(change))
+    return np.array(turn_ratios)

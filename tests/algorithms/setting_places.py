@@ -147,33 +147,23 @@ def calls_in_update(owner, name):
     return look
 
 
-def precision_meanwhile(algo, env=None, **sections):
-    seen = set()
-    with pytest.MonkeyPatch.context() as patch:
-        inner = LLMLearnerMixin._backward
+def during_backward(probe: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a look at what ``probe`` returns in the backward passes of an update."""
 
-        def note(*args, **kwargs):
-            seen.add(torch.get_float32_matmul_precision())
-            return inner(*args, **kwargs)
+    def look(algo, env=None, **sections):
+        seen = set()
+        with pytest.MonkeyPatch.context() as patch:
+            inner = LLMLearnerMixin._backward
 
-        patch.setattr(LLMLearnerMixin, "_backward", note)
-        updated(algo, env, **sections)
-    return seen
+            def note(*args, **kwargs):
+                seen.add(probe())
+                return inner(*args, **kwargs)
 
+            patch.setattr(LLMLearnerMixin, "_backward", note)
+            updated(algo, env, **sections)
+        return seen
 
-def threads_meanwhile(algo, env=None, **sections):
-    """Return torch's number of threads during the passes of an update."""
-    seen = set()
-    with pytest.MonkeyPatch.context() as patch:
-        inner = LLMLearnerMixin._backward
-
-        def note(*args, **kwargs):
-            seen.add(torch.get_num_threads())
-            return inner(*args, **kwargs)
-
-        patch.setattr(LLMLearnerMixin, "_backward", note)
-        updated(algo, env, **sections)
-    return seen
+    return look
 
 
 def learner_after(see: Callable[[Any], Any]) -> Callable[..., Any]:

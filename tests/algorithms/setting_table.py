@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -24,6 +25,7 @@ from setting_places import (
     collected,
     configured,
     demonstrated,
+    during_backward,
     engine_built,
     engine_bundle,
     engines_asleep,
@@ -41,7 +43,6 @@ from setting_places import (
     lowering,
     on_nan,
     opponent_or_refusal,
-    precision_meanwhile,
     prepared_size,
     survived,
     sync_dtype,
@@ -178,7 +179,9 @@ TRAINING = {
         calls_in_update(LLMLearnerMixin, "_annotate_tokens"), "PPO", 64
     ),
     "head_chunk_tokens": of(calls_in_update(LLMRLModule, "_head"), "PPO", 4),
-    "matmul_precision": of(precision_meanwhile, "PPO", "medium", "highest"),
+    "matmul_precision": of(
+        during_backward(torch.get_float32_matmul_precision), "PPO", "medium", "highest"
+    ),
     "old_logps": of(update, "GRPO", "engine"),
     "tis": of(one_pass, "GRPO", None, "token"),
     "tis_clip": needing(of(one_pass, "GRPO", 0.1), own={"tis": "token"}),

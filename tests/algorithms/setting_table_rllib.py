@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from ray.rllib.algorithms.algorithm_config import DEFAULT_STATS_CLS_LOOKUP
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from setting_effect import needing, of
@@ -38,9 +39,9 @@ from setting_places import (
     Failing,
     after_hung_envs,
     bundles,
+    during_backward,
     explored,
     more_slots,
-    threads_meanwhile,
     without_healthy_runners,
 )
 from setting_runs import (
@@ -85,7 +86,9 @@ RLLIB = {
     ),
     "resources.num_cpus_for_main_process": of(bundles, "PPO", 4),
     "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
-    "resources.torch_num_threads": of(threads_meanwhile, "PPO", 2, 3),
+    "resources.torch_num_threads": of(
+        during_backward(torch.get_num_threads), "PPO", 2, 3
+    ),
     "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
     "evaluation.evaluation_before_training": needing(
         of(first_step, "PPO", False), own={"evaluation_interval": 5}

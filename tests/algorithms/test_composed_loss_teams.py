@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from side_by_side import update_side_by_side
 from team_helpers import (
     Pair,
     Run,
@@ -14,7 +15,6 @@ from team_helpers import (
     set_group_advantages,
     team_config,
     update,
-    update_side_by_side,
     wake_critic,
     weights_of,
 )

@@ -16,9 +16,9 @@ from team_helpers import (
     assert_near,
     batches,
     gradients,
+    message_ratios,
     single_config,
     team_config,
-    turns_of,
     wake_critic,
 )
 
@@ -273,16 +273,8 @@ def test_sequential_factors_are_the_ratios_of_those_before(game):
     assert len(seen) == 1
     clipped = 0
     for row, joint in enumerate(data[columns.MULTI_AGENT_EPISODE_INDEX].tolist()):
-        ids = []
-        mine = [t for w, t in turns_of(episodes[joint]) if w == AGENTS[updated]]
-        for number, turn in enumerate(mine):
-            ids += turn.prompt_ids.tolist()
-            start = len(ids)
-            ids += turn.action_ids.tolist()
-            with torch.no_grad():
-                table = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            new = sum(float(table[p - 1, ids[p]]) for p in range(start, len(ids)))
-            ratio = np.exp((new - turn.action_logps.sum()) / len(turn.action_ids))
+        ratios = message_ratios(model, episodes[joint], AGENTS[updated])
+        for number, ratio in enumerate(ratios):
             factor = np.clip(np.clip(ratio, 0.95, 1.05), 0.96, 1.04)
             clipped += factor in (0.96, 1.04)
             mask = data[Columns.LOSS_MASK][row]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from ray.rllib.core.columns import Columns
+from side_by_side import update_side_by_side
 from team_helpers import (
     LORA,
     Pair,
@@ -16,7 +17,6 @@ from team_helpers import (
     team_config,
     tiny_model,
     turns_of,
-    update_side_by_side,
     wake_critic,
     weights_of,
 )

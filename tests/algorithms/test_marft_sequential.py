@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
-from team_helpers import Pair, Run, team_config, turns_of, wake_critic, worth
+from team_helpers import Pair, Run, message_ratios, team_config, wake_critic, worth
 
 from rllib_llm.data import columns
 from rllib_llm.envs import Outcome
@@ -28,20 +28,6 @@ class Trio(Pair):
     def end_round(self):
         pay = dict(zip(self.possible_agents, map(worth, self.texts[-3:]), strict=True))
         return Outcome(pay, terminated=len(self.texts) == 6)
-
-
-def ratios(model, episode, agent):
-    """Return the message ratios of an agent's turns under updated weights."""
-    found, ids = [], []
-    for turn in (turn for name, turn in turns_of(episode) if name == agent):
-        ids += turn.prompt_ids.tolist()
-        start = len(ids)
-        ids += turn.action_ids.tolist()
-        with torch.no_grad():
-            table = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        new = sum(float(table[p - 1, ids[p]]) for p in range(start, len(ids)))
-        found.append(np.exp((new - turn.action_logps.sum()) / len(turn.action_ids)))
-    return np.array(found)
 
 
 def test_the_last_of_three_policies_is_corrected_once_by_each_before():
@@ -82,7 +68,7 @@ def test_the_last_of_three_policies_is_corrected_once_by_each_before():
     for row, joint in enumerate(data[columns.MULTI_AGENT_EPISODE_INDEX].tolist()):
         factor = np.ones(2)
         for (policy, module), corrected in zip(updated[:2], (once, twice), strict=True):
-            change = ratios(module.lm, episodes[joint], POLICIES[policy])
+            change = message_ratios(module.lm, episodes[joint], POLICIES[policy])
             factor *= np.clip(change, 0.9, 1.1)
             for turn, expected in enumerate(np.clip(factor, 0.5, 1.5)):
                 here = data[columns.TURN_IDS][row] == turn

@@ -15,7 +15,8 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
-from team_helpers import Pair, assert_bit_equal, random_script, update_side_by_side
+from side_by_side import update_side_by_side
+from team_helpers import Pair, assert_bit_equal, random_script
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.connectors.learner.non_llm_batches import stock_episode

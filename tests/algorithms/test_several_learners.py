@@ -18,6 +18,7 @@ from learner_helpers import (
 )
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+from side_by_side import update_side_by_side
 from team_helpers import (
     Run,
     Uneven,
@@ -26,7 +27,6 @@ from team_helpers import (
     make_team_learner,
     team_config,
     turns_of,
-    update_side_by_side,
     weights_of,
 )
 

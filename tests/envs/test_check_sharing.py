@@ -1,5 +1,7 @@
 """check_env on games of PettingZoo, on time, threads and random states."""
 
+import re
+
 import pytest
 from check_toys import (
     Agree,
@@ -61,7 +63,10 @@ def test_resets_are_measured_and_judged(monkeypatch):
     monkeypatch.setattr(check_sharing, "SLOW_RESET_S", 0.01)
     monkeypatch.setattr(check_sharing, "SLOW_START_S", 0.01)
     first, every = check_env(SlowReset, seeds=FEW).warnings
-    assert "first reset took" in first and "A reset takes 0.02" in every
+    assert "first reset took" in first
+    # A sleep of 20 ms takes longer on a busy machine.
+    (seconds,) = re.findall(r"A reset takes ([\d.]+) s", every)
+    assert float(seconds) >= 0.02
     monkeypatch.setattr(check_sharing, "STEP_TIMEOUT_S", 0.01)
     report = check_env(SlowReset, seeds=FEW)
     assert not report.ok and "rollouts(step_timeout_s=...)" in report.problems[0]
