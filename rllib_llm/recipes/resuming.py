@@ -197,8 +197,8 @@ def _metrics_of(checkpoint: Path) -> dict[str, Any]:
     iteration = state[TRAINING_ITERATION]
     log = checkpoint.parent / RESULT_FILE
     rows = read_records(log, TRAINING_ITERATION) if log.is_file() else ()
-    found = [row for row in rows if row[TRAINING_ITERATION] == iteration]
-    return found[-1] if found else {TRAINING_ITERATION: iteration}
+    reported = [row for row in rows if row[TRAINING_ITERATION] == iteration]
+    return reported[-1] if reported else {TRAINING_ITERATION: iteration}
 
 
 def _metrics_of_checkpoint(trial: Trial) -> dict[str, Any]:
