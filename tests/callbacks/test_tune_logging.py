@@ -10,7 +10,7 @@ import pyarrow.fs
 import pytest
 from callback_helpers import make_episode, make_result
 from ray import tune
-from ray.tune.logger import TBXLoggerCallback
+from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
 from rllib_llm import LLMPPO
 from rllib_llm.callbacks import run_callbacks
@@ -119,6 +119,28 @@ def test_a_resumed_trial_appends_and_one_without_checkpoint_begins_anew(
         found = read_transcripts(tmp_path / "run" / "trial")
         assert [r["iteration"] for r in found] == expected
     assert not list((tmp_path / "temporary").glob("*.jsonl"))
+
+
+def test_rows_of_a_remote_storage_go_to_the_folder_that_tune_copies(trial, tmp_path):
+    trial.storage.storage_filesystem = pyarrow.fs._MockFileSystem()
+    trial.storage.trial_fs_path = str(tmp_path / "bucket")
+    trial.config = {"lr": 1e-3}
+    logger = LiveJsonLogger()
+    logger._restore_from_remote = lambda name, trial: None
+    logger.log_trial_start(trial)
+    logger.log_trial_result(1, trial, make_result(1))
+    assert live_folder(trial) == str(tmp_path)
+    (row,) = (tmp_path / "result.json").read_text().splitlines()
+    assert json.loads(row)["training_iteration"] == 1
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_one_json_logger_writes_rows_without_transcripts(config):
+    callbacks = run_callbacks("r", config)
+    kinds = [type(callback) for callback in callbacks]
+    # With a JSON logger of its own, Tune adds none.
+    assert [k for k in kinds if issubclass(k, JsonLoggerCallback)] == [LiveJsonLogger]
+    assert kinds.index(TranscriptLogger) < kinds.index(LiveJsonLogger)
 
 
 def test_missing_transcripts_are_an_error(tmp_path):
