@@ -15,6 +15,7 @@ from ray.rllib.connectors.learner import LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
+from rllib_llm.connectors.learner.central_rows import CentralRows
 from rllib_llm.connectors.learner.non_llm_batches import NonLLMBatches
 from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
@@ -77,13 +78,12 @@ def learner_pipeline(
     )
     configs = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     critic = CRITIC_MODULE if config.critic_view else None
+    rows = {m: _row_settings(c) for m, c in configs.items()}
+    is_central = config.critic_view == "central"
     # Order matters: scores need rows, and GAE needs the values among the scores.
     components: list[Any] = [
-        TokenRows(
-            {m: _row_settings(c) for m, c in configs.items()},
-            critic=critic,
-            critic_view=config.critic_view,
-        ),
+        TokenRows(rows, critic=None if is_central else critic),
+        *([CentralRows(CRITIC_MODULE, rows)] if is_central else []),
         ScoreRows(
             device=device,
             old_logps=config.old_logps,

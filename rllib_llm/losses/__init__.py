@@ -3,7 +3,12 @@
 Tensors in, tensors out; nothing here knows Ray or environments.
 """
 
-from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
+from rllib_llm.losses.aggregation import (
+    LOSS_AGGREGATIONS,
+    denominator,
+    token_weights,
+    weighted_loss,
+)
 from rllib_llm.losses.importance_correction import (
     TIS_LEVELS,
     MismatchWeights,
@@ -25,7 +30,6 @@ from rllib_llm.losses.surrogate import (
     clipped_surrogate,
     entropy_bonus,
     negative_log_likelihood,
-    weighted_loss,
 )
 from rllib_llm.losses.value_losses import VALUE_LOSSES, critic_loss
 

@@ -29,6 +29,7 @@ by the constant only, not by the number of sequences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -86,31 +87,64 @@ def denominator(
     loss_mask: np.ndarray | Tensor,
     sequence_ids: Sequence[Hashable] | np.ndarray,
     mode: str,
-    *,
-    constant: float | None = None,
 ) -> float:
     """Return the divisor of the weighted sum: number of trained tokens or sequences.
 
     Sum it over learners before dividing. It is 0.0 if nothing is trained;
-    :func:`~rllib_llm.losses.surrogate.weighted_loss` then gives a loss of 0.0.
+    :func:`weighted_loss` then gives a loss of 0.0.
 
     Args:
         loss_mask: As in :func:`token_weights`. [B, T]
         sequence_ids: As in :func:`token_weights`. [B]
-        mode: As in :func:`token_weights`.
-        constant: As in :func:`token_weights`.
+        mode: As in :func:`token_weights`. The constant of "seq-mean-token-sum-norm" is
+            part of its weights, not of the denominator.
 
     Returns:
         Number of trained tokens (``token-mean``) or of sequences that have any.
 
     Raises:
-        ValueError: As in :func:`token_weights`.
+        ValueError: If shapes do not fit or the mode is unknown.
     """
+    check_choice("mode", mode, LOSS_AGGREGATIONS)
     mask, _, lengths = _sequence_lengths(loss_mask, sequence_ids)
-    _checked_constant(mode, constant)
     # Sequences without trained tokens do not count: a fully masked episode must not
     # make the gradient of the others smaller.
     return float(mask.sum() if mode == "token-mean" else np.count_nonzero(lengths))
+
+
+def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
+    """Return ``sum(weights * loss) / denominator``, the number to differentiate.
+
+    Splitting a batch leaves the sum of the parts unchanged as long as all parts
+    share one ``denominator``. Under data parallelism that averages gradients over W
+    learners, pass the total denominator divided by W.
+
+    Args:
+        loss: Loss per token, zero where masked. [B, T]
+        weights: From :func:`token_weights`. [B, T]
+        denominator: Denominator of the whole batch, from :func:`denominator`; >= 0.
+
+    Returns:
+        A scalar; 0.0, still differentiable, if no token of the batch is trained.
+
+    Raises:
+        ValueError: If shapes differ or the denominator is negative or not finite.
+    """
+    if tuple(loss.shape) != tuple(weights.shape):
+        raise ValueError(
+            f"loss is {list(loss.shape)} but weights is {list(weights.shape)}. They "
+            "must have one entry per token each. Slice both to the same rows."
+        )
+    if not 0 <= denominator < math.inf:
+        raise ValueError(
+            f"denominator is {denominator}. It must be finite and >= 0. "
+            "Sum aggregation.denominator() over all learners."
+        )
+    # Weights are float64 from numpy; without the cast the whole product would be.
+    total = (loss * weights.to(loss.dtype)).sum()
+    # Without trained tokens the sum is 0 and keeps its graph: every Learner must call
+    # backward, or data parallelism waits for ever.
+    return total / denominator if denominator else total
 
 
 def _sequence_lengths(

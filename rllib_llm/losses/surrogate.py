@@ -2,8 +2,8 @@
 
 Each function returns a loss of the shape of its inputs that is exactly 0 where masked,
 in value and in gradient, even if the masked entries are NaN or infinite: they are
-replaced before anything is computed from them. :func:`weighted_loss` sums over tokens
-and divides by the denominator of :mod:`rllib_llm.losses.aggregation`.
+replaced before anything is computed from them.
+:func:`rllib_llm.losses.aggregation.weighted_loss` sums over tokens and divides.
 """
 
 from __future__ import annotations
@@ -185,42 +185,6 @@ def entropy_bonus(entropy: Tensor, loss_mask: Tensor) -> Tensor:
     """
     check_mask(loss_mask, entropy=entropy)
     return -_keep(entropy, loss_mask)
-
-
-def weighted_loss(loss: Tensor, weights: Tensor, denominator: float) -> Tensor:
-    """Return ``sum(weights * loss) / denominator``, the number to differentiate.
-
-    Splitting a batch leaves the sum of the parts unchanged as long as all parts
-    share one ``denominator``. Under data parallelism that averages gradients over W
-    learners, pass the total denominator divided by W.
-
-    Args:
-        loss: Loss per token, zero where masked. [B, T]
-        weights: From :func:`~rllib_llm.losses.aggregation.token_weights`. [B, T]
-        denominator: Denominator of the whole batch, from
-            :func:`~rllib_llm.losses.aggregation.denominator`; >= 0.
-
-    Returns:
-        A scalar; 0.0, still differentiable, if no token of the batch is trained.
-
-    Raises:
-        ValueError: If shapes differ or the denominator is negative or not finite.
-    """
-    if tuple(loss.shape) != tuple(weights.shape):
-        raise ValueError(
-            f"loss is {list(loss.shape)} but weights is {list(weights.shape)}. They "
-            "must have one entry per token each. Slice both to the same rows."
-        )
-    if not 0 <= denominator < math.inf:
-        raise ValueError(
-            f"denominator is {denominator}. It must be finite and >= 0. "
-            "Sum aggregation.denominator() over all learners."
-        )
-    # Weights are float64 from numpy; without the cast the whole product would be.
-    total = (loss * weights.to(loss.dtype)).sum()
-    # Without trained tokens the sum is 0 and keeps its graph: every Learner must call
-    # backward, or data parallelism waits for ever.
-    return total / denominator if denominator else total
 
 
 def _keep(tensor: Tensor, mask: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ al. 2023, arXiv:2302.02662), one over the number of tokens or of words in TWOSOM
 et al. 2024, arXiv:2401.14151). The last token of an action is its end of turn.
 
 A row holds a conversation followed by the rejected actions of its turns
-(:class:`rllib_llm.connectors.learner.rows.Choices`). Each rejected action attends to
-the conversation before its turn and to itself, at the positions that it would have had
-there. One forward pass thus computes the same as one pass per action.
+(:class:`rllib_llm.connectors.learner.rejected_actions.Choices`). Each rejected action
+attends to the conversation before its turn and to itself, at the positions that it
+would have had there. One forward pass thus computes the same as one pass per action.
 """
 
 from __future__ import annotations

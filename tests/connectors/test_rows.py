@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_llm.connectors.learner.rows import build_rows, pad_rows
+from rllib_llm.connectors.learner.token_rows import build_rows, pad_rows
 from rllib_llm.data import columns
 from rllib_llm.data.types import FinishReason, Prompt, Turn
 

@@ -12,12 +12,9 @@ from multi_toys import Scripted, made, over
 from team_helpers import Run, team_config
 
 from rllib_llm import LLMPPOConfig
+from rllib_llm.connectors.learner.central_rows import central_columns
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE, episode_gae
-from rllib_llm.connectors.learner.token_rows import (
-    RowSettings,
-    TokenRows,
-    central_columns,
-)
+from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.types import FinishReason, Prompt, StopPolicy, TurnResult

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
-from rllib_llm.losses.surrogate import clipped_policy_loss, weighted_loss
+from rllib_llm.losses.aggregation import (
+    LOSS_AGGREGATIONS,
+    denominator,
+    token_weights,
+    weighted_loss,
+)
+from rllib_llm.losses.surrogate import clipped_policy_loss
 
 ATOL = 1e-9
 
@@ -44,7 +49,7 @@ def slow_loss(per_token, mask, ids, mode):
 def test_modes_equal_the_loop(mode, ids):
     per_token, _, mask = make_rows()
     weights = token_weights(mask, ids, mode, **constant_for(mode))
-    total = denominator(mask, ids, mode, **constant_for(mode))
+    total = denominator(mask, ids, mode)
     got = float((weights * per_token.numpy()).sum() / total)
     assert got == pytest.approx(slow_loss(per_token, mask, ids, mode), abs=ATOL)
     assert weights.dtype == np.float64 and (weights[~mask.numpy()] == 0).all()
@@ -57,7 +62,7 @@ def test_micro_batches_add_up(mode, ids):
     logp, advantages, mask = make_rows()
     old_logp = logp + 0.1 * advantages
     weights = torch.from_numpy(token_weights(mask, ids, mode, **constant_for(mode)))
-    total = denominator(mask, ids, mode, **constant_for(mode))
+    total = denominator(mask, ids, mode)
 
     def run(size):
         leaf, losses = logp.clone().requires_grad_(), []
@@ -87,8 +92,8 @@ def test_learners_add_up(mode):
         (token_weights(mask[h], ids[h], mode, **kwargs) * per_token[h].numpy()).sum()
         for h in halves
     ]
-    totals = [denominator(mask[h], ids[h], mode, **kwargs) for h in halves]
-    assert sum(totals) == denominator(mask, ids, mode, **kwargs)
+    totals = [denominator(mask[h], ids[h], mode) for h in halves]
+    assert sum(totals) == denominator(mask, ids, mode)
     expected = slow_loss(per_token, mask, ids.tolist(), mode)
     assert sum(sums) / sum(totals) == pytest.approx(expected, abs=ATOL)
 
@@ -105,7 +110,7 @@ def test_an_episode_in_several_rows_equals_one_row(mode):
 
     def loss(per_token, mask, ids):
         weights = token_weights(mask, ids, mode, **constant_for(mode))
-        total = denominator(mask, ids, mode, **constant_for(mode))
+        total = denominator(mask, ids, mode)
         return float((weights * per_token.numpy()).sum() / total)
 
     one = loss(per_token, mask, np.arange(8))
@@ -115,11 +120,19 @@ def test_an_episode_in_several_rows_equals_one_row(mode):
 def test_edges():
     none = np.zeros((2, 3), dtype=bool)
     for mode in LOSS_AGGREGATIONS:
-        assert denominator(none, [0, 1], mode, **constant_for(mode)) == 0.0
+        assert denominator(none, [0, 1], mode) == 0.0
         assert (token_weights(none, [0, 1], mode, **constant_for(mode)) == 0).all()
         empty = np.zeros((0, 3), dtype=bool)
-        assert denominator(empty, [], mode, **constant_for(mode)) == 0.0
+        assert denominator(empty, [], mode) == 0.0
         assert token_weights(empty, [], mode, **constant_for(mode)).shape == (0, 3)
+
+
+def arguments(changed):
+    return {
+        "loss_mask": np.ones((2, 3), dtype=bool),
+        "sequence_ids": [0, 1],
+        "mode": "token-mean",
+    } | changed
 
 
 @pytest.mark.parametrize("function", [token_weights, denominator])
@@ -127,21 +140,26 @@ def test_edges():
     ("changed", "message"),
     [
         ({"mode": "token_mean"}, "mode is 'token_mean'.*Did you mean 'token-mean'"),
+        ({"loss_mask": np.ones((2, 3))}, "loss_mask has dtype float64"),
+        ({"sequence_ids": [0]}, r"loss_mask is \[2, 3\] and sequence_ids is \[1\]"),
+    ],
+)
+def test_errors_name_the_value(function, changed, message):
+    with pytest.raises(ValueError, match=message):
+        function(**arguments(changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
         ({"mode": "seq-mean-token-sum-norm"}, "constant is None"),
         ({"constant": 8.0}, "constant is 8.0 with mode 'token-mean'"),
         (
             {"mode": "seq-mean-token-sum-norm", "constant": 0.0},
             "constant is 0.0",
         ),
-        ({"loss_mask": np.ones((2, 3))}, "loss_mask has dtype float64"),
-        ({"sequence_ids": [0]}, r"loss_mask is \[2, 3\] and sequence_ids is \[1\]"),
     ],
 )
-def test_errors_name_the_value(function, changed, message):
-    arguments = {
-        "loss_mask": np.ones((2, 3), dtype=bool),
-        "sequence_ids": [0, 1],
-        "mode": "token-mean",
-    } | changed
+def test_only_the_mode_with_a_constant_takes_one(changed, message):
     with pytest.raises(ValueError, match=message):
-        function(**arguments)
+        token_weights(**arguments(changed))

@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS, denominator, token_weights
+from rllib_llm.losses.aggregation import (
+    LOSS_AGGREGATIONS,
+    denominator,
+    token_weights,
+    weighted_loss,
+)
 from rllib_llm.losses.kl import approx_kl, kl_penalty
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.losses.surrogate import (
     clipped_policy_loss,
     entropy_bonus,
     negative_log_likelihood,
-    weighted_loss,
 )
 from rllib_llm.losses.value_losses import critic_loss
 
@@ -201,7 +205,7 @@ def total_loss(batch, mode, ids):
     return weighted_loss(
         total,
         torch.from_numpy(weights),
-        denominator(mask, ids, mode, constant=constant),
+        denominator(mask, ids, mode),
     )
 
 

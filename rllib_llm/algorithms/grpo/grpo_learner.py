@@ -12,7 +12,8 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
-from rllib_llm.losses.surrogate import clipped_policy_loss, weighted_loss
+from rllib_llm.losses.aggregation import weighted_loss
+from rllib_llm.losses.surrogate import clipped_policy_loss
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
@@ -58,7 +59,8 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         # Means are weighted by their tokens: micro-batches have different sizes.
         for key, value in ((POLICY_LOSS_KEY, loss), (ENTROPY_KEY, entropy)):
             self._add_stat(module_id, key, value.sum() / trained, trained)
-        loss = loss + self._ref_kl_loss(module_id, config, batch, logp)
+        if columns.REF_LOGP in batch:
+            loss = loss + self._ref_kl_loss(module_id, config, batch, logp)
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
         if tokens is not None and components.terms:

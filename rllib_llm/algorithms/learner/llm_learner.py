@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,6 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
 from rllib_llm.algorithms.learner.fast_layers import (
     precision_in_force,
     speed_up_linear_layers,
@@ -26,13 +23,13 @@ from rllib_llm.algorithms.learner.fast_layers import (
 )
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
-from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
+from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
+from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
-from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.seeding import stable_seed
@@ -44,18 +41,14 @@ if TYPE_CHECKING:
 
     from rllib_llm.types import LLMConfig
 
-logger = logging.getLogger("rllib_llm")
-
 DENOMINATOR = "loss_denominator"
-POLICY_OPTIMIZER = "policy"
-CRITIC_OPTIMIZER = "critic"
 
 
 class LLMLearnerMixin(
     ComposedLossMixin,
     NonLLMLearnerMixin,
     ReferenceKLMixin,
-    ScaledLearningRates,
+    OptimizerMixin,
     TokenAnnotationsMixin,
     LearnerStats,
 ):
@@ -106,35 +99,6 @@ class LLMLearnerMixin(
         """Do nothing: gradients are summed over Learners after backward instead."""
 
     @override(Learner)
-    def configure_optimizers_for_module(
-        self, module_id: str, config: LLMConfig
-    ) -> None:
-        """Register one optimiser for the language model and one for the critic."""
-        module = self._module[module_id].unwrapped()
-        groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                of_critic = self._is_critic(module_id) or name.startswith("value_head.")
-                groups[CRITIC_OPTIMIZER if of_critic else POLICY_OPTIMIZER].append(
-                    parameter
-                )
-        for name, parameters in groups.items():
-            lr = config.lr
-            if name == CRITIC_OPTIMIZER and config.critic_lr is not None:
-                # Separate optimisers, because critic and policy have separate learning
-                # rates and the warm-up steps only one of them.
-                lr = config.critic_lr
-            self.register_optimizer(
-                module_id=module_id,
-                optimizer_name=name,
-                optimizer=MixedPrecisionAdamW(
-                    parameters, weight_decay=config.weight_decay
-                ),
-                params=parameters,
-                lr_or_lr_schedule=lr,
-            )
-
-    @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Update as RLlib does, with ``matmul_precision`` and the threads in force.
 
@@ -181,10 +145,12 @@ class LLMLearnerMixin(
         recorded = self.config.old_logps == "engine"
         self._mismatch_in_first_pass = deferred or recorded
         of_tokens = {m: d for m, d in data.items() if m not in self._non_llm_ids}
-        self._prepare_tokens(of_tokens)
+        if self._token_needs:
+            self._prepare_tokens(of_tokens)
         self._log_batch(of_tokens)
         for module_id, columns_of_module in of_tokens.items():
-            if Columns.ACTION_LOGP in columns_of_module:
+            has_logps = Columns.ACTION_LOGP in columns_of_module
+            if has_logps and module_id in self._mismatch_settings:
                 self._correct_mismatch(module_id, columns_of_module)
         return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
 
@@ -197,7 +163,7 @@ class LLMLearnerMixin(
         # update, so a separate forward pass would compute the same numbers.
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
         deferred = one_step and self.config.old_logps_may_wait
-        deferred = deferred and not self._scores_are_needed
+        deferred = deferred and "scores" not in self._token_needs
         for component in getattr(self._learner_connector, "connectors", []):
             if isinstance(component, ScoreRows):
                 component.defer_old_logps = deferred
@@ -290,13 +256,6 @@ class LLMLearnerMixin(
             self.apply_gradients(self.postprocess_gradients(gradients))
         return fwd_out, sum_tensors(losses), {}
 
-    def _parameters_of(self, module_id: str) -> list[torch.nn.Parameter]:
-        return [
-            self._params[ref]
-            for _, optimizer in self.get_optimizers_for_module(module_id)
-            for ref in self._optimizer_parameters[optimizer]
-        ]
-
     def _backward(
         self, module_id: str, data: dict[str, Any] | None
     ) -> tuple[Any, torch.Tensor, float]:
@@ -315,7 +274,11 @@ class LLMLearnerMixin(
         fwd_out = None
         if data is None or total == 0:
             return fwd_out, loss_sum, total
-        for _, part in self._cut(module_id, data, config.micro_batch_tokens):
+        # Some loss components weigh whole sequences, which must then not be split.
+        is_whole = module_id in self._uncut_sequences
+        together = data[columns.EPISODE_INDEX] if is_whole else None
+        max_tokens = config.micro_batch_tokens
+        for _, part in micro_batches(data, max_tokens, together=together):
             # E.g. rows of masked episodes: no gradient, so no forward pass.
             if not part[Columns.LOSS_MASK].any():
                 continue
@@ -327,7 +290,8 @@ class LLMLearnerMixin(
                 # exactly 1.
                 scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
                 add_old_logps(part, scores[..., 0])
-                self._correct_mismatch(module_id, part)
+                if module_id in self._mismatch_settings:
+                    self._correct_mismatch(module_id, part)
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=config, batch=part, fwd_out=fwd_out
             )
@@ -343,55 +307,7 @@ class LLMLearnerMixin(
             data[Columns.LOSS_MASK].cpu().numpy(),
             data[columns.EPISODE_INDEX].cpu().numpy(),
             config.loss_agg_mode,
-            constant=config.resolved_loss_agg_constant(),
         )
-
-    @override(TorchLearner)
-    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
-        """Step the optimisers; during critic warm-up only the critics'."""
-        if self._weights_seq_no <= self.config.critic_warmup_iters:
-            critic = {
-                ref
-                for mid in self.module.keys()
-                for name, optimizer in self.get_optimizers_for_module(mid)
-                if name.endswith(CRITIC_OPTIMIZER) or mid in self._non_llm_ids
-                for ref in self._optimizer_parameters[optimizer]
-            }
-            for ref, parameter in self._params.items():
-                if ref not in critic:
-                    parameter.grad = None
-            gradients_dict = {r: g for r, g in gradients_dict.items() if r in critic}
-        super().apply_gradients(gradients_dict)
-
-    def _all_finite(self) -> bool:
-        """Return whether all gradients are finite; otherwise apply ``nan_policy``."""
-        # Gradients are already summed over Learners, so all ranks see the same.
-        total = torch.zeros((), device=self._device)
-        for module_id in self.module.keys():
-            parameters = self.module[module_id].unwrapped().parameters()
-            norms = [
-                torch.linalg.vector_norm(p.grad, dtype=torch.float32)
-                for p in parameters
-                if p.grad is not None
-            ]
-            if norms:
-                square = torch.stack(norms).square().sum()
-                # Before clipping, so that the metric shows spikes.
-                self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
-                total = total + square
-        norm = total.sqrt()
-        if bool(torch.isfinite(norm)):
-            return True
-        self._nan_steps += 1
-        message = (
-            f"Non-finite gradient (norm {float(norm)}) in update "
-            f"{self._weights_seq_no}. Lower lr or grad_clip, or look for extreme "
-            "rewards in the transcripts."
-        )
-        if self.config.nan_policy == "error":
-            raise RLlibLLMError(message)
-        logger.warning("%s The step is skipped (nan_policy='skip').", message)
-        return False
 
     # After the steps -----------------------------------------------------------------
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.errors import RLlibLLMError
@@ -31,26 +29,28 @@ class ComposedLossMixin(LearnerStats):
     Inputs over the whole batch (ranks, shares, transformed advantages) are computed
     once per iteration over the tokens of all Learners, before it is split, so that
     neither micro-batches nor the number of Learners change a gradient.
+
+    The Learner calls the methods of parts that are configured, and no others: a policy
+    with the algorithm's own loss takes no step here.
     """
 
     def build(self) -> None:
         """Build the Learner and its loss components."""
         super().build()
+        configs = {
+            module_id: self.config.get_config_for_module(module_id)
+            for module_id in self.config.llm_module_ids
+        }
         self._composed_loss: dict[str, ComposedLoss] = {
-            module_id: self.config.get_config_for_module(
-                module_id
-            ).build_composed_loss()
-            for module_id in self.config.llm_module_ids
+            module_id: config.build_composed_loss()
+            for module_id, config in configs.items()
         }
-        self._mismatch_settings: dict[str, dict[str, Any] | None] = {
-            module_id: self.config.get_config_for_module(module_id).mismatch_settings()
-            for module_id in self.config.llm_module_ids
-        }
-
-    @property
-    def _scores_are_needed(self) -> bool:
-        """True if a policy's components need scores of before the update."""
-        return any("scores" in p.needs for p in self._composed_loss.values())
+        needs = {m: loss.needs for m, loss in self._composed_loss.items()}
+        self._token_needs: frozenset[str] = frozenset().union(*needs.values())
+        self._uncut_sequences = frozenset(m for m in needs if "sequences" in needs[m])
+        # Policies without correction have no entry.
+        corrections = {m: config.mismatch_settings() for m, config in configs.items()}
+        self._mismatch_settings = {m: s for m, s in corrections.items() if s}
 
     def _prepare_tokens(self, data: dict[str, dict[str, Any]]) -> None:
         """Add the columns that components need, and transform advantages."""
@@ -147,26 +147,25 @@ class ComposedLossMixin(LearnerStats):
 
     @torch.no_grad()
     def _correct_mismatch(self, module_id: str, batch: dict[str, Any]) -> None:
-        """Multiply the advantages of ``batch`` by importance weights, if configured.
+        """Multiply the advantages of ``batch`` by importance weights.
 
         Policy losses are linear in the advantages' scale, so this weights each token's
         policy loss and no other term.
 
         Args:
-            module_id: Policy of the batch.
+            module_id: Policy of the batch; ``_mismatch_settings`` has its settings.
             batch: Whole sequences if the settings contain a level or band of sequences.
         """
-        settings = self._mismatch_settings.get(module_id)
         mask = batch[Columns.LOSS_MASK]
         trained = int(mask.sum())
-        if settings is None or not trained:
+        if not trained:
             return
         correction = mismatch_weights(
             batch[Columns.ACTION_LOGP],
             batch[columns.BEHAVIOUR_LOGP],
             mask,
             batch[columns.EPISODE_INDEX],
-            **settings,
+            **self._mismatch_settings[module_id],
         )
         batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * correction.weights
         for key, value in (
@@ -194,15 +193,6 @@ class ComposedLossMixin(LearnerStats):
             )
             total = total + loss
         return total
-
-    def _cut(
-        self, module_id: str, data: dict[str, Any], max_tokens: int | None
-    ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
-        """Yield micro-batches; sequences stay whole if a component needs it."""
-        components = self._composed_loss.get(module_id)
-        is_whole = components is not None and "sequences" in components.needs
-        together = data[columns.EPISODE_INDEX] if is_whole else None
-        return micro_batches(data, max_tokens, together=together)
 
     def _log_stats(self) -> None:
         """Let components adapt to the update, then log it."""
@@ -256,15 +246,12 @@ class ReferenceKLMixin(LearnerStats):
         Args:
             module_id: Policy of the loss.
             config: That policy's config.
-            batch: The micro-batch.
+            batch: The micro-batch, with the reference's log-probabilities.
             logp: Log-probabilities under the policy being trained. [B, T]
 
         Returns:
-            Loss per token [B, T]; 0.0 if there is no reference, or the KL is part of
-            the rewards.
+            Loss per token [B, T]; 0.0 if the KL is part of the rewards.
         """
-        if columns.REF_LOGP not in batch:
-            return 0.0
         mask, largest = batch[Columns.LOSS_MASK], config.ref_kl_clip
         # At least 1: micro-batches without trained tokens are skipped.
         trained = int(mask.sum())

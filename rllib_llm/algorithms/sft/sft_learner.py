@@ -11,7 +11,8 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
-from rllib_llm.losses.surrogate import negative_log_likelihood, weighted_loss
+from rllib_llm.losses.aggregation import weighted_loss
+from rllib_llm.losses.surrogate import negative_log_likelihood
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

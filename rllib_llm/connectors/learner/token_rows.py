@@ -1,10 +1,14 @@
-"""First learner connector: episodes to padded token columns per module."""
+"""First learner connector: masked token rows from turn records, in padded columns.
+
+An agent's episode yields one row while each prompt extends the stored ids; where a
+prompt does not (edited context, re-rendered history) a new row starts. Every sampled
+token is in exactly one row, so it is trained exactly once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +17,14 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.connectors.learner.rows import Row, RowBuilder, build_rows, pad_rows
+from rllib_llm.connectors.learner.rejected_actions import (
+    Choices,
+    append_rejected,
+    pad_choices,
+)
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.data.types import StopPolicy
+from rllib_llm.data.types import Choice, Prompt, StopPolicy, Turn
 from rllib_llm.losses.aggregation import token_weights
 
 if TYPE_CHECKING:
@@ -53,9 +61,7 @@ class TokenRows(ConnectorV2):
 
     Args:
         settings: Settings of each policy, by ModuleID; other policies get no rows.
-        critic: ModuleID of a critic that policies share, None for none.
-        critic_view: Rows of that critic: those of all policies ("shared"), or one per
-            episode with all agents' prompts and turns in execution order ("central").
+        critic: ModuleID of a critic that gets the rows of all policies; None for none.
 
     Attributes:
         module_ids: Policies whose rows are built; the learner reduces it to those that
@@ -66,12 +72,10 @@ class TokenRows(ConnectorV2):
         self,
         settings: Mapping[str, RowSettings],
         critic: str | None = None,
-        critic_view: str | None = None,
     ):
         super().__init__()
         self.settings = dict(settings)
         self.critic = critic
-        self.critic_view = critic_view
         self.module_ids = tuple(settings)
 
     @override(ConnectorV2)
@@ -96,14 +100,10 @@ class TokenRows(ConnectorV2):
         for module_id, parts in parts_by_policy.items():
             batch[module_id] = self._columns(parts, self.settings[module_id])
         if self.critic is not None and parts_by_policy:
-            settings = self.settings[self.module_ids[0]]
-            if self.critic_view == "central":
-                critic_batch = central_columns(episodes, self.module_ids, settings)
-            else:
-                critic_batch = self._columns(
-                    [p for parts in parts_by_policy.values() for p in parts], settings
-                )
-            batch[self.critic] = critic_batch
+            batch[self.critic] = self._columns(
+                [p for parts in parts_by_policy.values() for p in parts],
+                self.settings[self.module_ids[0]],
+            )
         return batch
 
     def _columns(
@@ -164,67 +164,6 @@ def _weigh_observations(out: dict[str, np.ndarray], weight: float) -> None:
     out[Columns.LOSS_MASK] = out[Columns.LOSS_MASK] | read
 
 
-def central_columns(
-    episodes: list[Any], module_ids: Collection[str], settings: RowSettings
-) -> dict[str, np.ndarray]:
-    """Return one row per episode with the prompts and turns of all agents.
-
-    Args:
-        episodes: MultiAgentEpisodes.
-        module_ids: Policies whose turns get values; others' turns are part of the text.
-        settings: Settings of the rows.
-
-    Returns:
-        The columns of policies' rows; ``agent_index`` is 0.
-    """
-    rows: list[Row] = []
-    owners: list[int] = []
-    trained: list[bool] = []
-    for multi_agent_index, episode in enumerate(episodes):
-        parts = agent_episodes(episode)
-        turns = [
-            (turn.env_t, episode_data(part).agent_index, part.module_id, turn)
-            for part in parts
-            for turn in part.get_extra_model_outputs(columns.TURN)
-        ]
-        if not any(module_id in module_ids for _, _, module_id, _ in turns):
-            continue  # nothing to value
-        # By environment step, then by agent: the execution order of MARFT.
-        turns.sort(key=lambda each: each[:2])
-        builder = RowBuilder()
-        for _, step in itertools.groupby(enumerate(turns), key=lambda each: each[1][0]):
-            together = list(step)
-            # All prompts of a step before its first turn: the value of the joint
-            # action must not depend on a part of it.
-            for _, (*_, turn) in together:
-                builder.prompt(turn.prompt_ids)
-            for index, (_, _, module_id, turn) in together:
-                if module_id in module_ids:
-                    builder.turn(index, turn, 0.0)
-                else:
-                    builder.prompt(turn.action_ids)
-        data = episode_data(episode)
-        last = (episode_data(p).prompt for p in parts if p.is_truncated)
-        final_prompts = [prompt for prompt in last if prompt is not None]
-        for prompt in final_prompts:
-            builder.prompt(prompt.ids)
-        row = builder.build()
-        cut = episode.is_truncated and data.stop_policy is StopPolicy.BOOTSTRAP
-        row.bootstrap = row.bootstraps_agent_turn = settings.has_critic and cut
-        rows.append(row)
-        owners.append(multi_agent_index)
-        trained.append(data.stop_policy is not StopPolicy.MASK)
-    out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
-    out[columns.EPISODE_INDEX] = out[columns.MULTI_AGENT_EPISODE_INDEX] = np.asarray(
-        owners, np.int64
-    )
-    out[columns.AGENT_INDEX] = np.zeros(len(rows), np.int64)
-    # A critic's batch needs these columns, but its loss is on values only.
-    zeros = np.zeros(out[columns.INPUT_IDS].shape, np.float32)
-    out[Columns.ADVANTAGES], out[columns.LOSS_WEIGHTS] = zeros, zeros.copy()
-    return out
-
-
 def _spread(
     advantages: list[Any], turn_ids: np.ndarray, mask: np.ndarray
 ) -> np.ndarray:
@@ -253,3 +192,189 @@ def _rows(episode: SingleAgentEpisode, settings: RowSettings) -> list[Row]:
         bootstrap=episode.is_truncated and bootstrap,
         row_per_turn=settings.row_per_turn,
     )
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One token sequence of an episode; all arrays have one entry per token.
+
+    Attributes:
+        ids: Token ids. int32 [T]
+        turn_ids: Turn that sampled the token, -1 for prompt tokens. int32 [T]
+        steps: Environment step of that turn, -1 for prompt tokens. int32 [T]
+        logps: Log-probability recorded when it was sampled, else 0. float32 [T]
+        rewards: The turn's reward on its last token, else 0. float32 [T]
+        bootstrap: Whether the value after the last token replaces the rewards that a
+            truncated episode did not reach.
+        bootstraps_agent_turn: Whether that value follows an unanswered prompt.
+        choices: Rejected candidate actions, appended after the conversation. None if
+            no turn was chosen from a list.
+    """
+
+    ids: np.ndarray
+    turn_ids: np.ndarray
+    steps: np.ndarray
+    logps: np.ndarray
+    rewards: np.ndarray
+    bootstrap: bool = False
+    bootstraps_agent_turn: bool = False
+    choices: Choices | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def end(self) -> int:
+        """Column after the conversation's last token."""
+        return len(self) if self.choices is None else self.choices.end
+
+
+class RowBuilder:
+    """Builder of a row from prompts and turns, in order."""
+
+    def __init__(self) -> None:
+        """Start an empty row."""
+        self.parts: list[tuple[np.ndarray, ...]] = []
+        self.length = 0
+        self.choices: list[tuple[int, Turn, Choice]] = []
+
+    def prompt(self, ids: Sequence[int] | np.ndarray) -> None:
+        """Append tokens that were not sampled."""
+        tokens = np.asarray(ids, np.int32)
+        zeros = np.zeros(len(tokens), np.float32)
+        no_turn = np.full(len(tokens), -1, np.int32)
+        self.parts.append((tokens, no_turn, no_turn, zeros, zeros))
+        self.length += len(tokens)
+
+    def turn(self, index: int, turn: Turn, reward: float) -> None:
+        """Append the tokens of a turn with its reward.
+
+        A turn that was chosen as a whole is one step of the policy, represented by its
+        first token.
+        """
+        n = len(turn.action_ids)
+        index_of, step = np.full(n, index, np.int32), np.full(n, turn.env_t, np.int32)
+        rewards = np.zeros(n, np.float32)
+        if turn.choice is None:
+            # On the last token: GAE carries it back over the turn's other tokens.
+            rewards[-1] = reward
+        else:
+            rewards[0] = reward
+            # The other tokens are masked: the choice has one probability, not several.
+            index_of[1:] = step[1:] = -1
+            self.choices.append((self.length, turn, turn.choice))
+        ids = np.asarray(turn.action_ids, np.int32)
+        logps = np.asarray(turn.action_logps, np.float32)
+        self.parts.append((ids, index_of, step, logps, rewards))
+        self.length += n
+
+    def build(self) -> Row:
+        """Return the row."""
+        choices = append_rejected(self) if self.choices else None
+        ids, turn_ids, steps, logps, rewards = (
+            np.concatenate(c) for c in zip(*self.parts, strict=True)
+        )
+        return Row(ids, turn_ids, steps, logps, rewards, choices=choices)
+
+
+def build_rows(
+    turns: Sequence[Turn],
+    rewards: Sequence[float],
+    *,
+    final_prompt: Prompt | None = None,
+    bootstrap: bool = False,
+    row_per_turn: bool = False,
+) -> list[Row]:
+    """Return the rows of one episode.
+
+    Args:
+        turns: The recorded turns, in time order.
+        rewards: One reward per turn.
+        final_prompt: Prompt that would have come next; used if ``bootstrap``.
+        bootstrap: Whether the episode was truncated, so that the critic's value at its
+            end counts. With ``final_prompt`` that value includes the last observation.
+        row_per_turn: Start a row at every turn even where the prefix holds. Each row
+            then repeats its context: equal gradients at a higher cost.
+
+    Returns:
+        At least one row; ``bootstrap`` is set on the last one only.
+    """
+    rows: list[Row] = []
+    builder: RowBuilder | None = None
+    history: list[np.ndarray] = []
+    for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
+        if not turn.extends:
+            history = []
+        # A row ends where the next prompt does not contain it unchanged.
+        if builder is not None and (row_per_turn or not turn.extends):
+            rows.append(builder.build())
+            builder = None
+        if builder is None:
+            builder = RowBuilder()
+            if history:
+                # Only with row_per_turn: otherwise the builder has the history already.
+                builder.prompt(np.concatenate(history))
+        builder.prompt(turn.prompt_ids)
+        builder.turn(index, turn, reward)
+        history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
+    assert builder is not None, "An episode has at least one turn."
+    # The last observation is only a prompt: nothing in it is trained.
+    if bootstrap and final_prompt is not None:
+        if not final_prompt.extends:
+            rows.append(builder.build())
+            builder = RowBuilder()
+        builder.prompt(final_prompt.ids)
+    rows.append(builder.build())
+    rows[-1].bootstrap = bootstrap
+    rows[-1].bootstraps_agent_turn = bootstrap and final_prompt is not None
+    return rows
+
+
+def pad_rows(
+    rows: Sequence[Row], *, pad_id: int, trained: Sequence[bool]
+) -> dict[str, np.ndarray]:
+    """Stack rows into right-padded ``[B, T]`` columns.
+
+    A bootstrapped row gets one extra column for the value *after* its last token, since
+    values are stored at the token that follows them. It holds ``pad_id``, unattended.
+
+    Args:
+        rows: Rows of any lengths.
+        pad_id: Id for padding.
+        trained: Per row, whether its sampled tokens are trained.
+
+    Returns:
+        ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids``, ``turn_steps``,
+        ``behaviour_logp``, ``token_rewards`` [B, T]; ``bootstrap_column`` and
+        ``bootstraps_agent_turn`` [B]. Of rows with choices also ``choice_starts``,
+        ``candidates`` and ``score_weights`` [B, T].
+    """
+    size = (len(rows), max(max(len(r), r.end + r.bootstrap) for r in rows))
+    out = {
+        columns.INPUT_IDS: np.full(size, pad_id, np.int64),
+        columns.ATTENTION_MASK: np.zeros(size, bool),
+        columns.TURN_IDS: np.full(size, -1, np.int64),
+        columns.TURN_STEPS: np.full(size, -1, np.int64),
+        columns.BEHAVIOUR_LOGP: np.zeros(size, np.float32),
+        columns.TOKEN_REWARDS: np.zeros(size, np.float32),
+        columns.BOOTSTRAP_COLUMN: np.full(len(rows), -1, np.int64),
+        columns.BOOTSTRAPS_AGENT_TURN: np.array(
+            [row.bootstraps_agent_turn for row in rows], bool
+        ),
+    }
+    for i, row in enumerate(rows):
+        n = len(row)
+        out[columns.INPUT_IDS][i, :n] = row.ids
+        out[columns.ATTENTION_MASK][i, :n] = True
+        out[columns.TURN_IDS][i, :n] = row.turn_ids
+        out[columns.TURN_STEPS][i, :n] = row.steps
+        out[columns.BEHAVIOUR_LOGP][i, :n] = row.logps
+        out[columns.TOKEN_REWARDS][i, :n] = row.rewards
+        if row.bootstrap:
+            # Not len(row): rejected actions after the conversation are not its future.
+            out[columns.BOOTSTRAP_COLUMN][i] = row.end
+    sampled = out[columns.TURN_IDS] >= 0  # [B, T]
+    out[Columns.LOSS_MASK] = sampled & np.asarray(trained, bool)[:, None]
+    if any(row.choices is not None for row in rows):
+        out |= pad_choices(rows, size)
+    return out

@@ -13,7 +13,7 @@ from rllib_llm.monitoring.alarms.alarm_actions import Guard
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
 if TYPE_CHECKING:
-    from rllib_llm.algorithms.learner.lr_scale import ScaledLearningRates
+    from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
 
 GUARD_KEY = "llm_guard"
 _LEARNERS = "learners"
@@ -24,7 +24,7 @@ class GuardedAlgorithm(RLlibAlgorithm):
     """Passes results to a guard, which can lower learning rates and restore states.
 
     It must come before the Algorithm class in the bases. Learners must inherit
-    :class:`rllib_llm.algorithms.learner.lr_scale.ScaledLearningRates`.
+    :class:`rllib_llm.algorithms.learner.optimizers.OptimizerMixin`.
     """
 
     @property
@@ -102,18 +102,18 @@ class GuardedAlgorithm(RLlibAlgorithm):
 
 
 def _lower_lr(
-    learner: ScaledLearningRates, *, module_id: str | None, factor: float, min_: float
+    learner: OptimizerMixin, *, module_id: str | None, factor: float, min_: float
 ) -> None:
     learner.lower_lr(module_id, factor, min_)
 
 
-def _lr_scales(learner: ScaledLearningRates) -> dict[str, float]:
+def _lr_scales(learner: OptimizerMixin) -> dict[str, float]:
     return dict(learner.lr_scales)
 
 
-def _set_lr_scales(learner: ScaledLearningRates, *, scales: dict[str, float]) -> None:
+def _set_lr_scales(learner: OptimizerMixin, *, scales: dict[str, float]) -> None:
     learner.set_lr_scales(scales)
 
 
-def _version(learner: ScaledLearningRates) -> int:
+def _version(learner: OptimizerMixin) -> int:
     return learner._weights_seq_no
