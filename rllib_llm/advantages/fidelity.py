@@ -36,6 +36,7 @@ def rank_correlation(estimates: np.ndarray, exact: np.ndarray) -> float:
         check_vector(name, column)
         check_finite(name, column, "Omit messages without an advantage.")
         scale = np.abs(column).max(initial=0.0) or 1.0
+        # Relative to the largest, so that the tolerance does not depend on the units.
         columns[name] = np.round(column / scale, 9)
         if len(column) < 2 or np.ptp(columns[name]) == 0:
             return math.nan
@@ -77,6 +78,7 @@ def summarise_gradient_norms(norms: np.ndarray) -> GradientNorms:
             f"norms has {norms.size} entries, the least {norms.min(initial=math.inf)}. "
             "There must be at least one, none negative. Pass the logged grad_norm."
         )
+    # The median and not the mean, which the spikes themselves would raise.
     median, largest = float(np.median(norms)), float(norms.max())
     if median > 0:
         return GradientNorms(median, largest, largest / median)

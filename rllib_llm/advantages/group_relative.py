@@ -75,6 +75,7 @@ def group_advantages(
     if not eps > 0:
         raise ValueError(f"eps is {eps}. It must be above 0. Use e.g. 1e-6.")
     returns, _, group, counts = _grouped(returns, group_ids)
+    # A copy: the array may be the caller's own.
     if baseline == "none" or not len(returns):
         return returns.copy()
 
@@ -168,4 +169,5 @@ def _group_std(
     centred: np.ndarray, group: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
     sum_sq = np.bincount(group, centred**2, len(counts))
+    # Sample deviation; a group of one has the sum 0 and so the deviation 0.
     return np.sqrt(sum_sq / np.maximum(counts - 1, 1))

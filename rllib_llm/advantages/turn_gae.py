@@ -29,6 +29,7 @@ def length_adaptive_lambda(length: int, alpha: float) -> float:
         ValueError: If ``alpha`` is not positive.
     """
     check_positive("alpha", alpha, "Use e.g. 0.05.")
+    # Below 1 / alpha tokens the formula is negative; lambda must lie in [0, 1].
     return max(0.0, 1.0 - 1.0 / (alpha * length)) if length else 0.0
 
 
@@ -64,6 +65,7 @@ def turn_gae(
         ValueError: As :func:`~rllib_llm.advantages.gae.token_gae`.
     """
     turn, starts = _turns(rewards, values, ends)
+    # token_gae over turns as its steps: one reward and one value per turn.
     advantages, targets = token_gae(
         np.bincount(turn, rewards, minlength=int(starts.sum())),
         np.asarray(values)[starts],
@@ -124,7 +126,9 @@ def bilevel_gae(
             bootstrap_value=bootstrap_value,
         )
         terms = rewards + gamma_token * np.append(values[1:], 0.0) - values
+        # The last token of a turn carries the turn's advantage into it.
         terms[ends] = outer
+        # 0 at the ends: the next turn has entered through the outer level already.
         decay = np.where(ends, 0.0, gamma_token * inside)
         return _discounted_sums(terms, decay) if len(terms) else terms
 
@@ -143,5 +147,6 @@ def _turns(
     )
     if len(ends) and not ends[-1]:
         raise ValueError("The last token must end a turn. Omit prompt tokens.")
+    # Cut to length: without tokens there is no first one.
     starts = np.append(True, ends[:-1])[: len(ends)]
     return starts.cumsum() - 1, starts

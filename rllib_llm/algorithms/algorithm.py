@@ -114,7 +114,10 @@ class LLMAlgorithm(
         if config is None:
             return default
         if not isinstance(config, Mapping):
+            # A copy that is not frozen: models and topics are written into it, and a
+            # config that built an algorithm is frozen and may build another.
             return config.copy(copy_frozen=False)
+        # The state of a config, as RLlib's checkpoints hold it, names its class.
         if "class" in config:
             return default.from_state(config)
         _refuse_unknown_keys(default, config)
@@ -259,6 +262,7 @@ class LLMAlgorithm(
             self.learner_group.is_local
             and self.env_runner is not None
             and isinstance(self.env_runner, LLMEnvRunner)
+            # On different devices the two need tensors of their own.
             and self.env_runner._device == self.learner_group._learner.device
         )
         if self._weights_are_shared:
@@ -289,6 +293,9 @@ class LLMAlgorithm(
             )
             self.metrics.log_value("weight_sync_mib", sent, reduce="sum")
         else:
+            # RLlib's stock runners have no receive_weights(). None waits for all of
+            # them; RLlib's default of 0 does not, and they would sample with old
+            # weights.
             group.sync_weights(
                 from_worker_or_learner_group=self.learner_group,
                 policies=list(self.config.llm_module_ids),
@@ -321,6 +328,7 @@ class LLMAlgorithm(
     @override(PPO)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
+        # RLlib also restores parts of a state, e.g. RLModules alone.
         if PACKAGE_STATE in state:
             self.set_package_state(state[PACKAGE_STATE])
 
@@ -353,6 +361,7 @@ class LLMAlgorithm(
         """Write a checkpoint and, last, its manifest (local file systems only)."""
         written = super().save_to_path(*args, **kwargs)
         if Path(written).is_dir():
+            # Last: a checkpoint without a manifest was interrupted.
             write_manifest(Path(written))
         return written
 
@@ -363,6 +372,7 @@ class LLMAlgorithm(
         Raises:
             CheckpointError: If the checkpoint differs from its manifest.
         """
+        # A single component's folder has no manifest of its own.
         if kwargs.get("component") is None and Path(path).is_dir():
             require_whole(Path(path))
         super().restore_from_path(path, *args, **kwargs)
@@ -446,6 +456,7 @@ def _is_ready(model: str | None) -> bool:
 def _refuse_unknown_keys(default: LLMConfig, given: Mapping[str, Any]) -> None:
     keys = set(default.keys())
     for key in given:
+        # Tune adds keys of its own with two underscores, e.g. __trial_info__.
         if key not in keys and not key.startswith("__"):
             raise ConfigError(
                 f"{type(default).__name__} has no setting {key!r}. "

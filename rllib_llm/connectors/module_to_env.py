@@ -99,6 +99,7 @@ class DecodeAction(ConnectorV2):
         renderer = self.renderers[module_id]
         assert renderer is not None, f"{module_id} is no language model."
         text = renderer.decode(data.sampled)
+        # Decoded once: a second call must not record the turn again.
         data.sampled = None
         # With thinking: the next prompt is rendered from the messages, and whether the
         # template keeps thinking is the template's decision.

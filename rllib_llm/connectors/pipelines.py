@@ -78,6 +78,7 @@ def learner_pipeline(
     )
     configs = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     critic = CRITIC_MODULE if config.critic_view else None
+    # Policies that are not trained need no rows.
     rows = {m: _row_settings(c) for m, c in configs.items()}
     is_central = config.critic_view == "central"
     # Order matters: scores need rows, and GAE needs the values among the scores.

@@ -68,6 +68,7 @@ def opening(
                     "env_config to use the template.",
                     stacklevel=2,
                 )
+            # The format that the environment reads, whichever the template would write.
             described = text_format(tools, env_format).describe(tools)
             observation, tools = f"{described}\n\n{observation}", None
     messages = [{"role": "system", "content": system}] if system else []
@@ -106,6 +107,7 @@ def template_tool_format(render: Callable[..., str]) -> str | None:
         plain = render([*dialogue, *results])
     except TemplateError:
         return None
+    # Later prompts are deltas: what was rendered before must not change.
     if _NAME not in first or not shown.startswith(first + _REPLY):
         return None
     # The delta after a reply must not depend on the tools: it is rendered without them.

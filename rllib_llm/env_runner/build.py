@@ -126,6 +126,7 @@ def recorder_factory(
     config: LLMConfig, assignment: PolicyAssignment | None
 ) -> Callable[[Task], Any]:
     """Return a function that builds the episode recorder of a task."""
+    # One environment for the agents' names; slots build their own.
     env = config.make_text_env()
     agents = agents_of(env)
     env.close()

@@ -167,6 +167,7 @@ class MultiAgentRecorder:
         data.num_sampled = self.num_sampled
         for agent_state in self._agent_states.values():
             agent_data = agent_state.data
+            # Every part carries the outcome: the Learner sees agents one by one.
             agent_data.task, agent_data.stop_reason = data.task, data.stop_reason
             agent_data.stop_policy = data.stop_policy
             agent_data.success = data.success
@@ -189,6 +190,7 @@ class MultiAgentRecorder:
                     "to possible_agents, or reward another one."
                 )
             check_reward(reward, self._agent_state(agent), self.task)
+            # The log holds rewards that change something; zeros are the default.
             if reward:
                 self._reward_log.append((self.env_t, agent, float(reward)))
         self._ended |= dict.fromkeys(reply.terminated, False)
@@ -258,6 +260,7 @@ class MultiAgentRecorder:
             turns = part.get_extra_model_outputs(columns.TURN) if len(part) else []
             if len(turns):
                 rewards = [(t, r) for t, a, r in self._reward_log if a == agent]
+                # At the end, since a reward may come after the agent's last turn.
                 part.set_rewards(new_data=rewards_of_turns(turns, rewards))
         flags = [part.is_truncated for part in self.episode.agent_episodes.values()]
         self.episode.is_truncated = any(flags)

@@ -134,6 +134,8 @@ class SingleAgentRecorder:
             truncated=truncated,
             given=info.get("stop_reason"),
         )
+        # The turn object is shared with RLlib's record, so the note reaches the
+        # Learner.
         agent_state.mark_turn(info)
         data.success = checked_success(info.get("success"), self.task)
         data.metrics = dict(info.get("metrics") or {})

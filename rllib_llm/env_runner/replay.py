@@ -64,6 +64,7 @@ class Replay:
                 more often, or has no language model as its policy.
         """
         completions = {p.agent_id: tuple(p.completions) for p in players}
+        # By the task's group: rollouts of it start from the same state.
         key = (players[0].task.group_id, tuple(sorted(completions.items())))
         if key not in self._played:
             started = time.perf_counter()

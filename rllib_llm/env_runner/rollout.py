@@ -87,6 +87,8 @@ class Rollout:
             m: v.actor for m, v in action_sources.items() if v.actor is not None
         }
         engines = [v.engine for v in action_sources.values() if v.engine is not None]
+        # By identity: several policies may share an engine, which must step once a
+        # round.
         self._engines = list({id(e): e for e in engines}.values())
         self._env_to_module = env_to_module
         self._module_to_env = module_to_env
@@ -94,6 +96,7 @@ class Rollout:
         self._module = module
         self._on_event = on_event
         self._monitor = monitor or RolloutMonitor()
+        # One queue for all threads: the loop sleeps on a single object.
         self._replies: queue.SimpleQueue[EnvReply] = queue.SimpleQueue()
         self.slots = [
             Slot(i, EnvWorker(make_env, self._replies)) for i in range(num_slots)
@@ -185,6 +188,7 @@ class Rollout:
                     slot,
                     "reset",
                     seed=slot.task.seed,
+                    # A copy: the task may be played again, and environments may write.
                     options=dict(slot.task.options),
                 )
 
@@ -197,6 +201,7 @@ class Rollout:
     def _collect_replies(self) -> Ready:
         """Process the environments' replies; block only while the engines are idle."""
         ready: Ready = []
+        # With unfinished turns the next engine step is more urgent than any reply.
         block = not any(e.num_unfinished for e in self._engines) and any(
             s.waiting_for in ("reset", "step") for s in self.slots
         )
@@ -226,6 +231,7 @@ class Rollout:
         if recorder.episode.is_done:
             self._finish(slot)
             return
+        # Agents that act at once: the environment steps when the last one has acted.
         slot.waiting_for, slot.num_pending = "engine", len(agent_states)
         slot.since = time.perf_counter()
         ready += [(slot, agent_state) for agent_state in agent_states]
@@ -281,6 +287,7 @@ class Rollout:
     def _submit(
         self, slot: Slot, agent_state: AgentState, action_source: ActionSource
     ) -> None:
+        # The generation keeps sessions of consecutive episodes in a slot apart.
         session = (slot.index, slot.generation, agent_state.index)
         if session not in self._by_session:
             action_source.engine.open(session, **action_source.open_settings)
@@ -370,6 +377,7 @@ class Rollout:
 
     def _record(self, slot: Slot, agent_state: AgentState, turn: Turn) -> None:
         self._monitor.turn_finished()
+        # Set here, since engines do not know the environment's time.
         turn.env_t = slot.recorder.env_t
         agent_state.turn = turn
         agent_state.data.record(turn)
@@ -424,6 +432,7 @@ class Rollout:
         self._replace_env(slot)  # its state is undefined, and its call may hang
         slot.recorder.data.stop_reason = reason
         policy = self._limits.stop_policies[reason]
+        # Without a turn there is nothing to train on, whatever the stop policy says.
         if policy is StopPolicy.DROP or not slot.recorder.has_turns:
             self._retry(slot, why)
         else:

@@ -93,6 +93,8 @@ class TaskQueue:
             self._waiting.append((index, task, attempt + 1))
             return
         self.failures.append((task, reason.value))
+        # At once, not at the end: a broken environment must not use up its retries on
+        # every task.
         if len(self.failures) > self._max_failed_fraction * self.num_tasks:
             raise EnvContractError(
                 f"{len(self.failures)} of {self.num_tasks} episodes failed even after "

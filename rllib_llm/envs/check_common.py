@@ -171,6 +171,7 @@ def _check_ending(subject: Subject) -> Iterator[str]:
 
 def _check_determinism(subject: Subject) -> Iterator[str]:
     """Check that the seed determines the episode, whatever else runs meanwhile."""
+    # Three instances: state shared between them shows in interleaved episodes only.
     once, again, other = subject.build(), subject.build(), subject.build()
     # In reverse order, to expose state that earlier episodes left behind.
     for play in reversed(subject.random):
@@ -197,6 +198,7 @@ def _interleaved(
 ) -> PlayedEpisode:
     """Play ``seed`` while another instance plays another seed, turn by turn."""
     play = PlayedEpisode(env, seed, replay(actions))
+    # Another seed: equal episodes would hide that they share a state.
     foreign = PlayedEpisode(other, seed + 1, replay(actions))
     while play.advance():
         foreign.advance()
@@ -222,6 +224,7 @@ def _check_garbage(subject: Subject) -> Iterator[str]:
         return  # it also fails on valid text
     env, seed = subject.build(), subject.seeds[0]
     valid = [a for play in subject.plays for a in play.transcript.actions[:1]][:2]
+    # Reversed, long and with huge numbers: mutations of what parse() accepts.
     damaged = [text for a in valid for text in (a[::-1], a * 500, a + "9" * 400)]
     for text in (*_GARBAGE, *damaged):
         play = PlayedEpisode(env, seed, always(text), limit=2).finish()

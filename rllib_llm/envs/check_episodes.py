@@ -40,6 +40,7 @@ class PlayedEpisode:
     def advance(self) -> bool:
         """Reset, or play one more turn; return False at the end."""
         error = raised_by(lambda: next(self._turns))
+        # StopIteration is the end of the generator, not a fault of the environment.
         if error is not None and not isinstance(error, StopIteration):
             self.error = error
         return error is None

@@ -70,6 +70,7 @@ class EnvOptions:
                     f"{type(self).__name__} has no option {name!r}. "
                     + did_you_mean(name, [*defaults, *also])
                 )
+            # By identity, so that a default of another type than its annotation passes.
             if given[name] is not defaults.get(name):
                 kind = hints_of(_start_of(type(self))).get(name, Any)
                 require(f"{type(self).__name__}.{name}", given[name], kind)
@@ -104,6 +105,7 @@ def _start_of(cls: type) -> Callable[..., Any]:
 
 def _start_options(cls: type) -> dict[str, Any]:
     """Return the keyword options of ``start`` and their defaults."""
+    # Without self and the random generator.
     parameters = list(inspect.signature(_start_of(cls)).parameters.values())[2:]
     return {
         p.name: None if p.default is p.empty else p.default

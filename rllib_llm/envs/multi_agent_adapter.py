@@ -108,6 +108,7 @@ class MultiAgentAdapter:
         is_set = isinstance(names, (set, frozenset))
         self.possible_agents: list[str] = sorted(names) if is_set else list(names)
         self.env = env
+        # Read once: PettingZoo requires that spaces do not change.
         declared = {agent: _spaces_of(env, agent) for agent in self.possible_agents}
         self._numbers = {
             agent: spaces
@@ -183,9 +184,11 @@ class MultiAgentAdapter:
                 )
         # AEC environments repeat the flags of ended agents; report each end once.
         raw.terminated -= self._ended
+        # Terminated wins: a terminal state has no value to bootstrap from.
         raw.truncated -= self._ended | raw.terminated
         self._account_for_agents(raw)
         step = MultiAgentStep(
+            # float(): numpy scalars of other dtypes would travel into logs and JSON.
             rewards=[(a, float(r)) for a, r in raw.rewards if r],
             terminated=self._ordered(raw.terminated),
             truncated=self._ordered(raw.truncated),
@@ -207,6 +210,7 @@ class MultiAgentAdapter:
         ended_now = raw.terminated | raw.truncated
         for agent in sorted(raw.alive | ended_now):
             self._require_declared(agent, "a turn")
+        # PettingZoo's AEC games list ended agents until they have made a dead step.
         alive = raw.alive - ended_now
         for agent in sorted(self._live - alive - ended_now):
             raise EnvContractError(
@@ -237,6 +241,7 @@ class MultiAgentAdapter:
         return observation
 
     def _questions(self, raw: Raw) -> dict[str, Any]:
+        # Ended agents may still have an observation: it is their last one, no question.
         texts = {a: self._read(raw.asked[a], a) for a in raw.asked if a in self._live}
         if isinstance(self._play, ParallelBackend):
             # The API has no turn order, so an empty text means that an agent waits.
@@ -306,6 +311,7 @@ def _text_of(observation: object, agent: str) -> str:
 def _read_results(step: MultiAgentStep, shared: dict[str, Any]) -> None:
     """Set the results of the whole episode from the infos."""
     reason = None
+    # The common info last, so that it overrides the agents'.
     for info in (*step.infos.values(), shared):
         step.metrics.update(info.get("metrics") or {})
         if info.get("success") is not None:

@@ -231,6 +231,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self.rewards: dict[str, float] = {}
         self._cumulative_rewards: dict[str, float] = {}
         self.grants: list[tuple[str, float]] = []
+        # observe() is legal for every agent, also before its first turn.
         self._texts: dict[str, Any] = dict.fromkeys(self.possible_agents, "")
         self._round: list[str] = []
         self._answers: dict[str, Any] = {}
@@ -286,6 +287,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a :meth:`snapshot`, as often as needed."""
+        # Attributes that were set after the snapshot must not survive.
         for name in self._state().keys() - state.keys():
             delattr(self, name)
         self.__dict__.update(copy.deepcopy(state))
@@ -306,6 +308,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
             failed = action is None
             self.infos[agent] = {"parsed_action": action, "invalid_action": failed}
             if failed:
+                # The others' actions stay valid: only this agent is asked again.
                 invalid.append(agent)
                 self._grant({agent: self.invalid_action_reward})
             else:
@@ -355,6 +358,8 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
                     f"turn {self.turn}; rewards must be finite numbers."
                 )
             self.grants.append((agent, float(reward)))
+            # Agents that have left keep their grants, which PettingZoo's dictionary
+            # drops.
             if agent in self.rewards:
                 self.rewards[agent] += float(reward)
 
@@ -388,6 +393,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
                 # A terminal state has no next observation to bootstrap from.
                 cut = self.truncations[agent] and not self.terminations[agent]
                 self._texts[agent] = self._text_for(agent, again) if cut else ""
+        # PettingZoo's API needs a selection even then, for the dead steps.
         if not live:
             self.agent_selection = self.agents[0]
             return

@@ -34,6 +34,7 @@ class OnePlayer(gym.Env):
         self.observation_space = self.action_space = UnicodeText()
         inner = env.unwrapped
         self.max_turns: float = getattr(inner, "max_turns", np.inf)
+        # A round of simultaneous agents takes one step here per agent.
         rounds = getattr(inner, "simultaneous", False)
         self.max_actions = self.max_turns * (len(env.possible_agents) if rounds else 1)
         self.is_text_env = isinstance(inner, MultiAgentTextEnv)
@@ -75,6 +76,7 @@ class OnePlayer(gym.Env):
         info |= infos[-1] | {"rewards": step.rewards, "success": step.success}
         info["invalid_action"] = any(i.get("invalid_action") for i in infos)
         info["metrics"], info["stop_reason"] = step.metrics, step.stop_reason
+        # Gymnasium has one pair of flags; a mixed ending counts as truncated.
         truncated = step.is_over and bool(step.truncated)
         terminated = step.is_over and not truncated
         reward = float(sum(r for _, r in step.rewards))

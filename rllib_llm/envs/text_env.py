@@ -141,9 +141,12 @@ class TextEnv(EnvOptions, gym.Env):
         parsed = self.parse(action)
         result = self._invalid() if parsed is None else self.reply(parsed)
         self._check_result(result)
+        # Kept: an earlier turn may have reported it, and the last one need not repeat
+        # it.
         if result.success is not None:
             self._success = result.success
         info: dict[str, Any] = {
+            # First, so that an author's keys cannot replace those below.
             **self.more_info(),
             "parsed_action": parsed,
             "invalid_action": parsed is None,

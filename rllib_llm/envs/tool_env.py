@@ -69,6 +69,7 @@ class ToolEnv(TextEnv):
         self._results: list[Result] = []
         self._of_turn: list[Result] = []
         prompt, info = super().reset(seed=seed, options=options)
+        # After start(), which may set the episode's tools.
         self.tool_set = ToolSet(
             self.tools,
             tool_format=self.tool_format,

@@ -96,6 +96,7 @@ def play_tasks(
     episodes = runner.sample(
         tasks=[rollout for _, rollout in numbers.values()],
         explore=not greedy,
+        # Failures are outcomes here, not a reason to end.
         max_failed_fraction=1.0,
     )
     runner.get_metrics()  # discarded: training metrics must not include these episodes

@@ -23,6 +23,7 @@ def local_runner(algo: LLMAlgorithm) -> Any:
     if not isinstance(runner, LLMEnvRunner):  # trained with RLlib's stock runner
         runner = LLMEnvRunner(config=algo.config, worker_index=0)
     weights = algo.learner_group.get_weights()
+    # The local EnvRunner may hold older weights than the Learners.
     runner.set_state({COMPONENT_RL_MODULE: weights})
     return runner
 
@@ -60,6 +61,7 @@ def runner_in(
         )
     other = LLMEnvRunner(config=config, worker_index=0)
     actors = {m: actor.module for m, actor in runner.actors.items()}
+    # The same tensors: a second copy of the models might not fit.
     other.share_weights_of({**runner.modules, **actors})
     return other
 

@@ -86,6 +86,7 @@ def evaluate_algorithm(
     Returns:
         The evaluation and its outcomes.
     """
+    # Also with another environment: it takes the Learners' weights from there.
     runner_of_algo = local_runner(algo)
     runner = runner_of_algo
     if env is not None:
@@ -150,6 +151,7 @@ def _pass_at(solved: Sequence[Sequence[float]], samples: int) -> dict[int, Estim
         chances = [
             [pass_at_k(len(task), int(sum(task)), k)]
             for task in solved
+            # Failed samples are missing; a task with fewer than k has no estimate.
             if len(task) >= k
         ]
         if chances:

@@ -107,6 +107,7 @@ def outcome(trajectory: Trajectory, *, key: str) -> float:
     Returns:
         Reward of the last turn; True counts 1 and False 0.
     """
+    # Metrics first: they are those of the whole episode.
     value = trajectory.metrics.get(key)
     value = trajectory.last_info(key) if value is None else value
     try:
@@ -127,6 +128,7 @@ def _best(
     given, golds = final_answer(trajectory, answer), gold_answers(trajectory)
     if given is None:
         return missing
+    # The best match: several texts may be correct.
     return max((score(given, gold) for gold in golds), default=0.0)
 
 
@@ -135,4 +137,5 @@ def _same(given: str, gold: str) -> float:
 
 
 def _covers(given: str, gold: str) -> float:
+    # With spaces, so that whole words match: "art" is not in "party".
     return float(f" {normalise(gold)} " in f" {normalise(given)} ")

@@ -85,6 +85,7 @@ def optima_cost(table: TurnTable, *, weight: float = 0.5) -> np.ndarray:
         raise ValueError(
             f"weight={weight} must be >= 0, because it is subtracted. Drop the sign."
         )
+    # Numbers from 0 without gaps, which bincount needs.
     episodes = combined_keys(table.task, table.episode)
     tokens = np.bincount(episodes, table.tokens)[episodes]
     groups = combined_keys(table.task)

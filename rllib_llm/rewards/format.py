@@ -114,6 +114,7 @@ def overlong(
             f"buffer={buffer} must be in [1, longest={longest}], in tokens. Lower it."
         )
     _check_penalty(penalty)
+    # Over all turns: the limit is one of the episode, not of a turn.
     return penalty * overlong_penalty(sum(trajectory.num_tokens), longest, buffer)
 
 
@@ -142,6 +143,7 @@ def check_ngram(n: int) -> None:
     Raises:
         ValueError: If it is not.
     """
+    # bool first: True is an int in Python.
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n={n!r} must be a number of words >= 1. Use e.g. 4.")
 

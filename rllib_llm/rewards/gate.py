@@ -58,6 +58,8 @@ class Gate:
                 raise ValueError(
                     f"above={above!r} of a level must be a number. Use e.g. 0.5."
                 )
+            # Bound here and not at the first call, so that wrong names fail with the
+            # config.
             when = _rewards("when", level["when"])
             self.levels.append((when, above, _level_reward("reward", level["reward"])))
         self.otherwise = _level_reward("otherwise", otherwise)
@@ -140,6 +142,8 @@ async def _sum(bound: Sequence[BoundComponent], trajectory: Trajectory) -> np.nd
     total = np.zeros(len(trajectory))
     for one in bound:
         reward = one.call(trajectory)
+        # Rewards may be coroutines, e.g. those that call a judge.
         reward = await reward if inspect.isawaitable(reward) else reward
+        # Weights are constant inside a gate (checked above), so any iteration will do.
         total += one.weight_at(0) * per_turn(one, reward, len(trajectory))
     return total

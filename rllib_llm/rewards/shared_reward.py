@@ -23,9 +23,12 @@ def share_rewards(episodes: Iterable[Any], share: float) -> None:
     """
     for episode in episodes:
         parts = getattr(episode, "agent_episodes", {})
+        # Agents that never acted get no share: they have no turn to hold it.
         acting = {a: p for a, p in parts.items() if len(p)}
         for agent, part in acting.items():
             turns = part.get_extra_model_outputs(columns.TURN)
+            # From the log and not from the turns' rewards: agents share rewards of
+            # steps in which they did not act, too.
             shared_log = [
                 (t, reward * ((1 - share) * (receiver == agent) + share / len(acting)))
                 for t, receiver, reward in episode.custom_data[columns.REWARD_LOG]

@@ -36,6 +36,8 @@ def share(
     if of not in ("round", "episode"):
         raise ValueError(f"of={of!r} must be 'round' or 'episode'. Use 'round'.")
     episodes = table.episode[table.owner]
+    # A round is an environment step: its messages were written without reading each
+    # other.
     sets = episodes if of == "episode" else combined_keys(episodes, table.step)
     return allocate_rewards(table.rewards, sets, "shared", team_weight=team_weight)
 
@@ -91,6 +93,7 @@ def maporl(
     """
     episodes, agents = table.episode[table.owner], table.agent[table.owner]
     scores = influence_rewards(table.rewards, episodes, table.turn, discount=discount)
+    # From the verifier's rewards, not from the scores, which mix in later rounds.
     bonuses = persuasion_bonuses(
         table.rewards,
         episodes,

@@ -39,6 +39,7 @@ def check_pattern(pattern: str, groups: int | None = None) -> None:
         ValueError: If it is not, or has another number of groups.
     """
     try:
+        # DOTALL as in the matching: answers may have several lines.
         compiled = re.compile(pattern, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(

@@ -64,6 +64,8 @@ def group(
                 "each return is compared with one other, which has neither deviation "
                 "nor turns. Set scale='none', and omit by and unit."
             )
+        # The greedy rollout is no member of the group, so one rollout per task is
+        # enough.
         return (table.returns - table.greedy_returns)[table.owner]
     values, keys, of_turn = compared(table, by, discount)
     if unit == "turn":
@@ -74,5 +76,6 @@ def group(
                 "Omit unit."
             )
         values, keys = values[of_turn], keys[of_turn]
+        # Values are per turn from here on, so each turn is its own sample.
         of_turn = np.arange(len(of_turn))
     return group_advantages(values, keys, baseline=baseline, scale=scale)[of_turn]

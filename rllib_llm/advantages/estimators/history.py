@@ -57,6 +57,8 @@ class History:
         means = {key: self.means.get(key) or values for key, values in fresh.items()}
         baselines = {key: float(self.statistic(v)) for key, v in means.items()}
         keys = [self._key(table, i) for i in range(len(table))]
+        # Before this batch enters the history: a return must not be part of its own
+        # baseline.
         advantages = table.returns - np.array([baselines[key] for key in keys])
         for key, values in fresh.items():
             kept = self.means.pop(key, deque(maxlen=self.window))

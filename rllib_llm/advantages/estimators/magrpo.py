@@ -59,12 +59,15 @@ def magrpo(
     episodes = table.episode[table.owner]
     rounds = combined_keys(episodes, table.turn)  # ordered by episode, then round
     _, first = np.unique(rounds, return_index=True)
+    # Sums: the team's reward of a round is that of all its agents.
     rewards: np.ndarray = np.bincount(rounds, table.rewards)
     if team == "mean":
         _, episode_of, sizes = np.unique(
             table.episode, return_inverse=True, return_counts=True
         )
         rewards /= sizes[episode_of][table.owner][first]
+    # An episode is a chain of rounds, i.e. a tree without branches: the parent of a
+    # round is the one before it, unless the episode begins.
     continues = np.append(False, np.diff(episodes[first]) == 0)
     parents = np.where(continues, np.arange(len(first)) - 1, -1)
     returns = tree_returns(rewards, parents, gamma=discount)
@@ -73,6 +76,7 @@ def magrpo(
         keys = combined_keys(tasks[first], table.turn[first])
         return group_advantages(returns, keys, baseline=baseline)[rounds]
     values = returns[rounds]
+    # Only last turns can be exchanged: later turns would depend on them.
     last = np.cumsum(table.num_turns)[table.num_turns > 0] - 1
     values[last] += cross_gains(table, TEAMS[team])[table.owner[last]]
     keys = combined_keys(tasks, table.agent[table.owner], table.turn)

@@ -47,6 +47,8 @@ def cross_gains(table: TurnTable, of_team: Callable[[Any], float]) -> np.ndarray
         rewards = _rewards(
             table, samples, lambda players: of_team([*replay(players).values()])
         )
+        # The combinations that were sampled are among those played: they test whether
+        # the game repeats itself.
         _require_played(table, samples, rewards, team_returns)
         for sample, values in zip(samples, marginal_rewards(rewards), strict=True):
             sampled_returns = [
@@ -102,6 +104,7 @@ def _multi_agent_turns(table: TurnTable) -> list[dict[int, list[int]]]:
     for i, one in enumerate(table.trajectories):
         if not len(one):
             continue
+        # By text and not by token: what agents observe depends on the texts alone.
         place = one.task.group_id, tuple(sorted(before.get(one.episode, [])))
         turns_by_history.setdefault(place, {}).setdefault(one.agent, []).append(i)
     return list(turns_by_history.values())

@@ -85,6 +85,7 @@ class AlarmSettings(RLlibConfig):
                 if an alarm's action is "rollback".
             snapshots: Storage of snapshots: "memory" or "disk" of the driver.
         """
+        # locals() first: any local variable before it would count as an alarm.
         given = {k: v for k, v in locals().items() if k not in ("self", *_GENERAL)}
         self.alarm_settings = {
             **self.alarm_settings,

@@ -64,6 +64,7 @@ def _validate(config: LLMConfig) -> None:
         )
     why = "head='score' chooses whole actions. Leave it out, or use head='generate'."
     refuse_without_effect(config, _SAMPLING_SETTINGS, why)
+    # GRPO has no such settings.
     of_ppo = tuple(name for name in _TOKEN_GAE_SETTINGS if hasattr(config, name))
     why = "with head='score' a turn is one step of gamma and lambda_. Leave it out."
     refuse_without_effect(config, of_ppo, why)
@@ -73,6 +74,7 @@ def _validate_env(config: LLMConfig, scoring: set[str]) -> None:
     """Reset the environment once and check that it lists the policies' actions."""
     env = config.make_text_env()
     # The first list is checked before training; later ones by the EnvRunner.
+    # Training's split, since the test split may have other instances.
     result = env.reset(seed=0, options={"split": "train"})
     agents = agents_of(env)
     if agents is None:

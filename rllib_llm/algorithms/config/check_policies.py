@@ -50,6 +50,7 @@ def validate_policies(config: LLMConfig) -> None:
         "LLMEnvRunner and the Learners do not read it. Leave it out.",
     )
     mapped = mapped_policies(config, agents)
+    # The mapping below is one example only.
     if not isinstance(config.policy_mapping_fn, MappedPolicies):
         return  # a function may map agents differently in other episodes
     for module_id in (*config.trained_module_ids, *config.trained_non_llm_ids):
@@ -67,6 +68,7 @@ def validate_trained(config: LLMConfig) -> None:
     Raises:
         ConfigError: With the policy, the rule, and the remedy.
     """
+    # RLlib's function is checked by RLlib alone, when it is called.
     names = config.policies_to_train
     if names is None or callable(names):
         names = ()

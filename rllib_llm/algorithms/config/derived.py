@@ -108,6 +108,7 @@ class DerivedSettings(
 
     def resolved_loss_agg_constant(self) -> float | None:
         """Return the constant of ``seq-mean-token-sum-norm``, else None."""
+        # Other modes refuse a constant.
         if self.loss_agg_mode != "seq-mean-token-sum-norm":
             return None
         return self.loss_agg_constant

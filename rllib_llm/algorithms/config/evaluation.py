@@ -37,5 +37,7 @@ class EvaluationSettings(RLlibConfig):
         return bool(
             self.evaluation_before_training
             and self.evaluation_interval
+            # "auto" means as long as training takes in parallel, and there is no
+            # training yet.
             and self.evaluation_duration != "auto"
         )

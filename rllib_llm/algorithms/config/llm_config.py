@@ -67,10 +67,14 @@ class LLMConfigMixin(
         self._set_evaluation_defaults()
         self._set_alarm_defaults()
         self._set_fault_tolerance_defaults()
-        # RLlib's defaults that do not suit language agents.
+        # From here on: RLlib's defaults that do not suit language agents.
+
+        # Sampling in this process shares the Learner's parameters and needs no transfer
+        # of weights.
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 64
         self.num_learners = 0
+        # Returns and groups exist for whole episodes only.
         self.batch_mode = "complete_episodes"
         self.rollout_fragment_length = "auto"
         # Longer than any evaluation: RLlib would drop the episodes of slow EnvRunners,
@@ -78,11 +82,15 @@ class LLMConfigMixin(
         self.evaluation_sample_timeout_s = 604_800.0
         self.evaluation_duration_unit = "episodes"
         self.evaluation_duration = 64
+        # Ragged arrays and texts do not survive RLlib's conversion.
         self.episodes_to_numpy = False
         self.grad_clip = 1.0
+        # None takes all episodes in one step; RLlib's 128 would count time steps.
         self.minibatch_size = None
         self.num_epochs = 1
+        # Fixed by default, so that a run can be repeated; RLlib's None cannot.
         self.seed = 0
+        # RLlib's default connectors build one row per time step.
         self.add_default_connectors_to_learner_pipeline = False
         install_defaults(self)  # exact means, transcripts
         # __sphinx_doc_end__
@@ -129,6 +137,7 @@ class LLMConfigMixin(
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Check every setting; errors give value, rule and remedy."""
+        # First: attributes can be set directly, past the checks of the fluent methods.
         check_attributes(self)
         self._require_new_api_stack()
         self._use_sharing_mode()
@@ -174,11 +183,13 @@ class LLMConfigMixin(
         critic = self.critic_module_spec()
         inference_only = bool(kwargs.get("inference_only"))
         spec = super().get_multi_rl_module_spec(**kwargs)
+        # EnvRunners sample only, so the shared critic exists in Learners alone.
         if critic is not None and not inference_only:
             spec.rl_module_specs[CRITIC_MODULE] = critic
         non_llm_ids = non_llm_specs(self, inference_only=inference_only)
         spec.rl_module_specs.update(non_llm_ids)
         for module_id, part in spec.rl_module_specs.items():
+            # The critic and non-LLM modules have their model_config already.
             if module_id not in self.module_ids or module_id in non_llm_ids:
                 continue
             if self.script_of(module_id) is not None:
@@ -199,6 +210,7 @@ class LLMConfigMixin(
 
     def language_model_config(self) -> dict[str, Any]:
         """Return the RLModule's ``model_config``."""
+        # A critic that policies share has the only head, in a module of its own.
         has_head = self.use_critic and not self.critic_view
         return {
             "model": self.resolved_model or self.lm_model,
@@ -210,6 +222,8 @@ class LLMConfigMixin(
             "reference": self.uses_reference,
             "temperature": self.temperature,
             "vocabulary": self._vocabulary(),
+            # Equal in all processes: new heads and adapters must start with the same
+            # weights.
             "init_seed": self.seed or 0,
             "gradient_checkpointing": self.gradient_checkpointing,
             "compile": self.lm_compile,
@@ -225,6 +239,7 @@ class LLMConfigMixin(
 
     def _vocabulary(self) -> int | None:
         """Return the tokenizer's number of ids; None while there is no model."""
+        # Such a model has no tokenizer before it is prepared.
         is_built = self.lm_model == "tiny" or is_gguf(self.lm_model)
         if self.resolved_model is None and is_built:
             return None

@@ -184,6 +184,7 @@ class MultiAgentSettings(RLlibConfig):
     @property
     def module_ids(self) -> tuple[str, ...]:
         """All policies, sorted."""
+        # Sorted: RLlib also accepts a set, whose order differs between processes.
         return tuple(sorted(self.policies)) if self.policies else (DEFAULT_MODULE_ID,)
 
     @property
@@ -216,6 +217,8 @@ class MultiAgentSettings(RLlibConfig):
 
     def _to_train(self, module_ids: tuple[str, ...]) -> tuple[str, ...]:
         names = self.policies_to_train
+        # RLlib's function is called per module and batch; which modules it trains is
+        # not known in advance.
         if names is None or callable(names):
             return module_ids
         return tuple(m for m in module_ids if m in names)
@@ -261,6 +264,8 @@ class MultiAgentSettings(RLlibConfig):
                     f"multi_agent has settings for {name!r}, which is not a policy. "
                     f"{did_you_mean(name, self.policies)}"
                 )
+            # A section is a fluent method: called on a copy, what it changes are the
+            # overrides.
             policy_config = self.copy(copy_frozen=False)
             before = dict(vars(policy_config))
             is_non_llm = self.rl_module_of(name) is not None
@@ -276,12 +281,17 @@ class MultiAgentSettings(RLlibConfig):
                 except ConfigError as error:
                     raise ConfigError(f"{where}: {error}") from error
             changed = {
-                k: v for k, v in vars(policy_config).items() if v is not before.get(k)
+                # By identity: comparing values of any type could fail.
+                k: v
+                for k, v in vars(policy_config).items()
+                if v is not before.get(k)
             }
             # A state of the config object, not a setting.
             changed.pop("_is_frozen", None)
             overrides = self.algorithm_config_overrides_per_module
             present = overrides.get(name, {})
+            # None: the policy may have another model than the run, and is prepared
+            # anew.
             overrides[name] = {"resolved_model": None, **present, **changed}
         # Copies of this config also copy the other one's resolved configs.
         self._per_module_overrides.clear()

@@ -74,6 +74,7 @@ def _check_model_config(where: str, spec: RLModuleSpec, default: type[Any]) -> N
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     settings = model_config_of(spec)
+    # A class of the user's own may read keys that RLlib does not know.
     if not issubclass(spec.module_class, default):
         return
     keys = [field.name for field in dataclasses.fields(DefaultModelConfig)]

@@ -27,6 +27,7 @@ def apply_section(config: RLlibConfig, section: str, values: object) -> None:
     """
     if values is None:
         return
+    # Not every algorithm has every section: league is self-play's alone.
     if not hasattr(config, section):
         raise ConfigError(
             f"{section}: {type(config).__name__.removesuffix('Config')} has no such "

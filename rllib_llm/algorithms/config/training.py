@@ -41,12 +41,16 @@ class TrainingSettings(RLlibConfig):
         self.critic_lr: float | None = None
         self.critic_warmup_iters = 0
         self.weight_decay = 0.0
+        # Token positions with padding, not rows: memory grows with positions.
         self.micro_batch_tokens: int | None = 4096
         self.head_chunk_tokens: int | None = None
         self.matmul_precision = "auto"
+        # Not the engine's: the requests of a decoding batch depend on timing, and
+        # change the last bits of its log-probabilities.
         self.old_logps = "learner"
         self.tis: str | None = "auto"
         self.tis_clip = 2.0
+        # Ratios of learner to engine, around 1. None: no bound.
         self.is_mask_low: float | None = None
         self.is_mask_high: float | None = None
         self.is_sequence_mask_low: float | None = None
@@ -57,7 +61,9 @@ class TrainingSettings(RLlibConfig):
         self.loss_agg_mode = "token-mean"
         self.loss_agg_constant: float | None = None
         self.ref_kl_coeff = 0.0
+        # Of the three, k1 has no expected gradient in the loss; k3 is never negative.
         self.ref_kl_estimator = "k3"
+        # k3 grows exponentially in the log-ratio: one token could dominate the step.
         self.ref_kl_clip: float | None = 10.0
         self.ref_kl_in = "loss"
         self.ref_kl_target: float | None = None

@@ -65,6 +65,7 @@ def validate(config: LLMConfig) -> None:
     validate_engine(config)
     validate_policies(config)
     validate_non_llm(config)
+    # On example data: a wrong setting must fail now, not after the first sampling.
     DriverComponents(config).try_out()
     for module_id in config.llm_module_ids:
         module_config = config.get_config_for_module(module_id)
@@ -78,6 +79,7 @@ def validate(config: LLMConfig) -> None:
 def validate_model(config: LLMConfig) -> None:
     """Check the language model of a run, or of one of its policies."""
     lora = lora_settings(config.lm_lora)
+    # Assigned only if it differs: a frozen config refuses assignments.
     if lora != config.lm_lora:
         config.lm_lora = lora
     if config.lm_lora and importlib.util.find_spec("peft") is None:
@@ -87,6 +89,7 @@ def validate_model(config: LLMConfig) -> None:
     _validate_tiny(config)
     if config.lm_model != "tiny":
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
+        # A full checkpoint brings its weights with it.
         if model == config.lm_model:  # otherwise a checkpoint being restored
             require_weights(model)
         if is_gguf(model):
@@ -341,7 +344,8 @@ def register_env(env: EnvSpec | None, env_config: dict[str, Any]) -> None:
             f"shipped: {', '.join(TEXT_ENVS.names())}."
         )
     if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
-        # An unknown name or option fails here, with a suggestion.
+        # An unknown name or option fails here, with a suggestion. Registration alone
+        # would accept any name.
         make_registered_env(env, dict(env_config)).close()
         tune.register_env(env, env_creator(env))
 
@@ -354,6 +358,7 @@ def env_creator(env: EnvSpec) -> Callable[[Any], Any]:
 def _create(env: EnvSpec, env_config: dict[str, Any]) -> Any:
     """Return one environment for RLlib, or a vector of ``num_envs``."""
     config = dict(env_config)
+    # Only RLlib's vectorised stock runner passes a number.
     count = config.pop("num_envs", None)
     if count is None:
         text_env = make_playable(env, config)

@@ -44,6 +44,7 @@ def _together(config: DerivedSettings, modules: Mapping[str, Any]) -> list[list[
     from rllib_llm.engines.fused_layout import why_not_together
 
     groups: list[list[str]] = []
+    # Each policy joins the first engine whose base model it shares.
     for module_id, module in modules.items():
         for group in groups:
             first = modules[group[0]]

@@ -56,7 +56,9 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
 
     context = config.resolved_context_tokens()
     is_actor = config.generation_engine == IN_ACTOR
+    # One actor serves the slots of all EnvRunners.
     clients = max(1, config.num_env_runners or 0) if is_actor else 1
+    # A function instead of an engine: the actor builds it in its own process.
     build = functools.partial(
         VLLMEngine,
         config.resolved_model or config.lm_model,
@@ -82,6 +84,8 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
 
 def new_actor_name() -> str:
     """Return a name for the actor that all EnvRunners of one algorithm share."""
+    # Random: several algorithms may run in one Ray cluster, and names of actors are
+    # shared.
     return f"rllib_llm_engine_{uuid.uuid4().hex}"
 
 
@@ -102,6 +106,7 @@ def with_engine_bundle(request: PlacementGroupFactory, config: LLMConfig) -> Any
 def _num_runner_gpus(config: LLMConfig) -> float:
     if config.num_env_runners:
         return config.num_gpus_per_env_runner
+    # The local EnvRunner samples on the device of the local Learner.
     return config.num_gpus_per_learner
 
 

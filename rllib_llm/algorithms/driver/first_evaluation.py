@@ -34,6 +34,7 @@ class EvaluatesFirst(RLlibAlgorithm):
 
     def step(self) -> dict[str, Any]:
         """Evaluate if nothing was trained yet, then train one iteration."""
+        # A restored algorithm continues at a later iteration and does not repeat it.
         is_first = self.iteration == 0 and self.config.evaluates_first
         if is_first and self._first_evaluation is None:
             self._first_evaluation = self._evaluate_first()

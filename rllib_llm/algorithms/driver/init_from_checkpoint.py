@@ -34,7 +34,9 @@ def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
             f"{checkpoint}, from which policies are initialised, is not a checkpoint "
             "any more. Put it back, or start the run anew."
         )
+    # The component alone: optimisers, counters and the task cursor start anew.
     algo.restore_from_path(modules, component=RL_MODULE)
+    # The reference was copied from the model that was built, before these weights.
     if algo.config.uses_reference:
         algo.learner_group.foreach_learner(_refresh_references)
 

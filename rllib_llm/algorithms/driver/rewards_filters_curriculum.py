@@ -30,7 +30,9 @@ class DriverComponents:
     def __init__(self, config: LLMConfig) -> None:
         self.rewards = Rewards(config.rewards, config.reward_transforms)
         self.filters = Filters(
-            config.filters, turns_may_be_masked=not config.use_critic
+            # A masked turn takes its reward with it, which the critic's returns need.
+            config.filters,
+            turns_may_be_masked=not config.use_critic,
         )
         self.config = config
         self.curriculum: BoundComponent | None = None
@@ -93,6 +95,8 @@ class DriverComponents:
         trajectories = episodes.trajectories
         means: dict[str, float] = {}
         if self.rewards.changes_anything and trajectories:
+            # Copies: components replace the rewards, and the difference is written into
+            # the reward logs of multi-agent episodes.
             before = [list(trajectory.rewards) for trajectory in trajectories]
             parts = self.rewards(trajectories, iteration)
             means = {
@@ -101,6 +105,7 @@ class DriverComponents:
             episodes.write_rewards(before)
             _keep_parts(episodes, parts)
         if observe is not None:
+            # After the rewards: the curriculum follows the returns that are trained.
             observe(episodes.table())
         return means
 
@@ -119,6 +124,8 @@ class DriverComponents:
         for data, trajectory, result in zip(
             episodes.data, episodes.trajectories, results, strict=True
         ):
+            # A dropped trajectory may stay in the batch, because the episode goes only
+            # if no agent's trajectory is kept; it is masked then.
             if result.is_dropped or result.is_masked:
                 data.stop_policy = StopPolicy.MASK
                 trajectory.is_trained = False
@@ -129,6 +136,7 @@ class DriverComponents:
 
     @property
     def _bound(self) -> list[BoundComponent]:
+        # This order is that of the states in checkpoints.
         curriculum = [] if self.curriculum is None else [self.curriculum]
         rewards = (*self.rewards.parts, *self.rewards.transforms)
         return [*curriculum, *rewards, *self.filters.bound]
@@ -139,6 +147,8 @@ class DriverComponents:
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Restore :meth:`get_state`'s result."""
+        # By position, since a component may be listed twice. Strict: a resumed run has
+        # the same recipe.
         for bound, component_state in zip(self._bound, state, strict=True):
             bound.set_state(component_state)
 

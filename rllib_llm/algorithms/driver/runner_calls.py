@@ -34,6 +34,8 @@ class SampleTasks:
         self.tasks, self.explore = tasks, explore
 
     def __call__(self, runner: LLMEnvRunner) -> SampleResult:
+        # One call, so that an EnvRunner that dies loses its episodes and their metrics
+        # together.
         episodes = runner.sample(tasks=self.tasks, explore=self.explore)
         return SampleResult(episodes, runner.get_metrics(), runner.num_hung_envs)
 
@@ -67,6 +69,8 @@ def wake_up(runner: LLMEnvRunner) -> None:
 def split_by_group(tasks: list[Task], parts: int) -> list[list[Task]]:
     """Split tasks into ``parts`` lists without splitting groups."""
     split: list[list[Task]] = [[] for _ in range(parts)]
+    # Group statistics are over whole groups, and first observations are compared within
+    # them. Sorted, so that the split does not depend on the order of the tasks.
     groups = sorted({t.group_id for t in tasks})
     place = {group: i % parts for i, group in enumerate(groups)}
     for task in tasks:

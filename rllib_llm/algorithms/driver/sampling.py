@@ -51,6 +51,8 @@ class SamplingAlgorithm(RLlibAlgorithm):
         if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             return self._sample_with_stock_runners(num_groups)
         tasks = self._task_source.next_groups(num_groups)
+        # Before the tasks are split over EnvRunners: a curriculum has one state, on the
+        # driver.
         tasks = self._driver_components.assign(tasks, self.iteration)
         num_runners = self.env_runner_group.num_remote_workers()
         results, num_asked = self._ask_runners(tasks)
@@ -94,6 +96,7 @@ class SamplingAlgorithm(RLlibAlgorithm):
         calls = [
             SampleTasks(part, explore) for part in split_by_group(tasks, len(runners))
         ]
+        # One call per id; the local EnvRunner must not sample a part as well.
         results = self.env_runner_group.foreach_env_runner(
             calls, local_env_runner=False, remote_worker_ids=runners
         )
@@ -153,6 +156,8 @@ class SamplingAlgorithm(RLlibAlgorithm):
             f"An EnvRunner holds {most} environments that hang in a call, each with a "
             f"thread and its memory, more than max_hung_envs_per_env_runner={limit}."
         )
+        # The local EnvRunner is the driver's own process, and without restarts the exit
+        # would lose an EnvRunner for good.
         if is_local or not self.config.restart_failed_env_runners:
             logger.warning(
                 "%s It cannot be restarted: use env_runners.num_env_runners=1 or more "
@@ -169,6 +174,8 @@ class SamplingAlgorithm(RLlibAlgorithm):
     def _sample_with_stock_runners(self, num_episodes: int) -> list[Any]:
         """Sample with RLlib's stock runners, without tasks and groups."""
         episodes: list[Any] = []
+        # Stock runners return as many episodes as they finish, so there may be more in
+        # the end.
         while len(episodes) < num_episodes:
             answers = self.env_runner_group.foreach_env_runner(
                 sample_and_metrics,

@@ -51,6 +51,7 @@ def send_weights(
     lacking = [index for index in answers if index is not None]
     if not lacking:
         return changed.mib
+    # Only on demand: under LoRA the base is many times larger than the adapters.
     whole = _pack(learner_group, _Pack(dtype, True))
     runner_group.foreach_env_runner(
         whole,
@@ -114,6 +115,7 @@ class _Receive:
     def __call__(self, runner: LLMEnvRunner) -> int | None:
         if not (self.everything or runner.has_all_weights):
             return runner.worker_index or 0
+        # Ray resolves references that are arguments, not those inside an object.
         runner.receive_weights(ray.get(self.weights), self.version)
         return None
 

@@ -84,6 +84,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         self.turn_discount = 1.0
         self.advantage_estimator: Sequence[Spec] | None = None
         self.advantage_transforms: Sequence[Spec] = ()
+        # Their gradient is 0, but their tokens would count in the denominator.
         self.drop_zero_variance_groups = True
         self.dynamic_sampling_rounds = 0
         # __sphinx_doc_end__
@@ -287,6 +288,7 @@ class GRPO(LLMAlgorithm):
         num_groups = config.episodes_per_iteration // config.group_size
         episodes = self.process_episodes(self.sample_groups(num_groups))
         for _ in range(config.dynamic_sampling_rounds):
+            # Counted in tasks, since filters may drop a part of a group's episodes.
             missing = num_groups - len({_task(e) for e in episodes})
             if missing <= 0:
                 break
@@ -312,6 +314,7 @@ class GRPO(LLMAlgorithm):
         with_advantages = self._tasks_with_advantages(episodes)
         tasks = {_task(e) for e in episodes}
         share = len(tasks - with_advantages) / len(tasks)
+        # Before anything is dropped, so that the metric shows how many groups were.
         self.metrics.log_value("zero_variance_group_frac", share, window=1)
         if not self.config.drop_zero_variance_groups:
             return episodes
@@ -340,12 +343,15 @@ class GRPO(LLMAlgorithm):
             for data, trajectory, advantage in zip(
                 compared.data, table.trajectories, advantages, strict=True
             ):
+                # Each estimator gets the trajectories of all policies, since a baseline
+                # may compare agents, and sets the advantages of its own.
                 if trajectory.module_id == module_id:
                     is_constant = (advantage == advantage[0]).all()
                     data.advantage = float(advantage[0]) if is_constant else advantage
         if self._replay.num_games:
             self.metrics.log_value("replayed_games", self._replay.num_games, window=1)
             self.metrics.log_value("replay_s", self._replay.seconds, window=1)
+        # The games are those of this batch; the next one has other rollouts.
         self._replay.forget()
 
     def _compared(self, episodes: SampledEpisodes) -> SampledEpisodes:

@@ -23,6 +23,7 @@ def try_replays(config: GRPOConfig, advantage_estimator: AdvantageEstimators) ->
         ConfigError: If the game or the settings are unsuitable.
     """
     names = ", ".join(bound.component.name for bound in advantage_estimator.estimators)
+    # Replays step the environment alone and never reach the driver's rewards.
     if Rewards(config.rewards, config.reward_transforms).changes_anything:
         raise ConfigError(
             f"advantage_estimator ({names}) plays games again with the environment's "

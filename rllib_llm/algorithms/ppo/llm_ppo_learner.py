@@ -68,6 +68,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
+        # RLlib's loss logs the mean of this micro-batch, and a later one overwrites it.
+        # They are read back and weighted by tokens for the mean of the update.
         means: Sequence[Any] = RLLIB_MEANS
         if not config.use_critic:  # RLlib logs zeros for a critic that does not exist
             means = [key for key in means if key not in _CRITIC_STATS]
@@ -81,6 +83,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             kl = self._ref_kl_loss(module_id, config, batch, logp)
             loss = loss + torch.as_tensor(kl).sum() / trained
         self._add_token_stats(module_id, logp, batch, _clipped(config, batch, logp))
+        # A mean over this micro-batch; the share turns the sum of the parts into the
+        # mean over the minibatch and all Learners.
         return loss * (trained / batch.get(DENOMINATOR, trained))
 
     def _token_loss(
@@ -125,6 +129,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         total = weighted_loss(loss, weights, denominator)
         if config.use_critic:
             errors = self._value_errors(module_id, config, batch, fwd_out)
+            # With values per turn, an episode's weight moves to the first tokens of its
+            # turns.
             weights = weights * batch.get(columns.VALUE_WEIGHTS, 1.0)
             total = total + config.vf_loss_coeff * weighted_loss(
                 errors, weights, denominator
@@ -146,6 +152,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         targets, mask = batch[Columns.VALUE_TARGETS], batch[Columns.LOSS_MASK]
         if columns.VALUE_WEIGHTS in batch:  # only the first tokens of turns have values
             mask = batch[columns.VALUE_WEIGHTS] > 0
+        # RLlib's critic loss, whose cap vf_clip_param the other losses do not have.
         if config.value_loss == "squared" and config.vf_clip_range is None:
             errors = critic_loss(values, targets, mask, largest=config.vf_clip_param)
         else:
@@ -160,6 +167,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
                     None if config.vf_clip_range is None else batch[columns.VALUES]
                 ),
             )
+        # The metric stays in units of the return, whatever the loss.
         predicted = values.sigmoid() if config.value_loss == "bce" else values
         square = (predicted - targets).square().masked_fill(~mask, 0.0)
         count = int(mask.sum())

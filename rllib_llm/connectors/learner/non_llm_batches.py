@@ -105,6 +105,7 @@ class NonLLMBatches(ConnectorV2):
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
         shared: dict[str, Any] = {}
+        # No gradient: the connector for GAE calls the critic.
         for component in (*self._components, self._gae[module_id]):
             with torch.no_grad():
                 out = component(
@@ -126,6 +127,7 @@ def _parts(episode: Episode, module_id: str) -> list[Any]:
 
 def stock_episode(part: SingleAgentEpisode) -> SingleAgentEpisode:
     """Return an agent's part in the form that RLlib's runner records."""
+    # RLlib bootstraps every truncated episode; the stop policy may say otherwise.
     bootstraps = episode_data(part).stop_policy is StopPolicy.BOOTSTRAP
     truncated = part.is_truncated and bootstraps
     outputs = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)

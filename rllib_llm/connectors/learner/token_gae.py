@@ -102,8 +102,10 @@ class TokenGAE(ConnectorV2):
         mask = data[Columns.LOSS_MASK].cpu().numpy()
         # float64: sums of discounted float32 terms would drift over long episodes.
         rewards = data[columns.TOKEN_REWARDS].double().cpu().numpy()
+        # Before GAE, so that later tokens' penalties count in earlier advantages.
         rewards = rewards + token_penalties(data, settings)
         if settings.values_are_logits:
+            # The column too: metrics compare it with the targets.
             data[columns.VALUES] = data[columns.VALUES].sigmoid()
         values = data[columns.VALUES].double().cpu().numpy()
         turns = data[columns.TURN_IDS].cpu().numpy()
@@ -224,4 +226,5 @@ def _scatter(
 ) -> None:
     block = np.zeros(mask.shape, target.dtype)
     block[mask] = values
+    # The mask selects in row-major order, in which the values were joined.
     target[rows] = block
