@@ -29,7 +29,7 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
 )
-from rllib_llm.algorithms.driver.checkpoint_state import PACKAGE_STATE, PackageState
+from rllib_llm.algorithms.driver.checkpoints import CheckpointedAlgorithm
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import (
     initial_checkpoint_model,
@@ -41,17 +41,14 @@ from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.algorithms.driver.weight_sync import send_weights
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
-from rllib_llm.callbacks.keys import ITERATION
 from rllib_llm.callbacks.stats import EPISODE_MEAN
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.check_groups import check_first_texts
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.manifest import require_whole, write_manifest
-from rllib_llm.modules.checkpointed_module import HF_FOLDER
-from rllib_llm.modules.loading import model_folders_offered, offered_model_folder
-from rllib_llm.monitoring.alarms.algorithm import GUARD_KEY, GuardedAlgorithm
+from rllib_llm.modules.loading import offered_model_folder
+from rllib_llm.monitoring.alarms.algorithm import GuardedAlgorithm
 from rllib_llm.monitoring.live import board
 from rllib_llm.monitoring.live.algorithm import (
     SAMPLING,
@@ -65,8 +62,6 @@ from rllib_llm.rewards.shared_reward import share_rewards
 from rllib_llm.transcripts.annotations import annotate_advantages, annotate_rewards
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from rllib_llm.envs.make import EnvSpec
     from rllib_llm.types import LLMConfig
 
@@ -74,13 +69,11 @@ logger = logging.getLogger("rllib_llm")
 
 Progress = Callable[[str, float], None]
 
-_TASKS_KEY = "llm_tasks"
 _COMPONENTS_KEY = "llm_driver_components"
-_MODULES_FOLDER = Path("learner_group", "learner", "rl_module")
 
 
 class LLMAlgorithm(
-    EvaluatesFirst, SamplingAlgorithm, GuardedAlgorithm, LiveAlgorithm, PPO
+    EvaluatesFirst, SamplingAlgorithm, CheckpointedAlgorithm, LiveAlgorithm, PPO
 ):
     """Base Algorithm: sample episodes, assign advantages, update, sync weights.
 
@@ -303,49 +296,7 @@ class LLMAlgorithm(
                 timeout_seconds=None,
             )
 
-    # Checkpoints ---------------------------------------------------------------------
-
-    @override(PPO)
-    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        return [
-            *super().get_checkpointable_components(),
-            (PACKAGE_STATE, PackageState(self)),
-        ]
-
-    @override(PPO)
-    def get_state(
-        self,
-        components: str | Collection[str] | None = None,
-        *,
-        not_components: str | Collection[str] | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        state = super().get_state(components, not_components=not_components, **kwargs)
-        if self._check_component(PACKAGE_STATE, components, not_components):
-            state[PACKAGE_STATE] = self.package_state()
-        return state
-
-    @override(PPO)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        # RLlib also restores parts of a state, e.g. RLModules alone.
-        if PACKAGE_STATE in state:
-            self.set_package_state(state[PACKAGE_STATE])
-
-    def package_state(self) -> dict[str, Any]:
-        """Return the state that the package adds to RLlib's (see json_state.py)."""
-        return {
-            ITERATION: self.training_iteration,
-            _TASKS_KEY: self._task_source.get_state(),
-            GUARD_KEY: self.guard.get_state(),
-            **self.driver_state(),
-        }
-
-    def set_package_state(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`package_state`'s result."""
-        self._task_source.set_state(state[_TASKS_KEY])
-        self.guard.set_state(state[GUARD_KEY])
-        self.set_driver_state(state)
+    # State on the driver -------------------------------------------------------------
 
     @override(GuardedAlgorithm)
     def driver_state(self) -> dict[str, Any]:
@@ -355,28 +306,6 @@ class LLMAlgorithm(
     def set_driver_state(self, state: dict[str, Any]) -> None:
         if _COMPONENTS_KEY in state:
             self._driver_components.set_state(state[_COMPONENTS_KEY])
-
-    @override(PPO)
-    def save_to_path(self, *args: Any, **kwargs: Any) -> str:
-        """Write a checkpoint and, last, its manifest (local file systems only)."""
-        written = super().save_to_path(*args, **kwargs)
-        if Path(written).is_dir():
-            # Last: a checkpoint without a manifest was interrupted.
-            write_manifest(Path(written))
-        return written
-
-    @override(PPO)
-    def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Restore a checkpoint and send its weights to all EnvRunners.
-
-        Raises:
-            CheckpointError: If the checkpoint differs from its manifest.
-        """
-        # A single component's folder has no manifest of its own.
-        if kwargs.get("component") is None and Path(path).is_dir():
-            require_whole(Path(path))
-        super().restore_from_path(path, *args, **kwargs)
-        self.sync_all_weights()
 
     @override(GuardedAlgorithm)
     def sync_all_weights(self) -> None:
@@ -397,23 +326,6 @@ class LLMAlgorithm(
                 also_local=True,
                 module_ids=module_ids,
             )
-
-    @classmethod
-    @override(PPO)
-    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Rebuild the algorithm from a checkpoint in any folder.
-
-        A checkpoint contains the model's config and tokenizer, so it loads on machines
-        without the prepared model (not under LoRA, which needs the base model).
-        """
-        # A ray.tune.Checkpoint has a path too.
-        folder = Path(getattr(path, "path", path))
-        if folder.is_dir():
-            require_whole(folder)
-        modules = folder / _MODULES_FOLDER
-        folders = modules.iterdir() if modules.is_dir() else ()
-        with model_folders_offered({f.name: f / HF_FOLDER for f in folders}):
-            return super().from_checkpoint(path, *args, **kwargs)
 
 
 def with_models(config: LLMConfig, on_progress: Progress | None = None) -> Any:

@@ -40,7 +40,14 @@ PACKAGE = Path(__file__).parents[2] / "rllib_llm"
 GIVES_STATE = {"get_state", "state_dict", "driver_state", "package_state"}
 TAKES_STATE = {"set_state", "load_state", "load_state_dict", "set_driver_state"}
 # tests/algorithms/test_run_state.py saves and restores whole runs of these.
-OF_RUNS = {"LLMAlgorithm", "GuardedAlgorithm", "PackageState", "GRPO", "SelfPlay"}
+OF_RUNS = {
+    "CheckpointedAlgorithm",
+    "GRPO",
+    "GuardedAlgorithm",
+    "LLMAlgorithm",
+    "PackageState",
+    "SelfPlay",
+}
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyarrow.fs import FileSystem
 
-    from rllib_llm.types import LLMAlgorithm
+    from rllib_llm.algorithms.driver.checkpoints import CheckpointedAlgorithm
 
 PACKAGE_STATE = "llm"  # component, and folder of a checkpoint
 STATE_FILE = "state.json"
@@ -31,7 +31,7 @@ class PackageState(Checkpointable):
         algorithm: Object with ``package_state`` and ``set_package_state``.
     """
 
-    def __init__(self, algorithm: LLMAlgorithm) -> None:
+    def __init__(self, algorithm: CheckpointedAlgorithm) -> None:
         self._algorithm = algorithm
 
     @override(Checkpointable)

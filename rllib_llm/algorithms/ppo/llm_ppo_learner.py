@@ -42,6 +42,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
     micro-batches and Learners is the mean over all of them.
     """
 
+    config: LLMPPOConfig
+
     @override(LLMLearnerMixin)
     def build(self) -> None:
         """Build the Learner; the choice of the loss is that of the configuration."""
