@@ -16,6 +16,7 @@ from torch import nn
 
 from rllib_llm import weights as state
 from rllib_llm.modules import loading
+from rllib_llm.modules.lora import is_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +55,7 @@ class CheckpointedModule(TorchRLModule):
             tensors = {
                 n: t
                 for n, t in tensors.items()
-                if loading.is_adapter(n) or n.startswith(CRITIC)
+                if is_adapter(n) or n.startswith(CRITIC)
             }
         else:
             # Buffers that the model rebuilds (e.g. rotary frequencies) are not part of

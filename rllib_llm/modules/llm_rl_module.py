@@ -25,7 +25,12 @@ from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.checkpointed_module import CheckpointedModule
-from rllib_llm.modules.shared_base import share_base
+from rllib_llm.modules.lora import (
+    adapters_off,
+    add_lora,
+    lora_settings,
+    share_base,
+)
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 
@@ -42,7 +47,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     - ``autocast``: None, or the data type in which rows are scored (torch.autocast).
     - ``head_chunk_tokens``: None, or the number of positions whose logits are computed
       at a time.
-    - ``lora``: None, or the settings of :func:`rllib_llm.modules.loading.add_lora`.
+    - ``lora``: None, or the settings of :func:`rllib_llm.modules.lora.add_lora`.
     - ``value_head``: None, or ``{"kind": ..., "detach": ...}``.
     - ``value_model``: "shared" (default), or "own": the critic has a separate trunk,
       initialised as a copy of the policy's.
@@ -74,7 +79,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     def setup(self) -> None:
         self.action_dist_cls = TokenLogps
         self._turn_sampler: TurnSampler | None = None
-        lora = loading.lora_settings(self.model_config["lora"])
+        lora = lora_settings(self.model_config["lora"])
         model = loading.find_model(
             self.model_config["model"],
             weights_follow=lora is None,
@@ -98,7 +103,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             if lora is not None:
                 # Before the adapters are added: checkpoints identify the base by it.
                 self._base = state.fingerprint(self.lm.parameters())
-                self.lora_config = loading.add_lora(self.lm, lora)
+                self.lora_config = add_lora(self.lm, lora)
                 self._share_base()
             if config.get("gradient_checkpointing") and not self.inference_only:
                 self.lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -189,7 +194,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                 return self._score(self._reference[0], batch)[
                     Columns.ACTION_DIST_INPUTS
                 ][..., 0]
-            with loading.adapters_off(self.lm):
+            with adapters_off(self.lm):
                 return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
 
     def action_logps(self, batch: Batch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Loading of Hugging Face causal language models, tokenizers and LoRA adapters."""
+"""Loading of Hugging Face causal language models and tokenizers."""
 
 from __future__ import annotations
 
@@ -6,56 +6,33 @@ import contextlib
 import contextvars
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, overload
+from typing import Any
 
 import torch
-from annotated_types import Interval
 from safetensors import SafetensorError
 from torch import nn
 
-from rllib_llm import compat
 from rllib_llm.cache import cache_dir
 from rllib_llm.errors import (
     CheckpointError,
-    ConfigError,
     MissingExtraError,
     ModelError,
     TemplateError,
-    did_you_mean,
     summarize,
 )
 from rllib_llm.modules.architectures import (
-    check_all_linear,
-    linear_layer_names,
     read_config,
 )
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
 from rllib_llm.modules.gguf_models import gguf_file, is_gguf
-from rllib_llm.schema import PositiveFloat, PositiveInt, require, show
+from rllib_llm.schema import show
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-}
-
-
-class LoraSettings(TypedDict, total=False):
-    """Settings of LoRA adapters; defaults are in ``LORA_DEFAULTS``."""
-
-    rank: PositiveInt
-    alpha: PositiveFloat
-    dropout: Annotated[float, Interval(ge=0, lt=1)]
-    target_modules: str | list[str]
-
-
-LORA_DEFAULTS: LoraSettings = {
-    "rank": 16,
-    "alpha": 32,
-    "dropout": 0.0,
-    "target_modules": "all-linear",
 }
 
 
@@ -313,100 +290,3 @@ def has_weights(folder: Path) -> bool:
     """Return whether a model folder holds weights."""
     patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
     return any(any(folder.glob(p)) for p in patterns)
-
-
-@overload
-def lora_settings(lora: None) -> None: ...
-@overload
-def lora_settings(lora: dict[str, Any]) -> dict[str, Any]: ...
-def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return complete LoRA settings, or None without LoRA.
-
-    Raises:
-        ConfigError: If a setting is unknown or out of range.
-    """
-    if lora is None:
-        return None
-    require("language_model.lora", lora, LoraSettings)
-    return {**LORA_DEFAULTS, **lora}
-
-
-def check_keys(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise ConfigError for the first key outside ``allowed``, with a suggestion."""
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(
-                f"{what} has no setting {key!r}. {did_you_mean(key, allowed)}"
-            )
-
-
-def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
-    """Inject LoRA adapters in place and freeze all other parameters.
-
-    Args:
-        model: A causal language model.
-        lora: ``rank``, ``alpha``, ``dropout``, ``target_modules`` (list of names or
-            ``"all-linear"``); missing ones take ``LORA_DEFAULTS``.
-
-    Returns:
-        The ``peft.LoraConfig``.
-
-    Raises:
-        MissingExtraError: If peft is not installed.
-        ModelError: If no module matches ``target_modules``, or "all-linear" would skip
-            the experts of a mixture.
-    """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise MissingExtraError.for_extra("peft", "lora") from error
-    settings = lora_settings(lora)
-    targets = settings["target_modules"]
-    if targets == "all-linear":
-        check_all_linear(model)
-        targets = linear_layer_names(model)
-    config = LoraConfig(
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=settings["dropout"],
-        target_modules=targets,
-        # GPT-2's Conv1d stores the transposed weight, so PEFT needs this flag.
-        fan_in_fan_out=any(
-            isinstance(m, compat.conv1d_classes()) for m in model.modules()
-        ),
-        task_type="CAUSAL_LM",
-    )
-    try:
-        inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise ModelError(
-            f"LoRA target_modules={settings['target_modules']!r} match no module of "
-            f"{type(model).__name__}. Choose among its linear layers: "
-            f"{', '.join(linear_layer_names(model))}."
-        ) from error
-    for name, parameter in model.named_parameters():
-        # inject_adapter_in_model() does not freeze the other parameters.
-        parameter.requires_grad_(is_adapter(name))
-        if is_adapter(name):
-            # In float32 for any dtype of the base: small updates vanish in bfloat16.
-            parameter.data = parameter.data.float()
-    return config
-
-
-def is_adapter(parameter_name: str) -> bool:
-    """Return whether a parameter belongs to a LoRA adapter."""
-    return "lora_" in parameter_name
-
-
-@contextlib.contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Disable the LoRA adapters inside the block; no effect without LoRA."""
-    layers = compat.lora_layers(model)
-    before = [compat.is_lora_disabled(layer) for layer in layers]
-    for layer in layers:
-        compat.set_lora_disabled(layer, True)
-    try:
-        yield
-    finally:
-        for layer, was_disabled in zip(layers, before, strict=True):
-            compat.set_lora_disabled(layer, was_disabled)

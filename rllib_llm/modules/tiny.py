@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
+from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.schema import PositiveFloat, PositiveInt
 
 
@@ -122,9 +123,9 @@ def save_tiny_model(
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from rllib_llm.modules.loading import check_keys, quiet_progress
+    from rllib_llm.modules.loading import quiet_progress
 
-    check_keys("language_model.tiny", sizes, TINY_DEFAULTS)
+    _check_keys(sizes)
     settings = {**TINY_DEFAULTS, **sizes}
     tokenizer = build_tokenizer(texts, settings["vocab_size"])
     # A small corpus gives fewer tokens than vocab_size; unused rows would cost time.
@@ -144,3 +145,12 @@ def save_tiny_model(
     with quiet_progress():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _check_keys(sizes: Iterable[str]) -> None:
+    for key in sizes:
+        if key not in TINY_DEFAULTS:
+            raise ConfigError(
+                f"language_model.tiny has no setting {key!r}. "
+                f"{did_you_mean(key, TINY_DEFAULTS)}"
+            )

@@ -11,6 +11,7 @@ import torch
 
 from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
+from rllib_llm.modules.lora import add_lora
 from rllib_llm.modules.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
             model_config, dtype=loading.DTYPES[settings["dtype"]]
         )
         if settings["lora"]:
-            loading.add_lora(lm, settings["lora"])
+            add_lora(lm, settings["lora"])
         if settings["value_head"] is None:
             return lm, None
         width = lm.config.get_text_config().hidden_size

@@ -12,7 +12,7 @@ from engine_reference import VOCAB, build_model, random_prompts, turn_params
 
 from rllib_llm.engines import VLLMEngine, generate
 from rllib_llm.errors import ModelError
-from rllib_llm.modules import loading
+from rllib_llm.modules.lora import add_lora, is_adapter
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -95,8 +95,8 @@ def test_adapters_on_a_base_model_from_a_pytorch_file(tmp_path):
     base.config.save_pretrained(tmp_path)
     torch.save(base.state_dict(), tmp_path / "pytorch_model.bin")
     adapted = copy.deepcopy(base)
-    loading.add_lora(adapted, LORA)
-    adapter = [(n, p) for n, p in adapted.named_parameters() if loading.is_adapter(n)]
+    add_lora(adapted, LORA)
+    adapter = [(n, p) for n, p in adapted.named_parameters() if is_adapter(n)]
     vllm = make_vllm(tmp_path, lora=LORA)
     vllm.update_weights(adapter, 0)
     check(vllm, base)
@@ -117,10 +117,10 @@ def test_adapters_without_base_weights_are_refused(tmp_path):
 def test_adapters_of_experts_are_refused_on_a_cpu(tmp_path):
     base = build("qwen3_moe", 0)
     base.save_pretrained(tmp_path)
-    loading.add_lora(base, LORA)
+    add_lora(base, LORA)
     vllm = make_vllm(tmp_path, lora=LORA)
     vllm.update_weights(
-        [(n, p) for n, p in base.named_parameters() if loading.is_adapter(n)], 0
+        [(n, p) for n, p in base.named_parameters() if is_adapter(n)], 0
     )
     with pytest.raises(ModelError, match="LoRA adapters of the mixture of experts"):
         generate(vllm, [[1]], [turn_params(0)])

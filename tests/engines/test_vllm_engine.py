@@ -27,7 +27,7 @@ from rllib_llm.engines import (
     generate,
 )
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.modules import loading
+from rllib_llm.modules.lora import add_lora, is_adapter
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -288,12 +288,10 @@ def test_lora_updates_keep_the_base_model(tmp_path):
     base = build(0)
     base.save_pretrained(tmp_path)
     adapted = copy.deepcopy(base)
-    loading.add_lora(adapted, LORA)
+    add_lora(adapted, LORA)
     vllm = make_vllm(str(tmp_path), lora=LORA)
     for version in range(3):
-        adapter = [
-            (n, p) for n, p in adapted.named_parameters() if loading.is_adapter(n)
-        ]
+        adapter = [(n, p) for n, p in adapted.named_parameters() if is_adapter(n)]
         vllm.update_weights(adapter, version)
         prompts, params = random_prompts(4), [turn_params(i) for i in range(4)]
         for prompt, param, result in zip(

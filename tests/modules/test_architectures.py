@@ -10,7 +10,8 @@ from hf_folders import write_folder
 from rllib_llm import LLMPPOConfig
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.context_length import model_context_length
-from rllib_llm.modules.loading import add_lora, load_causal_lm
+from rllib_llm.modules.loading import load_causal_lm
+from rllib_llm.modules.lora import add_lora
 from rllib_llm.recipes.recipe import recipe_from_dict
 
 MIXTURE = tf.Qwen3MoeConfig(

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from rllib_llm.data import columns
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ModelError
-from rllib_llm.modules import loading
 from rllib_llm.modules.llm_rl_module import LLMRLModule
+from rllib_llm.modules.lora import adapters_off
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 
@@ -244,11 +244,11 @@ def test_adapters_off_can_be_nested_and_is_undone_after_an_error(tmp_path):
     base, _ = scores_of(module, rows)
     step(module, rows)
     adapted, _ = scores_of(module, rows)
-    with loading.adapters_off(module.lm):
-        with loading.adapters_off(module.lm):
+    with adapters_off(module.lm):
+        with adapters_off(module.lm):
             pass
         torch.testing.assert_close(scores_of(module, rows)[0], base)
-    with pytest.raises(RuntimeError), loading.adapters_off(module.lm):
+    with pytest.raises(RuntimeError), adapters_off(module.lm):
         raise RuntimeError
     torch.testing.assert_close(scores_of(module, rows)[0], adapted)
     assert any(p.requires_grad for p in module.lm.parameters())

@@ -9,7 +9,7 @@ from annotated_types import MinLen
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rllib_llm.algorithms.config.assign import stores_settings
-from rllib_llm.modules.loading import LoraSettings
+from rllib_llm.modules.lora import LoraSettings
 from rllib_llm.modules.tiny import TinySizes
 from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import Hint, Rule

@@ -22,7 +22,8 @@ from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.gguf_models import check_gguf, is_gguf
-from rllib_llm.modules.loading import find_model, lora_settings, require_weights
+from rllib_llm.modules.loading import find_model, require_weights
+from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 
 if TYPE_CHECKING:

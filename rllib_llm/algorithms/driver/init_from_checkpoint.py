@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.modules.checkpointed_module import HF_FOLDER
-from rllib_llm.modules.loading import lora_settings
+from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 
 if TYPE_CHECKING:
