@@ -1,11 +1,14 @@
-"""Returns relative to the group: GRPO and its relatives."""
+"""Returns relative to the group: GRPO and its relatives, and tasks that give any."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.estimators.variance import compared
-from rllib_llm.advantages.group_relative import group_advantages
+from rllib_llm.advantages.group_relative import (
+    group_advantages,
+    zero_variance_groups,
+)
+from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
@@ -79,3 +82,39 @@ def group(
         # Values are per turn from here on, so each turn is its own sample.
         of_turn = np.arange(len(of_turn))
     return group_advantages(values, keys, baseline=baseline, scale=scale)[of_turn]
+
+
+def compared(
+    table: TurnTable, by: str, discount: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the values that are compared, and the groups within which they are.
+
+    Args:
+        table: Whole groups.
+        by: "agent", "task" or "turn"; see the advantage estimator ``group``.
+        discount: Discount of later turns, for "turn".
+
+    Returns:
+        Values [K], their groups as integers [K], and of each turn its index [M].
+    """
+    if by == "turn":
+        task, agent = table.task[table.owner], table.agent[table.owner]
+        keys = combined_keys(task, agent, table.turn)
+        return table.to_go(discount), keys, np.arange(len(table.owner))
+    keys = combined_keys(
+        *((table.task,) if by == "task" else (table.task, table.agent))
+    )
+    return table.returns, keys, table.owner
+
+
+def has_variance(table: TurnTable, *, by: str = "agent") -> np.ndarray:
+    """Return the trajectories of tasks whose rollouts differ, as a mask. bool [N]"""
+    if not len(table):
+        return np.zeros(0, bool)
+    values, keys, _ = compared(table, by)
+    # With a dtype, because an empty list would have dtype float64.
+    zero_variance = np.array(list(zero_variance_groups(values, keys)), keys.dtype)
+    has_no_variance = np.isin(keys, zero_variance)
+    task = table.task[table.owner] if by == "turn" else table.task
+    # Whole tasks are kept or dropped: a baseline needs all rollouts of its group.
+    return np.isin(table.task, task[~has_no_variance])

@@ -12,8 +12,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
-from rllib_llm.advantages.estimators.group import GROUP_BY
-from rllib_llm.advantages.estimators.variance import has_variance
+from rllib_llm.advantages.estimators.group import GROUP_BY, has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.assign import stores_settings
