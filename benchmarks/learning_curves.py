@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results"
-# Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom.
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
 def main() -> None:
@@ -158,35 +157,38 @@ def print_table() -> None:
     """Print the Markdown table of everything in the results folder."""
     runs = load_results()
     print(
-        "| example | seeds | random | scripted expert | after SFT | after RL "
-        "| greedy after RL | SFT, min | RL, min |\n|" + 9 * "---|"
+        "| example | random | scripted expert | before RL | after RL "
+        "| greedy before RL | greedy after RL | iterations | SFT, min | RL, min "
+        "| RL with evaluation, CPU min |\n|" + 11 * "---|"
     )
     for name, records in runs.items():
         config = load_recipe(name, []).build_config()
         config.validate()
-        built = [r["sft_s"] for r in records if r["sft_s"] > 1]
+        # Those that are missing found theirs in the cache.
+        built = [r["sft_s"] / 60 for r in records if r["sft_s"] > 1]
         cells = [
             name,
-            str(len(records)),
             f"{script_success(config, 300, 1.0):.2f}",
-            interval([r["expert"] for r in records]),
-            interval([r["curve"][0]["success"] for r in records]),
-            interval([r["curve"][-1]["success"] for r in records]),
-            interval([r["curve"][-1]["greedy_success"] for r in records]),
-            # Those that are missing found theirs in the cache.
-            f"{np.mean(built) / 60:.1f}" if built else "-",
-            f"{np.mean([r['train_s'] for r in records]) / 60:.1f}",
+            f"{statistics.median(r['expert'] for r in records):.2f}",
+            *(
+                by_seed([r["curve"][end][key] for r in records])
+                for key in ("success", "greedy_success")
+                for end in (0, -1)
+            ),
+            str(records[0]["curve"][-1]["iteration"]),
+            f"{statistics.median(built):.1f}" if built else "-",
+            f"{statistics.median(r['train_s'] / 60 for r in records):.1f}",
+            f"{statistics.median(r['cpu_s'] / 60 for r in records):.1f}",
         ]
         print(f"| {' | '.join(cells)} |")
 
 
-def interval(values: list[float]) -> str:
-    """Return mean and 95 % t-interval over seeds."""
-    mean, n = float(np.mean(values)), len(values)
-    if n < 2:
-        return f"{mean:.2f}"
-    half = T95.get(n - 1, 1.96) * float(np.std(values, ddof=1)) / n**0.5
-    return f"{mean:.2f} ± {half:.2f}"
+def by_seed(values: list[float]) -> str:
+    """Return the median and, in the order of the seeds, all values."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    every = ", ".join(f"{value:.2f}" for value in values)
+    return f"{statistics.median(values):.2f} ({every})"
 
 
 if __name__ == "__main__":

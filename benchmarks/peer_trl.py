@@ -62,13 +62,17 @@ class Rollout:
         tokenizer: Renders the prompt and decodes the turns.
         variant: "fixed" or "game".
         keeps_cache: Keep keys and values of earlier turns.
+        seed: Seed of the tasks.
     """
 
-    def __init__(self, tokenizer: Any, variant: str, keeps_cache: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, variant: str, keeps_cache: bool, seed: int = 0
+    ) -> None:
         self.tokenizer = tokenizer
         self.variant = variant
         self.keeps_cache = keeps_cache
-        self.rng = random.Random(0)
+        self.rng = random.Random(seed)
+        self.success = float("nan")
         self.deltas: dict[str, list[int]] = {}
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -92,6 +96,7 @@ class Rollout:
             ) as model,
         ):
             self._play(model, trainer.generation_config, prompt, episodes)
+        self.success = sum(e.solved for e in episodes) / len(episodes)
         return {
             "prompt_ids": [prompt] * len(episodes),
             "completion_ids": [e.ids for e in episodes],
@@ -124,6 +129,7 @@ class Rollout:
                 zip(episodes, turns, texts, strict=True)
             ):
                 reply, episode.reward, done = episode.game.play(parse_call(text))
+                episode.solved = reply == "correct"
                 episode.add(sampled, 1)
                 if not done:
                     going.append(row)
@@ -158,6 +164,7 @@ class Episode:
 
     game: NumberGame
     reward: float = 0.0
+    solved: bool = False
     ids: list[int] = dataclasses.field(default_factory=list)
     trained: list[int] = dataclasses.field(default_factory=list)
 
@@ -203,21 +210,31 @@ class Environment:
 
 
 class Pacer(TrainerCallback):
-    """Waits for a line before every update and reports after it."""
+    """Waits for a line before every update and reports after it.
 
-    def __init__(self) -> None:
+    Args:
+        steps: Optimiser steps of an update.
+        rollout: The rollout_func, or None.
+    """
+
+    def __init__(self, steps: int, rollout: Rollout | None) -> None:
+        self.steps, self.rollout = steps, rollout
         self.cpu = {"rollout": 0.0, "collect": 0.0}
         self.counts = {"sampled": 0, "sequence": 0}
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
         """Wait, then start the clock."""
+        if state.global_step % self.steps:
+            return
         if not sys.stdin.readline():
             os._exit(0)  # the driver has gone
         self.cpu = dict.fromkeys(self.cpu, 0.0)
         self.start = time.process_time()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
         """Report one update."""
+        if state.global_step % self.steps:
+            return
         total = time.process_time() - self.start
         report = {
             "rollout_s": self.cpu["rollout"],
@@ -227,6 +244,7 @@ class Pacer(TrainerCallback):
             "trained": self.counts["sampled"],
             "sequence": self.counts["sequence"],
             "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "success": self.rollout.success if self.rollout else float("nan"),
         }
         REPORTS.write(json.dumps(report) + "\n")
         REPORTS.flush()
@@ -252,7 +270,7 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     modes: dict[str, Any] = {
         mode: {
-            "rollout_func": Rollout(tokenizer, args.variant, keeps_cache),
+            "rollout_func": Rollout(tokenizer, args.variant, keeps_cache, args.seed),
             "reward_funcs": lambda env_reward, **kwargs: env_reward,
         }
         for mode, keeps_cache in (("rollout_func", True), ("rollout_generate", False))
@@ -268,13 +286,15 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
         model_init_kwargs={"dtype": args.dtype},
         gradient_checkpointing=False,
         per_device_train_batch_size=args.part,
-        gradient_accumulation_steps=GROUPS * GROUP_SIZE // args.part,
+        gradient_accumulation_steps=args.minibatch // args.part,
+        steps_per_generation=GROUPS * GROUP_SIZE // args.part,
         num_generations=GROUP_SIZE,
         max_completion_length=256,
         generation_kwargs={"max_new_tokens": MAX_NEW_TOKENS},
         # The last call needs no answer.
         max_tool_calling_iterations=MAX_TURNS - 1,
-        learning_rate=1e-6,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
         lr_scheduler_type="constant",
         max_steps=10_000,
         logging_strategy="no",
@@ -302,9 +322,14 @@ def main() -> None:
     parser.add_argument("--variant", default="fixed", help="game: no tool loop")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--part", type=int, default=64, help="rows per forward pass")
+    parser.add_argument("--minibatch", type=int, default=64, help="rows per step")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    args.part = min(args.part, args.minibatch)
     torch.set_num_threads(1)
-    trainer, pacer = build_trainer(args), Pacer()
+    trainer = build_trainer(args)
+    pacer = Pacer(GROUPS * GROUP_SIZE // args.minibatch, trainer.rollout_func)
     trainer._generate = pacer.timed("rollout", trainer._generate)
     collect = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = pacer.timed("collect", collect)

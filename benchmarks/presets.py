@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from learning_curves import interval, point
+from learning_curves import by_seed, point
 
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.recipes import load_recipe
@@ -65,7 +65,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
 
 
 def print_table(names: tuple[str, ...]) -> None:
-    """Print mean and 95 % interval over seeds."""
+    """Print the median and every seed."""
     at = range(0, ITERATIONS + 1, EVERY)
     heads = " | ".join(f"after {i}" for i in at)
     print(f"| preset | seeds | {heads} | paired difference | sampled tokens |")
@@ -77,10 +77,10 @@ def print_table(names: tuple[str, ...]) -> None:
         if not curves:
             continue
         cells = [name, str(len(curves))]
-        cells += [interval([c[i]["success"] for c in curves]) for i in range(len(at))]
+        cells += [by_seed([c[i]["success"] for c in curves]) for i in range(len(at))]
         own = _means(name)
         gains = [own[seed] - plain[seed] for seed in own]
-        cells.append("-" if name == names[0] else interval(gains))
+        cells.append("-" if name == names[0] else by_seed(gains))
         cells += [f"{np.mean([c[-1]['tokens'] for c in curves]):,.0f}"]
         print(f"| {' | '.join(cells)} |")
 

@@ -49,6 +49,7 @@ class Measured:
         trained: Number of trained tokens.
         sequence: Tokens of the trained rows, including prompts.
         rss_mib: Peak memory of the process so far.
+        success: Share of the sampled episodes that were solved.
     """
 
     rollout_s: float
@@ -58,6 +59,7 @@ class Measured:
     trained: int
     sequence: int
     rss_mib: float
+    success: float = float("nan")
 
 
 class Ours:
@@ -111,18 +113,26 @@ class Ours:
             int(learner["num_trained_tokens"]),
             int(learner["num_sequence_tokens"]),
             peak_rss_mib(),
+            float(result["env_runners"]["success_rate"]),
         )
 
 
 class Peer:
-    """TRL in another Python, driven over a pipe."""
+    """TRL in another Python, driven over a pipe.
 
-    def __init__(self, python: str, mode: str, model: str, args: Any) -> None:
+    Args:
+        python: Interpreter of an environment with TRL.
+        model: Folder of the model.
+        options: Options of peer_trl.py, with underscores.
+    """
+
+    def __init__(self, python: str, model: str, **options: Any) -> None:
         script = str(HERE / "peer_trl.py")
-        options = ["--mode", mode, "--model", model, "--dtype", args.dtype]
-        options += ["--variant", args.variant]
+        words = [python, script, "--model", model]
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}", str(value)]
         self._process = subprocess.Popen(
-            [python, script, *options],
+            words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -177,19 +187,26 @@ def main() -> None:
     print_ratios(runs)
 
 
-def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
-    """Return the implementations, this package first, and a function to stop them."""
-    # In a separate process: SFT would count towards our peak memory.
+def model_folder(size: str, variant: str) -> str:
+    """Return the folder of the model after SFT, which another process prepares.
+
+    SFT would count towards the CPU seconds and the peak memory of this one.
+    """
     prepare = (
         "import standing_workload as w; print(w.standing_config({!r}, {!r}).lm_model)"
     )
-    model = subprocess.run(
-        [sys.executable, "-c", prepare.format(args.size, args.variant)],
+    return subprocess.run(
+        [sys.executable, "-c", prepare.format(size, variant)],
         cwd=HERE,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout.split()[-1]
+
+
+def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
+    """Return the implementations, this package first, and a function to stop them."""
+    model = model_folder(args.size, args.variant)
     from standing_workload import standing_config
 
     from rllib_llm.cli.session import quiet_loggers
@@ -215,7 +232,8 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
         )
     peers = []
     for mode in args.peer_modes if args.peer_python else ():
-        peers.append(Peer(args.peer_python, mode, model, args))
+        options = {"mode": mode, "variant": args.variant, "dtype": args.dtype}
+        peers.append(Peer(args.peer_python, model, **options))
         contenders[f"TRL, {mode}"] = peers[-1].measure
 
     def stop() -> None:

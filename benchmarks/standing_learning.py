@@ -1,58 +1,163 @@
-"""Learning curve on the variant ``game`` of the standing workload.
+"""Learning of rllib_llm and TRL on the variant ``game`` of the standing workload.
 
-Run:  python benchmarks/standing_learning.py tiny --updates 100 --seeds 0 1 2
+Run:    python benchmarks/standing_learning.py tiny --lrs 1e-4 1e-3 --seeds 0 1 2
+        python benchmarks/standing_learning.py tiny --peer-python PYTHON ...  (TRL)
+Table:  python benchmarks/standing_learning.py tiny --table
 
-Prints success by updates and CPU seconds without SFT, the table of docs/performance.md.
+Both start from the same folder, the model after SFT, and play the same game in 64
+episodes per update. A run ends when the mean success of the last 10 updates (640
+training episodes) reaches the target. CPU seconds are those of the process that
+trains, without loading. Every run is stored in benchmarks/results/standing_learning/.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from standing import Peer, model_folder
 from standing_workload import standing_config
 
 from rllib_llm.cli.session import quiet_loggers
 
+RESULTS = Path(__file__).parent / "results" / "standing_learning"
+WINDOW = 10  # updates over which success is averaged
+# Success, CPU seconds and sampled tokens of one update.
+Update = tuple[float, float, int]
+
 
 def main() -> None:
-    """Print one table row per seed and block of updates."""
+    """Run one contender, or print the table of all runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", choices=("tiny", "small"))
-    parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--peer-python", help="Python of an environment with TRL")
+    parser.add_argument("--updates", type=int, default=150)
+    parser.add_argument("--target", type=float, default=0.9)
+    parser.add_argument("--lrs", type=float, nargs="+", default=[3e-4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--minibatch", type=int, default=64)
+    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     quiet_loggers()
     torch.set_num_threads(1)
-    print("| seed | updates | CPU-s | success | turns |\n|---|---|---|---|---|")
-    for seed in args.seeds:
-        for row in learn(args.size, seed, args.updates, args.every):
-            print(f"| {seed} | {row} |", flush=True)
+    if args.table:
+        print_table(args.size, args.target)
+        return
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    name = "trl" if args.peer_python else "rllib_llm"
+    for lr in args.lrs:
+        for seed in args.seeds:
+            path = RESULTS / f"{name}_{args.size}_{args.minibatch}_{lr:g}_{seed}.json"
+            run = {
+                "contender": name,
+                "size": args.size,
+                "minibatch": args.minibatch,
+                "lr": lr,
+                "seed": seed,
+                "updates": learn(args, lr, seed),
+            }
+            path.write_text(json.dumps(run) + "\n")
+            print(path.stem, reached(run, args.target), flush=True)
 
 
-def learn(size: str, seed: int, updates: int, every: int) -> Iterator[str]:
-    """Train and yield the mean of every block of updates.
+def learn(args: argparse.Namespace, lr: float, seed: int) -> list[Update]:
+    """Train to the target, or for all updates; return one record per update."""
+    update, stop = (peer if args.peer_python else ours)(args, lr, seed)
+    rows: list[Update] = []
+    while len(rows) < args.updates:
+        rows.append(update())
+        recent = [row[0] for row in rows[-WINDOW:]]
+        if len(recent) == WINDOW and np.mean(recent) >= args.target:
+            break
+    stop()
+    return rows
 
-    Success is that of the sampled training episodes, 64 per update.
-    """
-    algo = standing_config(size, "game", seed=seed).build_algo()
-    start, block = time.process_time(), []
-    for update in range(1, updates + 1):
+
+def ours(
+    args: argparse.Namespace, lr: float, seed: int
+) -> tuple[Callable[[], Update], Callable[[], Any]]:
+    """Return functions that make one update of this package, and that stop it."""
+    config = standing_config(args.size, "game", seed=seed)
+    config.training(lr=lr, minibatch_size=args.minibatch)
+    algo = config.build_algo()
+
+    def update() -> Update:
+        start = time.process_time()
         found = algo.train()["env_runners"]
-        block.append((found["success_rate"], found["turns_mean"]))
-        if update % every == 0 or update == updates:
-            success, turns = np.mean(block, axis=0)
-            block = []
-            seconds = time.process_time() - start
-            yield f"{update} | {seconds:.0f} | {success:.2f} | {turns:.2f}"
-    algo.stop()
+        seconds = time.process_time() - start
+        tokens = int(found["num_completion_tokens"])
+        return round(float(found["success_rate"]), 4), round(seconds, 3), tokens
+
+    return update, algo.stop
+
+
+def peer(
+    args: argparse.Namespace, lr: float, seed: int
+) -> tuple[Callable[[], Update], Callable[[], Any]]:
+    """Return functions that make one update of TRL, and that stop it."""
+    trl = Peer(
+        args.peer_python,
+        model_folder(args.size, "game"),
+        mode="rollout_func",
+        variant="game",
+        learning_rate=lr,
+        minibatch=args.minibatch,
+        seed=seed,
+    )
+
+    def update() -> Update:
+        found = trl.measure()
+        return round(found.success, 4), round(found.total_s, 3), int(found.sampled)
+
+    return update, trl.stop
+
+
+def reached(run: dict[str, Any], target: float) -> tuple[int, float, int] | None:
+    """Return updates, CPU seconds and tokens to the target, or None."""
+    success, seconds, tokens = zip(*run["updates"], strict=True)
+    for end in range(WINDOW, len(success) + 1):
+        if statistics.fmean(success[end - WINDOW : end]) >= target:
+            return end, sum(seconds[:end]), sum(tokens[:end])
+    return None
+
+
+def print_table(size: str, target: float) -> None:
+    """Print one row per contender and setting: each seed, and the medians."""
+    print(
+        f"| contender | minibatch | lr | updates to {target}, by seed | CPU-s, by seed "
+        "| sampled tokens, by seed | CPU-s, median | tokens, median |\n" + "|---" * 8
+    )
+    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        run = json.loads(path.read_text())
+        if run["size"] == size:
+            key = (run["contender"], run["minibatch"], run["lr"])
+            runs.setdefault(key, []).append(run)
+    for (name, minibatch, lr), group in sorted(runs.items()):
+        ends = [reached(run, target) for run in group]
+        shown = zip(*(end or ("-",) * 3 for end in ends), strict=True)
+        cells = [name, str(minibatch), f"{lr:g}"]
+        cells += [", ".join(map(_show, column)) for column in shown]
+        for index in (1, 2):  # runs that do not reach the target are the slowest
+            values = [end[index] if end else np.inf for end in ends]
+            cells.append(_show(statistics.median(values)))
+        print(f"| {' | '.join(cells)} |")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str) or value == np.inf:
+        return "-"
+    return f"{value:,.0f}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""Held-out success of tuned examples before and after RL, over seeds.
+
+Run:     python benchmarks/examples.py starpo remax --seeds 0 1 2
+Table:   python benchmarks/examples.py --table
+Writes:  benchmarks/results/examples/<example>_seed<n>.json, one per run. The policy is
+         sampled as in training, on the same 200 held-out tasks for all runs of an
+         example. Sweeps are run with ``rllib-llm train`` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.evaluation.runner import local_runner
+from rllib_llm.offline.demonstrations import demonstrations
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.recipes import load_recipe
+
+RESULTS = Path(__file__).parent / "results" / "examples"
+# Metrics of the training episodes that are kept of every iteration.
+TRAINED = ("success_rate", "episode_return_mean", "turns_mean", "num_completion_tokens")
+
+
+class Clock:
+    """Wall and CPU minutes of this process since the start."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def minutes(self) -> dict[str, float]:
+        """Return both."""
+        return {
+            "wall_min": (time.perf_counter() - self.wall) / 60,
+            "cpu_min": (time.process_time() - self.cpu) / 60,
+        }
+
+
+def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, Any]:
+    """Train one example with one seed and return its record."""
+    recipe = load_recipe(name, [f"seed={seed}", *overrides])
+    configs = [stage.build_config() for stage in recipe.stages]
+    configs[0].validate()
+    record: dict[str, Any] = {"example": name, "seed": seed, "held_out": held_out}
+    record["script"] = script(configs[0])
+    clock = Clock()
+    configs[0].resolved_model = prepare_language_model(configs[0])
+    record["sft"] = clock.minutes()
+    record["rows"], record["rl"], checkpoint = (
+        [],
+        dict.fromkeys(clock.minutes(), 0.0),
+        "",
+    )
+    for stage, config in zip(recipe.stages, configs, strict=True):
+        config.evaluation(evaluation_interval=None, evaluation_config={})
+        if checkpoint:
+            config.initial_checkpoint = checkpoint
+        algo = config.build_algo()
+        record.setdefault("before", evaluate(algo, held_out))
+        clock = Clock()
+        for _ in range(int(stage.total_iterations or 0)):
+            found = algo.train()["env_runners"]
+            record["rows"].append([float(found.get(k, np.nan)) for k in TRAINED])
+        record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
+        if stage is recipe.stages[-1]:
+            record["after"] = evaluate(algo, held_out)
+        else:
+            checkpoint = str(algo.save_to_path(tempfile.mkdtemp()))
+        algo.stop()
+    return record
+
+
+def evaluate(algo: Any, count: int) -> dict[str, float]:
+    """Play held-out tasks, sampled as in training; return success and mean return."""
+    tasks = algo.config.build_task_source(in_evaluation=True).fixed(count)
+    runner = local_runner(algo)
+    played = runner.sample(tasks=tasks, explore=True)
+    runner.get_metrics()  # evaluation must not count as training
+    return {
+        "success": float(np.mean([bool(episode_data(e).success) for e in played])),
+        "return": float(np.mean([e.get_return() for e in played])),
+    }
+
+
+def script(config: Any, count: int = 200) -> dict[str, float]:
+    """Return the success of the scripted policies that SFT imitates and of none."""
+    rates = {"expert": config.sft_mistake_rate, "random": 1.0}
+    return {
+        name: float(
+            np.mean(
+                [
+                    bool(d.success)
+                    for d in demonstrations(
+                        config.make_text_env, count, seed=12345, mistake_rate=rate
+                    )
+                ]
+            )
+        )
+        for name, rate in rates.items()
+    }
+
+
+def print_table() -> None:
+    """Print one row per example: every seed, and the median of the minutes."""
+    print(
+        "| example | random | scripted expert | before RL, by seed | after RL, by seed "
+        "| SFT, CPU min | RL, CPU min | wall min |\n|" + 8 * "---|"
+    )
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*_seed*.json")):
+        record = json.loads(path.read_text())
+        runs.setdefault(record["example"], []).append(record)
+    for name, records in runs.items():
+        # A run that found its model in the cache says nothing of SFT's minutes.
+        built = [r["sft"]["cpu_min"] for r in records if r["sft"]["cpu_min"] > 0.1]
+        wall = statistics.median(r["rl"]["wall_min"] for r in records)
+        cells = [
+            name,
+            *(f"{records[0]['script'][k]:.2f}" for k in ("random", "expert")),
+            *(", ".join(f"{r[k]['success']:.2f}" for r in records) for k in ENDS),
+            f"{statistics.median(built):.1f}" if built else "-",
+            f"{statistics.median(r['rl']['cpu_min'] for r in records):.1f}",
+            f"{wall:.1f}",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+ENDS = ("before", "after")
+
+
+def main() -> None:
+    """Run the examples, or print the table of all results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("examples", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--held-out", type=int, default=200)
+    parser.add_argument("--override", nargs="*", default=[])
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        print_table()
+        return
+    quiet_loggers()
+    torch.set_num_threads(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in args.examples:
+        for seed in args.seeds:
+            record = run(name, seed, args.held_out, args.override)
+            path = RESULTS / f"{name}_seed{seed}.json"
+            path.write_text(json.dumps(record, indent=1) + "\n")
+            shown = [record[k] for k in ("before", "after", "sft", "rl", "script")]
+            print(name, seed, *shown, flush=True)
+
+
+if __name__ == "__main__":
+    main()
