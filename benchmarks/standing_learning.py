@@ -135,7 +135,9 @@ def print_table(size: str, target: float) -> None:
     """Print one row per contender and setting: each seed, and the medians."""
     print(
         f"| contender | minibatch | lr | updates to {target}, by seed | CPU-s, by seed "
-        "| sampled tokens, by seed | CPU-s, median | tokens, median |\n" + "|---" * 8
+        "| sampled tokens, by seed | CPU-s, median | tokens, median |\n"
+        + "|---" * 8
+        + "|"
     )
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.json")):
