@@ -77,7 +77,7 @@ setup(
     ],
     package_dir={"rllib_llm.tuned_examples": "tuned_examples"},
     package_data={
-        "rllib_llm": ["py.typed", "envs/data/*.json"],
+        "rllib_llm": ["py.typed", "envs/data/*.json", "envs/data/*.jsonl"],
         "rllib_llm.templates": ["*.txt"],
         "rllib_llm.transcripts": ["transcripts.schema.json"],
         "rllib_llm.viewer": ["page/*.html", "page/*.css", "page/*.js"],

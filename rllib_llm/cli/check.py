@@ -12,7 +12,9 @@ from rllib_llm.cli.session import configure_output
 def check(
     env: Annotated[
         str,
-        typer.Argument(help="Registered name, Gymnasium id or package.module:Name."),
+        typer.Argument(
+            help="Registered name, Gymnasium id, package.module:Name or data file."
+        ),
     ],
     options: Annotated[
         list[str] | None,
@@ -36,7 +38,10 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Play an environment and report errors that would break training."""
+    """Play an environment, or read a data file, and report what would break training.
+
+    A data file (JSON Lines, Parquet, CSV) is checked line by line as dataset-v0.
+    """
     configure_output(verbose=False)
     from rllib_llm.cli.implementation import check as implementation
 

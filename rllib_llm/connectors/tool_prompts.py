@@ -46,8 +46,9 @@ def opening(
 
     Args:
         observation: The environment's first observation.
-        info: The environment's info: ``tools`` (JSON schemas), ``tool_format``.
-        system: The system message, if any.
+        info: The environment's info: ``tools`` (JSON schemas), ``tool_format``;
+            ``preceding_messages``, before the observation.
+        system: The system message, if any; one in these messages replaces it.
         renderer: The ChatRenderer of the policy; None for a policy that reads text.
 
     Returns:
@@ -71,8 +72,11 @@ def opening(
             # The format that the environment reads, whichever the template would write.
             described = text_format(tools, env_format).describe(tools)
             observation, tools = f"{described}\n\n{observation}", None
+    before: Sequence[Message] = info.get("preceding_messages") or ()
+    if before and before[0]["role"] == "system":
+        system = None
     messages = [{"role": "system", "content": system}] if system else []
-    return [*messages, {"role": "user", "content": observation}], tools
+    return [*messages, *before, {"role": "user", "content": observation}], tools
 
 
 def later(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_llm.data.types import Task
+from rllib_llm.envs.env_options import TASK_NUMBER
 from rllib_llm.seeding import stable_seed
 
 
@@ -19,6 +20,8 @@ class TaskSource:
         group_size: Rollouts per group (G).
         split: ``"train"`` or ``"test"``, passed to the environment.
         options: Reset options for every task.
+        first_number: Number of the first task for environments with ``numbered_tasks``,
+            which receive it with every reset; None: others.
     """
 
     def __init__(
@@ -27,11 +30,13 @@ class TaskSource:
         group_size: int = 1,
         split: str = "train",
         options: dict[str, Any] | None = None,
+        first_number: int | None = None,
     ):
         self.seed = seed
         self.group_size = group_size
         self.split = split
         self.options = dict(options or {})
+        self.first_number = first_number
         self.cursor = 0
 
     def next_groups(self, num_groups: int) -> list[Task]:
@@ -48,12 +53,15 @@ class TaskSource:
         return [self._task(first + i * stride, 0) for i in range(num_episodes)]
 
     def _task(self, group: int, rollout: int) -> Task:
+        options = {**self.options, "split": self.split}
+        if self.first_number is not None:
+            options[TASK_NUMBER] = self.first_number + group
         return Task(
             group_id=group,
             rollout=rollout,
             # Without the rollout's number: a group plays one task.
             seed=stable_seed(self.seed, self.split, group),
-            options={**self.options, "split": self.split},
+            options=options,
         )
 
     def get_state(self) -> dict[str, int]:

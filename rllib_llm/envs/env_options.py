@@ -11,6 +11,7 @@ from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.schema import hints_of, is_number, require
 
 SPLITS = ("train", "test")
+TASK_NUMBER = "task_number"
 
 
 class EnvOptions:
@@ -28,6 +29,10 @@ class EnvOptions:
     system_prompt: str | None = None
     has_success: bool = True
     split: str = "train"
+    # True: reset(options=...) receives "task_number", which counts the tasks of a split
+    # from 0, and task_number holds it (None without one). For tasks in a list.
+    numbered_tasks: bool = False
+    task_number: int | None = None
 
     _BASE_OPTIONS: ClassVar[tuple[str, ...]] = (
         "max_turns",
@@ -53,6 +58,8 @@ class EnvOptions:
         self.split = options.pop("split", "train")
         if self.split not in SPLITS:
             raise ConfigError(f"split={self.split!r} must be one of {SPLITS}.")
+        if self.numbered_tasks:
+            self.task_number = options.pop(TASK_NUMBER, None)
         options = self._checked_options(options, also=("split",))
         return {**self._options, **options}
 

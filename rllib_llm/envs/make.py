@@ -80,6 +80,16 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     )
 
 
+def has_numbered_tasks(spec: object) -> bool:
+    """Return whether an environment's tasks are numbered; see ``EnvOptions``."""
+    if isinstance(spec, str):
+        if spec in TEXT_ENVS:
+            spec = TEXT_ENVS.get(spec)
+        elif ":" in spec:
+            spec = import_object(spec, "env")
+    return bool(getattr(spec, "numbered_tasks", False))
+
+
 def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
     """Return an environment ready to run, with a MultiAgentAdapter for many agents."""
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter

@@ -5,6 +5,7 @@ from rllib_llm.envs import (  # noqa: F401
     cliff_walking,
     code_functions,
     countdown,
+    dataset,
     frozen_lake,
     guess_number,
     hangman,

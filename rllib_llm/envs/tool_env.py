@@ -32,12 +32,13 @@ class ToolEnv(TextEnv):
 
     Attributes:
         tools: Typed functions, objects whose public methods are tools, or classes of
-            such, which are instantiated per episode; :meth:`start` may set it.
+            such, which are instantiated per episode; :meth:`start` may set it. Without
+            tools, every text is an answer.
         tool_format: ``"auto"``, ``"hermes"``, ``"llama3"`` or ``"tags"``; an option of
             ``env_config``.
         max_calls: Maximum number of calls per turn that are run.
         max_result_chars: Maximum length of a result, in characters; the rest is cut.
-        tool_set: Tools of the current episode.
+        tool_set: Tools of the current episode, if there are any.
     """
 
     tools: Any = ()
@@ -70,6 +71,9 @@ class ToolEnv(TextEnv):
         self._of_turn: list[Result] = []
         prompt, info = super().reset(seed=seed, options=options)
         # After start(), which may set the episode's tools.
+        self._has_tools = self.tools not in ((), [])
+        if not self._has_tools:
+            return prompt, info
         self.tool_set = ToolSet(
             self.tools,
             tool_format=self.tool_format,
@@ -90,7 +94,7 @@ class ToolEnv(TextEnv):
 
     def parse(self, completion: str) -> list[Call] | str | None:
         """Return the calls in a completion, else the answer, else None."""
-        calls = self._calls = self.tool_set.parse(completion)
+        calls = self._calls = self.tool_set.parse(completion) if self._has_tools else []
         if calls:
             return calls if any(call.problem is None for call in calls) else None
         tagged = last_match(_ANSWER, completion)

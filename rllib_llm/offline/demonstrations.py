@@ -203,12 +203,12 @@ def transcript_texts(
     texts: list[str] = []
     for demo in demos:
         texts += demo.observations + demo.completions
-        if demo.info(0).get("tools"):
+        if demo.info(0).get("tools") or demo.info(0).get("preceding_messages"):
             # The tiny model's template has no tools: the prompt lists them as text.
             messages, _ = opening(
                 demo.observations[0], demo.info(0), system=None, renderer=None
             )
-            texts.append(messages[0]["content"])
+            texts += [message["content"] for message in messages]
     return texts
 
 

@@ -18,6 +18,7 @@ SHIPPED = [
     "code-v0",
     "copy_probe-v0",
     "countdown-v0",
+    "dataset-v0",
     "delay_probe-v0",
     "frozen_lake-v0",
     "guess_number-v0",
@@ -38,6 +39,7 @@ SHIPPED = [
 HELD_OUT = [
     "code-v0",
     "countdown-v0",
+    "dataset-v0",
     "frozen_lake-v0",
     "household-v0",
     "long_document-v0",
@@ -52,6 +54,7 @@ HELD_OUT = [
 UNLISTED = [  # whose actions are too many to be listed
     "code-v0",
     "countdown-v0",
+    "dataset-v0",
     "long_document-v0",
     "python_tool-v0",
     "search_facts-v0",

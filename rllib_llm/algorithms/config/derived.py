@@ -197,14 +197,22 @@ class DerivedSettings(
                 the run's seed, so that all runs are compared on the same ones.
         """
         from rllib_llm.env_runner.task_groups import TaskSource
+        from rllib_llm.envs.make import has_numbered_tasks
 
+        numbered = has_numbered_tasks(self.env)
         if in_evaluation:
             # Independent of the run's seed: evaluations of all runs use the same tasks.
-            return TaskSource(seed=0, split="test")
+            first = 0 if numbered else None
+            return TaskSource(seed=0, split="test", first_number=first)
         # A prime above any usual number of seeds, so that EnvRunners of different runs
         # do not share tasks.
-        seed = (self.seed or 0) + 100_003 * offset
-        return TaskSource(seed=seed, group_size=self.group_size, split="train")
+        shift = 100_003 * offset
+        return TaskSource(
+            seed=(self.seed or 0) + shift,
+            group_size=self.group_size,
+            split="train",
+            first_number=shift if numbered else None,
+        )
 
     def build_generation_engine(self, module: LLMRLModule, share: float = 1.0) -> Any:
         """Return the engine that samples with ``module``'s language model.

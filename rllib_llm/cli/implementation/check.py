@@ -21,14 +21,30 @@ def check(
 ) -> bool:
     """Print the report of :func:`rllib_llm.envs.check_env`; return True if it is ok."""
     from rllib_llm.envs import check_env
+    from rllib_llm.envs.dataset.row_files import is_data_file
 
+    env_config = apply_overrides({}, options)
+    if is_data_file(env):
+        env, env_config = "dataset-v0", {"path": env, **env_config}
+    if env == "dataset-v0" and not _has_good_rows(env_config):
+        return False
     report = check_env(
         env,
-        apply_overrides({}, options),
+        env_config,
         tokenizer=_tokenizer(model),
         max_context_tokens=_context(model, max_context_tokens),
         env_processes=env_processes,
     )
+    typer.echo(printable(str(report)))
+    return report.ok
+
+
+def _has_good_rows(env_config: dict[str, Any]) -> bool:
+    """Print the problems of a data file's rows; return whether there are none."""
+    from rllib_llm.envs.dataset import DatasetEnv
+    from rllib_llm.envs.dataset.check_rows import check_rows
+
+    report = check_rows(DatasetEnv(env_config).spec())
     typer.echo(printable(str(report)))
     return report.ok
 

@@ -17,6 +17,7 @@ from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.cli.terminal import printable
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs.admissible import ADMISSIBLE
+from rllib_llm.envs.make import has_numbered_tasks
 from rllib_llm.errors import ConfigError
 from rllib_llm.inference.game import Game, players_of
 from rllib_llm.inference.match import PERSON, Match, Move, assign_agents
@@ -75,7 +76,9 @@ def play(
     tasks = (
         policy.held_out_tasks(task + episodes)[task:]
         if policy
-        else TaskSource(seed=0, split="test").fixed(episodes, first=task)
+        else TaskSource(
+            seed=0, split="test", first_number=0 if has_numbered_tasks(name) else None
+        ).fixed(episodes, first=task)
     )
     try:
         for number, each in enumerate(tasks, start=task):

@@ -1,0 +1,249 @@
+"""Index of a dataset's rows by split, checked once and kept in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from rllib_llm.envs.dataset.answers import make_grader
+from rllib_llm.envs.dataset.columns import Columns, DatasetRow, RowError, parse_row
+from rllib_llm.envs.dataset.row_files import (
+    cache_key,
+    dataset_cache,
+    local_files,
+    numbered_lines,
+)
+from rllib_llm.envs.env_options import SPLITS
+from rllib_llm.errors import ConfigError
+
+_VERSION = 1  # increase when the index or the rules of rows change
+_ENTRY = np.dtype([("file", "<i4"), ("length", "<i4"), ("offset", "<i8")])
+_MAX_SHOWN = 5
+_BUILDING = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """Where tasks are and how rows are read.
+
+    Attributes:
+        paths: Files with tasks.
+        test_paths: Files with held-out tasks; empty: a share of ``paths`` is held out.
+        columns: Columns of the rows.
+        grader: Name of the grader, whose form of answers is checked.
+        test_fraction: Share of the prompts that is held out, in (0, 1).
+    """
+
+    paths: tuple[str, ...]
+    test_paths: tuple[str, ...] = ()
+    columns: Columns = dataclasses.field(default_factory=Columns)
+    grader: str = "exact"
+    test_fraction: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScannedRow:
+    """A line of a data file.
+
+    Attributes:
+        file: Number of the file, those of ``test_paths`` last.
+        line: Number of the line in its file, from 1.
+        offset: Position of the line in its file, in bytes.
+        length: Bytes of the line.
+        row: The task; None if the line cannot be one.
+        problem: Why not.
+    """
+
+    file: int
+    line: int
+    offset: int
+    length: int
+    row: DatasetRow | None
+    problem: str = ""
+
+
+def scan(files: list[Path], spec: DatasetSpec) -> Iterator[ScannedRow]:
+    """Yield every row of the files, also those that cannot be tasks."""
+    grader = make_grader(spec.grader)
+    for number, file in enumerate(files):
+        for line, offset, text in numbered_lines(file):
+            row, problem = None, ""
+            try:
+                row = parse_row(text, spec.columns)
+                if spec.columns.answer is not None:
+                    grader.write(row.answer)
+            except RowError as error:
+                row, problem = None, str(error)
+            yield ScannedRow(number, line, offset, len(text), row, problem)
+
+
+def files_of(spec: DatasetSpec) -> tuple[list[Path], int]:
+    """Return all files, held-out ones last, and the number of the others."""
+    train = local_files(spec.paths)
+    return train + local_files(spec.test_paths), len(train)
+
+
+class Dataset:
+    """Tasks of a data file, read from disk by split and number.
+
+    It holds 16 bytes per row, mapped from the cache. Reading is safe in threads.
+
+    Args:
+        files: JSON Lines files.
+        rows: Entries of every split.
+        columns: Columns of the rows.
+    """
+
+    def __init__(
+        self, files: list[Path], rows: dict[str, np.ndarray], columns: Columns
+    ) -> None:
+        self._files = files
+        self._rows = rows
+        self._columns = columns
+        self._opened = [os.open(file, os.O_RDONLY) for file in files]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def size(self, split: str) -> int:
+        """Return the number of rows of a split."""
+        return len(self._rows[split])
+
+    def row(self, split: str, number: int) -> DatasetRow:
+        """Return a row of a split.
+
+        Raises:
+            ConfigError: The file has changed since the index was made.
+        """
+        file, length, offset = self._rows[split][number].tolist()
+        # pread() has no position that threads would share.
+        line = os.pread(self._opened[file], length, offset)
+        try:
+            return parse_row(line, self._columns)
+        except RowError as error:
+            raise ConfigError(
+                f"{self._files[file]} has changed while it is in use: {error} "
+                "Start the run again."
+            ) from error
+
+
+@lru_cache(maxsize=8)
+def _opened(
+    spec: DatasetSpec, files: tuple[Path, ...], num_train: int, key: str
+) -> Dataset:
+    folder = dataset_cache() / f"index-{key}"
+    if not folder.is_dir():
+        _write_index(folder, _built(list(files), num_train, spec))
+    rows = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
+    return Dataset(list(files), rows, spec.columns)
+
+
+def open_dataset(spec: DatasetSpec) -> Dataset:
+    """Return the dataset; this process's environments share it.
+
+    Raises:
+        ConfigError: A file or a row cannot be used, a held-out prompt is among the
+            training ones, or a split is empty.
+    """
+    files, num_train = files_of(spec)
+    key = cache_key(files, num_train, dataclasses.astuple(spec), _VERSION)
+    with _BUILDING:  # one thread scans, the others wait for its index
+        return _opened(spec, tuple(files), num_train, key)
+
+
+def _built(
+    files: list[Path], num_train: int, spec: DatasetSpec
+) -> dict[str, np.ndarray]:
+    entries: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
+    places: dict[str, dict[int, tuple[int, int]]] = {split: {} for split in SPLITS}
+    problems, count = [], 0
+    for each in scan(files, spec):
+        count += 1
+        if each.row is None:
+            problems.append(
+                f"{files[each.file].name}, line {each.line}: {each.problem}"
+            )
+            continue
+        digest = int.from_bytes(
+            hashlib.blake2b(each.row.key.encode(), digest_size=8).digest(), "big"
+        )
+        held_out = (
+            each.file >= num_train
+            if spec.test_paths
+            else digest < spec.test_fraction * 2**64
+        )
+        split = "test" if held_out else "train"
+        entries[split].append((each.file, each.length, each.offset))
+        if spec.test_paths:
+            places[split].setdefault(digest, (each.file, each.line))
+    if problems:
+        raise ConfigError(_summary(problems, count))
+    _refuse_leaks(places, files)
+    _refuse_empty({split: len(rows) for split, rows in entries.items()}, spec)
+    return {split: np.array(rows, _ENTRY) for split, rows in entries.items()}
+
+
+def _summary(problems: list[str], count: int) -> str:
+    more = len(problems) - _MAX_SHOWN
+    return (
+        f"{len(problems):,} of {count:,} rows cannot be tasks.\n"
+        + "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN])
+        + (f"\n  ... and {more:,} more" if more > 0 else "")
+        + "\n'rllib-llm check FILE' lists all of them."
+    )
+
+
+def _refuse_leaks(
+    places: dict[str, dict[int, tuple[int, int]]], files: list[Path]
+) -> None:
+    leaks = sorted(places["train"].keys() & places["test"].keys())
+    if not leaks:
+        return
+    shown = [
+        " and ".join(
+            f"{files[file].name}, line {line}"
+            for file, line in (places["train"][leak], places["test"][leak])
+        )
+        for leak in leaks[:_MAX_SHOWN]
+    ]
+    raise ConfigError(
+        f"{len(leaks):,} prompts are both in path and in test_path, so that held-out "
+        f"success would measure memory: {'; '.join(shown)}. Remove them from one."
+    )
+
+
+def _refuse_empty(sizes: dict[str, int], spec: DatasetSpec) -> None:
+    for split, size in sizes.items():
+        if size:
+            continue
+        remedy = (
+            "Give test_path, or another test_fraction"
+            if not spec.test_paths
+            else "Give a file with rows"
+        )
+        raise ConfigError(
+            f"path={list(spec.paths)}: the split {split!r} is empty "
+            f"({sum(sizes.values()):,} rows, test_fraction={spec.test_fraction:g}). "
+            f"{remedy}."
+        )
+
+
+def _write_index(folder: Path, rows: dict[str, np.ndarray]) -> None:
+    part = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".part"))
+    for split, entries in rows.items():
+        np.save(part / f"{split}.npy", entries)
+    try:
+        part.rename(folder)  # whole or not at all
+    except OSError:
+        shutil.rmtree(part)
+        if not folder.is_dir():  # otherwise another process was faster
+            raise
