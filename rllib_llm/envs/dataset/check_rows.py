@@ -13,7 +13,7 @@ _MAX_SHOWN = 50
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowsReport:
-    """What a data file holds.
+    """Contents of a data file.
 
     Attributes:
         num_rows: Number of lines that are not blank.
@@ -29,7 +29,7 @@ class RowsReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every row can be a task, and there is one."""
+        """True if there are rows and all can be tasks."""
         return not self.problems and self.num_rows > 0
 
     def __str__(self) -> str:

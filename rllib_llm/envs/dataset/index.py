@@ -33,7 +33,7 @@ _BUILDING = threading.Lock()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Where tasks are and how rows are read.
+    """Place of the tasks, and the way to read rows.
 
     Attributes:
         paths: Files with tasks.

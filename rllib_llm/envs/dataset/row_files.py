@@ -44,7 +44,7 @@ def local_files(paths: Iterable[str]) -> list[Path]:
     Raises:
         ConfigError: A file does not exist, has another format or cannot be read.
     """
-    return [_as_json_lines(file) for path in paths for file in _found(path)]
+    return [_as_json_lines(file) for path in paths for file in _files(path)]
 
 
 def cache_key(files: Iterable[Path], *more: object) -> str:
@@ -81,7 +81,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             offset += len(line)
 
 
-def _found(path: str) -> list[Path]:
+def _files(path: str) -> list[Path]:
     if path.startswith(HUB):
         return [_from_hub(path)]
     expanded = _absolute(path)
@@ -125,7 +125,7 @@ def _from_hub(path: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        found = hf_hub_download(
+        file = hf_hub_download(
             match["repo"],
             match["file"],
             repo_type="dataset",
@@ -136,7 +136,7 @@ def _from_hub(path: str) -> Path:
             f"path={path!r} cannot be downloaded: {summarize(error)}. Check the name, "
             "the network and, for a private repository, HF_TOKEN."
         ) from error
-    return Path(found)
+    return Path(file)
 
 
 def _as_json_lines(file: Path) -> Path:

@@ -376,14 +376,18 @@ def test_answers_that_a_grader_cannot_read_are_found_at_the_start(
 def test_attempts(file):
     env = make_env("dataset-v0", {"path": file, "attempts": 2})
     env.reset(seed=0)
-    text, paid, terminated, _, info = env.step("wrong")
-    assert (text, paid, terminated) == ("That is not right. Try again.", 0.0, False)
+    text, reward_of_turn, terminated, _, info = env.step("wrong")
+    assert (text, reward_of_turn, terminated) == (
+        "That is not right. Try again.",
+        0.0,
+        False,
+    )
     assert info["gold_answers"] == [env._row.answer]
     assert env.step(env._row.answer)[1:3] == (1.0, True)
     env.reset(seed=0)
     env.step("wrong")
-    _, paid, terminated, _, info = env.step("wrong")
-    assert (paid, terminated, info["success"]) == (0.0, True, False)
+    _, reward_of_turn, terminated, _, info = env.step("wrong")
+    assert (reward_of_turn, terminated, info["success"]) == (0.0, True, False)
 
 
 def test_demonstrations_are_imitated(tmp_path):
