@@ -20,8 +20,7 @@ from engine_reference import (
 from rllib_llm.engines import generate
 from rllib_llm.engines.fused_layout import why_not_fused
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.modules.lora import add_lora
-from rllib_llm.modules.shared_base import share_base
+from rllib_llm.modules.lora import add_lora, share_base
 
 SETTINGS = {
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
