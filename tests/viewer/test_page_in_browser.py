@@ -314,5 +314,5 @@ def test_ten_thousand_turns_render_few_nodes(browser, tmp_path):
         """
     )
     assert seen[0] < 2_000
-    assert seen[1] == 2_501  # every turn came by, and the last words
+    assert seen[1] == 2_501  # every turn came by, and the final observation
     assert not [m for m in browser.get_log("browser") if m["level"] != "INFO"]

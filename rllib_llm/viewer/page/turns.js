@@ -24,7 +24,7 @@ function episodeFacts(episode, trials) {
   ].filter(known);
 }
 
-// What stands below each other: steps of agents that acted at once, gaps, the last words.
+// What stands below each other: steps of agents that acted at once, gaps, the final observation.
 function itemsOf(episode, withLanes) {
   const items = [];
   let expected = 0;
@@ -93,7 +93,7 @@ function stepNode(item, lanes, view) {
   if (item.gap) return el("p", { class: "left-out" }, `${item.gap} turns left out`);
   if (known(item.end)) {
     return el("div", { class: "step" },
-      el("article", { class: "turn" }, el("div", { class: "head" }, el("b", {}, "the environment's last words")),
+      el("article", { class: "turn" }, el("div", { class: "head" }, el("b", {}, "final observation")),
         el("pre", { class: "read" }, item.end)));
   }
   const cells = item.turns.map((turn) => {
