@@ -86,6 +86,7 @@ def check_threads(subject: Subject) -> Iterator[str]:
         try:
             env = subject.build()
             for play in wanted:
+                # All threads begin an episode at once, which makes races likely.
                 together.wait(_MOST_S)
                 problems.extend(_compared(env, play))
             env.close()
@@ -93,8 +94,10 @@ def check_threads(subject: Subject) -> Iterator[str]:
             pass  # another thread has reported its error
         except Exception as error:  # environments may raise anything
             problems.append(f"In a thread, building it raised {described(error)}.")
+            # Otherwise the other threads would wait for this one.
             together.abort()
 
+    # Daemons: an environment that hangs must not keep the process alive.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
     for thread in threads:
         thread.start()

@@ -50,6 +50,7 @@ class GymTextEnv(TextEnv):
         ConfigError: If ``action_names`` does not match the action space.
     """
 
+    # Gymnasium has no notion of success, so an end without it is no failure.
     has_success = False
     _KEPT = TextEnv._KEPT | {
         *("_render_text", "_parse_text", "_names", "_order", "_pattern", "format_hint")
@@ -105,6 +106,7 @@ class GymTextEnv(TextEnv):
         """Play one turn; infos of the wrapped environment are kept."""
         self._info = {}
         text, reward, terminated, truncated, info = super().step(action)
+        # The adapter's keys win: success and stop_reason have a fixed meaning here.
         return text, reward, terminated, truncated, {**self._info, **info}
 
     def parse(self, completion: str) -> Any | None:
@@ -116,6 +118,7 @@ class GymTextEnv(TextEnv):
             # Discrete spaces may start at another number than 0.
             return int(self.env.action_space.start) + self._order[match.lastindex - 1]
         action = (self._parse_text or str.strip)(completion)
+        # Checked here: many environments fail, or misbehave, on actions outside of it.
         is_valid = action is not None and self.env.action_space.contains(action)
         return action if is_valid else None
 
@@ -176,6 +179,7 @@ def _check_actions(
                 f"action_names needs a Discrete action space, but {env} has {space}. "
                 "Pass parse=, a function from text to an action, instead."
             )
+        # In lower case, because texts are searched without regard to case.
         if len({name.lower() for name in action_names}) != space.n:
             raise ConfigError(
                 f"action_names={list(action_names)} must be {space.n} different names, "
@@ -193,4 +197,5 @@ def _check_actions(
 def _any_of(names: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern of any name as a whole word; the group gives its index."""
     choices = "|".join(f"({re.escape(name)})" for name in names)
+    # Not \b: names may begin or end with characters that are no part of a word.
     return re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.IGNORECASE)

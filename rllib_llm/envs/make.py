@@ -68,6 +68,7 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     if inspect.isclass(spec) and issubclass(spec, gym.Env):
         if issubclass(spec, TextEnv):
             return spec(config)
+        # The class need not know the adapter's options and would refuse them.
         adapter, rest = _split_config(config)
         build: Callable[..., Any] = spec
         return _as_text_env(build(rest), spec, adapter)
@@ -107,6 +108,7 @@ def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
         try:
             env = gym.make(spec, disable_env_checker=True, **rest)
         except TypeError as error:
+            # Another TypeError is a bug in the environment, whose traceback helps.
             if "unexpected keyword argument" not in str(error):
                 raise
             raise ConfigError(f"env={spec!r}: {error}. Correct env_config.") from error
@@ -114,6 +116,8 @@ def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
     if ":" in spec:
         imported = import_object(spec, "env")
         if is_environment(imported):
+            # A module holds one object, but runners step their environments at the same
+            # time.
             return _copy_of(imported, spec, config)
         return make_env(imported, config)
     similar = difflib.get_close_matches(spec, list(gym.registry), n=1, cutoff=0.6)

@@ -82,12 +82,14 @@ class AECBackend:
             if agent is None:
                 return raw
             if not (env.terminations[agent] or env.truncations[agent]):
+                # Agents that have ended stay in env.agents until their dead step.
                 ended = {a for a in env.agents if env.terminations[a]}
                 ended |= {a for a in env.agents if env.truncations[a]}
                 raw.alive = set(env.agents) - ended
                 pending = self._text_env.pending if self._text_env else [agent]
                 raw.asked = {a: env.observe(a) for a in pending}
                 return raw
+            # PettingZoo removes an ended agent when it steps with None.
             env.step(None)
             self._look(raw)
         raise EnvContractError(
@@ -107,6 +109,7 @@ class ParallelBackend:
         return self._read(observations, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Raw:
+        # A ParallelEnv wants an action of every live agent, also of those that wait.
         silent = {a: self._silence[a] for a in self._names if a in self._env.agents}
         return self._read(*self._env.step({**silent, **actions}))
 
@@ -151,6 +154,8 @@ class RLlibBackend:
             if raw.asked or not raw.alive:
                 return raw
             more = self._read(*self._env.step({}))
+            # Steps without actors become one: their rewards and ends add up, and the
+            # newest observations and infos count.
             more.rewards = raw.rewards + more.rewards
             more.terminated |= raw.terminated
             more.truncated |= raw.truncated
@@ -173,7 +178,10 @@ class RLlibBackend:
         infos: dict[str, dict[str, Any]] | None,
     ) -> Raw:
         terminated = {a for a in self._names if terminateds.get(a)}
+        # An agent with both flags has terminated: there is no value to bootstrap.
         truncated = {a for a in self._names if truncateds.get(a)} - terminated
+        # RLlib's flags name only agents that end now; the others live on, silent or
+        # not.
         rest = set(self._names) - self._ended - terminated - truncated
         if terminateds.get("__all__"):
             terminated, rest = terminated | rest, set()

@@ -142,6 +142,7 @@ class MultiAgentSubject(Subject):
             ]
         chats = [self.as_chat(messages) for messages in talks.values()]
         encode = self.tokenizer.encode
+        # Each agent has a context of its own, so the longest one decides.
         return max((len(encode(c, add_special_tokens=False)) for c in chats), default=0)
 
 
@@ -248,11 +249,12 @@ def _check_every_parser(subject: MultiAgentSubject) -> Iterator[str]:
     if all(play.error is not None for play in subject.plays):
         return  # it also fails on valid text
     is_text_env = subject.build().is_text_env
+    # With many turns, so that no truncation hides what follows the garbage.
     env = subject.build(max_turns=MOST_TURNS) if is_text_env else subject.build()
     names = env.adapter.possible_agents
     for victim in names:
         for text in check_common._GARBAGE:
-
+            # Defaults bind the loop's values: a closure would see the last ones.
             def policy(env: Any, rng: Any, who: str = victim, say: str = text) -> str:
                 return say if env.agent == who else random_or_filler(env, rng)
 

@@ -57,13 +57,16 @@ class ParallelView(ParallelEnv):
     def step(self, actions: dict[str, str]) -> tuple[dict[str, Any], ...]:
         """Play a round; return observations, rewards, both kinds of ends, and infos."""
         env = self._env
+        # A copy: step() removes agents from it.
         for agent in list(env.pending):
             env.step(actions[agent])
         rewards = dict(env.rewards)
+        # PettingZoo's dictionary lacks agents that have left or not yet joined.
         for agent, reward in env.grants:
             if agent not in env.rewards:
                 rewards[agent] = rewards.get(agent, 0.0) + reward
         ends = dict(env.terminations), dict(env.truncations)
+        # Before the dead steps, which clear rewards and remove agents.
         result = (self._observations(), rewards, *ends, copy.deepcopy(env.infos))
         while env.agents and env.agent_selection not in env.live_agents:
             env.step(None)

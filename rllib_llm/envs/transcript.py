@@ -101,6 +101,7 @@ def play_turns(
         transcript.rewards.append(reward)
         transcript.infos.append(info)
         transcript.terminated, transcript.truncated = terminated, truncated
+        # Before the return: a caller must see the last turn, too.
         yield
         if terminated or truncated:
             return

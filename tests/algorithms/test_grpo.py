@@ -113,6 +113,7 @@ def test_dr_grpo_and_rloo_by_setting(algo):
         ({"ref_kl_coeff": 0.1, "ref_kl_in": "reward"}, "token-level advantages"),
         ({"ref_kl_coeff": 0.1, "ref_kl_estimator": "k1"}, "gradient of zero"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "needs loss_agg_constant"),
+        ({"clip_param_high": 0.0}, "clip_param_high"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -26,7 +26,7 @@ from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import ConfigError
-from rllib_llm.schema import Fraction, NonNegativeFloat, NonNegativeInt, OneOf
+from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat
 
 if TYPE_CHECKING:
     from rllib_llm.types import Episode
@@ -97,7 +97,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
     def training(
         self,
         *,
-        clip_param_high: NonNegativeFloat | None = NotProvided,
+        clip_param_high: PositiveFloat | None = NotProvided,
         dual_clip: Annotated[float, Gt(1)] | None = NotProvided,
         advantage_baseline: Annotated[str, OneOf(BASELINES)] = NotProvided,
         advantage_scale: Annotated[str, OneOf(SCALES)] = NotProvided,

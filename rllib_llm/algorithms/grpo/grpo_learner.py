@@ -53,6 +53,7 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
                 batch[Columns.ADVANTAGES],
                 mask,
                 clip_low=config.clip_param,
+                # None means symmetric; 0 is refused by the config.
                 clip_high=config.clip_param_high or config.clip_param,
                 dual_clip=config.dual_clip,
             )

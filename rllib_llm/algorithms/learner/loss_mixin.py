@@ -126,6 +126,7 @@ class ComposedLossMixin(LearnerStats):
             scores: Log-probabilities and entropies. [B, T, 2]
         """
         share = batch.get(columns.SUCCESS_SHARE)
+        # RLlib counts the update before it runs; schedules of weights begin at 0.
         update = max(0, self._weights_seq_no - 1)
         return TokenBatch(
             logp=scores[..., 0],
@@ -157,6 +158,7 @@ class ComposedLossMixin(LearnerStats):
             batch: Whole sequences if the settings contain a level or band of sequences.
         """
         mask = batch[Columns.LOSS_MASK]
+        # Before any division: a policy may have rows without trained tokens.
         trained = int(mask.sum())
         if not trained:
             return
@@ -213,6 +215,7 @@ class ComposedLossMixin(LearnerStats):
         """Return the state with that of the components."""
         state = super().get_state(*args, **kwargs)
         if not kwargs.get("inference_only"):
+            # EnvRunners get inference-only states, and need no losses.
             state[_STATE] = {m: p.get_state() for m, p in self._composed_loss.items()}
         return state
 

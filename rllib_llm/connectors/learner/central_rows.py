@@ -96,6 +96,8 @@ def central_columns(
                 builder.prompt(turn.prompt_ids)
             for index, (_, _, module_id, turn) in together:
                 if module_id in module_ids:
+                    # Without rewards: MultiAgentGAE takes the team's from the reward
+                    # log.
                     builder.turn(index, turn, 0.0)
                 else:
                     builder.prompt(turn.action_ids)

@@ -45,6 +45,8 @@ def append_rejected(builder: RowBuilder) -> Choices:
     for start, turn, choice in builder.choices:
         taken = slice(start, start + len(turn.action_ids))
         starts[taken], candidates[taken] = start, 0
+        # One weight for all tokens of an action: 1 in GLAM, one over its length in
+        # TWOSOME.
         weights[taken] = choice.weights[0]
         for number, ids in enumerate(choice.others, start=1):
             builder.prompt(ids)

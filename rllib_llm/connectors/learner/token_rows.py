@@ -121,6 +121,7 @@ class TokenRows(ConnectorV2):
             owners += [(index, multi_agent_index, data.agent_index)] * len(new_rows)
             trained += [data.stop_policy is not StopPolicy.MASK] * len(new_rows)
             advantages += [data.advantage] * len(new_rows)
+            # NaN, not 0: an unknown outcome is no failure.
             solved = np.nan if data.success is None else float(data.success)
             success += [solved] * len(new_rows)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
@@ -226,6 +227,7 @@ class Row:
     @property
     def end(self) -> int:
         """Column after the conversation's last token."""
+        # Rejected actions lie behind the conversation and are not part of it.
         return len(self) if self.choices is None else self.choices.end
 
 
@@ -316,6 +318,7 @@ def build_rows(
                 builder.prompt(np.concatenate(history))
         builder.prompt(turn.prompt_ids)
         builder.turn(index, turn, reward)
+        # Kept for row_per_turn only, whose rows repeat their context.
         history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
     assert builder is not None, "An episode has at least one turn."
     # The last observation is only a prompt: nothing in it is trained.
@@ -349,6 +352,7 @@ def pad_rows(
         ``bootstraps_agent_turn`` [B]. Of rows with choices also ``choice_starts``,
         ``candidates`` and ``score_weights`` [B, T].
     """
+    # One column more where a row bootstraps.
     size = (len(rows), max(max(len(r), r.end + r.bootstrap) for r in rows))
     out = {
         columns.INPUT_IDS: np.full(size, pad_id, np.int64),
