@@ -451,7 +451,7 @@ CASES = {
         lambda: learner(loss_terms=[TARGET]), use_learner, look_at_learner
     ),
     "CheckpointedModule": Case(module, move, values_of),
-    "LLMEnvRunner": Case(runner, use_runner, look_at_runner),
+    "RunnerState": Case(runner, use_runner, look_at_runner),
     "MixedPrecisionAdamW": Case(
         optimizer,
         step,
