@@ -20,6 +20,7 @@ from rllib_llm.cli.init import init
 from rllib_llm.cli.list import list_
 from rllib_llm.cli.play import play
 from rllib_llm.cli.plot import plot
+from rllib_llm.cli.schema import schema
 from rllib_llm.cli.train import train
 from rllib_llm.cli.view import view
 from rllib_llm.errors import RLlibLLMError
@@ -77,6 +78,6 @@ _command: Callable[..., Any]
 for _command in (train, export, view):
     app.command()(_command)
 app.command("list")(list_)
-for _command in (evaluate, play, init, check, doctor, plot, compare):
+for _command in (evaluate, play, init, check, doctor, plot, compare, schema):
     app.command()(_command)
 app.add_typer(sweep.app, name="sweep")

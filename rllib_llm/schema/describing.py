@@ -112,7 +112,7 @@ def _describe_one(kind: object) -> str:
     if base in (int, float):
         return _WORDS[base] + _range_text(metadata)
     origin = get_origin(base) or base
-    if origin is tuple or (_is_list(origin) and origin is not Mapping):
+    if origin is tuple or (is_list(origin) and origin is not Mapping):
         return _list_text(base)
     if origin in (dict, Mapping) or is_typeddict(base):
         return "a mapping"
@@ -123,7 +123,8 @@ def _describe_one(kind: object) -> str:
     return "anything" if base is Any else f"a {getattr(base, '__name__', base)}"
 
 
-def _is_list(origin: object) -> bool:
+def is_list(origin: object) -> bool:
+    """Return True for the origin of a type of lists."""
     return origin in (list, Sequence, Collection)
 
 
