@@ -90,7 +90,9 @@ def _fields() -> dict[str, Any]:
 def _sections(algorithm: str) -> dict[str, Any]:
     """Return the schema of every section of an algorithm."""
     sections: dict[str, Any] = {}
-    for setting in settings_of(ALGORITHMS.get(algorithm).config_class()).values():
+    config_class = ALGORITHMS.get(algorithm).config_class()
+    # mypy does not see that classes are hashable.
+    for setting in settings_of(config_class).values():  # type: ignore[arg-type]
         section = sections.setdefault(
             setting.section,
             {"type": "object", "properties": {}, "additionalProperties": False},
