@@ -36,11 +36,11 @@ def recipe_schema() -> dict[str, Any]:
             # False refuses a section that the algorithm lacks.
             "then": {
                 "properties": {
-                    s: own.get(s, False) for s in SECTIONS if s not in common
+                    s: schemas.get(s, False) for s in SECTIONS if s not in common
                 }
             },
         }
-        for name, own in by_algorithm.items()
+        for name, schemas in by_algorithm.items()
     ]
     # Sections that some algorithms lack are named, so that they are not unknown.
     fields |= {section: {} for section in SECTIONS if section not in common}
