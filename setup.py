@@ -67,7 +67,8 @@ setup(
         "GRPO",
         "MARFT",
     ],
-    license_expression="Apache-2.0",
+    # The data of envs/data/geonames.json are under CC-BY-4.0; NOTICE says so.
+    license_expression="Apache-2.0 AND CC-BY-4.0",
     license_files=["LICENSE", "NOTICE"],
     python_requires=">=3.11",
     # The links algorithms/ and envs/ at the top level are for readers only.

@@ -120,7 +120,7 @@ def metadata(wheel):
 
 def test_the_wheel_says_whose_it_is_and_where_to_read_on(metadata):
     assert metadata["Author"] and metadata["Keywords"]
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND CC-BY-4.0"
     labels = {url.split(",")[0] for url in metadata.get_all("Project-URL")}
     assert {"Homepage", "Documentation", "Changes", "Issues"} <= labels
     claimed = {
