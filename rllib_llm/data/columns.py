@@ -35,6 +35,9 @@ SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
+PREDICTED_VALUES = "predicted_values"  # of RLlib's loss, at trained tokens [N]
+HOST = "host_columns"  # copies of some columns in host memory: a HostColumns
+
 TURN = "turn"  # extra_model_outputs key of the episode's Turn records
 EPISODE_DATA = "llm"  # custom_data key of the episode's EpisodeData
 REWARD_LOG = "rewards"  # custom_data key of a multi-agent episode's rewards

@@ -258,7 +258,7 @@ class ModelRunner:
         return attends_by_products(self._dtype, self.device)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _probe(self) -> int:
         """Compare cached with uncached logits; return the cache's bytes per token."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from rllib_llm.engines.base import SamplingParams
 
+_ALL = 2**62  # of a vocabulary of any size
+
 
 def draw_uniforms(seed: int, count: int) -> np.ndarray:
     """Return the first random numbers of a request.
@@ -43,13 +45,17 @@ class BatchSampler:
         self._scale: Tensor | None = None
         if any(t != 1.0 for t in scale):
             self._scale = torch.tensor(scale, device=device)[:, None]
-        cut = [
-            (row, p)
-            for row, p in enumerate(params)
-            if p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0)
+        is_cut = [
+            p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0) for p in params
         ]
-        self._cut_rows = [row for row, _ in cut]
-        self._cut_params = [p for _, p in cut]
+        self._cut_rows: Tensor | None = None
+        if any(is_cut):
+            cut = [p for p, has_cut in zip(params, is_cut, strict=True) if has_cut]
+            self._cut_rows = torch.tensor(np.flatnonzero(is_cut), device=device)
+            self._top_k = torch.tensor([p.top_k or _ALL for p in cut], device=device)
+            # top_p = 1.0 must keep all: a rounded cumulative sum may reach 1 too early.
+            top_p = [p.top_p if p.top_p < 1.0 else 2.0 for p in cut]
+            self._top_p = torch.tensor(top_p, device=device)
         greedy = [p.temperature == 0.0 for p in params]
         self._all_greedy = all(greedy)
         self._greedy: Tensor | None = None
@@ -71,9 +77,9 @@ class BatchSampler:
         if self._scale is not None:
             logits = logits / self._scale
         logps = torch.log_softmax(logits, dim=-1)
-        if self._cut_rows:
+        if self._cut_rows is not None:
             rows = self._cut_rows
-            logps[rows] = _cut_tails(logps[rows], self._cut_params)
+            logps[rows] = _cut_tails(logps[rows], self._top_k, self._top_p)
         return logps
 
     def __call__(
@@ -111,22 +117,16 @@ def _invert_cdf(logps: Tensor, uniforms: np.ndarray) -> Tensor:
     # total * (1 - 2**-53) can round up to the total, which selects the index after the
     # last token with positive probability; total * (1 - 2**-52) cannot.
     below_one = np.minimum(uniforms, 1.0 - 2.0**-52)
-    target = total * torch.from_numpy(below_one).to(cdf.device)
+    target = total * torch.from_numpy(below_one).to(cdf.device, non_blocking=True)
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     # A row of NaN gives an index past the end. The clamp keeps it valid, and the NaN
     # log-probability makes the caller fail.
     return tokens.clamp_(max=logps.shape[1] - 1)
 
 
-def _cut_tails(logps: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _cut_tails(logps: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Keep the top-k, then the top-p tokens of each row and renormalise. [B, V]."""
-    device = logps.device
-    vocab = logps.shape[1]
-    top_k = torch.tensor([p.top_k or vocab for p in params], device=device)
-    # top_p = 1.0 must keep all: a rounded cumulative sum may reach 1 too early.
-    top_p = torch.tensor(
-        [p.top_p if p.top_p < 1.0 else 2.0 for p in params], device=device
-    )
+    device, vocab = logps.device, logps.shape[1]
     ordered, order = logps.sort(dim=-1, descending=True, stable=True)
     keep = torch.arange(vocab, device=device) < top_k[:, None]
     probs = ordered.exp() * keep

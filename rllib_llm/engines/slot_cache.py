@@ -214,4 +214,5 @@ class SlotCache:
             self._stores[layer] = new
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        # The host does not wait: the driver copies memory that is not pinned at once.
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

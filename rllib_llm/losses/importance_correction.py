@@ -44,6 +44,7 @@ def mismatch_weights(
     loss_mask: Tensor,
     sequences: Tensor,
     *,
+    num_sequences: int | None = None,
     tis: str | None = None,
     tis_clip: float = 2.0,
     token_band: tuple[float | None, float | None] = (None, None),
@@ -69,6 +70,8 @@ def mismatch_weights(
         behaviour_logp: Log-probabilities that the engine recorded. [B, T]
         loss_mask: True where the token is trained. [B, T]
         sequences: Sequence of each row, >= 0; rows may share one. [B]
+        num_sequences: A number above all of ``sequences``; None reads them, for which
+            the host waits if they are on an accelerator.
         tis: "token", "sequence", or None for weights of 1.
         tis_clip: Largest weight, > 0; 2 is usual.
         token_band: Least and largest ratio of a token that is kept; None: no bound.
@@ -83,10 +86,13 @@ def mismatch_weights(
         check_choice("tis", tis, TIS_LEVELS)
     # The difference is taken before the mask: masked entries may be NaN or infinite.
     log_ratio = torch.where(loss_mask, old_logp - behaviour_logp, 0.0).detach()
-    sums = _per_sequence(log_ratio.sum(1), sequences)  # [B, 1]
+    if num_sequences is None:
+        num_sequences = int(sequences.max()) + 1 if len(sequences) else 0
+    sums = _per_sequence(log_ratio.sum(1), sequences, num_sequences)  # [B, 1]
     # Trained tokens of the row's sequence; at least 1, since a sequence may have none.
     # [B, 1]
-    counts = _per_sequence(loss_mask.sum(1).to(sums.dtype), sequences).clamp(min=1)
+    lengths = loss_mask.sum(1).to(sums.dtype)
+    counts = _per_sequence(lengths, sequences, num_sequences).clamp(min=1)
     # [B, T]; zeros, i.e. weights of 1, without truncated importance sampling.
     log_weight = {"token": log_ratio, "sequence": sums.expand_as(log_ratio)}.get(
         str(tis), torch.zeros_like(log_ratio)
@@ -103,9 +109,8 @@ def mismatch_weights(
     )
 
 
-def _per_sequence(per_row: Tensor, sequences: Tensor) -> Tensor:
+def _per_sequence(per_row: Tensor, sequences: Tensor, size: int) -> Tensor:
     """Return the sum over the rows of each sequence, at every row. [B, 1]"""
-    size = int(sequences.max()) + 1 if len(sequences) else 0
     total = per_row.new_zeros(size).index_add_(0, sequences, per_row)
     return total[sequences][:, None]
 

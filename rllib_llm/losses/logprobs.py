@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,9 @@ def token_logps_and_entropy(
         Log-probability [..., T] and entropy [..., T] at each position.
 
     Raises:
-        ValueError: If shapes do not fit, an id is not in the vocabulary, or the
-            temperature or the chunk is out of range.
+        ValueError: If shapes do not fit, the temperature or the chunk is out of range,
+            or an id on the CPU is not in the vocabulary. On an accelerator the host
+            would have to wait to look at ids, and torch refuses wrong ones.
     """
     check_positive("temperature", temperature, "Use 1.0 for unscaled logits.")
     if chunk < 1:
@@ -56,10 +58,10 @@ def token_logps_and_entropy(
             f"logits is {list(logits.shape)} and token_ids is {list(token_ids.shape)}. "
             "They must be [..., T, V] and [..., T]. Drop the logits of the last token."
         )
-    if loss_mask is None:
-        loss_mask = torch.ones_like(token_ids, dtype=torch.bool)
-    check_same_shape(token_ids=token_ids, loss_mask=loss_mask)
-    ids = token_ids.masked_fill(~loss_mask, 0).long()
+    ids = token_ids.long()
+    if loss_mask is not None:
+        check_same_shape(token_ids=token_ids, loss_mask=loss_mask)
+        ids = ids.masked_fill(~loss_mask, 0)
     _check_ids(ids, logits.shape[-1])
 
     # `chunk` counts positions; a chunk is a slice of columns over all rows.
@@ -75,7 +77,7 @@ class _ChunkedLogps(torch.autograd.Function):
         ctx: FunctionCtx,
         logits: Tensor,
         ids: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         temperature: float,
         columns: int,
     ) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ class _ChunkedLogps(torch.autograd.Function):
             taken = logps.gather(-1, ids_here[..., None]).squeeze(-1)
             minus_entropy = logps.exp().mul_(finite_logps).sum(-1)
             for target, result in ((out, taken), (spread, minus_entropy.neg_())):
-                target.copy_(result.masked_fill_(~keep, 0.0))
+                target.copy_(result if keep is None else result.masked_fill_(~keep, 0))
         ctx.save_for_backward(logits, ids, mask, entropy)
         ctx.temperature, ctx.columns = temperature, columns
         return logp, entropy
@@ -111,47 +113,58 @@ class _ChunkedLogps(torch.autograd.Function):
             g_logp = (g_logp / ctx.temperature)[..., None]
             # Without an entropy bonus its gradient is 0 everywhere, and one pass is
             # saved.
-            if g_entropy.any():
+            if not _is_cheap(g_entropy) or g_entropy.any():
                 g_entropy = (g_entropy / ctx.temperature)[..., None]
                 part = finite_logps.add(spread[..., None]).mul_(g_entropy).add_(g_logp)
                 part = part.mul_(logps.exp_()).neg_()
             else:
                 part = logps.exp_().mul_(g_logp.neg())
             part.scatter_add_(-1, ids_here[..., None], g_logp)
-            # Skipped where no token is masked: a pass over [..., V] costs time.
-            if not keep.all():
+            if keep is not None:
                 part.masked_fill_(~keep[..., None], 0.0)
             out.copy_(part)
         return grad, None, None, None, None
 
 
-def _chunks(columns: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of ``columns`` positions, from [..., T, V] and [..., T] alike."""
+def _chunks(columns: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield views of ``columns`` positions, from [..., T, V] and [..., T] alike.
+
+    The second tensor has the shape [..., T]; one that is None yields None.
+    """
     # Columns rather than flattened positions: shifted logits are not contiguous, and
     # flattening would copy them.
-    rows_dim = tensors[1].ndim - 1
-    return zip(
-        *(tensor.split(columns, dim=rows_dim) for tensor in tensors), strict=True
-    )
+    ids = tensors[1]
+    assert ids is not None
+    dim = ids.ndim - 1
+    parts = [None if t is None else t.split(columns, dim=dim) for t in tensors]
+    for index in range(math.ceil(ids.shape[dim] / columns)):
+        yield tuple(None if p is None else p[index] for p in parts)
 
 
 def _log_softmax(
-    logits: Tensor, mask: Tensor, temperature: float
+    logits: Tensor, mask: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return log p, and log p with 0 for forbidden tokens (their p log p is 0)."""
     # Each of these passes over [..., columns, V] costs about as much as the softmax.
-    scores = logits if mask.all() else logits.masked_fill(~mask[..., None], 0.0)
+    scores = logits if mask is None else logits.masked_fill(~mask[..., None], 0.0)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if temperature != 1.0:
         scores = scores / temperature
     logps = torch.log_softmax(scores, dim=-1)  # [..., columns, V]
-    if not logps.numel() or logps.min() > -torch.inf:
+    if not logps.numel() or (_is_cheap(logps) and logps.min() > -torch.inf):
         return logps, logps
     return logps, logps.masked_fill(logps == -torch.inf, 0.0)
 
 
+def _is_cheap(tensor: Tensor) -> bool:
+    """Return whether looking at values costs less than a pass that may be spared."""
+    # Elsewhere the host would wait for the device, at each chunk.
+    return tensor.device.type == "cpu"
+
+
 def _check_ids(ids: Tensor, vocabulary: int) -> None:
-    if not ids.numel():
+    # On an accelerator the caller has checked them; gather refuses others there, too.
+    if not ids.numel() or not _is_cheap(ids):
         return
     low, high = torch.stack(torch.aminmax(ids)).tolist()
     if low < 0 or high >= vocabulary:

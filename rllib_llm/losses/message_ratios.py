@@ -48,17 +48,21 @@ def message_log_ratios(
         ValueError: If shapes differ or a message is out of range.
     """
     check_mask(loss_mask, logp=logp, old_logp=old_logp, messages=messages)
-    log_ratio = _masked_log_ratio(logp, old_logp, loss_mask)[loss_mask]  # [N]
-    owner = messages[loss_mask]  # [N] message of each trained token
-    if len(owner) and not (owner.min() >= 0 and owner.max() < count):
+    log_ratio = _masked_log_ratio(logp, old_logp, loss_mask).flatten()
+    # Masked tokens add 0 to message 0. [B * T]
+    owner = messages.masked_fill(~loss_mask, 0).flatten()
+    is_on_cpu = owner.device.type == "cpu"  # elsewhere torch refuses wrong indices
+    if is_on_cpu and loss_mask.any() and not (owner.min() >= 0 and owner.max() < count):
         raise ValueError(
             f"messages lie in [{owner.min()}, {owner.max()}] with count {count}. They "
             "must lie in [0, count). Pass the number of messages in the batch."
         )
     # Summed by message, not by row: under `row_per_turn` a message is a row, otherwise
     # a row holds several, and an edited context can split one over rows.
-    sums = log_ratio.new_zeros(count).index_add(0, owner, log_ratio)
-    lengths = torch.bincount(owner, minlength=count)  # [count]
+    size = max(count, 1)  # for the 0 of masked tokens
+    sums = log_ratio.new_zeros(size).index_add(0, owner, log_ratio)[:count]
+    lengths = owner.new_zeros(size).index_add(0, owner, loss_mask.flatten().long())
+    lengths = lengths[:count]
     if length_normalised:
         sums = sums / lengths.clamp(min=1)
     return sums, lengths > 0

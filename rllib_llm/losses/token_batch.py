@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,8 @@ class TokenBatch:
             advantage. [B, T]
         update: Number of this update, from 0.
         seed: Seed for components that draw; it differs between iterations.
+        host: Copies of ``mask``, ``turn_ids`` and ``episode_index`` in host memory;
+            None: they are read from the device.
         pool: Takes one number per trained token [N] and returns those of all Learners
             [M] and the place of this one's first. None in micro-batches: they are
             parts.
@@ -96,6 +99,7 @@ class TokenBatch:
     update: int = 0
     seed: int = 0
     pool: Callable[[Tensor], tuple[Tensor, int]] | None = single_learner
+    host: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         """Set untrained entries to 0, even NaN or infinite ones."""
@@ -137,22 +141,33 @@ class TokenBatch:
         """
         check_choice("level", level, LEVELS)
         check_choice("how", how, ("mean", "sum"))
-        if level == "token" or not self.mask.any():
+        if level == "token":
             return values
-        episodes = self.episode_index[:, None].expand_as(self.mask)[self.mask]  # [N]
-        # With level "sequence" all turns get key 0, so one key pair serves both levels.
-        # [N]
-        turns = self.turn_ids[self.mask] * (level == "turn")
-        # Units by (episode, turn), not by row: rows of one episode belong together. [N]
-        _, unit = torch.unique(
-            torch.stack([episodes, turns]), dim=1, return_inverse=True
-        )
-        count = int(unit.max()) + 1
-        reduced = values.new_zeros(count).index_add(0, unit, values[self.mask])
+        unit, lengths = self._units(level)
+        # Masked values are 0 and add nothing to their unit, the first one.
+        reduced = values.new_zeros(len(lengths))
+        reduced = reduced.index_add(0, unit.flatten(), values.flatten())
         if how == "mean":
-            reduced = reduced / torch.bincount(unit, minlength=count)
-        # masked_scatter and boolean indexing use the same row-major order.
-        return torch.zeros_like(values).masked_scatter(self.mask, reduced[unit])
+            reduced = reduced / lengths
+        return reduced[unit].masked_fill(~self.mask, 0.0)
+
+    def _units(self, level: str) -> tuple[Tensor, Tensor]:
+        """Return the number of each token's unit [B, T], and the units' lengths [M]."""
+        on_device = (self.mask, self.turn_ids, self.episode_index)
+        mask, turns, episodes = self.host or (t.cpu().numpy() for t in on_device)
+        # With level "sequence" all turns get key 0, so one key pair serves both levels.
+        # Units by (episode, turn), not by row: rows of one episode belong together.
+        keys = np.stack(
+            [np.broadcast_to(episodes[:, None], mask.shape), turns * (level == "turn")]
+        )
+        _, unit_of_token = np.unique(keys[:, mask], axis=1, return_inverse=True)
+        unit = np.zeros(mask.shape, np.int64)
+        unit[mask] = unit_of_token.ravel()
+        lengths = np.maximum(np.bincount(unit[mask], minlength=1), 1)
+        as_tensors = (torch.from_numpy(array) for array in (unit, lengths))
+        device = self.mask.device
+        unit_number, length = (t.to(device, non_blocking=True) for t in as_tensors)
+        return unit_number, length
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and sample standard deviation over trained tokens; 0 without any.

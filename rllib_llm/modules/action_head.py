@@ -18,11 +18,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 from torch import Tensor
 
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import read, upload
 from rllib_llm.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 NORMS = ("sum", "token", "word")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ATTENTION = ("sdpa", "eager")
+_INT_FIELDS = ("rows", "columns", "before", "starts", "turns", "candidates")
 
 
 def score_weight(norm: str, num_tokens: int, text: str) -> float:
@@ -56,6 +59,8 @@ class ChoiceTokens:
         starts: Column where the chosen action of its turn starts.
         turns: Index of its turn in the batch, in order of row and column.
         candidates: Index of its action in that turn; 0 is the chosen one.
+        chosen: Places in the above of the first tokens of the chosen actions. [M]
+        size: Number of turns M, and largest number of actions K.
     """
 
     rows: Tensor
@@ -64,25 +69,37 @@ class ChoiceTokens:
     starts: Tensor
     turns: Tensor
     candidates: Tensor
+    chosen: Tensor
+    size: tuple[int, int]
 
     @classmethod
     def find(cls, batch: Mapping[str, Any]) -> ChoiceTokens:
         """Build them from a batch with ``choice_starts`` and ``candidates`` [B, T]."""
-        starts, candidates = batch[columns.CHOICE_STARTS], batch[columns.CANDIDATES]
-        trained = batch[Columns.LOSS_MASK].gather(1, starts.clamp(min=0))
-        rows, cols = (trained & (candidates >= 0)).nonzero(as_tuple=True)
-        start = starts[rows, cols]
-        is_first = _is_first(batch)[rows, cols]
-        turns = torch.unique(rows * starts.shape[1] + start, return_inverse=True)[1]
+        starts, candidates = (
+            read(batch, name) for name in (columns.CHOICE_STARTS, columns.CANDIDATES)
+        )
+        mask = read(batch, Columns.LOSS_MASK)
+        trained = np.take_along_axis(mask, np.maximum(starts, 0), 1)
+        rows, cols = np.nonzero(trained & (candidates >= 0))
+        start, candidate = starts[rows, cols], candidates[rows, cols]
+        is_first = _first_tokens(starts, candidates)[rows, cols]
+        turns = np.unique(rows * starts.shape[1] + start, return_inverse=True)[1]
         # The first token of a rejected action is predicted from the token before the
         # chosen one, not from its left neighbour in the row.
-        before = torch.where(is_first, start, cols) - 1
-        return cls(rows, cols, before, start, turns, candidates[rows, cols])
+        before = np.where(is_first, start, cols) - 1
+        arrays = (rows, cols, before, start, turns.ravel(), candidate)
+        stacked = np.stack([array.astype(np.int64) for array in arrays])
+        device = batch[Columns.LOSS_MASK].device
+        chosen = np.flatnonzero(cols == start)
+        size = (0, 1)  # e.g. if all turns of the batch are masked
+        if len(rows):
+            size = (int(turns.max()) + 1, int(candidate.max()) + 1)
+        fields = dict(zip(_INT_FIELDS, upload(stacked, device), strict=True))
+        return cls(**fields, chosen=upload(chosen, device), size=size)
 
     def taken(self) -> tuple[Tensor, Tensor]:
         """Return row and column of the first token of the chosen actions. 2 x [M]"""
-        is_start = self.columns == self.starts
-        return self.rows[is_start], self.columns[is_start]
+        return self.rows[self.chosen], self.columns[self.chosen]
 
     def action_logps(
         self, logps: Tensor, weights: Tensor, temperature: float
@@ -97,13 +114,10 @@ class ChoiceTokens:
         Returns:
             Column 0 belongs to the chosen action; ``-inf`` if a turn has fewer actions.
         """
-        if not len(logps):  # e.g. if all turns of the batch are masked
-            return logps.new_zeros(0, 1)
-        size = [int(x.max()) + 1 for x in (self.turns, self.candidates)]
         where = (self.turns, self.candidates)
-        scores = logps.new_zeros(size).index_put(where, weights * logps, True)
-        exists = torch.zeros(size, dtype=torch.bool, device=logps.device)
-        exists[where] = True
+        scores = logps.new_zeros(self.size).index_put(where, weights * logps, True)
+        exists = torch.zeros(self.size, dtype=torch.bool, device=logps.device)
+        exists.index_put_(where, torch.ones_like(self.turns, dtype=torch.bool))
         scores = (scores / temperature).masked_fill(~exists, -torch.inf)
         return torch.log_softmax(scores, dim=-1)
 
@@ -160,6 +174,13 @@ def _is_first(batch: Mapping[str, Any]) -> Tensor:
     # -2 occurs in neither column, so that column 0 counts as a change.
     changes = torch.diff(of_action, dim=2, prepend=of_action[..., :1] * 0 - 2) != 0
     return changes.any(0) & (batch[columns.CANDIDATES] >= 0)
+
+
+def _first_tokens(starts: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Return :func:`_is_first` of arrays. bool [B, T]"""
+    of_action = np.stack([starts, candidates])
+    changes = np.diff(of_action, axis=2, prepend=np.int64(-2)) != 0
+    return changes.any(0) & (candidates >= 0)
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rllib_llm import weights as state
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import places, read
 from rllib_llm.env_runner.stock_generation import TurnSampler
 from rllib_llm.errors import ModelError
 from rllib_llm.losses.logprobs import token_logps_and_entropy
@@ -178,6 +179,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         self, batch: Batch, embeddings: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the value before each token; column t depends on tokens < t. [B, T]"""
+        if columns.PREDICTED_VALUES in batch:
+            return batch[columns.PREDICTED_VALUES]
         trunk = self.value_head.trunk
         if trunk is not None or embeddings is None:
             with self._autocast(batch[columns.INPUT_IDS].device):
@@ -186,6 +189,23 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         # The state before token t is the hidden state at t-1; column 0 has none, and
         # its value is 0. Do not shift the other way: values would depend on the action.
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
+
+    def check_ids(self, ids: np.ndarray) -> None:
+        """Refuse ids that the model has no embedding of.
+
+        Args:
+            ids: Token ids in host memory, padding included. [B, T]
+
+        Raises:
+            ModelError: If an id is outside of the vocabulary.
+        """
+        size = self.lm.get_input_embeddings().num_embeddings
+        if ids.size and not (ids.min() >= 0 and ids.max() < size):
+            raise ModelError(
+                f"input_ids span [{ids.min()}, {ids.max()}]. Ids must lie in "
+                f"[0, {size}), the rows of the model's embedding. Check that the "
+                "tokenizer belongs to the model."
+            )
 
     def reference_logps(self, batch: Batch) -> torch.Tensor:
         """Return the frozen reference's log-probabilities of trained tokens. [B, T]"""
@@ -214,7 +234,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             where, logp, entropy = tokens.taken(), logps[:, 0], entropy_of(logps)
         else:
             # Token t is predicted at t-1, so column 0 cannot be trained.
-            rows, cols = batch[Columns.LOSS_MASK][:, 1:].nonzero(as_tuple=True)  # [N]
+            mask = read(batch, Columns.LOSS_MASK)[:, 1:]
+            rows, cols = places(mask, ids.device)  # 2 x [N]
             where, temperature = (rows, cols + 1), self.model_config["temperature"]
             hidden, logp, entropy = self._token_scores(
                 lm, batch, (rows, cols), ids[where], temperature

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.host_columns import read, upload
 from rllib_llm.rllib_bases import RLlibLearner
 from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
 
@@ -20,6 +23,27 @@ if TYPE_CHECKING:
 
 # Indices of a turn: of its episode, of its agent, and among the agent's turns.
 _Key = tuple[int, int, int]
+
+
+@dataclasses.dataclass
+class _Annotated:
+    """Annotated rows of a micro-batch, whose values are still on the device.
+
+    Attributes:
+        sees_all_agents: Whether the rows are those of a central critic.
+        names: Names of the values. [K]
+        values: The values of all tokens. [K, b, T]
+        episodes: Number of the episode of each row. [b]
+        agents: Agent of each row. [b]
+        turn_ids: Turn of each token, -1 outside of turns. [b, T]
+    """
+
+    sees_all_agents: bool
+    names: tuple[str, ...]
+    values: torch.Tensor
+    episodes: np.ndarray
+    agents: np.ndarray
+    turn_ids: np.ndarray
 
 
 class TokenAnnotationsMixin(RLlibLearner):
@@ -41,6 +65,7 @@ class TokenAnnotationsMixin(RLlibLearner):
             i: e for i, e in enumerate(episodes) if episode_data(e).annotates_tokens
         }
         self._token_annotations: dict[_Key, dict[str, np.ndarray]] = defaultdict(dict)
+        self._unread: list[_Annotated] = []
 
     def _annotate_tokens(
         self, module_id: str, part: dict[str, Any], fwd_out: dict[str, Any]
@@ -48,7 +73,7 @@ class TokenAnnotationsMixin(RLlibLearner):
         """Record the columns of annotated rows; later epochs overwrite earlier ones."""
         if not self._annotated:
             return
-        joint = part[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
+        joint = read(part, columns.MULTI_AGENT_EPISODE_INDEX)
         rows = np.flatnonzero(np.isin(joint, list(self._annotated)))
         if not rows.size:
             return
@@ -56,18 +81,39 @@ class TokenAnnotationsMixin(RLlibLearner):
             tensors = {"value": part[columns.VALUES]}
         else:
             tensors = _of_policy(part, fwd_out)
-        arrays = {k: v.detach()[rows].float().cpu().numpy() for k, v in tensors.items()}
-        agents = part[columns.AGENT_INDEX].cpu().numpy()
-        turn_ids = part[columns.TURN_IDS].cpu().numpy()
-        for place, row in enumerate(rows):
-            number = int(joint[row])
-            for turn in np.unique(turn_ids[row][turn_ids[row] >= 0]):
-                key = (number, int(agents[row]), int(turn))
-                if self._sees_all_agents(module_id):
+        stacked = torch.stack([v.detach().float() for v in tensors.values()])
+        # Read back at the end of the update, all at once.
+        self._unread.append(
+            _Annotated(
+                sees_all_agents=self._sees_all_agents(module_id),
+                names=tuple(tensors),
+                values=stacked[:, upload(rows, stacked.device)],
+                episodes=joint[rows],
+                agents=read(part, columns.AGENT_INDEX)[rows],
+                turn_ids=read(part, columns.TURN_IDS)[rows],
+            )
+        )
+
+    def _read_annotations(self) -> None:
+        """Fetch the recorded values from the device and sort them by turn."""
+        if not self._unread:
+            return
+        flat = torch.cat([part.values.flatten() for part in self._unread]).cpu()
+        sizes = [part.values.numel() for part in self._unread]
+        for part, values in zip(self._unread, flat.split(sizes), strict=True):
+            self._sort_by_turn(part, values.view(part.values.shape).numpy())
+        self._unread.clear()
+
+    def _sort_by_turn(self, part: _Annotated, values: np.ndarray) -> None:
+        for place, turn_ids in enumerate(part.turn_ids):
+            number = int(part.episodes[place])
+            for turn in np.unique(turn_ids[turn_ids >= 0]):
+                key = (number, int(part.agents[place]), int(turn))
+                if part.sees_all_agents:
                     key = (number, *_turn_order(self._annotated[number])[int(turn)])
-                here = turn_ids[row] == turn
-                for name, values in arrays.items():
-                    self._token_annotations[key][name] = values[place][here]
+                here = turn_ids == turn
+                for name, array in zip(part.names, values, strict=True):
+                    self._token_annotations[key][name] = array[place][here]
 
     def _sees_all_agents(self, module_id: str) -> bool:
         central = self.config.critic_view == "central"
@@ -75,6 +121,7 @@ class TokenAnnotationsMixin(RLlibLearner):
 
     def _log_annotations(self) -> None:
         """Log the annotations, one string per episode."""
+        self._read_annotations()
         turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for (number, agent, turn), arrays in sorted(self._token_annotations.items()):
             rounded = {name: compact(values) for name, values in arrays.items()}

@@ -91,7 +91,7 @@ def test_batches_and_advantages_are_rllibs(end):
     episodes = run.sample(5)
     made, parts = batches(run, episodes)["run"], parts_of(episodes)
     stock = stock_batch(run, parts)
-    assert set(made) == {*stock, columns.MULTI_AGENT_EPISODE_INDEX}
+    assert set(made) == {*stock, columns.MULTI_AGENT_EPISODE_INDEX, columns.HOST}
     for key, value in stock.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(made[key], value), key
@@ -143,6 +143,7 @@ def test_the_record_stays_as_it_was():
     again = batches(run, episodes)["run"]
     assert [part.id_ for part in parts_of(episodes)] == ids
     assert [len(part) for part in parts_of(episodes)] == [3, 3]
+    assert first.pop(columns.HOST) is not again.pop(columns.HOST)
     for key, value in first.items():
         assert torch.equal(value, again[key]), key
 

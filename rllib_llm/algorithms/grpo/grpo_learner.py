@@ -12,6 +12,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import count
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.surrogate import clipped_policy_loss
 
@@ -36,7 +37,7 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         mask = batch[Columns.LOSS_MASK]
-        trained = int(mask.sum())
+        trained = count(batch)
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]  # [B, T, 2]
         logp, entropy = scores[..., 0], scores[..., 1]
         components = self._composed_loss[module_id]

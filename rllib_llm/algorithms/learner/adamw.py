@@ -42,6 +42,7 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             trained = [p for p in group["params"] if p.grad is not None]
             for parameter in trained:
                 self._prepare(parameter)
+            self._read_masters_again(trained)
             for block in _blocks(trained):
                 self._step_block(group, block)
             for parameter in trained:
@@ -54,20 +55,31 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
     def _prepare(self, parameter: torch.Tensor) -> None:
-        """Create the state of a new parameter; read changed parameters again."""
+        """Create the state of a new parameter."""
         state = self.state[parameter]
         if not state:
             # The state of torch's AdamW, so that its load_state_dict() accepts it.
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name in _MOMENTS:
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32)
-        if parameter.dtype not in _LOW:
-            return
-        if _MASTER not in state:
+        if parameter.dtype in _LOW and _MASTER not in state:
             state[_MASTER] = parameter.detach().float()
-        # A restored or copied weight: stepping from the old master would undo it.
-        elif _was_written_to(parameter, state[_MASTER]):
-            state[_MASTER].copy_(parameter)
+
+    def _read_masters_again(self, parameters: list[torch.Tensor]) -> None:
+        """Copy low-precision parameters that other code has written to their masters.
+
+        A restored or copied weight: stepping from the old master would undo it.
+        """
+        lows = [p for p in parameters if p.dtype in _LOW]
+        if not lows:
+            return
+        changed = [_was_written_to(p, self.state[p][_MASTER]) for p in lows]
+        # Looked at together, so that the host waits for the device once per step.
+        for parameter, was_changed in zip(
+            lows, torch.stack(changed).tolist(), strict=True
+        ):
+            if was_changed:
+                self.state[parameter][_MASTER].copy_(parameter)
 
     def _step_block(
         self, group: dict[str, Any], block: list[tuple[torch.Tensor, slice]]
@@ -183,11 +195,12 @@ def _part(tensor: torch.Tensor, where: slice) -> torch.Tensor:
     return tensor.view(-1)[where]
 
 
-def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> bool:
-    if parameter.numel() <= BLOCK:
-        return not torch.equal(master.to(parameter.dtype), parameter)
+def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+    """Return whether a parameter is not its rounded master. bool scalar"""
     flat, masters = parameter.detach().view(-1), master.view(-1)
-    return any(
-        not torch.equal(part.to(parameter.dtype), values)
+    # In parts: a comparison has temporaries of its size.
+    differ = [
+        (part.to(parameter.dtype) != values).any()
         for part, values in zip(masters.split(BLOCK), flat.split(BLOCK), strict=True)
-    )
+    ]
+    return torch.stack(differ).any()

@@ -16,6 +16,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
+from rllib_llm.data.host_columns import count, places, read, trained_places
 from rllib_llm.distributed import sum_by_key
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.rllib_bases import RLlibLearner
@@ -31,8 +32,8 @@ class LearnerStats(RLlibLearner):
     """Weighted means and maxima over micro-batches, logged once per update.
 
     Means are over the tokens of all Learners. Numbers stay tensors until the end of the
-    update, so that collecting one does not wait for the device. (A micro-batch waits
-    once, to find its trained tokens.)
+    update, so that collecting one does not wait for the device: masks are read from
+    their copies on the host (:mod:`rllib_llm.data.host_columns`).
     """
 
     _critic_id: str | None
@@ -85,9 +86,9 @@ class LearnerStats(RLlibLearner):
 
     def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
         """Count the positions of a micro-batch that hold no token."""
-        real = part[columns.ATTENTION_MASK]
-        share = 1.0 - real.sum() / real.numel()
-        self._add_stat(module_id, "padding_frac", share, real.numel())
+        real = read(part, columns.ATTENTION_MASK)
+        share = 1.0 - float(real.sum()) / real.size
+        self._add_stat(module_id, "padding_frac", share, real.size)
 
     @torch.no_grad()
     def _add_token_stats(
@@ -105,9 +106,8 @@ class LearnerStats(RLlibLearner):
             batch: The micro-batch.
             clipped: Tokens on which a bound of the policy loss acted. bool [B, T]
         """
-        mask = batch[Columns.LOSS_MASK]
-        trained = int(mask.sum())
-        log_ratio = (logp - batch[Columns.ACTION_LOGP])[mask]
+        where, trained = trained_places(batch), count(batch)
+        log_ratio = (logp - batch[Columns.ACTION_LOGP])[where]
         # As in the losses: one token that became impossible must not make means
         # infinite.
         bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -116,7 +116,7 @@ class LearnerStats(RLlibLearner):
         for key, value in (
             # k3 of KL(old || new): r - 1 - log r, tokens sampled from the old policy.
             ("approx_kl_k3", (ratio - 1.0 - bounded).mean()),
-            ("clip_frac", clipped[mask].float().mean()),
+            ("clip_frac", clipped[where].float().mean()),
             ("ratio_mean", ratio.mean()),
         ):
             self._add_stat(module_id, key, value, trained)
@@ -124,13 +124,13 @@ class LearnerStats(RLlibLearner):
             self._add_mismatch_stats(module_id, logp, batch)
         if columns.VALUES in batch:
             if columns.VALUE_WEIGHTS in batch:  # only turns have values
-                mask = batch[columns.VALUE_WEIGHTS] > 0
-                trained = int(mask.sum())
+                valued = read(batch, columns.VALUE_WEIGHTS) > 0
+                where, trained = places(valued, logp.device), int(valued.sum())
                 if not trained:
                     return
             # Sums of squares: variances of micro-batches cannot be averaged. [N]
-            targets = batch[Columns.VALUE_TARGETS][mask]
-            error = targets - batch[columns.VALUES][mask]
+            targets = batch[Columns.VALUE_TARGETS][where]
+            error = targets - batch[columns.VALUES][where]
             for key, value in (
                 ("value_target_mean", targets.mean()),
                 ("value_target_square", targets.square().mean()),
@@ -150,8 +150,8 @@ class LearnerStats(RLlibLearner):
             logp: Log-probabilities under the policy before this update. [B, T]
             batch: The batch, or one micro-batch.
         """
-        mask = batch[Columns.LOSS_MASK]
-        mismatch = (logp - batch[columns.BEHAVIOUR_LOGP])[mask].abs()  # [N]
+        where = trained_places(batch)
+        mismatch = (logp - batch[columns.BEHAVIOUR_LOGP])[where].abs()  # [N]
         self._add_histogram_values(module_id, "train_inference_mismatches", mismatch)
         self._add_stat(
             module_id, "train_inference_mismatch_mean", mismatch.mean(), len(mismatch)
@@ -165,12 +165,7 @@ class LearnerStats(RLlibLearner):
             for module_id, stats in self._stats.items()
             for key, value in stats.items()
         }
-        tensors = [
-            torch.as_tensor(v, dtype=torch.float64, device=self._device)
-            for v in sums.values()
-        ]
-        # One transfer from the device for all statistics.
-        values = torch.stack(tensors).tolist() if tensors else []
+        values = _to_floats(list(sums.values()))
         means: dict[str, dict[str, float]] = defaultdict(dict)
         totals = sum_by_key(dict(zip(sums, values, strict=True)), self._device)
         for name, total in totals.items():
@@ -191,8 +186,8 @@ class LearnerStats(RLlibLearner):
                     means["vf_explained_var"] = explained
             for key, value in means.items():
                 self.metrics.log_value((module_id, key), value, window=1)
-        for path, values in self._maxima.items():
-            largest = max(map(float, values))
+        for path, maxima in self._maxima.items():
+            largest = max(_to_floats(maxima))
             self.metrics.log_value(path, largest, reduce="max", window=1)
         for (module_id, name), parts in self._histogram_values.items():
             values = torch.cat(parts).cpu().numpy()
@@ -217,10 +212,10 @@ class LearnerStats(RLlibLearner):
 
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():
-            mask, attention = d[Columns.LOSS_MASK], d[columns.ATTENTION_MASK]
-            trained, attended = int(mask.sum()), int(attention.sum())
+            attention = read(d, columns.ATTENTION_MASK)
+            trained, attended = count(d), int(attention.sum())
             for key, value in (
-                ("num_rows", len(mask)),
+                ("num_rows", len(attention)),
                 ("num_trained_tokens", trained),
                 ("num_sequence_tokens", attended),
             ):
@@ -230,12 +225,25 @@ class LearnerStats(RLlibLearner):
             )
             if not trained:
                 continue
-            advantages = d[Columns.ADVANTAGES][mask]
+            advantages = d[Columns.ADVANTAGES][trained_places(d)]
             self._add_histogram_values(module_id, "advantages", advantages)
             magnitude = advantages.abs().mean()
             self._add_stat(module_id, "advantage_abs_mean", magnitude, trained)
             if not self._mismatch_in_first_pass and not self._is_critic(module_id):
                 self._add_mismatch_stats(module_id, d[Columns.ACTION_LOGP], d)
+
+
+def _to_floats(values: Sequence[torch.Tensor | float]) -> list[float]:
+    """Return scalars as floats, those on a device with one transfer."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    floats = torch.stack([t.double() for t in tensors]).tolist() if tensors else []
+    read_back = iter(floats)
+    read_back = iter(
+        torch.stack([t.double() for t in tensors]).tolist() if tensors else []
+    )
+    return [
+        next(read_back) if isinstance(v, torch.Tensor) else float(v) for v in values
+    ]
 
 
 def explained_variance(stats: dict[str, float]) -> float | None:

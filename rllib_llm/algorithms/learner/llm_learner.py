@@ -29,6 +29,7 @@ from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import count, read, upload
 from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
@@ -191,8 +192,7 @@ class LLMLearnerMixin(
         The agents of an episode stay together, even with different policies.
         """
         owners = {
-            mid: d[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
-            for mid, d in data.items()
+            mid: read(d, columns.MULTI_AGENT_EPISODE_INDEX) for mid, d in data.items()
         }
         # The empty array gives np.concatenate something to do without any rows.
         # [episodes]
@@ -276,11 +276,11 @@ class LLMLearnerMixin(
             return fwd_out, loss_sum, total
         # Some loss components weigh whole sequences, which must then not be split.
         is_whole = module_id in self._uncut_sequences
-        together = data[columns.EPISODE_INDEX] if is_whole else None
+        together = read(data, columns.EPISODE_INDEX) if is_whole else None
         max_tokens = config.micro_batch_tokens
         for _, part in micro_batches(data, max_tokens, together=together):
             # E.g. rows of masked episodes: no gradient, so no forward pass.
-            if not part[Columns.LOSS_MASK].any():
+            if not count(part):
                 continue
             self._add_padding(module_id, part)
             part[DENOMINATOR] = total
@@ -304,10 +304,14 @@ class LLMLearnerMixin(
     def _count_units(self, data: dict[str, Any], config: LLMConfig) -> float:
         """Return this Learner's part of the loss denominator."""
         return denominator(
-            data[Columns.LOSS_MASK].cpu().numpy(),
-            data[columns.EPISODE_INDEX].cpu().numpy(),
+            self._counted_tokens(data),
+            read(data, columns.EPISODE_INDEX),
             config.loss_agg_mode,
         )
+
+    def _counted_tokens(self, data: dict[str, Any]) -> np.ndarray:
+        """Return the tokens of the loss denominator. bool [B, T]"""
+        return read(data, Columns.LOSS_MASK)
 
     # After the steps -----------------------------------------------------------------
 
@@ -377,9 +381,12 @@ class LLMLearnerMixin(
 
 def _select(data: dict[str, Any], rows: np.ndarray) -> SampleBatch:
     index = np.flatnonzero(rows)
-    return SampleBatch(
-        {
-            k: v[index] if isinstance(v, torch.Tensor) and v.ndim else v
-            for k, v in data.items()
-        }
-    )
+    # Uploaded once for all columns.
+    on_device = upload(index, data[Columns.LOSS_MASK].device)
+    selected = {
+        k: v[on_device] if isinstance(v, torch.Tensor) and v.ndim else v
+        for k, v in data.items()
+    }
+    if columns.HOST in data:
+        selected[columns.HOST] = data[columns.HOST].select(index)
+    return SampleBatch(selected)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import count, keep, read, upload
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.composed_loss import ComposedLoss
@@ -99,9 +101,9 @@ class ComposedLossMixin(LearnerStats):
         """Add the share of trained tokens that belong to solved episodes."""
         counts = (0.0, 0.0, 0.0)
         if batch is not None:
-            lengths = batch[Columns.LOSS_MASK].sum(1).float()
-            success = batch[columns.SUCCESS]
-            defined = float(lengths[~success.isnan()].sum())
+            lengths = read(batch, Columns.LOSS_MASK).sum(1)
+            success = read(batch, columns.SUCCESS)
+            defined = float(lengths[~np.isnan(success)].sum())
             counts = float(lengths[success == 1].sum()), defined, float(lengths.sum())
         solved, defined, total = all_reduce_sum(counts, self._device)
         if total and not defined:
@@ -111,9 +113,9 @@ class ComposedLossMixin(LearnerStats):
             )
         if batch is not None:
             share = solved / total if total else 0.0
-            batch[columns.SUCCESS_SHARE] = torch.full_like(
-                batch[columns.SUCCESS], share
-            )
+            shares = np.full(len(lengths), share, np.float32)
+            keep(batch, columns.SUCCESS_SHARE, shares)
+            batch[columns.SUCCESS_SHARE] = upload(shares, self._device)
 
     def token_batch(
         self, module_id: str, batch: dict[str, Any], scores: torch.Tensor
@@ -125,7 +127,9 @@ class ComposedLossMixin(LearnerStats):
             batch: The micro-batch.
             scores: Log-probabilities and entropies. [B, T, 2]
         """
-        share = batch.get(columns.SUCCESS_SHARE)
+        share = 1.0
+        if columns.SUCCESS_SHARE in batch:
+            share = float(read(batch, columns.SUCCESS_SHARE)[0])
         # RLlib counts the update before it runs; schedules of weights begin at 0.
         update = max(0, self._weights_seq_no - 1)
         return TokenBatch(
@@ -138,12 +142,17 @@ class ComposedLossMixin(LearnerStats):
             episode_index=batch[columns.EPISODE_INDEX],
             ref_logp=batch.get(columns.REF_LOGP),
             success=batch.get(columns.SUCCESS),
-            success_share=1.0 if share is None else float(share[0]),
+            success_share=share,
             entropy_rank=batch.get(columns.ENTROPY_RANK),
             covariance_rank=batch.get(columns.COVARIANCE_RANK),
             update=update,
             seed=stable_seed(self.config.seed or 0, update, 0, module_id),
             pool=None,
+            host=(
+                read(batch, Columns.LOSS_MASK),
+                read(batch, columns.TURN_IDS),
+                read(batch, columns.EPISODE_INDEX),
+            ),
         )
 
     @torch.no_grad()
@@ -157,9 +166,8 @@ class ComposedLossMixin(LearnerStats):
             module_id: Policy of the batch; ``_mismatch_settings`` has its settings.
             batch: Whole sequences if the settings contain a level or band of sequences.
         """
-        mask = batch[Columns.LOSS_MASK]
         # Before any division: a policy may have rows without trained tokens.
-        trained = int(mask.sum())
+        mask, trained = batch[Columns.LOSS_MASK], count(batch)
         if not trained:
             return
         correction = mismatch_weights(
@@ -167,6 +175,7 @@ class ComposedLossMixin(LearnerStats):
             batch[columns.BEHAVIOUR_LOGP],
             mask,
             batch[columns.EPISODE_INDEX],
+            num_sequences=int(read(batch, columns.EPISODE_INDEX).max()) + 1,
             **self._mismatch_settings[module_id],
         )
         batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * correction.weights
@@ -257,7 +266,7 @@ class ReferenceKLMixin(LearnerStats):
         """
         mask, largest = batch[Columns.LOSS_MASK], config.ref_kl_clip
         # At least 1: micro-batches without trained tokens are skipped.
-        trained = int(mask.sum())
+        trained = count(batch)
         kl = kl_penalty(
             logp,
             batch[columns.REF_LOGP],

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY
-from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
+from rllib_llm.algorithms.learner.rllib_loss import rllib_ppo_loss
+from rllib_llm.data.host_columns import count
 from rllib_llm.distributed import all_reduce_sum
 
 RLLIB_MEANS = (
@@ -38,25 +38,18 @@ class NonLLMLearnerMixin(LearnerStats):
         Returns:
             The forward pass, the loss, and the number of time steps over all Learners.
         """
-        steps = 0.0 if data is None else float(data[Columns.LOSS_MASK].sum())
+        steps = 0.0 if data is None else float(count(data))
         total = all_reduce_sum([steps], self._device)[0]
         if data is None or not steps:
             return None, torch.zeros((), device=self._device), total
         fwd_out = self.module[module_id].unwrapped().forward_train(data)
         # RLlib's loss, not the one of language models that the Learner overrides it
         # with.
-        loss = PPOTorchLearner.compute_loss_for_module(
-            self,
-            module_id=module_id,
-            config=self.config.get_config_for_module(module_id),
-            batch=data,
-            fwd_out=fwd_out,
-        )
+        config = self.config.get_config_for_module(module_id)
+        loss, logged = rllib_ppo_loss(self, module_id, config, data, fwd_out)
         for key in RLLIB_MEANS:
-            # RLlib's loss logs its means; they are read back to weight them by time
-            # steps.
-            value = torch.as_tensor(self.metrics.peek((module_id, key)))
-            self._add_stat(module_id, key, value, steps)
+            # RLlib's means, weighted by their time steps.
+            self._add_stat(module_id, key, logged[key], steps)
         # Learners sum gradients, so each mean counts by its share of the time steps.
         loss = loss * (steps / total)
         loss.backward()

@@ -15,6 +15,7 @@ from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import keep, places, read, trained_places, upload
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 from rllib_llm.losses.value_losses import critic_loss
 
@@ -116,7 +117,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
 
     def _correct(self, module_id: str, other: dict[str, Any]) -> None:
         """Apply all changes so far to a policy's advantages."""
-        rows, cols = other[Columns.LOSS_MASK].nonzero(as_tuple=True)
+        rows, cols = trained_places(other)
         rounds_here = torch.stack(
             [
                 other[columns.MULTI_AGENT_EPISODE_INDEX][rows],
@@ -178,7 +179,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         # At the action level the units of the loss are messages.
         if self.config.level == "token":
             return super()._count_units(data, config)
-        return float(data[columns.MESSAGE_STARTS].sum())
+        return float(read(data, columns.MESSAGE_STARTS).sum())
 
     @override(LLMPPOTorchLearner)
     def compute_loss_for_module(
@@ -223,9 +224,10 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         mask, old = batch[Columns.LOSS_MASK], batch[Columns.ACTION_LOGP]
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         messages, keys = _number_messages(batch)
-        starts = batch[columns.MESSAGE_STARTS] > 0
+        starts = read(batch, columns.MESSAGE_STARTS) > 0
+        where = places(starts, mask.device)
         # Message of each first token [M], in the row-major order of `starts`.
-        of_start, zeros = messages[starts], torch.zeros_like(old)
+        of_start, zeros = messages[where], torch.zeros_like(old)
 
         def mean(values: torch.Tensor, other: torch.Tensor, divide: bool = True) -> Any:
             per_message, _ = message_log_ratios(
@@ -234,23 +236,24 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             return per_message[of_start]
 
         def put(into: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            return into.index_put((starts,), values)
+            return into.index_put(where, values)
 
         is_mean = self.config.message_logp == "mean"
         # RLlib computes the ratio as exp(logp - old) at each unmasked token: with this
         # value it is the ratio of the message.
-        logp = put(old, old[starts] + mean(scores[..., 0], old, is_mean))
+        logp = put(old, old[where] + mean(scores[..., 0], old, is_mean))
         entropy = put(zeros, mean(scores[..., 1], zeros))
         advantages = batch[Columns.ADVANTAGES]
         batch = {
             **batch,
-            Columns.LOSS_MASK: starts,
+            Columns.LOSS_MASK: batch[columns.MESSAGE_STARTS] > 0,
             Columns.ADVANTAGES: put(advantages, mean(advantages, zeros)),
         }
+        keep(batch, Columns.LOSS_MASK, starts)
         if columns.REF_LOGP in batch:
             reference = batch[columns.REF_LOGP]
             log_ratio = mean(scores[..., 0], reference)
-            batch[columns.REF_LOGP] = put(reference, logp[starts] - log_ratio)
+            batch[columns.REF_LOGP] = put(reference, logp[where] - log_ratio)
         scores = torch.stack([logp, entropy], dim=-1)
         return batch, {**fwd_out, Columns.ACTION_DIST_INPUTS: scores}
 
@@ -262,17 +265,18 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return RLlib's clipped squared error, a mean over messages or tokens."""
-        mask = batch[Columns.LOSS_MASK]
+        is_valued, mask = read(batch, Columns.LOSS_MASK), batch[Columns.LOSS_MASK]
         if self.config.level == "action":
+            is_valued = read(batch, columns.MESSAGE_STARTS) > 0
             mask = batch[columns.MESSAGE_STARTS] > 0
-        trained = int(mask.sum())
+        trained = int(is_valued.sum())
         # Over the messages' first tokens or all tokens. [M] or [N]
         errors = critic_loss(
             fwd_out[columns.VALUES],
             batch[Columns.VALUE_TARGETS],
             mask,
             largest=config.vf_clip_param,
-        )[mask]
+        )[places(is_valued, mask.device)]
         self._add_stat(module_id, VF_LOSS_KEY, errors.mean(), trained)
         return config.vf_loss_coeff * errors.sum() / batch[DENOMINATOR]
 
@@ -286,18 +290,19 @@ def _number_messages(
         Message of each trained token, else 0 [B, T]; and each message's episode, round
         (the number of its agent's turns before) and agent.
     """
-    mask = batch[Columns.LOSS_MASK]
-    rows, cols = mask.nonzero(as_tuple=True)
-    keys = torch.stack(
+    mask = read(batch, Columns.LOSS_MASK)
+    rows, cols = np.nonzero(mask)
+    keys = np.stack(
         [
-            batch[columns.MULTI_AGENT_EPISODE_INDEX][rows],
-            batch[columns.TURN_IDS][rows, cols],
-            batch[columns.AGENT_INDEX][rows],
+            read(batch, columns.MULTI_AGENT_EPISODE_INDEX)[rows],
+            read(batch, columns.TURN_IDS)[rows, cols],
+            read(batch, columns.AGENT_INDEX)[rows],
         ]
     )
     # Keys of three columns: a message can span rows, and a row holds several. [3, M],
     # [N]
-    distinct, which = torch.unique(keys, dim=1, return_inverse=True)
-    messages = torch.zeros_like(batch[columns.TURN_IDS])
-    messages[rows, cols] = which
-    return messages, [tuple(key) for key in distinct.t().tolist()]
+    distinct, which = np.unique(keys, axis=1, return_inverse=True)
+    messages = np.zeros(mask.shape, np.int64)
+    messages[rows, cols] = which.ravel()
+    on_device = upload(messages, batch[Columns.LOSS_MASK].device)
+    return on_device, [tuple(key) for key in distinct.T.tolist()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.algorithms.ppo.ppo import (
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
 )
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -17,7 +15,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.algorithms.learner.non_llm_learner import RLLIB_MEANS
+from rllib_llm.algorithms.learner.rllib_loss import rllib_ppo_loss
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import count, read
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.policy_losses import ppo_clip
 from rllib_llm.losses.surrogate import is_clipped
@@ -26,11 +26,7 @@ from rllib_llm.losses.value_losses import critic_loss
 if TYPE_CHECKING:
     from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 
-_CRITIC_STATS = (
-    VF_LOSS_KEY,
-    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
-)
+_CRITIC_STATS = (VF_LOSS_KEY, LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY)
 
 
 class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
@@ -62,24 +58,26 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         batch: dict[str, Any],
         fwd_out: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        mask = batch[Columns.LOSS_MASK]
-        trained = int(mask.sum())
+        trained = count(batch)
         if not self._uses_rllib_loss[module_id]:
             total = batch.get(DENOMINATOR, trained)
             return self._token_loss(module_id, config, batch, fwd_out, total)
-        loss = super().compute_loss_for_module(
-            module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+        predictions = {}
+        if config.use_critic:
+            # From whole rows; RLlib asks for those of the trained tokens.
+            module = self.module[module_id].unwrapped()
+            embeddings = fwd_out.get(Columns.EMBEDDINGS)
+            values = module.compute_values(batch, embeddings=embeddings)
+            predictions = {columns.PREDICTED_VALUES: values}
+        scores = {Columns.ACTION_DIST_INPUTS: fwd_out[Columns.ACTION_DIST_INPUTS]}
+        loss, logged = rllib_ppo_loss(
+            self, module_id, config, {**batch, **predictions}, scores
         )
-        # RLlib's loss logs the mean of this micro-batch, and a later one overwrites it.
-        # They are read back and weighted by tokens for the mean of the update.
-        means: Sequence[Any] = RLLIB_MEANS
-        if not config.use_critic:  # RLlib logs zeros for a critic that does not exist
-            means = [key for key in means if key not in _CRITIC_STATS]
-            for key in _CRITIC_STATS:
-                self.metrics.delete(module_id, key, key_error=False)
-        for key in means:
-            value = torch.as_tensor(self.metrics.peek((module_id, key)))
-            self._add_stat(module_id, key, value, trained)
+        # RLlib logs zeros for a critic that does not exist.
+        unused = () if config.use_critic else _CRITIC_STATS
+        for key in RLLIB_MEANS:
+            if key not in unused:
+                self._add_stat(module_id, key, logged[key], trained)
         logp = fwd_out[Columns.ACTION_DIST_INPUTS][..., 0]
         if columns.REF_LOGP in batch:
             kl = self._ref_kl_loss(module_id, config, batch, logp)
@@ -109,7 +107,7 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
             denominator: The minibatch's loss denominator.
         """
         mask = batch[Columns.LOSS_MASK]
-        trained = int(mask.sum())
+        trained = count(batch)
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         logp, entropy = scores[..., 0], scores[..., 1].masked_fill(~mask, 0.0)
         tokens = self.token_batch(module_id, batch, scores)
@@ -172,9 +170,11 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         # The metric stays in units of the return, whatever the loss.
         predicted = values.sigmoid() if config.value_loss == "bce" else values
         square = (predicted - targets).square().masked_fill(~mask, 0.0)
-        count = int(mask.sum())
+        valued = count(batch)
+        if columns.VALUE_WEIGHTS in batch:
+            valued = int((read(batch, columns.VALUE_WEIGHTS) > 0).sum())
         for key, value in ((VF_LOSS_KEY, errors), ("vf_loss_unclipped", square)):
-            self._add_stat(module_id, key, value.sum() / max(1, count), count)
+            self._add_stat(module_id, key, value.sum() / max(1, valued), valued)
         return errors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
@@ -11,6 +12,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import read
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.surrogate import negative_log_likelihood
 
@@ -39,7 +41,7 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         # The metric covers the expert's tokens only, even if observations are trained,
         # too.
         demonstrated = batch[columns.TURN_IDS] >= 0
-        count = int((mask & demonstrated).sum())
+        count = int(self._counted_tokens(batch).sum())
         self._add_stat(
             module_id, "nll", (nll * demonstrated).sum() / max(count, 1), count
         )
@@ -50,7 +52,6 @@ class SFTTorchLearner(LLMLearnerMixin, TorchLearner):
         """Log nothing: demonstrations have no version of weights."""
 
     @override(LLMLearnerMixin)
-    def _count_units(self, data: dict[str, Any], config: SFTConfig) -> float:
-        """Count demonstrated tokens; observations do not add to the denominator."""
-        demonstrated = data[Columns.LOSS_MASK] & (data[columns.TURN_IDS] >= 0)
-        return super()._count_units({**data, Columns.LOSS_MASK: demonstrated}, config)
+    def _counted_tokens(self, data: dict[str, Any]) -> np.ndarray:
+        """Return demonstrated tokens; observations do not add to the denominator."""
+        return read(data, Columns.LOSS_MASK) & (read(data, columns.TURN_IDS) >= 0)

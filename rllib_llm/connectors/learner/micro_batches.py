@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import read, upload
 
 # Fixed cost of a forward and backward pass, in tokens. Measured on a CPU with models
 # of one million parameters; it is lower for larger models.
@@ -19,7 +20,7 @@ def micro_batches(
     batch: Mapping[str, Any],
     max_tokens: int | None,
     *,
-    together: torch.Tensor | None = None,
+    together: np.ndarray | None = None,
 ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     """Yield row indices and sub-batches, sorted by length, without excess padding.
 
@@ -33,27 +34,32 @@ def micro_batches(
     Yields:
         Indices into the batch [b], and columns cut to these rows and their longest.
     """
-    attention = batch[columns.ATTENTION_MASK]
-    length = attention.sum(dim=1)
+    attention = read(batch, columns.ATTENTION_MASK)
+    length = attention.sum(axis=1)
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
-        length = torch.maximum(length, batch[columns.BOOTSTRAP_COLUMN] + 1)
+        length = np.maximum(length, read(batch, columns.BOOTSTRAP_COLUMN) + 1)
     unit = None
     if together is not None:
-        _, which = torch.unique(together, return_inverse=True)
-        longest_of = torch.zeros_like(length).scatter_reduce(0, which, length, "amax")
+        _, which = np.unique(together, return_inverse=True)
+        longest_of = np.zeros_like(length)
+        np.maximum.at(longest_of, which, length)
         length = longest_of[which]
         # Sorted by length, then by unit: the stable sort keeps a unit's rows adjacent.
-        order = torch.argsort(which, stable=True)
-        order = order[torch.argsort(length[order], stable=True)]
-        unit = which[order].cpu().numpy()
+        order = np.argsort(which, kind="stable")
+        order = order[np.argsort(length[order], kind="stable")]
+        unit = which[order]
     else:
-        order = torch.argsort(length, stable=True)
-    lengths = length[order].cpu().numpy()
+        order = np.argsort(length, kind="stable")
+    lengths = length[order]
     width = attention.shape[1]
-    start = 0
+    device = batch[columns.ATTENTION_MASK].device
+    on_device, host, start = upload(order, device), batch.get(columns.HOST), 0
     for end in cuts(lengths, max_tokens, unit):
-        index, longest = order[start:end], int(lengths[end - 1])
-        yield index, {k: _cut(v, index, width, longest) for k, v in batch.items()}
+        index, longest = on_device[start:end], int(lengths[end - 1])
+        part = {k: _cut(v, index, width, longest) for k, v in batch.items()}
+        if host is not None:
+            part[columns.HOST] = host.select(order[start:end], longest)
+        yield index, part
         start = end
 
 

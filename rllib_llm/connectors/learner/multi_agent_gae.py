@@ -17,6 +17,7 @@ from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.connectors.learner.token_gae import GAESettings, token_penalties
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.host_columns import keep, read, upload
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.distributed import all_reduce_sum
 
@@ -205,12 +206,12 @@ class MultiAgentGAE(ConnectorV2):
         """Standardise advantages over all Learners, per agent or over everything."""
         if not all(settings.whiten for settings in self.settings.values()):
             return
-        masks = [d[Columns.LOSS_MASK].cpu().numpy() for d in batches]
-        agents = [d[columns.AGENT_INDEX].cpu().numpy()[:, None] for d in batches]
+        masks = [read(d, Columns.LOSS_MASK) for d in batches]
+        agents = [read(d, columns.AGENT_INDEX)[:, None] for d in batches]
         arrays = [d[Columns.ADVANTAGES].double().cpu().numpy() for d in batches]
         if self.level == "action":  # a message counts once, whatever its length
             masks = [
-                m & (d[columns.MESSAGE_STARTS].cpu().numpy() > 0)
+                m & (read(d, columns.MESSAGE_STARTS) > 0)
                 for m, d in zip(masks, batches, strict=True)
             ]
         count = 1
@@ -235,7 +236,7 @@ class MultiAgentGAE(ConnectorV2):
                 continue
             moments = (trained, total, squares)
             for data, array, place in zip(batches, arrays, agents, strict=True):
-                of_agent = data[Columns.LOSS_MASK].cpu().numpy()
+                of_agent = read(data, Columns.LOSS_MASK)
                 of_agent = of_agent & (place == agent) if by_agent else of_agent
                 array[of_agent] = whiten_with_moments(array, of_agent, moments)[
                     of_agent
@@ -245,18 +246,19 @@ class MultiAgentGAE(ConnectorV2):
 
     @staticmethod
     def _store(data: dict[str, Any], key: str, array: np.ndarray) -> None:
-        device = data[Columns.LOSS_MASK].device
-        data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
+        array = array.astype(np.float32)
+        keep(data, key, array)
+        data[key] = upload(array, data[Columns.LOSS_MASK].device)
 
 
 def _execution_order(batches: list[dict[str, Any]]) -> _Tokens:
     """Return all trained tokens, sorted by episode, environment step and agent."""
     positions = []
     for index, data in enumerate(batches):
-        row, column = np.nonzero(data[Columns.LOSS_MASK].cpu().numpy())
-        episode_number = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()[row]
-        agent = data[columns.AGENT_INDEX].cpu().numpy()[row]
-        step = data[columns.TURN_STEPS].cpu().numpy()[row, column]
+        row, column = np.nonzero(read(data, Columns.LOSS_MASK))
+        episode_number = read(data, columns.MULTI_AGENT_EPISODE_INDEX)[row]
+        agent = read(data, columns.AGENT_INDEX)[row]
+        step = read(data, columns.TURN_STEPS)[row, column]
         positions.append(
             (np.full(len(row), index), row, column, episode_number, step, agent)
         )
@@ -318,10 +320,10 @@ def _bootstraps(
     # First entry: all truncated agents; second: those that were to act next. [2, E]
     totals, counts = np.zeros((2, len(valued))), np.zeros((2, len(valued)))
     for data in batches:
-        column = data[columns.BOOTSTRAP_COLUMN].cpu().numpy()
-        is_agent_turn = data[columns.BOOTSTRAPS_AGENT_TURN].cpu().numpy()
+        column = read(data, columns.BOOTSTRAP_COLUMN)
+        is_agent_turn = read(data, columns.BOOTSTRAPS_AGENT_TURN)
         values = data[columns.VALUES].double().cpu().numpy()
-        episode_number = data[columns.MULTI_AGENT_EPISODE_INDEX].cpu().numpy()
+        episode_number = read(data, columns.MULTI_AGENT_EPISODE_INDEX)
         for row in np.flatnonzero((column >= 0) & np.isin(episode_number, valued)):
             # An agent may be truncated early in an episode that others finished.
             stop_policy = episode_data(episodes[episode_number[row]]).stop_policy

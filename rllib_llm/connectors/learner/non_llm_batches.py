@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ray.rllib.connectors.common import (
     AddObservationsFromEpisodesToBatch,
@@ -24,6 +25,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.host_columns import HostColumns, upload
 from rllib_llm.data.types import StopPolicy
 
 if TYPE_CHECKING:
@@ -94,9 +96,10 @@ class NonLLMBatches(ConnectorV2):
                     for _ in range(len(part) + 1)
                 ]
                 device = data[Columns.LOSS_MASK].device
-                data[columns.MULTI_AGENT_EPISODE_INDEX] = torch.tensor(
-                    owners, device=device
-                )
+                owner = np.asarray(owners)
+                data[columns.MULTI_AGENT_EPISODE_INDEX] = upload(owner, device)
+                # RLlib's connectors upload all else; the mask is read back once.
+                data[columns.HOST] = HostColumns.of(data)
                 batch[module_id] = data
         return batch
 

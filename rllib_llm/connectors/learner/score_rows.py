@@ -13,6 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import HostColumns, upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -72,11 +73,14 @@ class ScoreRows(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         for module_id, data in batch.items():
+            module = rl_module[module_id].unwrapped()
+            # On the host: reading ids on the device would wait for it.
+            module.check_ids(np.asarray(data[columns.INPUT_IDS]))
             tensors = {
-                k: torch.as_tensor(v, device=self.device) if _is_array(v) else v
+                k: upload(v, self.device) if _is_array(v) else v
                 for k, v in data.items()
             }
-            module = rl_module[module_id].unwrapped()
+            tensors[columns.HOST] = HostColumns.of(data)
             if module_id == self.critic:
                 self._value(module, tensors)
             else:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
@@ -16,6 +15,7 @@ from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda, turn_gae
 from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.data import columns
+from rllib_llm.data.host_columns import keep, read, upload
 from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.losses.kl import kl_penalty
 
@@ -99,7 +99,7 @@ class TokenGAE(ConnectorV2):
 
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
         device = data[columns.VALUES].device
-        mask = data[Columns.LOSS_MASK].cpu().numpy()
+        mask = read(data, Columns.LOSS_MASK)
         # float64: sums of discounted float32 terms would drift over long episodes.
         rewards = data[columns.TOKEN_REWARDS].double().cpu().numpy()
         # Before GAE, so that later tokens' penalties count in earlier advantages.
@@ -108,8 +108,8 @@ class TokenGAE(ConnectorV2):
             # The column too: metrics compare it with the targets.
             data[columns.VALUES] = data[columns.VALUES].sigmoid()
         values = data[columns.VALUES].double().cpu().numpy()
-        turns = data[columns.TURN_IDS].cpu().numpy()
-        owners = data[columns.EPISODE_INDEX].cpu().numpy()
+        turns = read(data, columns.TURN_IDS)
+        owners = read(data, columns.EPISODE_INDEX)
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
         weights = np.zeros_like(values)
         for owner in np.unique(owners):
@@ -134,9 +134,9 @@ class TokenGAE(ConnectorV2):
             share = np.append(True, ends[:-1]) * (len(ends) / ends.sum())
             _scatter(weights, rows, trained, share)
         if settings.level == "turn":
-            data[columns.VALUE_WEIGHTS] = torch.as_tensor(
-                weights, dtype=torch.float32, device=device
-            )
+            weights = weights.astype(np.float32)
+            keep(data, columns.VALUE_WEIGHTS, weights)
+            data[columns.VALUE_WEIGHTS] = upload(weights, device)
         if settings.whiten:
             total, sums, squares = all_reduce_sum(
                 masked_moments(advantages, mask), device
@@ -147,7 +147,7 @@ class TokenGAE(ConnectorV2):
             (Columns.ADVANTAGES, advantages),
             (Columns.VALUE_TARGETS, targets),
         ):
-            data[key] = torch.as_tensor(array, dtype=torch.float32, device=device)
+            data[key] = upload(array.astype(np.float32), device)
 
 
 def episode_gae(
@@ -217,7 +217,7 @@ def _bootstrap_value(
 ) -> float:
     # Only the last row of an episode can have a bootstrap column.
     last = rows[-1]
-    column = int(data[columns.BOOTSTRAP_COLUMN][last])
+    column = int(read(data, columns.BOOTSTRAP_COLUMN)[last])
     return float(values[last, column]) if column >= 0 else 0.0
 
 
