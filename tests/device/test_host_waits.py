@@ -10,14 +10,15 @@ pytestmark = pytest.mark.slow
 
 # Waits of a micro-batch: one of transformers, which looks for packed rows, and two of
 # RLlib's PPO loss. A critic with a trunk of its own is another pass.
+LONGER = [n for n in CASES if n.startswith(("grpo", "ppo", "sft"))] + ["scoring"]
 MOST = {"ppo_own_critic": 4}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_waits_of_an_update(on_device, name):
-    for turns in (1, 4):
+    for turns in (1, 4) if name in LONGER else (1,):
         found = on_device(count_waits, name, turns)
-        waits = {phase: sum(of.values()) for phase, of in found["waits"].items()}
+        waits = {p: sum(found["waits"].get(p, {}).values()) for p in (PASSES, STEPS)}
         most = MOST.get(name, 3)
         assert waits[PASSES] <= most * found["micro_batches"], found["waits"]
         assert waits[STEPS] <= 2 * found["steps"] < found["tensors"], found["waits"]
