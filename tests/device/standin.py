@@ -121,7 +121,7 @@ class HostSyncs:
     outside of package and torch if the package called other code.
 
     Attributes:
-        phase: The phase that new entries belong to; whoever measures sets it.
+        phase: The phase that new entries belong to.
         by_phase: A Counter for each phase.
     """
 
