@@ -37,6 +37,7 @@ LORA = ["peft>=0.18"]
 NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
 GAMES = ["open_spiel>=2.0,<3", "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
+API = ["openai>=3.54,<4"]  # the client; no address of its own is called
 BROWSER = ["selenium>=4.30,<5"]
 GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
@@ -134,7 +135,9 @@ setup(
             *GAMES,
             *BABYAI,
             *BROWSER,
+            *API,
         ],
+        "api": API,
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],

@@ -20,7 +20,7 @@ from rllib_llm.evaluation.success_statistics import (
 
 if TYPE_CHECKING:
     from rllib_llm.envs.make import EnvSpec
-    from rllib_llm.types import LLMAlgorithm, LLMConfig
+    from rllib_llm.types import LLMAlgorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def evaluate_algorithm(
         env_config=dict(config.env_config),
         greedy=greedy,
         samples=samples,
-        optimal_value=_optimal_value(config, tasks),
+        optimal_value=optimal_value_of(config.make_text_env(), tasks),
     )
     return evaluation, outcomes
 
@@ -175,10 +175,15 @@ def _name(env: EnvSpec) -> str:
     return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
 
 
-def _optimal_value(config: LLMConfig, tasks: Sequence[Any]) -> float | None:
-    """Return the mean optimal value of these tasks, if the environment has it."""
-    env = config.make_text_env()
+def optimal_value_of(env: Any, tasks: Sequence[Any]) -> float | None:
+    """Return the mean optimal value of these tasks, if the environment has it.
+
+    Args:
+        env: An environment for this call, which closes it.
+        tasks: The tasks.
+    """
     if not hasattr(env.unwrapped, "optimal_value"):
+        env.close()
         return None
     values = []
     for task in tasks:

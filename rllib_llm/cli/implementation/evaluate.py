@@ -66,13 +66,87 @@ def evaluate(
         ]
         iteration = algo.training_iteration
         algo.stop()
-    head = {"checkpoint": str(paths.checkpoint), "iteration": iteration}
+    return _print(
+        {"checkpoint": str(paths.checkpoint), "iteration": iteration},
+        f"checkpoint: {paths.checkpoint}, after {iteration} iterations",
+        played,
+        as_json=as_json,
+        out=out,
+    )
+
+
+def evaluate_api(
+    api: str | None,
+    model: str | None,
+    *,
+    run: str | None,
+    temperature: float,
+    max_new_tokens: int,
+    concurrency: int,
+    episodes: int,
+    samples: int,
+    modes: list[str],
+    envs: list[str],
+    as_json: bool,
+    out: Path | None,
+) -> int:
+    """Evaluate a model behind an API; return the exit status.
+
+    Args:
+        api: Base address of the API.
+        model: The model's name there.
+        run: None; a run and an API exclude each other.
+        temperature: Temperature of sampled episodes.
+        max_new_tokens: Maximum tokens of a turn.
+        concurrency: Episodes at a time.
+        episodes: Number of held-out tasks of each environment.
+        samples: Episodes per task if tokens are sampled.
+        modes: As for :func:`evaluate`.
+        envs: Environments as ``NAME[:key=value,...]``; at least one.
+        as_json: Print JSON.
+        out: File for JSON with all outcomes.
+    """
+    from rllib_llm.evaluation import api_models
+
+    if api is None:
+        raise ConfigError(
+            "RUN is missing: give a run's folder or name, or --api URL with --model "
+            "and --env."
+        )
+    if run is not None:
+        raise ConfigError(f"RUN ({run}) and --api exclude each other. Remove one.")
+    if model is None or not envs:
+        raise ConfigError("--api needs --model NAME and --env NAME.")
+    played = []
+    for text in envs:
+        for greedy in _greedy_modes(modes, samples):
+            settings = api_models.ApiSettings(
+                api,
+                model,
+                temperature=0.0 if greedy else temperature,
+                max_new_tokens=max_new_tokens,
+                concurrency=concurrency,
+            )
+            count = 1 if greedy else samples
+            played.append(
+                api_models.evaluate_api(
+                    settings, *parse_env(text), episodes, samples=count
+                )
+            )
+    head = {"api": api, "model": model}
+    return _print(head, f"model: {model}, {api}", played, as_json=as_json, out=out)
+
+
+def _print(
+    head: dict[str, Any], title: str, played: Played, *, as_json: bool, out: Path | None
+) -> int:
+    """Print and write evaluations; return the exit status."""
     if out is not None:
         out.write_text(_as_json(head, played, outcomes=True) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(_as_json(head, played, outcomes=False))
     else:
-        typer.echo(f"checkpoint: {paths.checkpoint}, after {iteration} iterations")
+        typer.echo(title)
         for evaluation, _ in played:
             typer.echo("\n".join(_report(evaluation)))
     return 0 if all(evaluation.episodes for evaluation, _ in played) else 1
