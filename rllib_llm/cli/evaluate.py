@@ -10,63 +10,72 @@ import typer
 from rllib_llm.cli.options import Storage, Verbose
 from rllib_llm.cli.session import configure_output
 
+_Run = Annotated[
+    str | None,
+    typer.Argument(
+        help="A run, trial or checkpoint folder, or a run's name; none with --api."
+    ),
+]
+_Envs = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="Environment to use instead of the run's, with its options. Can be given "
+        "several times.",
+    ),
+]
+_Episodes = Annotated[
+    int, typer.Option(min=1, help="Number of held-out tasks; always the same ones.")
+]
+_Samples = Annotated[int, typer.Option(min=1, help="Rollouts per task, for pass@k.")]
+_Greedy = Annotated[
+    bool, typer.Option("--greedy", help="Most likely tokens (default).")
+]
+_Sampled = Annotated[
+    bool,
+    typer.Option(
+        "--sampled", help="Sampled as in training (default if --samples > 1)."
+    ),
+]
+_Both = Annotated[bool, typer.Option("--both", help="Both greedy and sampled.")]
+_Api = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Instead of a run, play with a model behind an OpenAI-compatible API.",
+    ),
+]
+_Model = Annotated[str | None, typer.Option(help="With --api: the model's name there.")]
+_Temperature = Annotated[
+    float, typer.Option(min=0, help="With --api --sampled: the temperature.")
+]
+_MaxNewTokens = Annotated[
+    int, typer.Option(min=1, help="With --api: maximum tokens of a turn.")
+]
+_Concurrency = Annotated[
+    int, typer.Option(min=1, help="With --api: episodes at a time.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Out = Annotated[
+    Path | None, typer.Option(help="Write JSON with all outcomes to this file.")
+]
+
 
 def evaluate(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            help="A run, trial or checkpoint folder, or a run's name; none with --api."
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:KEY=VALUE,...]",
-            help="Environment to use instead of the run's, with its options. Can be "
-            "given several times.",
-        ),
-    ] = None,
-    episodes: Annotated[
-        int, typer.Option(min=1, help="Number of held-out tasks; always the same ones.")
-    ] = 200,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Rollouts per task, for pass@k.")
-    ] = 1,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Most likely tokens (default).")
-    ] = False,
-    sampled: Annotated[
-        bool,
-        typer.Option(
-            "--sampled", help="Sampled as in training (default if --samples > 1)."
-        ),
-    ] = False,
-    both: Annotated[
-        bool, typer.Option("--both", help="Both greedy and sampled.")
-    ] = False,
-    api: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Instead of a run, play with a model behind an OpenAI-compatible API.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With --api: the model's name there.")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="With --api --sampled: the temperature.")
-    ] = 1.0,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="With --api: maximum tokens of a turn.")
-    ] = 256,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="With --api: episodes at a time.")
-    ] = 8,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write JSON with all outcomes to this file.")
-    ] = None,
+    run: _Run = None,
+    env: _Envs = None,
+    episodes: _Episodes = 200,
+    samples: _Samples = 1,
+    greedy: _Greedy = False,
+    sampled: _Sampled = False,
+    both: _Both = False,
+    api: _Api = None,
+    model: _Model = None,
+    temperature: _Temperature = 1.0,
+    max_new_tokens: _MaxNewTokens = 256,
+    concurrency: _Concurrency = 8,
+    json: _Json = False,
+    out: _Out = None,
     storage: Storage = None,
     verbose: Verbose = False,
 ) -> None:

@@ -234,7 +234,7 @@ def _play(envs: _EnvPerThread, model: ApiModel, number: int, task: Task) -> Outc
 def _require_text(game: Game, agent: str) -> None:
     if game.reads_numbers(agent):
         raise ConfigError(
-            f"The agent {agent!r} observes or acts in numbers, so no language model can "
+            f"The agent {agent!r} observes or acts in numbers: no language model can "
             "play it. Choose an environment of text agents."
         )
 
