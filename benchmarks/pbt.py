@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 
-from rllib_llm.callbacks.keys import EVAL_SUCCESS, RETURN
+from rllib_llm.callbacks.result_keys import EVAL_SUCCESS, RETURN
 from rllib_llm.cli.session import configure_output, ray_session
 from rllib_llm.recipes import load_recipe
 from rllib_llm.recipes.run_stages import prepare

@@ -21,7 +21,7 @@ from rich.console import Console
 from rllib_llm import load_recipe
 from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.monitoring.panel import LivePanel
-from rllib_llm.monitoring.progress import ProgressLine
+from rllib_llm.monitoring.progress_line import ProgressLine
 from rllib_llm.recipes.tuning import make_tuner
 
 WIDTH = 150

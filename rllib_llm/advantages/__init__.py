@@ -3,6 +3,7 @@
 They compute in float64, once per batch, and use neither Ray nor environments.
 """
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.fidelity import (
     GradientNorms,
     rank_correlation,
@@ -16,7 +17,6 @@ from rllib_llm.advantages.group_relative import (
     group_reward_std,
     zero_variance_groups,
 )
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_gae import message_gae, two_level_gae
 from rllib_llm.advantages.multi_agent_groups import (
     MESSAGE_GROUPS,

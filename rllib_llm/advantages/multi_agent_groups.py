@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.losses._checks import (
     check_choice,
     check_finite,

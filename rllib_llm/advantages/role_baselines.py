@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.gae import _discounted_sums
-from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.advantages.whitening import whiten
 from rllib_llm.losses._checks import check_finite, check_same_shape, check_vector
 

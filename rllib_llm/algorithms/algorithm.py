@@ -29,7 +29,7 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
 )
-from rllib_llm.algorithms.driver.checkpoints import CheckpointedAlgorithm
+from rllib_llm.algorithms.driver.checkpointing import CheckpointedAlgorithm
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import (
     initial_checkpoint_model,
@@ -48,9 +48,9 @@ from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.loading import offered_model_folder
-from rllib_llm.monitoring.alarms.algorithm import GuardedAlgorithm
+from rllib_llm.monitoring.alarms.algorithm_mixin import GuardedAlgorithm
 from rllib_llm.monitoring.live import board
-from rllib_llm.monitoring.live.algorithm import (
+from rllib_llm.monitoring.live.algorithm_mixin import (
     SAMPLING,
     SYNCING,
     UPDATING,

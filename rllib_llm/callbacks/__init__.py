@@ -8,30 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 PROGRESS_KEYS: tuple[str, ...] = (
-    keys.RETURN,
-    keys.SUCCESS,
-    keys.TURNS,
-    keys.TOKENS_PER_TURN,
-    *keys.TRUNCATED,
-    keys.INVALID,
-    f"learners/<module>/{keys.KL}",
-    f"learners/<module>/{keys.CLIP}",
-    f"learners/<module>/{keys.ENTROPY}",
-    f"learners/<module>/{keys.TRAIN_INFERENCE_MISMATCH}",
-    keys.TOKENS,
-    keys.SAMPLING_SECONDS,
-    keys.EVAL_RETURN,
-    keys.EVAL_SUCCESS,
-    keys.EVAL_EPISODES,
-    keys.FIRST_RETURN,
-    keys.FIRST_SUCCESS,
-    keys.FIRST_EPISODES,
+    result_keys.RETURN,
+    result_keys.SUCCESS,
+    result_keys.TURNS,
+    result_keys.TOKENS_PER_TURN,
+    *result_keys.TRUNCATED,
+    result_keys.INVALID,
+    f"learners/<module>/{result_keys.KL}",
+    f"learners/<module>/{result_keys.CLIP}",
+    f"learners/<module>/{result_keys.ENTROPY}",
+    f"learners/<module>/{result_keys.TRAIN_INFERENCE_MISMATCH}",
+    result_keys.TOKENS,
+    result_keys.SAMPLING_SECONDS,
+    result_keys.EVAL_RETURN,
+    result_keys.EVAL_SUCCESS,
+    result_keys.EVAL_EPISODES,
+    result_keys.FIRST_RETURN,
+    result_keys.FIRST_SUCCESS,
+    result_keys.FIRST_EPISODES,
 )
 """Result keys that the progress line reads (docs/metrics.md explains each)."""
 
@@ -70,7 +70,7 @@ def run_callbacks(
         TranscriptLogger,
         TranscriptTensorBoard,
     )
-    from rllib_llm.monitoring.progress import ProgressLine
+    from rllib_llm.monitoring.progress_line import ProgressLine
 
     demonstrations = getattr(algo_config, "sft_demonstrations", 0)
     return [

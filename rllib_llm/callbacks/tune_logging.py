@@ -17,7 +17,7 @@ from ray.tune.utils.util import flatten_dict
 from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.callbacks.histograms import (
     LIMITS,
     Histogram,
@@ -25,7 +25,7 @@ from rllib_llm.callbacks.histograms import (
     read_histograms,
     without_histograms,
 )
-from rllib_llm.callbacks.keys import ITERATION
+from rllib_llm.callbacks.result_keys import ITERATION
 from rllib_llm.transcripts.collector import (
     pop_transcripts,
     read_result,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 _SIMPLE = (bool, int, float, str)
 # Metrics in TensorBoard's HParams tab.
 _HPARAM_METRICS = (
-    keys.RETURN,
-    keys.SUCCESS,
-    keys.EVAL_RETURN,
-    keys.EVAL_SUCCESS,
+    result_keys.RETURN,
+    result_keys.SUCCESS,
+    result_keys.EVAL_RETURN,
+    result_keys.EVAL_SUCCESS,
     ITERATION,
 )
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rllib_llm.cli.progress import preparing
+from rllib_llm.cli.progress_bars import preparing
 from rllib_llm.doctor.findings import size
 from rllib_llm.offline.prepare_model import prepare_language_model
-from rllib_llm.recipes import Recipe, StagedRecipe, spaces
+from rllib_llm.recipes import Recipe, StagedRecipe, search_spaces
 from rllib_llm.recipes.dry_run import Plan, make_plan
 from rllib_llm.recipes.memory import Memory
 from rllib_llm.recipes.tune_settings import num_trials
@@ -22,7 +22,7 @@ def show_plan(recipe: Recipe | StagedRecipe) -> None:
     """Print the plan of ``recipe``, with the first value of each search space."""
     model = None
     for index, stage in enumerate(recipe.stages):
-        config = stage.build_config(spaces.first_of)
+        config = stage.build_config(search_spaces.first_of)
         headline = _headline(stage, config)
         if model is not None:  # later stages use the first one's tokenizer and weights
             config.language_model(model=model, tiny={})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.components.registry import component
-from rllib_llm.curricula.options import check_options, with_options
+from rllib_llm.curricula.task_options import check_options, with_options
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 

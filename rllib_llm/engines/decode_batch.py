@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.requests import Request
-from rllib_llm.engines.sampling import BatchSampler
+from rllib_llm.engines.token_sampling import BatchSampler
 
 _LOOK_AHEAD = 16  # decoding steps; a batch often changes after fewer
 

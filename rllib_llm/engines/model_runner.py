@@ -21,7 +21,7 @@ from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
 from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
-from rllib_llm.modules.positions import context_length, why_shorter
+from rllib_llm.modules.max_positions import context_length, why_shorter
 
 _PROBE_TOKENS = 6
 FORWARDS = ("auto", "plain")

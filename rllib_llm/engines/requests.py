@@ -16,7 +16,7 @@ from rllib_llm.engines.base import (
     SessionError,
     SessionId,
 )
-from rllib_llm.engines.sampling import draw_uniforms
+from rllib_llm.engines.token_sampling import draw_uniforms
 from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:

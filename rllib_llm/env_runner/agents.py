@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def as_playable(env: AnyEnv) -> Any:
     """Return ``env``, wrapped in a MultiAgentAdapter if it has several agents."""
-    from rllib_llm.envs.kinds import is_multi_agent
+    from rllib_llm.envs.env_kinds import is_multi_agent
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 
     return MultiAgentAdapter(env) if is_multi_agent(env) else env

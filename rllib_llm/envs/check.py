@@ -14,7 +14,7 @@ from rllib_llm.envs.check_common import (
 )
 from rllib_llm.envs.check_episodes import Subject, raised_by
 from rllib_llm.envs.check_remedies import described
-from rllib_llm.envs.kinds import is_multi_agent
+from rllib_llm.envs.env_kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.errors import RLlibLLMError
 

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 from pettingzoo import AECEnv, ParallelEnv
 
-from rllib_llm.envs.gym_text import GymTextEnv
-from rllib_llm.envs.kinds import (
+from rllib_llm.envs.env_kinds import (
     as_env_context,
     is_environment,
     is_multi_agent,
     is_rllib_env_class,
 )
+from rllib_llm.envs.gym_text import GymTextEnv
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean

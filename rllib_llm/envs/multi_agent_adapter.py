@@ -11,8 +11,8 @@ import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
 from rllib_llm.data.types import StopReason
+from rllib_llm.envs.env_kinds import is_multi_agent, is_rllib_env, rllib_spaces
 from rllib_llm.envs.env_options import is_finite
-from rllib_llm.envs.kinds import is_multi_agent, is_rllib_env, rllib_spaces
 from rllib_llm.envs.multi_agent_backends import (
     AECBackend,
     ParallelBackend,

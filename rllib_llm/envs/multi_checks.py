@@ -32,7 +32,7 @@ from rllib_llm.envs.check_remedies import (
     described,
     where_raised,
 )
-from rllib_llm.envs.kinds import is_rllib_env
+from rllib_llm.envs.env_kinds import is_rllib_env
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv

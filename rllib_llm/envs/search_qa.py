@@ -14,7 +14,7 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.search_facts import SearchGame
 from rllib_llm.envs.search_qa_geography import NEIGHBOUR, PlaceFact, geography, index
 from rllib_llm.envs.text_env import in_split
-from rllib_llm.graders.texts import exact_match, word_f1
+from rllib_llm.graders.short_answers import exact_match, word_f1
 from rllib_llm.retrieval import ENGINES
 
 _T = TypeVar("_T")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.graders.patterns import matches
-from rllib_llm.rewards.texts import ANSWER, check_pattern
+from rllib_llm.rewards.text_features import ANSWER, check_pattern
 from rllib_llm.rewards.tools import calls
 
 

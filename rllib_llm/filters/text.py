@@ -8,7 +8,7 @@ from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.rewards.format import check_ngram
-from rllib_llm.rewards.texts import repeated_share
+from rllib_llm.rewards.text_features import repeated_share
 
 
 @component("filter", "incomplete", paper="SPEAR, arXiv:2509.22601", effect="mask")

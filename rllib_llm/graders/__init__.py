@@ -5,8 +5,8 @@ Graders never execute model-written code in the process that trains.
 
 from rllib_llm.graders.json_text import json_problem
 from rllib_llm.graders.math_answers import MathGrader
-from rllib_llm.graders.rows import rows_match, set_match, values_match
-from rllib_llm.graders.texts import (
+from rllib_llm.graders.query_results import rows_match, set_match, values_match
+from rllib_llm.graders.short_answers import (
     best_f1,
     exact_match,
     normalise,

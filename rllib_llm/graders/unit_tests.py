@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rllib_llm.graders.json_text import MAX_DEPTH, is_too_deep
-from rllib_llm.graders.rows import values_match
+from rllib_llm.graders.query_results import values_match
 from rllib_llm.sandbox import Sandbox
 
 _MAX_ERROR = 200

@@ -91,7 +91,7 @@ def sequential_factors(
         log_ratios: From :func:`message_log_ratios`: the policies after the updates so
             far against those that sampled. [M]
         steps: Joint action of each message, >= 0: its episode and round, numbered by
-            :func:`~rllib_llm.advantages.keys.combined_keys`. [M]
+            :func:`~rllib_llm.advantages.column_keys.combined_keys`. [M]
         agents: Agent of each message, integers. [M]
         updated: The agents already updated.
         ratio_clip: Clip of each ratio, in (0, 1).

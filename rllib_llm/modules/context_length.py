@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rllib_llm.modules import loading, positions
+from rllib_llm.modules import loading, max_positions
 from rllib_llm.modules.architectures import read_config
 from rllib_llm.modules.gguf_header import read_header
 from rllib_llm.modules.gguf_models import gguf_file, is_gguf
@@ -21,7 +21,7 @@ def model_context_length(model: str) -> int | None:
         return TINY_DEFAULTS["max_position_embeddings"]
     if is_gguf(model):
         return read_header(gguf_file(model)).context_length
-    return positions.context_length(text_config(model))
+    return max_positions.context_length(text_config(model))
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rllib_llm.callbacks import keys
-from rllib_llm.callbacks.keys import lookup, lookup_learner
+from rllib_llm.callbacks import result_keys
+from rllib_llm.callbacks.result_keys import lookup, lookup_learner
 
 OK, WATCH, BAD = "ok", "watch", "bad"
 SOLVED = 0.9  # mean success from which low entropy and variance are expected
@@ -38,11 +38,11 @@ class Gauge:
 
 
 GAUGES = (
-    Gauge("KL", keys.KL, 0.02, 0.1, ".4f", of_learners=True),
-    Gauge("clip", keys.CLIP, 0.2, 0.4, ".2f", of_learners=True),
+    Gauge("KL", result_keys.KL, 0.02, 0.1, ".4f", of_learners=True),
+    Gauge("clip", result_keys.CLIP, 0.2, 0.4, ".2f", of_learners=True),
     Gauge(
         "entropy",
-        keys.ENTROPY,
+        result_keys.ENTROPY,
         0.1,
         0.02,
         ".3f",
@@ -51,19 +51,30 @@ GAUGES = (
         of_learners=True,
     ),
     Gauge(
-        "zero-variance groups", keys.ZERO_VARIANCE_GROUPS, 0.7, 0.95, unless_solved=True
+        "zero-variance groups",
+        result_keys.ZERO_VARIANCE_GROUPS,
+        0.7,
+        0.95,
+        unless_solved=True,
     ),
-    Gauge("invalid", keys.INVALID, 0.05, 0.3),
+    Gauge("invalid", result_keys.INVALID, 0.05, 0.3),
     Gauge("truncated", "truncated", 0.05, 0.3),
     Gauge(
         "train-inference mismatch",
-        keys.TRAIN_INFERENCE_MISMATCH,
+        result_keys.TRAIN_INFERENCE_MISMATCH,
         0.02,
         0.1,
         ".1e",
         of_learners=True,
     ),
-    Gauge("policy staleness", keys.POLICY_STALENESS, 1.0, 4.0, ".1f", of_learners=True),
+    Gauge(
+        "policy staleness",
+        result_keys.POLICY_STALENESS,
+        1.0,
+        4.0,
+        ".1f",
+        of_learners=True,
+    ),
 )
 
 
@@ -84,7 +95,7 @@ class Reading:
 
 def readings(result: dict[str, Any]) -> list[Reading]:
     """Return the readings of the gauges whose metrics the result has."""
-    success = lookup(result, keys.SUCCESS)
+    success = lookup(result, result_keys.SUCCESS)
     solved = success is not None and success >= SOLVED
     available = []
     for gauge in GAUGES:
@@ -105,7 +116,7 @@ def state_of(gauge: Gauge, value: float) -> str:
 
 def _value(gauge: Gauge, result: dict[str, Any]) -> float | None:
     if gauge.key == "truncated":
-        return keys.truncated(result)
+        return result_keys.truncated(result)
     if gauge.of_learners:
         return lookup_learner(result, gauge.key)
     return lookup(result, gauge.key)

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rllib_llm.callbacks.keys import ITERATION, lookup
+from rllib_llm.callbacks.result_keys import ITERATION, lookup
 from rllib_llm.monitoring import health
 from rllib_llm.monitoring.alarms.catalogue import ALARMS
-from rllib_llm.monitoring.live import algorithm as phases
+from rllib_llm.monitoring.live import algorithm_mixin as phases
 from rllib_llm.monitoring.live.board import ALGORITHM, Watcher
 
 _STYLES = {health.OK: "green", health.WATCH: "yellow", health.BAD: "bold red"}

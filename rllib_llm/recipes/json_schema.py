@@ -12,7 +12,7 @@ from rllib_llm.algorithms.config.schema import SECTIONS, Setting, settings_of
 from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.recipes.recipe import FIELDS, VERSIONS
-from rllib_llm.recipes.spaces import SPACES
+from rllib_llm.recipes.search_spaces import SPACES
 from rllib_llm.recipes.stages import STAGES
 from rllib_llm.recipes.tune_settings import TuneSettings
 from rllib_llm.schema.json_schema import SEARCH_SPACE, json_schema_of

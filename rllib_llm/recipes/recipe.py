@@ -13,7 +13,7 @@ from rllib_llm.algorithms.config.sections import SECTIONS, apply_section, sugges
 from rllib_llm.algorithms.registry import ALGORITHMS
 from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.boundary import errors_as_config_error
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
@@ -92,7 +92,7 @@ class Recipe:
     @property
     def has_search(self) -> bool:
         """True if any setting is a search space."""
-        return spaces.has_space(self.resolved)
+        return search_spaces.has_space(self.resolved)
 
     @property
     def total_iterations(self) -> float | None:
@@ -100,13 +100,14 @@ class Recipe:
         return self.stop.get(TRAINING_ITERATION)
 
     def build_config(
-        self, values: Callable[[Any], Any] = spaces.to_tune
+        self, values: Callable[[Any], Any] = search_spaces.to_tune
     ) -> Any:  # AlgorithmConfig
         """Return a new config object.
 
         Args:
-            values: Replaces search spaces: ``spaces.to_tune`` (by Tune's objects),
-                ``spaces.first_of`` or ``spaces.last_of`` (by one value each).
+            values: Replaces search spaces, see :mod:`rllib_llm.recipes.search_spaces`:
+                ``to_tune`` (by Tune's objects), ``first_of`` or ``last_of`` (by one
+                value each).
         """
         return _build_config(self.resolved, values)
 
@@ -131,8 +132,8 @@ class Recipe:
         if self.tune["metric"] is not None:
             check_metric_name(self.tune["metric"], "tune.metric")
         self._check_all_spaces_are_seen()
-        for n in range(max(1, spaces.most_values(self.resolved))):
-            config = self.build_config(spaces.nth_of(n))
+        for n in range(max(1, search_spaces.most_values(self.resolved))):
+            config = self.build_config(search_spaces.nth_of(n))
             config.validate()
             env = config.make_text_env()
             # Environments read some of their options only in reset().
@@ -142,7 +143,7 @@ class Recipe:
     def _check_all_spaces_are_seen(self) -> None:
         """Reject search spaces in settings whose values Tune does not search."""
         paths = paths_searched(self.resolved)
-        seen = spaces.count_in_config(self.build_config().to_dict())
+        seen = search_spaces.count_in_config(self.build_config().to_dict())
         if seen < len(paths):
             raise ConfigError(
                 f"Of the search spaces at {', '.join(paths)} Tune would see {seen}: "
@@ -303,7 +304,7 @@ def _single(data: dict[str, Any], name: str) -> Recipe:
     return Recipe(
         name=str(resolved["name"]),
         algo=resolved["algo"],
-        config=_build_config(resolved, spaces.to_tune),
+        config=_build_config(resolved, search_spaces.to_tune),
         stop=_check_stop(resolved.get("stop")),
         expect=check_expectations(resolved.get("expect")),
         loggers=check_loggers(resolved.get("loggers")),
@@ -337,7 +338,7 @@ def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any
     config = ALGORITHMS.get(resolved["algo"]).config_class()()
     env_config = resolved.get("env_config", {})
     hint = "It maps the environment's options to values; those can be search spaces."
-    if spaces.is_space(env_config):
+    if search_spaces.is_space(env_config):
         raise ConfigError(f"env_config={show(env_config)} must be a mapping. {hint}")
     require("env_config", env_config, dict[str, Any], hint)
     config.environment(resolved["env"], env_config=values(env_config))

@@ -14,7 +14,7 @@ from ray.tune import ResultGrid
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.offline.prepare_model import prepare_language_model
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.locking import run_lock
 from rllib_llm.recipes.recipe import Recipe, StagedRecipe
 from rllib_llm.recipes.resuming import has_reached_stop, prepare_resume
@@ -171,9 +171,9 @@ def prepare(recipe: Recipe, on_progress: Progress | None = None) -> Any:
     Prompts are checked against the context before SFT, which can take long.
     """
     config = recipe.build_config()
-    if spaces.has_space({f: recipe.resolved.get(f) for f in _MODEL_FIELDS}):
+    if search_spaces.has_space({f: recipe.resolved.get(f) for f in _MODEL_FIELDS}):
         return config  # each trial prepares its model, cached per machine
-    without_sft = recipe.build_config(spaces.first_of)
+    without_sft = recipe.build_config(search_spaces.first_of)
     without_sft.sft(demonstrations=0)
     without_sft.resolved_model = prepare_language_model(without_sft, on_progress)
     preflight(without_sft)

@@ -15,7 +15,7 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.tune_settings import paths_searched
 from rllib_llm.runs.reading import RESULT_FILE, read_history
 
@@ -44,7 +44,7 @@ def make_scheduler(recipe: Recipe, run: Path) -> TrialScheduler | None:
         settings["max_t"] = settings["max_t"] or recipe.total_iterations
         return ResumableASHA(recorded=recorded, **settings)
     searched = {
-        path.rpartition(".")[2]: spaces.at_path(recipe.resolved, path)
+        path.rpartition(".")[2]: search_spaces.at_path(recipe.resolved, path)
         for path in paths_searched(recipe.resolved)
     }
     return Population(searched, recorded=recorded, **settings)
@@ -112,9 +112,9 @@ class Population(PopulationBasedTraining):
             time_attr=TRAINING_ITERATION,
             # Tune perturbs a list to a neighbouring value, a Domain by a factor.
             hyperparam_mutations={
-                key: spaces.to_tune(space)
-                if spaces.is_range(space)
-                else spaces.arguments_of(space)
+                key: search_spaces.to_tune(space)
+                if search_spaces.is_range(space)
+                else search_spaces.arguments_of(space)
                 for key, space in searched.items()
             },
             custom_explore_fn=self._within_bounds,
@@ -125,8 +125,8 @@ class Population(PopulationBasedTraining):
 
     def _within_bounds(self, config: dict[str, Any]) -> dict[str, Any]:
         for key, space in self._searched.items():
-            if spaces.is_range(space):
-                low, high = spaces.first_of(space), spaces.last_of(space)
+            if search_spaces.is_range(space):
+                low, high = search_spaces.first_of(space), search_spaces.last_of(space)
                 config[key] = min(max(config[key], low), high)
         return config
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Interval
 
 from rllib_llm.algorithms.config.sections import suggestion
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 from rllib_llm.schema import (
     Fraction,
     Hint,
@@ -155,12 +155,14 @@ def check_search(tune: dict[str, Any], resolved: dict[str, Any]) -> None:
 
 def paths_searched(resolved: dict[str, Any]) -> list[str]:
     """Return the dotted paths of a recipe's search spaces."""
-    return spaces.paths_of_spaces({k: v for k, v in resolved.items() if k != "tune"})
+    return search_spaces.paths_of_spaces(
+        {k: v for k, v in resolved.items() if k != "tune"}
+    )
 
 
 def num_trials(tune: dict[str, Any], resolved: dict[str, Any]) -> int:
     """Return the number of trials of a recipe."""
-    return tune["num_samples"] * math.prod(spaces.grid_sizes(resolved))
+    return tune["num_samples"] * math.prod(search_spaces.grid_sizes(resolved))
 
 
 def _check_scheduler(given: Any) -> dict[str, Any] | None:
@@ -228,8 +230,8 @@ def _check_mutable(path: str, resolved: dict[str, Any]) -> None:
             f"{', '.join(MUTABLE)}, or use asha."
         )
     if path == "training.ref_kl_coeff":
-        space = spaces.at_path(resolved, path)
-        if 0 in spaces.arguments_of(space):
+        space = search_spaces.at_path(resolved, path)
+        if 0 in search_spaces.arguments_of(space):
             raise ConfigError(
                 f"training.ref_kl_coeff={space!r} with pbt must not contain 0: a trial "
                 "without a reference model cannot load the checkpoint of one that has "

@@ -16,7 +16,7 @@ from ray.tune.tune_config import ResumeConfig
 
 from rllib_llm import compat, yaml_io
 from rllib_llm.algorithms.registry import register_trainables
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.interruption import SaveAndStop
 from rllib_llm.recipes.locking import HoldRunLock, run_lock
 from rllib_llm.recipes.loggers import TENSORBOARD, build_loggers, hyperparameters
@@ -140,7 +140,7 @@ def _tune_config(recipe: Recipe, run: Path) -> tune.TuneConfig:
 
 def seed_search(recipe: Recipe) -> None:
     """Seed the global generators from which Tune and PBT draw search spaces."""
-    seed = spaces.first_of(recipe.resolved.get("seed", 0))
+    seed = search_spaces.first_of(recipe.resolved.get("seed", 0))
     np.random.seed(seed)
     random.seed(seed)
 

@@ -12,7 +12,7 @@ from rllib_llm.rewards import (
     gate,
     lookup,
     retrieval,
-    team,
+    team_transforms,
     tools,
     transforms,
 )
@@ -24,7 +24,7 @@ __all__ = [
     "gate",
     "lookup",
     "retrieval",
-    "team",
+    "team_transforms",
     "tools",
     "transforms",
 ]

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.gae import _discounted_sums
-from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.losses._checks import (
     check_choice,
     check_finite,

@@ -10,8 +10,13 @@ from collections.abc import Callable
 
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import MissingInfo, Trajectory
-from rllib_llm.graders.texts import normalise, number_match, read_number, word_f1
-from rllib_llm.rewards.texts import ANSWER, final_answer, gold_answers
+from rllib_llm.graders.short_answers import (
+    normalise,
+    number_match,
+    read_number,
+    word_f1,
+)
+from rllib_llm.rewards.text_features import ANSWER, final_answer, gold_answers
 
 
 @component(

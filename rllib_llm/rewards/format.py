@@ -8,7 +8,7 @@ from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.graders.patterns import has_match
 from rllib_llm.losses._checks import check_choice
-from rllib_llm.rewards.texts import (
+from rllib_llm.rewards.text_features import (
     ANSWER,
     check_pattern,
     final_answer,

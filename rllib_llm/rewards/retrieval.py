@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
-from rllib_llm.rewards.texts import (
+from rllib_llm.rewards.text_features import (
     as_texts,
     cosine,
     gold_answers,

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.runs.folders import differing_keys, flat_recipe
 from rllib_llm.runs.reading import Run
 from rllib_llm.runs.seed_statistics import LEVEL, Interval, mean_interval
 
 # Metrics that are compared if the runs report them.
 SHOWN = (
-    keys.RETURN,
-    keys.SUCCESS,
-    keys.EVAL_RETURN,
-    keys.EVAL_SUCCESS,
-    keys.TURNS,
-    keys.TOKENS_PER_TURN,
-    keys.INVALID,
-    keys.SECONDS_TOTAL,
+    result_keys.RETURN,
+    result_keys.SUCCESS,
+    result_keys.EVAL_RETURN,
+    result_keys.EVAL_SUCCESS,
+    result_keys.TURNS,
+    result_keys.TOKENS_PER_TURN,
+    result_keys.INVALID,
+    result_keys.SECONDS_TOTAL,
 )
 _NOT_COMPARED = ("name", "description")
 _RESAMPLES = 9_999

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.callbacks.keys import ITERATION
+from rllib_llm.callbacks.result_keys import ITERATION
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.runs import checkpoints
 from rllib_llm.runs import folders as runs

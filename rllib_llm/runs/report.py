@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rllib_llm.callbacks.keys import EVAL_SUCCESS, RETURN
+from rllib_llm.callbacks.result_keys import EVAL_SUCCESS, RETURN
 from rllib_llm.errors import ConfigError
 from rllib_llm.runs.reading import Run, Trial
 from rllib_llm.runs.seed_statistics import (

@@ -1,15 +1,6 @@
 """Validation of settings against type annotations with ranges and choices."""
 
-from rllib_llm.schema.checking import (
-    Problem,
-    find_problem,
-    hints_of,
-    is_number,
-    refuse,
-    require,
-)
-from rllib_llm.schema.describing import bounds_of, choices_of, describe, show
-from rllib_llm.schema.kinds import (
+from rllib_llm.schema.annotations import (
     Fraction,
     Hint,
     InfinityAllowed,
@@ -21,6 +12,15 @@ from rllib_llm.schema.kinds import (
     Rule,
     SubclassOf,
 )
+from rllib_llm.schema.checking import (
+    Problem,
+    find_problem,
+    hints_of,
+    is_number,
+    refuse,
+    require,
+)
+from rllib_llm.schema.describing import bounds_of, choices_of, describe, show
 
 __all__ = [
     "Fraction",

@@ -21,6 +21,7 @@ from typing import (
 from annotated_types import MinLen
 
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.schema.annotations import Hint, InfinityAllowed, OneOf, Rule, SubclassOf
 from rllib_llm.schema.describing import (
     choices_of,
     describe,
@@ -29,8 +30,7 @@ from rllib_llm.schema.describing import (
     show,
     split,
 )
-from rllib_llm.schema.kinds import Hint, InfinityAllowed, OneOf, Rule, SubclassOf
-from rllib_llm.schema.spaces import alternatives
+from rllib_llm.schema.search_space_values import alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Callable

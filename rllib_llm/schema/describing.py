@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, is_type
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from rllib_llm.schema.kinds import OneOf, Rule, SubclassOf
+from rllib_llm.schema.annotations import OneOf, Rule, SubclassOf
 
 MAX_SHOWN = 200
 _WORDS = {

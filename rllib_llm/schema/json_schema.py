@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
+from rllib_llm.schema.annotations import OneOf
 from rllib_llm.schema.describing import is_list, limits, members, split
-from rllib_llm.schema.kinds import OneOf
 
 SEARCH_SPACE = {"$ref": "#/$defs/search_space"}
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -8,7 +8,7 @@ import operator
 import os
 from typing import Any, BinaryIO
 
-from rllib_llm.tools.texts import as_text
+from rllib_llm.tools.result_text import as_text
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.tools import running
 from rllib_llm.tools.formats import Call, check_format, find_calls, text_format
-from rllib_llm.tools.texts import as_text, clip
+from rllib_llm.tools.result_text import as_text, clip
 from rllib_llm.tools.tool import Tool, ToolTimeout, tools_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.errors import ConfigError
 from rllib_llm.runs.folders import RECIPE_FILE
 from rllib_llm.runs.reading import RESULT_FILE, Row, read_history
@@ -19,18 +19,21 @@ _MAX_POINTS = 1_000  # of a curve
 _MODULE = "<module>"
 # Result keys of the curves and their titles; missing ones are omitted.
 _CURVES = (
-    (keys.RETURN, "return"),
-    (keys.SUCCESS, "success"),
-    (keys.EVAL_RETURN, "return, evaluation"),
-    (keys.EVAL_SUCCESS, "success, evaluation"),
-    (f"learners/{_MODULE}/{keys.ENTROPY}", "entropy"),
-    (f"learners/{_MODULE}/{keys.KL}", "KL to the sampler (k3)"),
-    (f"learners/{_MODULE}/{keys.CLIP}", "clipped tokens"),
+    (result_keys.RETURN, "return"),
+    (result_keys.SUCCESS, "success"),
+    (result_keys.EVAL_RETURN, "return, evaluation"),
+    (result_keys.EVAL_SUCCESS, "success, evaluation"),
+    (f"learners/{_MODULE}/{result_keys.ENTROPY}", "entropy"),
+    (f"learners/{_MODULE}/{result_keys.KL}", "KL to the sampler (k3)"),
+    (f"learners/{_MODULE}/{result_keys.CLIP}", "clipped tokens"),
     (f"learners/{_MODULE}/advantage_abs_mean", "|advantage|"),
-    (f"learners/{_MODULE}/{keys.TRAIN_INFERENCE_MISMATCH}", "train-inference mismatch"),
-    (keys.TURNS, "turns"),
-    (keys.TOKENS_PER_TURN, "tokens per turn"),
-    (keys.INVALID, "invalid actions"),
+    (
+        f"learners/{_MODULE}/{result_keys.TRAIN_INFERENCE_MISMATCH}",
+        "train-inference mismatch",
+    ),
+    (result_keys.TURNS, "turns"),
+    (result_keys.TOKENS_PER_TURN, "tokens per turn"),
+    (result_keys.INVALID, "invalid actions"),
 )
 
 
@@ -143,7 +146,7 @@ def _points(history: list[Row], key: str) -> list[tuple[int, float]]:
         ]
         if values:
             mean = sum(values) / len(values)
-            points.append((int(row[keys.ITERATION]), float(f"{mean:.4g}")))
+            points.append((int(row[result_keys.ITERATION]), float(f"{mean:.4g}")))
     stride = math.ceil(len(points) / _MAX_POINTS) or 1
     return points[::-1][::stride][::-1]
 
@@ -153,4 +156,4 @@ def _matches(key: str, before: str, name: str) -> bool:
     if not before:
         return key == name
     module = key.removeprefix(before).removesuffix(f"/{name}")
-    return "/" not in module and module != keys.ALL_MODULES
+    return "/" not in module and module != result_keys.ALL_MODULES

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.gae import token_gae
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_gae import message_gae, two_level_gae
 
 ATOL = 1e-9

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.multi_agent_groups import (
     MESSAGE_GROUPS,
     align_invocations,

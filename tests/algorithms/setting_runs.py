@@ -28,7 +28,7 @@ from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.data.episode_data import agent_episodes
 from rllib_llm.errors import ConfigError, EnvRunnerError
 from rllib_llm.modules.tiny import save_tiny_model
@@ -144,7 +144,7 @@ def first_step(algo: str, env: Any = None, **sections: Any) -> Any:
     for name, values in sections.items():
         getattr(config, name)(**values)
     run = FirstEvaluated(config)
-    return [keys.FIRST_EVALUATION in run.step(), run.num_evaluations]
+    return [result_keys.FIRST_EVALUATION in run.step(), run.num_evaluations]
 
 
 def patience(algo: str, env: Any = None, **sections: Any) -> str:

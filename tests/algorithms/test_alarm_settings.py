@@ -8,7 +8,7 @@ import pytest
 from setting_looks import alarmed, config_of
 from setting_table import PROBES
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.env_runner import build
 from rllib_llm.monitoring.alarms.catalogue import ALARMS, MODULE, TRUNCATED
 
@@ -64,7 +64,9 @@ SOLVED = [name for name, alarm in ALARMS.items() if alarm.unless_solved]
 def iterations(name, series=None, **more):
     """Return what each iteration reports."""
     series = series or FIRES[name]
-    reads = [keys.TRUNCATED[0] if r == TRUNCATED else r for r in ALARMS[name].reads]
+    reads = [
+        result_keys.TRUNCATED[0] if r == TRUNCATED else r for r in ALARMS[name].reads
+    ]
     paths = [
         path.removeprefix(MODULE) if path.startswith(MODULE) else f"/{path}"
         for path in reads
@@ -123,7 +125,7 @@ def test_a_cooldown_is_the_iterations_between_two_actions(name):
 
 @pytest.mark.parametrize("name", SOLVED)
 def test_a_solved_task_silences_it(name):
-    path = f"/{keys.SUCCESS}"
+    path = f"/{result_keys.SUCCESS}"
     assert times(name, more={path: 0.7})[0]
     assert times(name, more={path: 0.7}, solved=0.6)[0] == 0
     assert times(name, more={path: 0.95})[0] == 0

@@ -10,7 +10,7 @@ import pytest
 from team_helpers import PairTogether, single_config, team_config
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
-from rllib_llm.curricula.options import with_options
+from rllib_llm.curricula.task_options import with_options
 from rllib_llm.data.types import Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

@@ -30,7 +30,7 @@ from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import example_batch
 from rllib_llm.monitoring.alarms.alarm_actions import Guard
-from rllib_llm.monitoring.alarms.history import History
+from rllib_llm.monitoring.alarms.metric_history import History
 from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.matchmaker import Matchmaker
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rllib_llm.callbacks import PROGRESS_KEYS
-from rllib_llm.callbacks.keys import flat_keys
 from rllib_llm.callbacks.metric_names import METRICS, check_metric_name
+from rllib_llm.callbacks.result_keys import flat_keys
 from rllib_llm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from test_progress import make_trial, play
 from rllib_llm.monitoring import panel as module
 from rllib_llm.monitoring.live import board
 from rllib_llm.monitoring.panel import LivePanel, health_line
-from rllib_llm.monitoring.progress import ProgressLine
+from rllib_llm.monitoring.progress_line import ProgressLine
 
 
 class Notes:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from rllib_llm.cli.env_options import parse_env
+from rllib_llm.cli.env_argument import parse_env
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from component_helpers import advantages_of, random_table, rearranged, trajectory
 
-from rllib_llm.advantages.estimators.history import History
+from rllib_llm.advantages.estimators.recent_returns import History
 from rllib_llm.advantages.role_baselines import per_player_advantages
 from rllib_llm.data.turn_table import TurnTable
 

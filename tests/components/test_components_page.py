@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rllib_llm.cli.main import app
-from rllib_llm.components.listing import all_components, markdown_table, settings_of
+from rllib_llm.components.doc_tables import all_components, markdown_table, settings_of
 from rllib_llm.components.registry import COMPONENTS, KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "components.md"
@@ -26,7 +26,7 @@ def test_the_page_has_the_table_of_the_registry(kind):
     assert markdown_table(kind) in tables.strip().split("\n\n"), (
         "docs/components.md is out of date. "
         "Replace what follows its '<!-- components -->' by: "
-        'python -c "from rllib_llm.components.listing import markdown_tables; '
+        'python -c "from rllib_llm.components.doc_tables import markdown_tables; '
         'print(markdown_tables())"'
     )
 

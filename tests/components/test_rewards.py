@@ -11,7 +11,7 @@ from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.data.turn_table import MissingInfo
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import Rewards, per_turn
-from rllib_llm.rewards.texts import cosine, normalise, tf_idf, word_f1
+from rllib_llm.rewards.text_features import cosine, normalise, tf_idf, word_f1
 
 GOLD = ["gold one is here", "gold two is there"]
 NOISE = "noise of nothing"

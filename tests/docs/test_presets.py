@@ -15,7 +15,7 @@ from literature import load_methods
 from rllib_llm import yaml_io
 from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
 from rllib_llm.components.registry import COMPONENTS
-from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
+from rllib_llm.recipes import load_recipe, search_spaces, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "presets"
@@ -68,7 +68,7 @@ def value_of(name: str, head: str, key: str) -> Any:
         given = [s[head][key] for s in stages if key in s.get(head, {})]
         if given:
             return given[0]
-        config = load_recipe(name).stages[0].build_config(spaces.first_of)
+        config = load_recipe(name).stages[0].build_config(search_spaces.first_of)
         assert key in section_keys(type(config), head), f"no setting {head}.{key}"
         return getattr(config, key)
     found = [

@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 
 from rllib_llm.engines import SamplingParams, TorchEngine
-from rllib_llm.engines.sampling import draw_uniforms
+from rllib_llm.engines.token_sampling import draw_uniforms
 
 VOCAB = 128
 

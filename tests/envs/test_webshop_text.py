@@ -11,9 +11,9 @@ import pytest
 
 from rllib_llm.envs import make_env
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
-from rllib_llm.envs.webshop.catalogue import MAX_RESULTS, catalogue
 from rllib_llm.envs.webshop.families import ATTRIBUTES, FAMILIES, USES
 from rllib_llm.envs.webshop.reward import Goal, score, type_factor
+from rllib_llm.envs.webshop.shop import MAX_RESULTS, catalogue
 from rllib_llm.errors import ConfigError
 
 NAME = "webshop_text-v0"

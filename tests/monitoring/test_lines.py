@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rllib_llm.monitoring.live import lines
-from rllib_llm.monitoring.live.algorithm import preparing
+from rllib_llm.monitoring.live.algorithm_mixin import preparing
 
 
 @pytest.fixture

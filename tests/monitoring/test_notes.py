@@ -14,7 +14,7 @@ from rllib_llm import GRPOConfig
 from rllib_llm.data.types import Task, TurnResult
 from rllib_llm.env_runner.monitor import RolloutMonitor, describe_waits
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.monitoring.live import algorithm as phases
+from rllib_llm.monitoring.live import algorithm_mixin as phases
 from rllib_llm.monitoring.live import board
 
 

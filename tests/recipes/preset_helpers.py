@@ -9,11 +9,11 @@ import torch
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.losses.token_batch import TokenBatch
-from rllib_llm.recipes import load_recipe, spaces
+from rllib_llm.recipes import load_recipe, search_spaces
 
 
 @functools.cache
-def config_of(name, stage=-1, value=spaces.first_of):
+def config_of(name, stage=-1, value=search_spaces.first_of):
     """Return the configuration of a preset, of its last stage if it has several."""
     return load_recipe(name).stages[stage].build_config(value)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.estimators.anchor import anchors
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.components.registry import bind
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.recipes import load_recipe

@@ -18,7 +18,7 @@ from rllib_llm.advantages.estimators.anchor import anchors
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
-from rllib_llm.recipes import spaces
+from rllib_llm.recipes import search_spaces
 
 approx = pytest.approx
 
@@ -71,7 +71,7 @@ def test_a_group_of_one_gets_nothing(name):
 
 
 def test_the_guides_other_arm_divides_by_the_deviation():
-    of = {"value": spaces.last_of}
+    of = {"value": search_spaces.last_of}
     first, *_ = advantages_of("practitioners_guide", one_success(), **of)
     assert first == approx([4 / 3 * 1.5], rel=1e-5)
     sizes = {config_of("practitioners_guide", **o).env_config["size"] for o in ({}, of)}

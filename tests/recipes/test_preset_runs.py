@@ -11,7 +11,7 @@ from literature import load_methods
 from preset_helpers import config_of
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_llm.recipes import load_recipe, shipped_recipes, spaces
+from rllib_llm.recipes import load_recipe, search_spaces, shipped_recipes
 
 SMALL = (
     "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
@@ -47,7 +47,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", CASES)
 def test_two_iterations_learn_something(ray_session, name):
     recipe = load_recipe(name, (*SMALL, *CASES[name]))
-    algo = recipe.build_config(spaces.first_of).build_algo()
+    algo = recipe.build_config(search_spaces.first_of).build_algo()
     results = [algo.train() for _ in range(2)]
     algo.stop()
     for result in results:

@@ -13,7 +13,7 @@ from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.recipes import load_recipe
 from rllib_llm.rewards.efficiency import tool_efficiency
-from rllib_llm.rewards.texts import final_answer, word_f1
+from rllib_llm.rewards.text_features import final_answer, word_f1
 from rllib_llm.rewards.tools import num_calls
 
 SMALL = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rllib_llm.errors import ConfigError
-from rllib_llm.recipes import recipe_from_dict, spaces
-from rllib_llm.recipes.spaces import has_space
+from rllib_llm.recipes import recipe_from_dict, search_spaces
+from rllib_llm.recipes.search_spaces import has_space
 from rllib_llm.recipes.tune_settings import num_trials
 
 RETURN = "env_runners/episode_return_mean"
@@ -111,7 +111,7 @@ def test_trials_are_counted():
     }
     found = recipe_from_dict({**BASE, **fields, "tune": {"num_samples": 2}})
     assert num_trials(found.tune, found.resolved) == 12
-    assert spaces.paths_of_spaces(fields) == [
+    assert search_spaces.paths_of_spaces(fields) == [
         "seed",
         "training.lr",
         "training.loss_terms.0.weight",
@@ -157,7 +157,7 @@ def test_trials_may_share_a_cpu_and_a_gpu():
         "env_runners": {"num_env_runners": 2, "num_cpus_per_env_runner": 0.5},
         "learners": {"num_learners": 0, "num_gpus_per_learner": 0.25},
     }
-    config = recipe({}, **fields).build_config(spaces.first_of)
+    config = recipe({}, **fields).build_config(search_spaces.first_of)
     asked = config.algo_class.default_resource_request(config).required_resources
     assert asked == {"CPU": 1.25, "GPU": 0.25}
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.rewards.allocation import (
     ALLOCATIONS,
     SHAPINGS,

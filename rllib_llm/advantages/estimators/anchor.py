@@ -7,8 +7,8 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.group_relative import SCALES, group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_unit_interval

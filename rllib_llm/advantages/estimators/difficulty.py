@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.estimators.outcome import outcomes
-from rllib_llm.advantages.keys import combined_keys, key_means
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice, check_positive, check_unit_interval

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.estimators.magrpo_cross import cross_gains
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.advantages.tree import tree_returns
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable

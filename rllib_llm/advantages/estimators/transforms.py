@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.whitening import whiten
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable

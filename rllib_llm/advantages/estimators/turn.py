@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.advantages.keys import combined_keys
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 

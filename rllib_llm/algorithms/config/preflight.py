@@ -11,7 +11,7 @@ from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.context_length import model_context_length, text_config
-from rllib_llm.modules.positions import why_shorter
+from rllib_llm.modules.max_positions import why_shorter
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig

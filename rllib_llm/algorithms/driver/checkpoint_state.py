@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyarrow.fs import FileSystem
 
-    from rllib_llm.algorithms.driver.checkpoints import CheckpointedAlgorithm
+    from rllib_llm.algorithms.driver.checkpointing import CheckpointedAlgorithm
 
 PACKAGE_STATE = "llm"  # component, and folder of a checkpoint
 STATE_FILE = "state.json"

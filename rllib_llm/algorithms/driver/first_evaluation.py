@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.callbacks.histograms import without_histograms
 from rllib_llm.offline.random_policy import RandomPolicyResult, is_below
 from rllib_llm.rllib_bases import RLlibAlgorithm
@@ -40,7 +40,7 @@ class EvaluatesFirst(RLlibAlgorithm):
             self._first_evaluation = self._evaluate_first()
         results = super().step()
         if is_first:
-            results[keys.FIRST_EVALUATION] = self._first_evaluation
+            results[result_keys.FIRST_EVALUATION] = self._first_evaluation
         return results
 
     def _evaluate_first(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def imitation_advice(
     Returns:
         One paragraph; None if it is not significantly worse.
     """
-    success = keys.lookup(first, keys.SUCCESS)
-    episodes = keys.lookup(first, "env_runners/num_episodes")
+    success = result_keys.lookup(first, result_keys.SUCCESS)
+    episodes = result_keys.lookup(first, "env_runners/num_episodes")
     if success is None or not episodes:
         return None
     if not is_below(round(success * episodes), round(episodes), chance):

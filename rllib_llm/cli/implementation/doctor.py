@@ -37,7 +37,7 @@ def _examine(arguments: list[str], verbose: bool) -> Iterator[Finding]:
         return
     from rllib_llm.cli.failures import describe
     from rllib_llm.cli.session import ray_session
-    from rllib_llm.doctor.recipe import examine_recipe
+    from rllib_llm.doctor.recipe_trial import examine_recipe
 
     name, *overrides = arguments
     with ray_session(verbose=verbose):

@@ -51,7 +51,7 @@ def _examples() -> Iterator[tuple[str, str]]:
 
 
 def _components() -> Iterator[tuple[str, str]]:
-    from rllib_llm.components.listing import all_components, settings_of
+    from rllib_llm.components.doc_tables import all_components, settings_of
 
     for component in all_components():
         about = f"{component.summary} ({component.paper})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rllib_llm import yaml_io
-from rllib_llm.cli.env_options import parse_env
+from rllib_llm.cli.env_argument import parse_env
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.cli.terminal import printable
 from rllib_llm.env_runner.task_groups import TaskSource
@@ -92,7 +92,7 @@ def play(
 
 
 def _load(run: str, storage: Path | None) -> LLMPolicy:
-    from rllib_llm.cli.loading import locate
+    from rllib_llm.cli.newest_checkpoint import locate
 
     return LLMPolicy.from_checkpoint(locate(run, storage).checkpoint)
 

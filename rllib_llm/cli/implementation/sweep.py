@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from rllib_llm.callbacks.keys import RETURN
+from rllib_llm.callbacks.result_keys import RETURN
 from rllib_llm.cli.tables import print_table
 from rllib_llm.runs.plotting import (
     check_plotting,

@@ -11,10 +11,10 @@ import typer
 
 from rllib_llm.cli.failures import describe, describe_full_disk
 from rllib_llm.cli.implementation.view import write_view
-from rllib_llm.cli.progress import preparing
+from rllib_llm.cli.progress_bars import preparing
 from rllib_llm.cli.session import quiet_loggers, ray_session
 from rllib_llm.errors import ConfigError, StorageError
-from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
+from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, search_spaces
 from rllib_llm.recipes.boundary import errors_as_config_error
 from rllib_llm.recipes.expectations import ExpectationResult, judge
 from rllib_llm.runs.folders import default_storage, find_run, run_folder
@@ -119,7 +119,7 @@ def _resumed(
 
 def _cpus(recipe: Recipe) -> float:
     """Return the number of CPUs that one trial requests."""
-    config = recipe.build_config(spaces.first_of)
+    config = recipe.build_config(search_spaces.first_of)
     request = config.algo_class.default_resource_request(config)
     return request.required_resources.get("CPU", 1)
 

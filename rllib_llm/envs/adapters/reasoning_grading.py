@@ -25,7 +25,7 @@ from rllib_llm.envs.arithmetic import (
 )
 from rllib_llm.errors import ConfigError, RLlibLLMError
 from rllib_llm.graders.line_worker import LineWorker
-from rllib_llm.graders.texts import number_match
+from rllib_llm.graders.short_answers import number_match
 
 READ_VERSION = "0.1.25"
 MAX_CHARS = 4_000

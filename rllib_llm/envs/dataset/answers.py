@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from rllib_llm.envs.dataset.columns import DatasetRow, RowError
+from rllib_llm.envs.dataset.dataset_rows import DatasetRow, RowError
 from rllib_llm.envs.parsing import last_match
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 from rllib_llm.graders.json_text import json_problem, read_json
 from rllib_llm.graders.math_answers import MathGrader
-from rllib_llm.graders.rows import values_match
-from rllib_llm.graders.texts import (
+from rllib_llm.graders.query_results import values_match
+from rllib_llm.graders.short_answers import (
     best_f1,
     exact_match,
     number_match,

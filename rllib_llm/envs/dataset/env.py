@@ -10,7 +10,7 @@ import numpy as np
 
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.dataset.answers import Grader, make_grader
-from rllib_llm.envs.dataset.columns import Columns, DatasetRow
+from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow
 from rllib_llm.envs.dataset.index import Dataset, DatasetSpec, open_dataset
 from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.registry import register_text_env

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rllib_llm.envs.dataset.answers import make_grader
-from rllib_llm.envs.dataset.columns import Columns, DatasetRow, RowError, parse_row
+from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow, RowError, parse_row
 from rllib_llm.envs.dataset.row_files import (
     cache_key,
     dataset_cache,

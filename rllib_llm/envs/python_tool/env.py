@@ -12,7 +12,7 @@ from rllib_llm.envs.python_tool.questions import LEVELS, draw_question
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
-from rllib_llm.graders.texts import number_match
+from rllib_llm.graders.short_answers import number_match
 from rllib_llm.sandbox import BACKENDS, result_text, shared_sandbox
 
 _RANDOM_PROGRAMS = ("print({0} + {1})", "print({0} * {1})", "print({1} - {0})")

@@ -14,8 +14,8 @@ from rllib_llm.envs.sql_agent.questions import LEVELS, draw_question
 from rllib_llm.envs.sql_agent.world import TABLES, schema, world
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
-from rllib_llm.graders.rows import rows_match
-from rllib_llm.graders.texts import normalise, read_number
+from rllib_llm.graders.query_results import rows_match
+from rllib_llm.graders.short_answers import normalise, read_number
 
 _MOST_ANSWERS = 4
 

@@ -12,10 +12,10 @@ from rllib_llm.envs.parsing import last_tagged, require_bool, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.webshop import goals
-from rllib_llm.envs.webshop.catalogue import catalogue
 from rllib_llm.envs.webshop.expert import advise
 from rllib_llm.envs.webshop.families import FAMILIES
 from rllib_llm.envs.webshop.reward import score
+from rllib_llm.envs.webshop.shop import catalogue
 from rllib_llm.envs.webshop.visit import Visit
 
 _ACTION = re.compile(r"\b(search|click)[ \t]*\[([^\[\]]*)\]", re.IGNORECASE)

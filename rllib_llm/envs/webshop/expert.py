@@ -8,8 +8,8 @@ titles omit some attributes, it looks them up on the page of features.
 from __future__ import annotations
 
 from rllib_llm.envs.webshop import goals
-from rllib_llm.envs.webshop.catalogue import Product
 from rllib_llm.envs.webshop.reward import Goal
+from rllib_llm.envs.webshop.shop import Product
 from rllib_llm.envs.webshop.visit import BACK, BUY, NEXT, PREVIOUS, Visit
 
 

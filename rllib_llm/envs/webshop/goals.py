@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from rllib_llm.envs.text_env import in_split
-from rllib_llm.envs.webshop.catalogue import Catalogue, Product
 from rllib_llm.envs.webshop.reward import Goal
+from rllib_llm.envs.webshop.shop import Catalogue, Product
 from rllib_llm.errors import ConfigError
 
 _WORDINGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from rllib_llm.envs.webshop.catalogue import Product
+from rllib_llm.envs.webshop.shop import Product
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rllib_llm.envs.webshop.catalogue import Catalogue, Product
+from rllib_llm.envs.webshop.shop import Catalogue, Product
 
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.monitoring.alarms.catalogue import LOWER_LR, ROLLBACK, STOP, WARN
 from rllib_llm.monitoring.alarms.detectors import window_mean
-from rllib_llm.monitoring.alarms.history import History
+from rllib_llm.monitoring.alarms.metric_history import History
 from rllib_llm.monitoring.alarms.settings import BoundAlarm
 from rllib_llm.monitoring.alarms.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from rllib_llm.monitoring.alarms.algorithm import GuardedAlgorithm
+    from rllib_llm.monitoring.alarms.algorithm_mixin import GuardedAlgorithm
     from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
@@ -91,7 +91,7 @@ class Guard:
 
     def after_iteration(self, result: dict[str, Any]) -> None:
         """Check a result, act, and report both in the result."""
-        iteration = int(result[keys.ITERATION])
+        iteration = int(result[result_keys.ITERATION])
         self._history.add(result)
         firings = list(self._check(iteration))
         report: dict[str, Any] = dict.fromkeys(self._alarms, 0)
@@ -158,7 +158,7 @@ class Guard:
         if bound.solved is None:
             return False
         window = int(bound.thresholds.get("window", 1))
-        success = window_mean(self._history.series(keys.SUCCESS), window)
+        success = window_mean(self._history.series(result_keys.SUCCESS), window)
         return success is not None and success >= bound.solved
 
     def _is_due(self, firing: Firing, iteration: int) -> bool:
@@ -184,7 +184,7 @@ class Guard:
 
     def _act(self, due: list[Firing], result: dict[str, Any]) -> list[str]:
         """Take the actions of the due alarms; roll back at most once."""
-        iteration = int(result[keys.ITERATION])
+        iteration = int(result[result_keys.ITERATION])
         messages = []
         rolled_back = ""
         # Rollbacks first: they lower the learning rates already.

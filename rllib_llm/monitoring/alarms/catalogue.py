@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.monitoring.alarms import detectors
 
 MODULE = "learners/<module>/"
 
 WARN, LOWER_LR, ROLLBACK, STOP = "warn", "lower_lr", "rollback", "stop"
 ACTIONS = (WARN, LOWER_LR, ROLLBACK, STOP)
-TRUNCATED = "truncated"  # sum of keys.TRUNCATED, as in the progress line
+TRUNCATED = "truncated"  # sum of result_keys.TRUNCATED, as in the progress line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Alarm:
 _ALL = (
     Alarm(
         "kl",
-        (MODULE + keys.KL,),
+        (MODULE + result_keys.KL,),
         detectors.is_above,
         {"above": 0.2, "window": 1},
         "approx_kl_k3 is",
@@ -58,7 +58,7 @@ _ALL = (
     ),
     Alarm(
         "entropy_collapse",
-        (MODULE + keys.ENTROPY,),
+        (MODULE + result_keys.ENTROPY,),
         detectors.is_below,
         {"below": 0.02, "window": 3},
         "entropy is",
@@ -67,7 +67,7 @@ _ALL = (
     ),
     Alarm(
         "entropy_explosion",
-        (MODULE + keys.ENTROPY,),
+        (MODULE + result_keys.ENTROPY,),
         detectors.has_grown,
         {"factor": 3.0, "above": 1.0, "window": 3, "baseline": 5},
         "entropy is",
@@ -75,7 +75,7 @@ _ALL = (
     ),
     Alarm(
         "reward_variance",
-        (keys.ZERO_VARIANCE_GROUPS, "return_std"),
+        (result_keys.ZERO_VARIANCE_GROUPS, "return_std"),
         detectors.variance_is_gone,
         {"above": 0.95, "fraction": 0.1, "window": 5, "baseline": 10},
         "",
@@ -111,7 +111,7 @@ _ALL = (
     ),
     Alarm(
         "length",
-        (keys.TOKENS_PER_TURN,),
+        (result_keys.TOKENS_PER_TURN,),
         detectors.has_grown,
         {"factor": 3.0, "above": 50.0, "window": 3, "baseline": 5},
         "tokens_per_turn_mean is",
@@ -128,7 +128,7 @@ _ALL = (
     ),
     Alarm(
         "no_valid_action",
-        (keys.INVALID,),
+        (result_keys.INVALID,),
         detectors.was_never_below,
         {"below": 0.99, "window": 3},
         "invalid_action_frac is",
@@ -137,7 +137,7 @@ _ALL = (
     ),
     Alarm(
         "invalid_turns",
-        (keys.INVALID,),
+        (result_keys.INVALID,),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.2, "window": 3, "baseline": 5},
         "invalid_action_frac is",
@@ -146,7 +146,7 @@ _ALL = (
     ),
     Alarm(
         "unended_turns",
-        (keys.CUT_TURNS,),
+        (result_keys.CUT_TURNS,),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
         "cut_turn_frac is",
@@ -166,7 +166,7 @@ _ALL = (
         (
             MODULE + "total_loss",
             MODULE + "policy_loss",
-            MODULE + keys.ENTROPY,
+            MODULE + result_keys.ENTROPY,
             MODULE + "grad_norm",
             MODULE + "nan_steps_skipped",
         ),
@@ -177,7 +177,7 @@ _ALL = (
     ),
     Alarm(
         "return_drop",
-        (keys.RETURN,),
+        (result_keys.RETURN,),
         detectors.has_dropped,
         {"fraction": 0.5, "window": 3},
         "episode_return_mean is",
@@ -185,7 +185,7 @@ _ALL = (
     ),
     Alarm(
         "train_inference_mismatch",
-        (MODULE + keys.TRAIN_INFERENCE_MISMATCH,),
+        (MODULE + result_keys.TRAIN_INFERENCE_MISMATCH,),
         detectors.is_above,
         {"above": 0.1, "window": 2},
         "train_inference_mismatch_mean is",

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.graders.patterns import matches
-from rllib_llm.graders.texts import normalise as normalise
-from rllib_llm.graders.texts import word_f1 as word_f1
+from rllib_llm.graders.short_answers import normalise as normalise
+from rllib_llm.graders.short_answers import word_f1 as word_f1
 
 ANSWER = r"<answer>(.*?)</answer>"
 

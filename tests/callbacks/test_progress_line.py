@@ -11,9 +11,9 @@ import pytest
 from callback_helpers import make_result
 
 from rllib_llm.callbacks import PROGRESS_KEYS, run_callbacks
-from rllib_llm.callbacks.keys import lookup, lookup_learner
+from rllib_llm.callbacks.result_keys import lookup, lookup_learner
 from rllib_llm.monitoring.formatting import duration
-from rllib_llm.monitoring.progress import HEADER_EVERY, ProgressLine
+from rllib_llm.monitoring.progress_line import HEADER_EVERY, ProgressLine
 
 RETURN = "env_runners/episode_return_mean"
 
@@ -79,7 +79,7 @@ LIFETIME = "env_runners/num_env_steps_sampled_lifetime"
 def test_time_left_to_the_first_bound(capsys, monkeypatch, stop, budget, left):
     """Each iteration takes two seconds and ten steps."""
     now = [1000.0]
-    monkeypatch.setattr("rllib_llm.monitoring.progress.time.time", lambda: now[0])
+    monkeypatch.setattr("rllib_llm.monitoring.progress_line.time.time", lambda: now[0])
     progress = ProgressLine(stop=stop, time_budget_s=budget)
     progress.setup()
     now[0] += 3

@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 from typing import Any
 
-from rllib_llm.callbacks import keys
+from rllib_llm.callbacks import result_keys
 from rllib_llm.monitoring.alarms.catalogue import ALARMS, MODULE, TRUNCATED
 
 # Read in addition to the alarms' metrics, to know whether the task is solved.
-_ALSO = (keys.SUCCESS,)
+_ALSO = (result_keys.SUCCESS,)
 _RUN_WIDE = tuple(
     {key for a in ALARMS.values() for key in a.reads if not key.startswith(MODULE)}
 )
@@ -37,15 +37,19 @@ class History:
 
     def add(self, result: dict[str, Any]) -> None:
         """Append the reported values of an iteration."""
-        iteration = int(result[keys.ITERATION])
+        iteration = int(result[result_keys.ITERATION])
         for key in (*_RUN_WIDE, *_ALSO):
-            value = keys.truncated(result) if key == TRUNCATED else _number(result, key)
+            value = (
+                result_keys.truncated(result)
+                if key == TRUNCATED
+                else _number(result, key)
+            )
             # RLlib reports NaN as the mean of no values.
             if value is not None and math.isfinite(value):
                 self._values[key].append((iteration, value))
         if result.get("num_updates_skipped"):
             return  # the Learners' results are those of an earlier iteration
-        for module_id in keys.modules(result):
+        for module_id in result_keys.modules(result):
             self.module_ids.setdefault(module_id)
             for name in _OF_MODULES:
                 key = f"learners/{module_id}/{name}"
@@ -87,7 +91,7 @@ class History:
 
 
 def _number(result: dict[str, Any], key: str) -> float | None:
-    """Return a number of a result, also NaN, unlike ``keys.lookup``."""
+    """Return a number of a result, also NaN, unlike ``result_keys.lookup``."""
     value: Any = result
     for part in key.split("/"):
         if not isinstance(value, dict) or part not in value:

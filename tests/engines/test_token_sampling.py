@@ -8,7 +8,7 @@ import torch
 from engine_reference import reference_logps
 
 from rllib_llm.engines import SamplingParams
-from rllib_llm.engines.sampling import BatchSampler, draw_uniforms
+from rllib_llm.engines.token_sampling import BatchSampler, draw_uniforms
 
 
 def _params(**settings) -> SamplingParams:

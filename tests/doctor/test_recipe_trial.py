@@ -4,7 +4,7 @@ import pytest
 from team_helpers import PairTogether, team_config
 
 from rllib_llm import yaml_io
-from rllib_llm.doctor import recipe as doctor
+from rllib_llm.doctor import recipe_trial as doctor
 from rllib_llm.doctor.findings import FAIL, OK, WARN
 from rllib_llm.doctor.mismatch import mismatch_by_module
 

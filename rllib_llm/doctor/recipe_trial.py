@@ -17,7 +17,7 @@ from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
 from rllib_llm.doctor.machine import memory
 from rllib_llm.doctor.mismatch import mismatch_by_module
 from rllib_llm.errors import RLlibLLMError
-from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, spaces
+from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, search_spaces
 from rllib_llm.recipes.dry_run import make_plan
 from rllib_llm.recipes.memory import Memory
 
@@ -88,7 +88,7 @@ class _Steps:
         recipe: Recipe | StagedRecipe = load_recipe(self._name, self._overrides)
         recipe.validate()
         stage = recipe.stages[0]
-        self._config = stage.build_config(spaces.first_of)
+        self._config = stage.build_config(search_spaces.first_of)
         self._config.validate()
         self._starts_from_sft = self._config.sft_demonstrations > 0
         self._config.sft(demonstrations=0)

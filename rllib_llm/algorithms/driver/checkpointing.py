@@ -10,11 +10,11 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.driver.checkpoint_state import PACKAGE_STATE, PackageState
-from rllib_llm.callbacks.keys import ITERATION
+from rllib_llm.callbacks.result_keys import ITERATION
 from rllib_llm.manifest import require_whole, write_manifest
 from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.loading import model_folders_offered
-from rllib_llm.monitoring.alarms.algorithm import GUARD_KEY, GuardedAlgorithm
+from rllib_llm.monitoring.alarms.algorithm_mixin import GUARD_KEY, GuardedAlgorithm
 
 if TYPE_CHECKING:
     from rllib_llm.env_runner.task_groups import TaskSource

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_llm.advantages.keys import combined_keys
+from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.rewards.allocation import (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.utils.annotations import override
 from ray.tune import Callback
 
-from rllib_llm.callbacks import keys
-from rllib_llm.callbacks.keys import lookup, lookup_learner
+from rllib_llm.callbacks import result_keys
+from rllib_llm.callbacks.result_keys import lookup, lookup_learner
 from rllib_llm.callbacks.tune_logging import TRANSCRIPTS_FILE, live_folder
 from rllib_llm.monitoring.formatting import duration
 
@@ -44,33 +44,33 @@ def _learner(key: str, form: str) -> Cell:
 
 
 def _truncated(result: dict[str, Any]) -> str:
-    return _number(keys.truncated(result), ".0%")
+    return _number(result_keys.truncated(result), ".0%")
 
 
 def _tokens_per_second(result: dict[str, Any]) -> str:
     """Return sampled tokens per second of sampling, environment time included."""
-    tokens = lookup(result, keys.TOKENS)
-    seconds = lookup(result, keys.SAMPLING_SECONDS)
+    tokens = lookup(result, result_keys.TOKENS)
+    seconds = lookup(result, result_keys.SAMPLING_SECONDS)
     return _number(tokens / seconds if tokens is not None and seconds else None, ".0f")
 
 
 def _elapsed(result: dict[str, Any]) -> str:
-    return duration(lookup(result, keys.SECONDS_TOTAL))
+    return duration(lookup(result, result_keys.SECONDS_TOTAL))
 
 
 # Title, width and cell of each column; docs/metrics.md explains them.
 COLUMNS: tuple[tuple[str, int, Cell], ...] = (
-    ("iter", 5, _value(keys.ITERATION, ".0f")),
-    ("return", 7, _value(keys.RETURN, ".3f")),
-    ("success", 7, _value(keys.SUCCESS, ".0%")),
-    ("turns", 5, _value(keys.TURNS, ".1f")),
-    ("tok/turn", 8, _value(keys.TOKENS_PER_TURN, ".1f")),
+    ("iter", 5, _value(result_keys.ITERATION, ".0f")),
+    ("return", 7, _value(result_keys.RETURN, ".3f")),
+    ("success", 7, _value(result_keys.SUCCESS, ".0%")),
+    ("turns", 5, _value(result_keys.TURNS, ".1f")),
+    ("tok/turn", 8, _value(result_keys.TOKENS_PER_TURN, ".1f")),
     ("trunc", 5, _truncated),
-    ("invalid", 7, _value(keys.INVALID, ".0%")),
-    ("KL(k3)", 7, _learner(keys.KL, ".4f")),
-    ("clip", 5, _learner(keys.CLIP, ".2f")),
-    ("entropy", 7, _learner(keys.ENTROPY, ".3f")),
-    ("|dlogp|", 7, _learner(keys.TRAIN_INFERENCE_MISMATCH, ".1e")),
+    ("invalid", 7, _value(result_keys.INVALID, ".0%")),
+    ("KL(k3)", 7, _learner(result_keys.KL, ".4f")),
+    ("clip", 5, _learner(result_keys.CLIP, ".2f")),
+    ("entropy", 7, _learner(result_keys.ENTROPY, ".3f")),
+    ("|dlogp|", 7, _learner(result_keys.TRAIN_INFERENCE_MISMATCH, ".1e")),
     ("tok/s", 6, _tokens_per_second),
     ("time", 7, _elapsed),
 )
@@ -135,7 +135,7 @@ class ProgressLine(Callback):
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from rllib_llm.monitoring.panel import LivePanel
 
-            self._panel = LivePanel(self.stop.get(keys.ITERATION))
+            self._panel = LivePanel(self.stop.get(result_keys.ITERATION))
             self._panel.start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class ProgressLine(Callback):
         first = self._first_line(trial.trial_id, result)
         if first:
             self._print(prefix + first)
-        advice = result.get(keys.FIRST_EVALUATION, {}).get("advice")
+        advice = result.get(result_keys.FIRST_EVALUATION, {}).get("advice")
         if advice:
             self._print(f"{prefix}{advice}", "red")
         reached = self._check_expected(trial.trial_id, result)
@@ -248,7 +248,9 @@ class ProgressLine(Callback):
     def line(self, trial_id: str, result: dict[str, Any]) -> str:
         """Return the line of one result."""
         cells = [cell(result).rjust(width) for _, width, cell in COLUMNS]
-        counters = {key: lookup(result, key) for key in (*self.stop, keys.SECONDS)}
+        counters = {
+            key: lookup(result, key) for key in (*self.stop, result_keys.SECONDS)
+        }
         recent = self._recent.setdefault(trial_id, deque(maxlen=_RECENT))
         recent.append({k: v for k, v in counters.items() if v is not None})
         if self._shows_left:
@@ -281,7 +283,7 @@ class ProgressLine(Callback):
     def _seconds_left(self, trial_id: str, result: dict[str, Any]) -> float | None:
         """Return the estimated seconds to the first bound; None: unknown."""
         recent = list(self._recent.get(trial_id, ()))
-        seconds = [r[keys.SECONDS] for r in recent if keys.SECONDS in r]
+        seconds = [r[result_keys.SECONDS] for r in recent if result_keys.SECONDS in r]
         if not seconds:
             return None
         mean = sum(seconds) / len(seconds)
@@ -307,7 +309,7 @@ class ProgressLine(Callback):
             value = lookup(result, key)
             if value is None or value < threshold:
                 return ""
-        self.reached[trial_id] = int(lookup(result, keys.ITERATION) or 0)
+        self.reached[trial_id] = int(lookup(result, result_keys.ITERATION) or 0)
         return f"   expect {self._thresholds()} reached"
 
     def _thresholds(self) -> str:
@@ -340,14 +342,16 @@ class ProgressLine(Callback):
 
 def _grows(key: str) -> bool:
     """Return True if a result key grows with training."""
-    return key in (keys.ITERATION, keys.SECONDS_TOTAL) or key.endswith("_lifetime")
+    return key in (result_keys.ITERATION, result_keys.SECONDS_TOTAL) or key.endswith(
+        "_lifetime"
+    )
 
 
 def _rise(key: str, recent: list[dict[str, float]], seconds: float) -> float | None:
     """Return the growth of a counter per iteration; None: unknown."""
-    if key == keys.ITERATION:
+    if key == result_keys.ITERATION:
         return 1.0
-    if key == keys.SECONDS_TOTAL:
+    if key == result_keys.SECONDS_TOTAL:
         return seconds
     values = [r[key] for r in recent if key in r]
     if len(values) < 2:
@@ -362,8 +366,12 @@ def _evaluation(result: dict[str, Any], *, first: bool = False) -> str:
         result: Result of an iteration.
         first: Whether to read the evaluation before training.
     """
-    of = (keys.EVAL_RETURN, keys.EVAL_SUCCESS, keys.EVAL_EPISODES)
-    of_first = (keys.FIRST_RETURN, keys.FIRST_SUCCESS, keys.FIRST_EPISODES)
+    of = (result_keys.EVAL_RETURN, result_keys.EVAL_SUCCESS, result_keys.EVAL_EPISODES)
+    of_first = (
+        result_keys.FIRST_RETURN,
+        result_keys.FIRST_SUCCESS,
+        result_keys.FIRST_EPISODES,
+    )
     ret, success, count = (lookup(result, key) for key in (of_first if first else of))
     if ret is None:
         return ""
