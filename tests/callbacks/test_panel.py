@@ -8,7 +8,7 @@ import time
 import pytest
 from callback_helpers import make_result
 from rich.console import Console
-from test_progress import make_trial, play
+from test_progress_line import make_trial, play
 
 from rllib_llm.monitoring import panel as module
 from rllib_llm.monitoring.live import board
