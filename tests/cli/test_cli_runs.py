@@ -240,7 +240,7 @@ def test_a_search_runs_every_variant(call, storage):
 
 
 def test_a_distributed_run_loads_in_one_process(call, storage):
-    from rllib_llm.cli.newest_checkpoint import load_algorithm
+    from rllib_llm.cli.load_run import load_algorithm
     from rllib_llm.evaluation.runner import local_runner
 
     path = write(storage / "spread.yaml", expect=None)

@@ -78,7 +78,7 @@ def _play_both(
     checkpoints: list[Path], episodes: int, greedy: bool, verbose: bool
 ) -> tuple[list[Paired], int]:
     """Play the same held-out tasks with both; return the tests and the failed tasks."""
-    from rllib_llm.cli.newest_checkpoint import load_algorithm
+    from rllib_llm.cli.load_run import load_algorithm
     from rllib_llm.cli.session import ray_session
     from rllib_llm.evaluation.outcomes import held_out_tasks, play_tasks
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rllib_llm.cli.env_argument import parse_env
-from rllib_llm.cli.newest_checkpoint import load_algorithm, locate
+from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import Outcome

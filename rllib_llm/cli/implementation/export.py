@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rllib_llm.cli.newest_checkpoint import load_algorithm, locate
+from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner

@@ -92,7 +92,7 @@ def play(
 
 
 def _load(run: str, storage: Path | None) -> LLMPolicy:
-    from rllib_llm.cli.newest_checkpoint import locate
+    from rllib_llm.cli.load_run import locate
 
     return LLMPolicy.from_checkpoint(locate(run, storage).checkpoint)
 
