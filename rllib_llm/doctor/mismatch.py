@@ -10,10 +10,10 @@ import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.fast_layers import precision_in_force
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_rows import Row, build_rows, pad_rows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
+from rllib_llm.data.micro_batches import micro_batches
 
 if TYPE_CHECKING:
     from rllib_llm.modules.llm_rl_module import LLMRLModule

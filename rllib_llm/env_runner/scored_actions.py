@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_rows import Row, RowBuilder, pad_rows
+from rllib_llm.data.micro_batches import micro_batches
 from rllib_llm.data.types import Choice, FinishReason, Turn
 from rllib_llm.envs.admissible import admissible_actions
 from rllib_llm.errors import EnvContractError

@@ -24,7 +24,7 @@ from ray.rllib.core.columns import Columns
 from torch import Tensor
 
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import read, upload
+from rllib_llm.data.micro_batches import read, upload
 from rllib_llm.errors import ModelError
 
 if TYPE_CHECKING:

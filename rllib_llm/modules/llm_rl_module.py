@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rllib_llm import weights as state
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import places, read
+from rllib_llm.data.micro_batches import places, read
 from rllib_llm.env_runner.stock_generation import TurnSampler
 from rllib_llm.errors import ModelError
 from rllib_llm.losses.logprobs import token_logps_and_entropy

@@ -14,7 +14,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.data.host_columns import read, upload
+from rllib_llm.data.micro_batches import read, upload
 from rllib_llm.rllib_bases import RLlibLearner
 from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
 

@@ -387,7 +387,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
     "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
-    "advantages.estimators.history.History": advantage_estimator("history"),
+    "advantages.estimators.recent_returns.History": advantage_estimator("history"),
     "Role": advantage_estimator("role"),
     "AdvantageEstimators": Case(
         lambda: AdvantageEstimators(["role", "history"]),
@@ -435,7 +435,7 @@ CASES = {
     "Matchmaker": by_dict(
         fresh=matchmaker, use=use_matchmaker, look=look_at_matchmaker
     ),
-    "monitoring.alarms.history.History": Case(
+    "monitoring.alarms.metric_history.History": Case(
         History, lambda of: of.add(result(1, 0.5)), look_at_history
     ),
     "Guard": Case(guard, lambda of: watch(of, range(1, 4)), look_at_guard),

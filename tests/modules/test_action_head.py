@@ -9,9 +9,9 @@ from hf_folders import write_folder
 from module_helpers import make_module
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.token_rows import RowBuilder, build_rows, pad_rows
 from rllib_llm.data import columns
+from rllib_llm.data.micro_batches import micro_batches
 from rllib_llm.data.types import Choice, FinishReason, Turn
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.action_head import NORMS, attention_inputs, score_weight

@@ -12,7 +12,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import count
+from rllib_llm.data.micro_batches import count
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.surrogate import clipped_policy_loss
 

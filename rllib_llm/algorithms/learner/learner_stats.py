@@ -16,7 +16,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
-from rllib_llm.data.host_columns import count, places, read, trained_places
+from rllib_llm.data.micro_batches import count, places, read, trained_places
 from rllib_llm.distributed import sum_by_key
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.rllib_bases import RLlibLearner
@@ -33,7 +33,7 @@ class LearnerStats(RLlibLearner):
 
     Means are over the tokens of all Learners. Numbers stay tensors until the end of the
     update, so that collecting one does not wait for the device: masks are read from
-    their copies on the host (:mod:`rllib_llm.data.host_columns`).
+    their copies on the host (:mod:`rllib_llm.data.micro_batches`).
     """
 
     _critic_id: str | None

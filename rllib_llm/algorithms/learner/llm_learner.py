@@ -25,11 +25,10 @@ from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import count, read, upload
+from rllib_llm.data.micro_batches import count, micro_batches, read, upload
 from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE

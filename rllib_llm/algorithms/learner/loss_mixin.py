@@ -10,7 +10,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import count, keep, read, upload
+from rllib_llm.data.micro_batches import count, keep, read, upload
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.composed_loss import ComposedLoss

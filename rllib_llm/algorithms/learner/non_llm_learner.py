@@ -10,7 +10,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.rllib_loss import rllib_ppo_loss
-from rllib_llm.data.host_columns import count
+from rllib_llm.data.micro_batches import count
 from rllib_llm.distributed import all_reduce_sum
 
 RLLIB_MEANS = (

@@ -9,7 +9,7 @@ import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.data.host_columns import places, read
+from rllib_llm.data.micro_batches import places, read
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.learner.learner_stats import LearnerStats

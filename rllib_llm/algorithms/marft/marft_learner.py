@@ -13,9 +13,15 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import keep, places, read, trained_places, upload
+from rllib_llm.data.micro_batches import (
+    keep,
+    micro_batches,
+    places,
+    read,
+    trained_places,
+    upload,
+)
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 from rllib_llm.losses.value_losses import critic_loss
 

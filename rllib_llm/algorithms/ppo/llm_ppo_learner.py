@@ -17,7 +17,7 @@ from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixi
 from rllib_llm.algorithms.learner.non_llm_learner import RLLIB_MEANS
 from rllib_llm.algorithms.learner.rllib_loss import rllib_ppo_loss
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import count, read
+from rllib_llm.data.micro_batches import count, read
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.policy_losses import ppo_clip
 from rllib_llm.losses.surrogate import is_clipped

@@ -25,7 +25,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.host_columns import HostColumns, upload
+from rllib_llm.data.micro_batches import HostColumns, upload
 from rllib_llm.data.types import StopPolicy
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import HostColumns, upload
+from rllib_llm.data.micro_batches import HostColumns, micro_batches, upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.connectors.learner.micro_batches import micro_batches
 from rllib_llm.data import columns
-from rllib_llm.data.host_columns import (
+from rllib_llm.data.micro_batches import (
     HostColumns,
     count,
     keep,
+    micro_batches,
     read,
     trained_places,
 )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.connectors.learner import micro_batches as module
-from rllib_llm.connectors.learner.micro_batches import cuts, micro_batches
 from rllib_llm.data import columns
+from rllib_llm.data import micro_batches as module
+from rllib_llm.data.micro_batches import cuts, micro_batches
 
 
 def cost(lengths, ends, max_tokens):
