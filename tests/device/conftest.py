@@ -15,9 +15,8 @@ _TESTS = Path(__file__).parents[1]
 for _folder in (_TESTS / "algorithms", _TESTS / "device"):
     sys.path.insert(0, str(_folder))
 
+import device_process  # noqa: E402
 import standin  # noqa: E402
-
-_accelerator = None
 
 
 def pytest_collection_modifyitems(items):
@@ -29,18 +28,6 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _register() -> None:
-    import torch
-
-    global _accelerator
-    torch.set_num_threads(1)
-    _accelerator = standin.StandIn(standin.build())
-
-
-def _call(function, *args, **kwargs):
-    return function(_accelerator, *args, **kwargs)
-
-
 @pytest.fixture(scope="session")
 def on_device():
     """Return ``call(function, *args)``, which calls ``function(accelerator, *args)``.
@@ -49,9 +36,11 @@ def on_device():
     pass of a process, and other tests must not see it.
     """
     os.environ.setdefault("RLLIB_LLM_TEST_BUILDS", _builds_folder())
-    with ProcessPoolExecutor(1, get_context("spawn"), _register) as executor:
+    with ProcessPoolExecutor(
+        1, get_context("spawn"), device_process.register
+    ) as executor:
         yield lambda function, *args, **kw: executor.submit(
-            _call, function, *args, **kw
+            device_process.call, function, *args, **kw
         ).result()
 
 
