@@ -9,6 +9,7 @@ import typer
 
 from rllib_llm.cli.options import Storage, Verbose
 from rllib_llm.cli.session import configure_output
+from rllib_llm.errors import ConfigError
 
 _Run = Annotated[
     str | None,
@@ -47,13 +48,16 @@ _Api = Annotated[
 ]
 _Model = Annotated[str | None, typer.Option(help="With --api: the model's name there.")]
 _Temperature = Annotated[
-    float, typer.Option(min=0, help="With --api --sampled: the temperature.")
+    float | None,
+    typer.Option(min=0, help="With --api --sampled: the temperature. Default: 1."),
 ]
 _MaxNewTokens = Annotated[
-    int, typer.Option(min=1, help="With --api: maximum tokens of a turn.")
+    int | None,
+    typer.Option(min=1, help="With --api: maximum tokens of a turn. Default: 256."),
 ]
 _Concurrency = Annotated[
-    int, typer.Option(min=1, help="With --api: episodes at a time.")
+    int | None,
+    typer.Option(min=1, help="With --api: episodes at a time. Default: 8."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Out = Annotated[
@@ -71,9 +75,9 @@ def evaluate(
     both: _Both = False,
     api: _Api = None,
     model: _Model = None,
-    temperature: _Temperature = 1.0,
-    max_new_tokens: _MaxNewTokens = 256,
-    concurrency: _Concurrency = 8,
+    temperature: _Temperature = None,
+    max_new_tokens: _MaxNewTokens = None,
+    concurrency: _Concurrency = None,
     json: _Json = False,
     out: _Out = None,
     storage: Storage = None,
@@ -85,14 +89,23 @@ def evaluate(
 
     modes = {"greedy": greedy, "sampled": sampled, "both": both}
     given_modes = [name for name, wanted in modes.items() if wanted]
+    of_api = {
+        "--model": model,
+        "--temperature": temperature,
+        "--max-new-tokens": max_new_tokens,
+        "--concurrency": concurrency,
+    }
+    given = [name for name, value in of_api.items() if value is not None]
+    if api is None and given:
+        raise ConfigError(f"{given[0]} has no effect without --api. Remove it.")
     if api is not None or run is None:
         code = implementation.evaluate_api(
             api,
             model,
             run=run,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            concurrency=concurrency,
+            temperature=1.0 if temperature is None else temperature,
+            max_new_tokens=max_new_tokens or 256,
+            concurrency=concurrency or 8,
             episodes=episodes,
             samples=samples,
             modes=given_modes,

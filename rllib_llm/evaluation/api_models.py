@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
 
 _RETRIES = 4
+logger = logging.getLogger("rllib_llm")
 
 
 class ApiError(RLlibLLMError):
@@ -104,6 +106,8 @@ class ApiModel:
                 f"api={settings.url!r}, model={settings.model!r}: {summarize(error)}. "
                 "Check the address, the model's name and OPENAI_API_KEY."
             ) from error
+        if not answer.choices:
+            raise ApiError(f"api={settings.url!r} answered without a message.")
         tokens = answer.usage.completion_tokens if answer.usage else 0
         return answer.choices[0].message.content or "", tokens
 
@@ -212,8 +216,9 @@ def _play(envs: _EnvPerThread, model: ApiModel, number: int, task: Task) -> Outc
         return Outcome(
             number, task.seed, task.rollout, failure=StopReason.TIMEOUT.value
         )
-    # An error of the environment fails its own episode, as in training.
+    # Environments may raise anything; an error fails its own episode, as in training.
     except Exception:
+        logger.warning("Episode of seed %s failed.", task.seed, exc_info=True)
         envs.drop()
         reason = StopReason.ENV_ERROR.value
         return Outcome(number, task.seed, task.rollout, failure=reason)

@@ -197,6 +197,7 @@ def test_the_command(serve, capsys, tmp_path):
     assert len(written["evaluations"][0]["outcomes"]) == 5
     for wrong, message in (
         (["evaluate"], "RUN is missing"),
+        (["evaluate", "run", "--model", "m"], "--model has no effect without --api"),
         (["evaluate", "run", "--api", server.url], "exclude each other"),
         (arguments, "--api needs --model NAME and --env"),
         ([*arguments, "--env", "nothing-v0"], "Unknown environment"),
