@@ -1,4 +1,4 @@
-# make demo | smollm | test | test-fast | test-slow | lint | docs | notebooks | wheel | sdist
+# make demo | smollm | test | test-fast | test-slow | gpu | lint | docs | notebooks | wheel | sdist
 # Everything happens in an own virtual environment, VENV. It is reused as long as
 # setup.py and constraints.txt stay as they are.
 
@@ -13,7 +13,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loa
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm test test-fast test-slow lint docs notebooks wheel sdist clean
+.PHONY: help demo smollm test test-fast test-slow gpu lint docs notebooks wheel sdist clean
 
 help:
 	@sed -n '1,3p' Makefile
@@ -34,6 +34,10 @@ test-fast: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow and not gpu"
+
+# On a CUDA machine, with PYTHON as it is: nothing is installed.
+gpu:
+	$(PYTHON) scripts/gpu.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

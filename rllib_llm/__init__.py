@@ -32,6 +32,7 @@ _EXPORTS = {
     "check_env": "rllib_llm.envs",
     "load_recipe": "rllib_llm.recipes",
     "register_trainables": "rllib_llm.algorithms.registry",
+    "setting": "rllib_llm.algorithms.config.declarations",
 }
 
 __all__ = [*sorted(_EXPORTS), "__version__"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
     "ray.rllib.algorithms.algorithm.Algorithm": ("_get_env_id_and_creator",),
     "ray.rllib.algorithms.algorithm_config.AlgorithmConfig": (
+        "_dont_auto_sync_env_runner_states",
         "_env_to_module_connector",
         "_module_to_env_connector",
         "_learner_connector",
@@ -31,25 +32,38 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_create_iterator_if_necessary",
         "_make_batch_if_necessary",
         "_learner_connector",
+        "_make_module",
         "_module",
         "_module_optimizers",
         "_named_optimizers",
         "_optimizer_lr_schedules",
+        "_optimizer_name_to_module",
         "_optimizer_parameters",
         "_params",
         "_set_optimizer_lr",
+        "_set_optimizer_state",
         "_weights_seq_no",
     ),
     "ray.rllib.core.learner.torch.torch_learner.TorchLearner": (
         "_device",
+        "_make_module",
+        "_get_clip_function",
+        "_get_global_norm_function",
+        "_get_optimizer_state",
         "_make_modules_ddp_if_necessary",
+        "_map_module_to_device",
+        "_set_optimizer_state",
         "_uncompiled_update",
     ),
     "ray.rllib.algorithms.ppo.ppo_learner.PPOLearner": (
         "curr_kl_coeffs_per_module",
         "entropy_coeff_schedulers_per_module",
     ),
-    "ray.rllib.core.learner.learner_group.LearnerGroup": ("_learner",),
+    "ray.rllib.core.learner.learner_group.LearnerGroup": (
+        "_learner",
+        "_worker_manager",
+        "_workers",
+    ),
     "ray.rllib.core.rl_module.torch.torch_rl_module.TorchRLModule": (
         "_forward",
         "_forward_train",
@@ -212,6 +226,18 @@ def set_only_checkpoint(
     trial.storage.current_checkpoint_index = int(checkpoint.name.rpartition("_")[2])
     trial.invalidate_json_state()
     trial.run_metadata.invalidate_cache()
+
+
+def limit_collectives(seconds: float) -> None:
+    """Set the time limit of collective calls in the group of all Learners.
+
+    Ray starts the group with 30 minutes; there is no public call to change it.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
 def ray_kv_put(key: str, value: str) -> None:

@@ -1,13 +1,16 @@
-"""Sums over Learners; with a single Learner every function is the identity."""
+"""Sums and shards over Learners; with a single one every function is the identity."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 _MESSAGE = 2**22  # maximum float32 values per message: 16 MiB
+
+_Part = TypeVar("_Part")
 
 
 def world_size() -> int:
@@ -76,12 +79,14 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all Learners, in messages of limited size.
 
     A parameter without a gradient counts as zero, so that every Learner sends the same
-    number of values.
+    number of values. Shards have sums already, from the backward pass.
     """
     if world_size() == 1:
         return
     message: list[torch.Tensor] = []
     for parameter in parameters:
+        if is_shard(parameter):
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         for part in parameter.grad.view(-1).split(_MESSAGE):
@@ -100,3 +105,95 @@ def _sum_together(parts: list[torch.Tensor]) -> None:
     sums = flat.split([len(part) for part in parts])
     for part, total in zip(parts, sums, strict=True):
         part.copy_(total)
+
+
+# Shards ------------------------------------------------------------------------------
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Return whether this Learner holds a part of a tensor only (a DTensor)."""
+    # By its method: importing torch's DTensor takes seconds, and most runs have none.
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this Learner's part of a tensor: no copy, and no part of a graph."""
+    if not is_shard(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def is_first() -> bool:
+    """Return whether this is the Learner whose answer counts for all."""
+    return world_size() == 1 or dist.get_rank() == 0
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a whole tensor on the first Learner, None on others; all must call it.
+
+    Tensors that are no shards are returned everywhere.
+    """
+    if not is_shard(tensor):
+        return tensor
+    whole = tensor.full_tensor()
+    return whole if is_first() else None
+
+
+def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor as a shard like ``like``; no Learner waits for another."""
+    if not is_shard(like) or is_shard(whole):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    # None: every Learner has the values and cuts its own part.
+    return distribute_tensor(
+        whole.to(local(like).device),
+        like.device_mesh,
+        like.placements,
+        src_data_rank=None,
+    )
+
+
+def equal_passes(
+    parts: Iterable[_Part], device: torch.device | str, *, is_sharded: bool
+) -> Iterator[_Part | None]:
+    """Yield the parts, then None as often as another Learner has more of them.
+
+    A pass through sharded layers gathers them from all Learners, which must therefore
+    make the same number of passes.
+
+    Args:
+        parts: This Learner's micro-batches; it may have none.
+        device: Device of the messages.
+        is_sharded: Whether passes gather layers; if not, only the parts are yielded.
+    """
+    if not is_sharded:
+        yield from parts
+        return
+    device = torch.device(device)
+    for part in parts:
+        all_reduce_sum([1.0], device)
+        yield part
+    while all_reduce_sum([0.0], device)[0]:
+        yield None
+
+
+def sum_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of all entries, those of other Learners' shards too.
+
+    Args:
+        tensors: Gradients: shards, or tensors that are equal on all Learners; not
+            empty. All Learners must give the same ones.
+    """
+    whole = [_norm(t) for t in tensors if not is_shard(t)]
+    shards = [_norm(local(t)) for t in tensors if is_shard(t)]
+    if not shards:
+        return torch.stack(whole).square().sum()
+    total = torch.stack(shards).square().sum()
+    dist.all_reduce(total)
+    return total + torch.stack(whole).square().sum() if whole else total
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32)

@@ -27,6 +27,10 @@ class EnvRunnerError(RLlibLLMError, RuntimeError):
     """No EnvRunner is left to sample with."""
 
 
+class LearnerError(RLlibLLMError, RuntimeError):
+    """A Learner has died, does not answer, or has failed while others wait for it."""
+
+
 class EpisodeOverError(RLlibLLMError):
     """A limit of the training run has ended a conversation's episode."""
 

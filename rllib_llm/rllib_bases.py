@@ -7,7 +7,7 @@ empty at run time, so that RLlib's own attributes and methods are found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -40,12 +40,9 @@ class RLlibConfig:
         env: Any  # a registered name, a class or a function
         env_config: dict[str, Any]
         env_runner_cls: type[Any]  # set by validate()
-        env_runners: Callable[..., Self]
         env_task_fn: Callable[..., Any] | None
         environment: Callable[..., Self]
-        learners: Callable[..., Self]
         rl_module: Callable[..., Self]
-        training: Callable[..., Self]
         debugging: Callable[..., Self]
         reporting: Callable[..., Self]
         explore: bool
@@ -79,15 +76,10 @@ class RLlibConfig:
         lambda_: float
         grad_clip: float | None
         grad_clip_by: str
-        minibatch_size: int | None
-        num_epochs: int
         train_batch_size_per_learner: int | None
         torch_skip_nan_gradients: bool
         torch_compile_learner: bool
         learner_class: type[Any]
-        policies: Collection[str]
-        policies_to_train: Collection[str] | Callable[..., bool] | None
-        policy_mapping_fn: Callable[..., str]
         algorithm_config_overrides_per_module: dict[str, Any]
         is_multi_agent: bool
         _per_module_overrides: dict[str, Any]
@@ -119,9 +111,6 @@ class RLlibConfig:
         def build_algo(self, **kwargs: Any) -> Any: ...
         def validate(self) -> None: ...
         def api_stack(self, **kwargs: Any) -> Self: ...
-        def evaluation(self, **kwargs: Any) -> Self: ...
-        def resources(self, **kwargs: Any) -> Self: ...
-        def fault_tolerance(self, **kwargs: Any) -> Self: ...
         def multi_agent(self, **kwargs: Any) -> Self: ...
         def get_multi_rl_module_spec(self, **kwargs: Any) -> MultiRLModuleSpec: ...
         def get_rl_module_spec(self, **kwargs: Any) -> RLModuleSpec: ...
@@ -182,6 +171,7 @@ class RLlibLearner:
         _named_optimizers: dict[str, torch.optim.Optimizer]
         _module_optimizers: dict[str, list[str]]
         _optimizer_lr_schedules: dict[torch.optim.Optimizer, Scheduler]
+        _optimizer_name_to_module: dict[str, str]
 
         def build(self) -> None: ...
         def update(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -210,7 +200,13 @@ class RLlibLearner:
         def _make_batch_if_necessary(
             self, *, training_data: TrainingData
         ) -> MultiAgentBatch: ...
+        def _make_module(self) -> MultiRLModule: ...
         def _set_optimizer_lr(
             self, optimizer: torch.optim.Optimizer, lr: float
         ) -> None: ...
+        def _set_optimizer_state(self, state: dict[str, Any]) -> None: ...
         def _log_metrics(self, batch: MultiAgentBatch) -> None: ...
+        def _map_module_to_device(self, module: MultiRLModule) -> None: ...
+        def _get_clip_function(self) -> Callable[..., Any]: ...
+        def _get_global_norm_function(self) -> Callable[..., Any]: ...
+        def _get_optimizer_state(self) -> dict[str, Any]: ...

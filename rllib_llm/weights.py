@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from rllib_llm.distributed import gathered, is_shard, shard_like
 from rllib_llm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -28,25 +29,35 @@ _BF16 = "@bf16"
 
 
 def pack(
-    tensors: Mapping[str, torch.Tensor], *, dtype: str | None = None
+    tensors: Mapping[str, torch.Tensor], *, dtype: str | None = None, copy: bool = True
 ) -> dict[str, np.ndarray]:
     """Return tensors as numpy arrays; bfloat16 as uint16 under a marked name.
+
+    Shards are gathered tensor by tensor: all Learners must call this, and the first one
+    returns them; the others return what is not sharded.
 
     Args:
         tensors: Tensors by name.
         dtype: Torch data type to convert floating-point tensors to; None keeps theirs.
+        copy: Copy tensors that are in host memory already; a view would follow later
+            in-place optimiser steps.
     """
     packed = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(getattr(torch, dtype))
-        # A copy: a view would follow later in-place optimiser steps.
-        tensor = tensor.cpu()
-        if tensor.dtype == torch.bfloat16:
-            packed[name + _BF16] = tensor.view(torch.uint16).numpy().copy()
+        is_converted = dtype is not None and tensor.is_floating_point()
+        target = getattr(torch, str(dtype)) if is_converted else tensor.dtype
+        whole: torch.Tensor | None = tensor.detach()
+        if is_shard(tensor):
+            # Converted first: fewer bytes are gathered.
+            whole = gathered(tensor.detach().to(target))
+        if whole is None:
+            continue
+        # One copy, also from an accelerator.
+        moved = whole.to("cpu", target, copy=copy).contiguous()
+        if moved.dtype == torch.bfloat16:
+            packed[name + _BF16] = moved.view(torch.uint16).numpy()
         else:
-            packed[name] = tensor.numpy().copy()
+            packed[name] = moved.numpy()
     return packed
 
 
@@ -79,7 +90,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
         CheckpointError: If the file is missing or damaged.
     """
     try:
-        return pack(load_file(path))
+        return pack(load_file(path), copy=False)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The weights of a policy cannot be read from {path}: {error}. Use another "
@@ -146,7 +157,7 @@ def copy_into(
             )
     with torch.no_grad():
         for name, value in source.items():
-            targets[name].copy_(value)
+            targets[name].copy_(shard_like(value, targets[name]))
 
 
 def _is_left_out(

@@ -65,3 +65,17 @@ def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
     if errors:
         raise errors[0]
     return [data.episodes for data, _ in shards]
+
+
+def flat(state, prefix=""):
+    """Return the leaves of nested mappings and sequences, by path."""
+    if isinstance(state, dict):
+        pairs = state.items()
+    elif isinstance(state, list | tuple):
+        pairs = enumerate(state)
+    else:
+        return {prefix: state}
+    leaves = {}
+    for key, value in pairs:
+        leaves.update(flat(value, f"{prefix}/{key}"))
+    return leaves

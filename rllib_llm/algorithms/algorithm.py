@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +38,9 @@ from rllib_llm.algorithms.driver.init_from_checkpoint import (
 )
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
+from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
-from rllib_llm.algorithms.driver.weight_sync import send_weights
+from rllib_llm.algorithms.driver.weight_sync import pack_weights, send_weights
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.stats import EPISODE_MEAN
@@ -70,6 +72,7 @@ logger = logging.getLogger("rllib_llm")
 Progress = Callable[[str, float], None]
 
 _COMPONENTS_KEY = "llm_driver_components"
+_AHEAD_KEY = "llm_sampled_ahead"
 
 
 class LLMAlgorithm(
@@ -129,6 +132,7 @@ class LLMAlgorithm(
         self._task_source: TaskSource = config.build_task_source()
         self._driver_components = DriverComponents(config)
         super().setup(config)
+        self._ahead = self._build_sample_ahead()
         self._share_weights()
         # Serialised once up front: a state that cannot be saved must fail before
         # training, not at the first checkpoint.
@@ -265,6 +269,38 @@ class LLMAlgorithm(
                 {m: modules[m].unwrapped() for m in self.config.sampled_module_ids}
             )
 
+    def _build_sample_ahead(self) -> SampleAhead | None:
+        config = self.config
+        if not config.sample_ahead:
+            return None
+        return SampleAhead(
+            self.env_runner_group,
+            self.next_tasks,
+            functools.partial(
+                pack_weights,
+                self.learner_group,
+                dtype=config.weight_sync_dtype,
+                everything=True,
+            ),
+            groups=config.episodes_per_iteration // config.group_size,
+            ahead=config.sample_ahead,
+            max_staleness=config.largest_staleness,
+            max_retries=config.max_retries,
+        )
+
+    def _post_weights(self, ahead: SampleAhead, everything: bool) -> None:
+        """Give weights to EnvRunners that sample ahead, with their next calls."""
+        weights = pack_weights(
+            self.learner_group,
+            dtype=self.config.weight_sync_dtype,
+            everything=everything,
+        )
+        ahead.set_weights(weights)
+        # RLlib starts EnvRunners anew with the state of the local one.
+        if self.env_runner is not None and not self._weights_are_shared:
+            weights(self.env_runner)
+        self.metrics.log_value("weight_sync_mib", weights.mib, reduce="sum")
+
     def _sync_weights(self, module_ids: Sequence[str] | None = None) -> None:
         """Send these policies' weights to the EnvRunners; None: trained policies."""
         if self._weights_are_shared:
@@ -276,7 +312,9 @@ class LLMAlgorithm(
         group = self.env_runner_group
         if self._weights_are_shared and not group.num_remote_workers():
             return
-        if issubclass(group.env_runner_cls, LLMEnvRunner):
+        if self._ahead is not None:
+            self._post_weights(self._ahead, everything=module_ids is not None)
+        elif issubclass(group.env_runner_cls, LLMEnvRunner):
             sent = send_weights(
                 self.learner_group,
                 group,
@@ -300,12 +338,17 @@ class LLMAlgorithm(
 
     @override(GuardedAlgorithm)
     def driver_state(self) -> dict[str, Any]:
-        return {_COMPONENTS_KEY: self._driver_components.get_state()}
+        state = {_COMPONENTS_KEY: self._driver_components.get_state()}
+        if self._ahead is not None:
+            state[_AHEAD_KEY] = self._ahead.get_state()
+        return state
 
     @override(GuardedAlgorithm)
     def set_driver_state(self, state: dict[str, Any]) -> None:
         if _COMPONENTS_KEY in state:
             self._driver_components.set_state(state[_COMPONENTS_KEY])
+        if self._ahead is not None:
+            self._ahead.set_state(state.get(_AHEAD_KEY, ()))
 
     @override(GuardedAlgorithm)
     def sync_all_weights(self) -> None:

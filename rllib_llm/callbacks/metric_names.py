@@ -117,6 +117,8 @@ METRICS = (
     "weight_sync_mib",
     "env_runners/engine/engine_restarts",
     "num_episodes_lost",
+    "num_groups_retried",
+    "sample_wait_s",
     "evaluation_before_training/random_success_rate",
     "evaluation_before_training/advice",
     "num_episodes_sampled_locally",

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rllib_llm.algorithms.driver.memory_plan import Memory
 from rllib_llm.cli.progress_bars import preparing
 from rllib_llm.doctor.findings import size
 from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import Recipe, StagedRecipe, search_spaces
 from rllib_llm.recipes.dry_run import Plan, make_plan
-from rllib_llm.recipes.memory import Memory
 from rllib_llm.recipes.tune_settings import num_trials
 
 if TYPE_CHECKING:
@@ -94,4 +94,6 @@ def _lines(plan: Plan) -> list[tuple[str, str]]:
 def _memory(memory: Memory) -> str:
     parts = ("weights", "gradients", "optimizer", "step", "kv_cache")
     listed = ", ".join(f"{p} {size(getattr(memory, p))}" for p in parts)
-    return f"about {size(memory.total)} and activations ({listed})"
+    host = f"; optimizer {size(memory.optimizer_host)} in host memory"
+    offloaded = host if memory.optimizer_host else ""
+    return f"about {size(memory.total)} and activations ({listed}){offloaded}"

@@ -154,6 +154,18 @@ def micro_batches(
         start = end
 
 
+def idle_rows(device: torch.device | str) -> dict[str, Any]:
+    """Return a row of two tokens for a pass that only keeps other Learners company."""
+    ids = torch.zeros((1, 2), dtype=torch.long, device=device)
+    mask = np.array([[False, True]])
+    batch = {
+        columns.INPUT_IDS: ids,
+        columns.ATTENTION_MASK: torch.ones_like(ids, dtype=torch.bool),
+        Columns.LOSS_MASK: upload(mask, device),
+    }
+    return {**batch, columns.HOST: HostColumns({Columns.LOSS_MASK: mask})}
+
+
 def cuts(
     lengths: np.ndarray, max_tokens: int | None, unit: np.ndarray | None = None
 ) -> list[int]:

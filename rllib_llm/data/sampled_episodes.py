@@ -97,6 +97,14 @@ class SampledEpisodes:
         selected._entries = _renumbered(entries, new.__getitem__)
         return selected
 
+    def mask(self, indices: Collection[int]) -> None:
+        """Exclude these trajectories from training; statistics still count them."""
+        for index in indices:
+            _, data, trajectory = self._built[index]
+            data.stop_policy, trajectory.is_trained = StopPolicy.MASK, False
+        if indices:
+            self._table = None
+
     def of_policy(self, module_id: str) -> SampledEpisodes:
         """Return all episodes, but only the trajectories of one policy."""
         restricted = SampledEpisodes(self._episodes)

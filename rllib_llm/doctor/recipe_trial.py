@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rllib_llm.algorithms.driver.memory_plan import Memory
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.doctor.activations import activation_bytes
 from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
@@ -19,7 +20,6 @@ from rllib_llm.doctor.mismatch import mismatch_by_module
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.recipes import Recipe, StagedRecipe, load_recipe, search_spaces
 from rllib_llm.recipes.dry_run import make_plan
-from rllib_llm.recipes.memory import Memory
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -289,5 +289,7 @@ def _shrunk(config: LLMConfig) -> LLMConfig:
 
 
 def _parts(needs: Memory) -> str:
-    names = ("weights", "gradients", "optimizer", "step", "kv_cache")
+    names = ["weights", "gradients", "optimizer", "step", "kv_cache"]
+    if needs.optimizer_host:
+        names.append("optimizer_host")
     return ", ".join(f"{n.replace('_', ' ')} {size(getattr(needs, n))}" for n in names)

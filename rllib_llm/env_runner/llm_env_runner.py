@@ -24,8 +24,10 @@ from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.runner_state import RunnerState
 from rllib_llm.env_runner.sample_callbacks import SampleCallbacks
 from rllib_llm.env_runner.scripted_policies import Script
+from rllib_llm.env_runner.task_queue import GroupsWanted
 from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
 from rllib_llm.envs.spaces import UnicodeText
+from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -119,7 +121,8 @@ class LLMEnvRunner(RunnerState):
         config, spaces = self.config, self.get_spaces()
         if config.is_multi_agent:
             spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True)
-            self.module = spec.build()
+            with models_placed_on(self._device):
+                self.module = spec.build()
             self.modules = {m: self.module[m] for m in config.llm_module_ids}
             for module_id in config.non_llm_module_ids:
                 self.module[module_id].to(self._device)  # RLlib builds on the CPU
@@ -148,7 +151,8 @@ class LLMEnvRunner(RunnerState):
         self.action_scorers = build.action_scorers(config, self.modules)
         # Scoring policies compute whole actions with the module and need no engine.
         self.engines = config.build_generation_engines(
-            {m: self.modules[m] for m in self.modules if m not in self.action_scorers}
+            {m: self.modules[m] for m in self.modules if m not in self.action_scorers},
+            beside_learner=not self.worker_index and not config.num_learners,
         )
         # Engines that share the module's tensors see new weights at once; the others
         # need the new version, and their copy must be compared with the module.
@@ -239,10 +243,50 @@ class LLMEnvRunner(RunnerState):
                 episodes = self._play(
                     self._next_tasks(num_episodes or self.num_envs), explore
                 )
+        self._log_engines()
+        return episodes
+
+    def sample_groups(
+        self, tasks: list[Task], wanted: GroupsWanted
+    ) -> dict[int, list[Any]]:
+        """Sample ahead: return the episodes of complete groups, go on with the others.
+
+        Args:
+            tasks: Tasks to add to those of earlier calls; groups must be whole.
+            wanted: Groups to wait for.
+
+        Returns:
+            Finished episodes of complete groups by group_id; none of tasks that failed.
+            The other groups continue in the next call, with the weights that the
+            EnvRunner has then.
+        """
+        if not (self._rollout and self._rollout.num_unfinished_turns):
+            # The check steps the engines, which would lose turns of the rollout.
+            self._check_weights()
+        with (
+            self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
+            threads_in_force(self._num_threads),
+        ):
+            rollout = self._get_rollout(explore=True)
+            groups, failures = rollout.run_groups(tasks, wanted)
+            self._log_sample([e for each in groups.values() for e in each], failures)
+        self._log_engines()
+        return groups
+
+    @property
+    def groups_left(self) -> frozenset[int]:
+        """Ids of the groups that :meth:`sample_groups` goes on with."""
+        return frozenset() if self._rollout is None else self._rollout.groups
+
+    def drop_groups(self) -> None:
+        """Discard the groups that :meth:`sample_groups` has not returned."""
+        if self._rollout is not None:
+            self._rollout.abort()
+
+    def _log_engines(self) -> None:
         for engine in {id(e): e for e in self.engines.values()}.values():
             log_engine(self.metrics, engine)
         log_waits(self.metrics, *self._monitor.take_stats())
-        return episodes
 
     def _check_weights(self) -> None:
         """Check that engines with a copy of the weights compute what modules do."""
@@ -279,12 +323,17 @@ class LLMEnvRunner(RunnerState):
         episodes = rollout.run(
             tasks, explore=explore, max_failed_fraction=max_failed_fraction
         )
-        self.failures = rollout.failures
+        self._log_sample(episodes, rollout.failures)
+        return episodes
+
+    def _log_sample(
+        self, episodes: list[Any], failures: list[tuple[Task, str]]
+    ) -> None:
+        self.failures = failures
         # RLlib's runners count the same way; schedules depend on it.
         self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
-        log_episodes(self.metrics, episodes, len(self.failures))
+        log_episodes(self.metrics, episodes, len(failures))
         self._callbacks.call("on_sample_end", env_runner=self, samples=episodes)
-        return episodes
 
     def set_scripted_policy(self, module_id: str, script: Script) -> None:
         """Replace the function of a scripted policy from the next sample() on."""

@@ -18,7 +18,7 @@ from rllib_llm.env_runner.non_llm_policies import act_together
 from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.scripted_policies import Script, scripted_turn
 from rllib_llm.env_runner.slots import ActionSource, Slot
-from rllib_llm.env_runner.task_queue import TaskQueue
+from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
 from rllib_llm.env_runner.turns import (
     prompt_length,
     request_turn,
@@ -105,6 +105,7 @@ class Rollout:
         self._tasks = TaskQueue()
         self._by_session: dict[Any, tuple[Slot, AgentState]] = {}
         self._next_check = 0.0
+        self._paused: float | None = None  # end of the last run_groups()
 
     def close(self) -> None:
         """Close all environments."""
@@ -133,14 +134,64 @@ class Rollout:
         """
         if max_failed_fraction is None:
             max_failed_fraction = self._limits.max_failed_fraction
-        self._explore = explore
+        if any(slot.waiting_for for slot in self.slots):
+            raise RuntimeError(
+                "Episodes of run_groups() are still running in this rollout. Call "
+                "run_groups() until it has returned all of them, or use another "
+                "EnvRunner."
+            )
+        self._explore, self._paused = explore, None
         self._tasks = TaskQueue(tasks, self._limits.max_retries, max_failed_fraction)
+        self._play_until(GroupsWanted(len(tasks)))
+        return self._tasks.episodes
+
+    def run_groups(
+        self, tasks: list[Task], wanted: GroupsWanted
+    ) -> tuple[dict[int, list[Any]], list[tuple[Task, str]]]:
+        """Play tasks until enough groups are complete.
+
+        The other episodes stay in their slots and go on in the next call, with the
+        weights of that time. Their time limits do not count the time between.
+
+        Args:
+            tasks: Tasks to add to those of earlier calls.
+            wanted: Groups to wait for.
+
+        Returns:
+            Episodes of the complete groups by group_id, and the tasks that failed, with
+            the last stop reason.
+
+        Raises:
+            EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
+        """
+        if self._paused is None:
+            limits, self._explore = self._limits, True
+            self._tasks = TaskQueue((), limits.max_retries, limits.max_failed_fraction)
+        else:
+            self._resume(time.perf_counter() - self._paused)
+        self._tasks.add(tasks)
+        self._play_until(wanted)
+        self._paused = time.perf_counter()
+        return self._tasks.pop_complete()
+
+    def abort(self) -> None:
+        """Discard the episodes and tasks that :meth:`run_groups` has left."""
+        self._abort_all()
+        self._tasks, self._paused = TaskQueue(), None
+
+    def _resume(self, seconds: float) -> None:
+        """Move the clocks of running episodes by the time between two calls."""
+        for slot in self.slots:
+            slot.since += seconds
+            slot.started += seconds
+
+    def _play_until(self, wanted: GroupsWanted) -> None:
         for engine in self._engines:
             # Before the monitor's clock starts: starting vLLM takes minutes.
             engine.start()
         try:
             with self._monitor.watching(self):
-                while self._tasks.num_waiting or any(s.waiting_for for s in self.slots):
+                while not self._tasks.has(wanted):
                     self._fill_slots()
                     self._prompt_ready(self._collect_replies())
                     for engine in self._engines:
@@ -149,9 +200,13 @@ class Rollout:
                     self._check_time_limits()
         except BaseException:
             # KeyboardInterrupt as well: the next run() needs idle slots.
-            self._abort_all()
+            self.abort()
             raise
-        return self._tasks.episodes
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """Ids of the groups that :meth:`run_groups` has not returned."""
+        return self._tasks.groups
 
     @property
     def num_tasks(self) -> int:

@@ -1,9 +1,10 @@
-"""Tasks of one call of ``Rollout.run``: waiting, finished and failed ones."""
+"""Tasks of a rollout: waiting, running, finished and failed ones."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from rllib_llm.types import Episode
 
 logger = logging.getLogger("rllib_llm")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupsWanted:
+    """Condition under which a call that samples ahead returns.
+
+    Attributes:
+        count: Least number of complete groups; all, if fewer are left.
+        required: Ids of groups that must be among them.
+    """
+
+    count: int = 1
+    required: frozenset[int] = frozenset()
 
 
 class TaskQueue:
@@ -35,12 +49,26 @@ class TaskQueue:
         max_retries: int = 0,
         max_failed_fraction: float = 0.0,
     ) -> None:
-        self.num_tasks = len(tasks)
+        self.num_tasks = 0
         self.failures: list[tuple[Task, str]] = []
         self._max_retries = max_retries
         self._max_failed_fraction = max_failed_fraction
-        self._waiting = deque((i, task, 0) for i, task in enumerate(tasks))
+        self._waiting: deque[tuple[int, Task, int]] = deque()
         self._done: dict[int, Episode] = {}
+        self._groups: dict[int, int] = {}  # by index of the task
+        self._unfinished: Counter[int] = Counter()  # tasks by group
+        self._num_complete = 0  # groups
+        self._next_index = 0
+        self.add(tasks)
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Append tasks; their indices continue."""
+        for task in tasks:
+            self._waiting.append((self._next_index, task, 0))
+            self._groups[self._next_index] = task.group_id
+            self._next_index += 1
+        self._unfinished.update(task.group_id for task in tasks)
+        self.num_tasks += len(tasks)
 
     @property
     def num_waiting(self) -> int:
@@ -58,6 +86,11 @@ class TaskQueue:
         # Task order, not the order in which episodes finished, which depends on timing.
         return [self._done[i] for i in sorted(self._done)]
 
+    @property
+    def groups(self) -> frozenset[int]:
+        """Ids of the groups that :meth:`pop_complete` has not returned."""
+        return frozenset(self._unfinished)
+
     def take(self) -> tuple[int, Task, int]:
         """Return the next task: its index, itself, and the number of its attempt."""
         return self._waiting.popleft()
@@ -65,6 +98,40 @@ class TaskQueue:
     def finish(self, index: int, episode: Episode) -> None:
         """Store the episode of a task."""
         self._done[index] = episode
+        self._end(self._groups[index])
+
+    def has(self, wanted: GroupsWanted) -> bool:
+        """Return whether the groups wanted are complete, or nothing is left to do."""
+        if self._num_complete == len(self._unfinished):
+            return True
+        return self._num_complete >= wanted.count and not any(
+            self._unfinished[group] for group in wanted.required
+        )
+
+    def _end(self, group: int) -> None:
+        self._unfinished[group] -= 1
+        self._num_complete += not self._unfinished[group]
+
+    def pop_complete(self) -> tuple[dict[int, list[Episode]], list[tuple[Task, str]]]:
+        """Remove complete groups; return their episodes, and failures since then.
+
+        A group is complete when each of its tasks has an episode or has failed for
+        good. Episodes of a group come in the order in which its tasks were added.
+        """
+        complete: dict[int, list[Episode]] = {
+            group: [] for group, left in self._unfinished.items() if not left
+        }
+        for index, group in list(self._groups.items()):
+            if group in complete:
+                del self._groups[index]
+                if index in self._done:
+                    complete[group].append(self._done.pop(index))
+                self.num_tasks -= 1
+        for group in complete:
+            del self._unfinished[group]
+        self._num_complete = 0
+        failures, self.failures = self.failures, []
+        return complete, failures
 
     def drop(
         self, index: int, task: Task, attempt: int, reason: StopReason, why: str
@@ -93,6 +160,7 @@ class TaskQueue:
             self._waiting.append((index, task, attempt + 1))
             return
         self.failures.append((task, reason.value))
+        self._end(task.group_id)
         # At once, not at the end: a broken environment must not use up its retries on
         # every task.
         if len(self.failures) > self._max_failed_fraction * self.num_tasks:

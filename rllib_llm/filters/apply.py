@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rllib_llm.components.registry import BoundComponent, Spec, bind_all
+from rllib_llm.components.registry import BoundComponent, Specs, bind_all
 from rllib_llm.data.turn_table import MissingInfo, TurnTable, example_table
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import short_name
@@ -36,9 +36,7 @@ class Filters:
         turns_may_be_masked: Whether filters may mask single turns.
     """
 
-    def __init__(
-        self, filters: Sequence[Spec] = (), *, turns_may_be_masked: bool = True
-    ):
+    def __init__(self, filters: Specs = (), *, turns_may_be_masked: bool = True):
         self.bound = bind_all("filter", filters)
         self.turns_may_be_masked = turns_may_be_masked
 

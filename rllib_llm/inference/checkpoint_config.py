@@ -29,7 +29,7 @@ def local_config(checkpoint: Path) -> Any:
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
     if not torch.cuda.is_available():
-        config.learners(num_gpus_per_learner=0)
+        config.learners(num_gpus_per_learner=0, optimizer_offload=False)
     return config
 
 

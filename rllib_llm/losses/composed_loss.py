@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rllib_llm.components.registry import BoundComponent, Spec, bind, bind_all
+from rllib_llm.components.registry import (
+    BoundComponent,
+    Spec,
+    Specs,
+    bind,
+    bind_all,
+)
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.token_batch import TokenBatch, example_batch
 
@@ -31,8 +37,8 @@ class ComposedLoss:
     def __init__(
         self,
         policy_loss: Spec | None = None,
-        loss_terms: Sequence[Spec] = (),
-        transforms: Sequence[Spec] = (),
+        loss_terms: Specs = (),
+        transforms: Specs = (),
     ):
         self.loss = None if policy_loss is None else bind("policy_loss", policy_loss)
         self.terms = bind_all("loss_term", loss_terms)

@@ -17,6 +17,7 @@ from torch import nn
 from rllib_llm import weights as state
 from rllib_llm.modules import loading
 from rllib_llm.modules.lora import is_adapter
+from rllib_llm.modules.sharding import plain_class, reshard
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,8 +47,11 @@ class CheckpointedModule(TorchRLModule):
     ) -> dict[str, torch.Tensor]:
         """Return the tensors to sync and save, each once (including tied weights).
 
-        Under LoRA these are the adapters (and the critic): the base is frozen.
+        Under LoRA these are the adapters (and the critic): the base is frozen. Tensors
+        of a sharded module are shards.
         """
+        # Gathered parameters would be read, and written to, in place of the shards.
+        reshard(self)
         # named_parameters() yields a tied weight once; state_dict() would contain it
         # twice.
         tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
@@ -111,6 +115,7 @@ class CheckpointedModule(TorchRLModule):
 
     def refresh_reference(self) -> None:
         """Copy the policy's weights to the frozen reference; no effect under LoRA."""
+        reshard(self)
         for lm in self._reference:
             lm.load_state_dict(self.lm.state_dict())
 
@@ -137,9 +142,10 @@ class CheckpointedModule(TorchRLModule):
         ``rllib-llm export`` writes a complete Hugging Face folder.
         """
         weights = kwargs.pop("state", None) or self.get_state()
-        written = super().save_to_path(
-            path, filesystem=filesystem, state={"weights": state.FILE}, **kwargs
-        )
+        with plain_class(self):
+            written = super().save_to_path(
+                path, filesystem=filesystem, state={"weights": state.FILE}, **kwargs
+            )
         target = filesystem or pyarrow.fs.LocalFileSystem()
         # RLlib always writes the state as a pickle; loading one can execute code.
         target.delete_file(f"{written}/{self.STATE_FILE_NAME}.pkl")

@@ -27,6 +27,7 @@ from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.checkpointed_module import CheckpointedModule
 from rllib_llm.modules.lora import (
+    SharedBase,
     adapters_off,
     add_lora,
     lora_settings,
@@ -80,6 +81,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     def setup(self) -> None:
         self.action_dist_cls = TokenLogps
         self._turn_sampler: TurnSampler | None = None
+        self._score_reference = self._score
         lora = lora_settings(self.model_config["lora"])
         model = loading.find_model(
             self.model_config["model"],
@@ -97,6 +99,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                 needs_weights=lora is not None,
                 **config.get("model_kwargs", {}),
             )
+            if lora is None:
+                # Not under LoRA, whose base is compared and shared by CPU first.
+                self.lm.to(loading.placement())
             self._reference = ()
             if config["reference"] and lora is None and not self.inference_only:
                 self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
@@ -134,7 +139,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _share_base(self) -> None:
         """Share the base model's tensors within the process and device."""
         config = self.model_config
-        self._base_tensors = share_base(self.lm, config["model"], config["dtype"])
+        self._base_tensors: SharedBase | None = share_base(
+            self.lm, config["model"], config["dtype"]
+        )
 
     # Forward passes --------------------------------------------------------------
 
@@ -181,6 +188,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Return the value before each token; column t depends on tokens < t. [B, T]"""
         if columns.PREDICTED_VALUES in batch:
             return batch[columns.PREDICTED_VALUES]
+        return self._values(batch, embeddings)
+
+    def _values(self, batch: Batch, embeddings: torch.Tensor | None) -> torch.Tensor:
         trunk = self.value_head.trunk
         if trunk is not None or embeddings is None:
             with self._autocast(batch[columns.INPUT_IDS].device):
@@ -211,9 +221,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         """Return the frozen reference's log-probabilities of trained tokens. [B, T]"""
         with torch.no_grad():
             if self._reference:
-                return self._score(self._reference[0], batch)[
-                    Columns.ACTION_DIST_INPUTS
-                ][..., 0]
+                scores = self._score_reference(self._reference[0], batch)
+                return scores[Columns.ACTION_DIST_INPUTS][..., 0]
             with adapters_off(self.lm):
                 return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
 

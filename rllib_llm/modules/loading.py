@@ -71,6 +71,30 @@ def model_folders_offered(folders: Mapping[str, Path]) -> Iterator[None]:
         _offered.reset(token)
 
 
+_placed_on: contextvars.ContextVar[torch.device | None] = contextvars.ContextVar(
+    "models_placed_on", default=None
+)
+
+
+@contextlib.contextmanager
+def models_placed_on(device: torch.device | str) -> Iterator[None]:
+    """Let modules move each model to a device as soon as it is loaded.
+
+    Copies, such as the frozen reference, are then made there, and host memory holds one
+    model at a time.
+    """
+    token = _placed_on.set(torch.device(device))
+    try:
+        yield
+    finally:
+        _placed_on.reset(token)
+
+
+def placement() -> torch.device:
+    """Return the device for loaded models."""
+    return _placed_on.get() or torch.device("cpu")
+
+
 def offered_model_folder(module_id: str | None = None) -> str | None:
     """Return the folder offered for a policy; without a ModuleID any folder."""
     # Any folder serves without a ModuleID: policies of one checkpoint that are looked

@@ -124,7 +124,10 @@ def _learner(config: LLMConfig, model: str, num_demos: int) -> Any:
             observation_weight=config.sft_observation_weight,
         )
         .debugging(seed=config.seed)
-        .learners(num_gpus_per_learner=config.num_gpus_per_learner)
+        .learners(
+            num_gpus_per_learner=config.num_gpus_per_learner,
+            optimizer_offload=config.optimizer_offload,
+        )
         .resources(torch_num_threads=config.torch_num_threads)
     )
     sft.resolved_model = model

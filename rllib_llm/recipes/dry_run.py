@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.algorithm import with_models
 from rllib_llm.algorithms.config.preflight import preflight
-from rllib_llm.recipes.memory import Memory, count_weights
+from rllib_llm.algorithms.driver.memory_plan import Memory, plan_memory
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -83,7 +83,7 @@ def make_plan(
         budget = min(budget, config.max_tokens_per_episode)
     minibatch = config.minibatch_size or config.episodes_per_iteration
     steps = math.ceil(config.episodes_per_iteration / minibatch)
-    parameters, trained, memory = count_weights(config)
+    parameters, trained, memory = plan_memory(config)
     return Plan(
         episodes=config.episodes_per_iteration,
         groups=config.episodes_per_iteration // config.group_size,

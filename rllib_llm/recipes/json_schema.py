@@ -1,6 +1,6 @@
 """JSON Schema of recipes, with which editors complete and check them.
 
-It is made from the signatures that also validate recipes.
+It is made from the declarations that also validate recipes.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def _sections(algorithm: str) -> dict[str, Any]:
 
 def _setting(setting: Setting) -> dict[str, Any]:
     default = "" if setting.default is None else f" Default: {setting.default}."
+    # RLlib's objects print as their address, which differs between processes.
+    if " object at 0x" in default:
+        default = ""
     text = f"{setting.doc.replace('``', '')}{default}".strip()
     schema = json_schema_of(setting.kind)
     return {**schema, "description": text} if text else schema

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import BoundComponent, Spec, bind_all
+from rllib_llm.components.registry import BoundComponent, Specs, bind_all
 from rllib_llm.data.turn_table import MissingInfo, Trajectory, TurnTable, example_table
 from rllib_llm.errors import ConfigError, RLlibLLMError
 
@@ -29,7 +29,7 @@ class Rewards:
         transforms: Components of kind ``reward_transform``, applied in order.
     """
 
-    def __init__(self, parts: Sequence[Spec] = (), transforms: Sequence[Spec] = ()):
+    def __init__(self, parts: Specs = (), transforms: Specs = ()):
         self.parts = bind_all("reward", parts)
         self.transforms = bind_all("reward_transform", transforms)
         if ENVIRONMENT not in [part.component.name for part in self.parts]:

@@ -350,6 +350,7 @@ def sync_dtype(algo, env=None, **sections):
     fake = SimpleNamespace(
         config=config_of(algo, env, **sections),
         _weights_are_shared=False,
+        _ahead=None,
         learner_group=None,
         env_runner_group=SimpleNamespace(env_runner_cls=LLMEnvRunner),
         metrics=Silent(),
@@ -511,8 +512,8 @@ def after_hung_envs(algo, env=None, **sections):
         env_runner_group=SimpleNamespace(
             env_runner_cls=LLMEnvRunner, num_remote_workers=lambda: 1
         ),
-        _task_source=config.build_task_source(),
-        _driver_components=DriverComponents(config),
+        _ahead=None,
+        next_tasks=config.build_task_source().next_groups,
         _ask_runners=lambda tasks: ([answer], 1),
         _restart_hung=lambda most, is_local: restarted.append(most),
     )

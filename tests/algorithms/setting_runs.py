@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.learner.torch import torch_learner
 from setting_looks import (
     MANY_STEPS,
     config_of,
@@ -267,6 +268,15 @@ def learner_built(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the class of the Learner and its arguments."""
     learner = make_team_learner(config_of(algo, env, **sections))
     return type(learner).__name__, dict(learner.config.learner_config_dict)
+
+
+def offloaded(algo: str, env: Any = None, **sections: Any) -> bool:
+    """Return whether the optimisers keep their state in host memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        # There is no GPU to place it on.
+        patch.setattr(torch_learner, "get_device", lambda *_: torch.device("cpu"))
+        learner = make_team_learner(config_of(algo, env, **sections))
+    return all(o.offload for o in learner._optimizer_parameters)
 
 
 def marked(algo: str, env: Any = None, **sections: Any) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sharded
 import torch
 from ray.rllib.algorithms.algorithm_config import DEFAULT_STATS_CLS_LOOKUP
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from setting_ahead import batch_that_waits, groups_admitted
 from setting_effect import needing, of
 from setting_groups import (
     OwnRunner,
@@ -53,6 +55,7 @@ from setting_runs import (
     learner_built,
     marked,
     marker,
+    offloaded,
     patience,
     reported,
     steps_in_iteration,
@@ -84,6 +87,16 @@ RLLIB = {
     "learners.custom_resources_per_learner": needing(
         of(bundles, "PPO", {"chip": 1.0}), own={"num_learners": 2}
     ),
+    "learners.sharding": of(sharded.built(sharded.holds_shards), "GRPO", "fsdp2"),
+    "learners.sharding_kwargs": needing(
+        of(
+            sharded.built(sharded.gathered_dtype),
+            "GRPO",
+            {"param_dtype": "bfloat16"},
+        ),
+        own={"sharding": "fsdp2"},
+    ),
+    "learners.collective_timeout_s": of(sharded.built(sharded.time_limit), "GRPO", 7.0),
     "resources.num_cpus_for_main_process": of(bundles, "PPO", 4),
     "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
     "resources.torch_num_threads": of(
@@ -107,6 +120,9 @@ RLLIB = {
     "reporting.log_gradients": needing(
         of(reported, "PPO", True), training={"grad_clip_by": "norm"}
     ),
+    "learners.optimizer_offload": needing(
+        of(offloaded, "PPO", True), own={"num_gpus_per_learner": 1}
+    ),
     "learners.learner_class": of(learner_built, "PPO", OwnLearner),
     "learners.learner_config_dict": of(learner_built, "PPO", {"own": 1}),
     "learners.learner_connector": of(marked, "PPO", marker),
@@ -115,6 +131,13 @@ RLLIB = {
     ),
     "fault_tolerance.delay_between_env_runner_restarts_s": of(patience, "PPO", 0.6),
     "fault_tolerance.env_runner_health_probe_timeout_s": of(patience, "PPO", 0.6),
+    "env_runners.sample_ahead": needing(
+        of(groups_admitted, "PPO", 0, 2), own={"num_env_runners": 1}
+    ),
+    "training.max_staleness": needing(
+        of(batch_that_waits, "PPO", 1, 3),
+        env_runners={"num_env_runners": 1, "sample_ahead": 1},
+    ),
     "fault_tolerance.sample_locally_if_none": of(without_healthy_runners, "PPO", True),
     "fault_tolerance.max_hung_envs_per_env_runner": of(after_hung_envs, "PPO", 1),
     "debugging.seed": of(sampled_turns, "PPO", 1),

@@ -98,3 +98,18 @@ def test_a_parameter_without_gradient_is_left_alone():
     optimizer.step()
     assert torch.equal(low[1], before)
     assert low[1] not in optimizer.state
+
+
+def test_only_elements_that_were_written_to_are_read_anew():
+    low = parameters(torch.bfloat16)
+    optimizer = MixedPrecisionAdamW(low, lr=1e-6)
+    train(low, optimizer, 2)
+    kept = optimizer.state[low[0]]["master"].clone()
+    with torch.no_grad():
+        low[0][0].fill_(3.0)
+    low[0].grad = torch.zeros_like(low[0])
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    master = optimizer.state[low[0]]["master"]
+    assert torch.equal(master[0], torch.full_like(master[0], 3.0))
+    assert torch.equal(master[1:], kept[1:])

@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.driver.memory_plan import plan_memory
 from rllib_llm.algorithms.learner import adamw
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.errors import ConfigError
 from rllib_llm.offline.prepare_model import prepare_language_model
-from rllib_llm.recipes.memory import count_weights
 
 WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
 
@@ -78,9 +79,9 @@ def test_an_update_needs_little_more_than_what_it_keeps(dtype, monkeypatch):
     during, after = HELD[dtype]
     assert during < memory.peak / count < during + 0.55
     assert after <= memory.now() / count < after + 0.1
-    _, trained, planned = count_weights(config)
+    _, trained, planned = plan_memory(config)
     assert trained == count
-    known = planned.weights + planned.gradients + planned.optimizer + planned.step
+    known = planned.of_training
     assert known < memory.peak < known + 0.5 * count  # and a few activations
 
 
@@ -118,3 +119,26 @@ def test_a_loaded_state_is_converted_without_a_copy_of_the_model():
         optimizer.load_state_dict(state)
     assert memory.peak <= 3 * 4 * 1000 + 16  # the state itself: moments and master
     assert parameters[0].dtype == torch.bfloat16 and parameters[0].grad is not None
+
+
+@pytest.mark.parametrize(("dtype", "per_parameter"), [("float32", 8), ("bfloat16", 12)])
+def test_an_offloaded_optimiser_is_planned_in_host_memory(dtype, per_parameter):
+    config = config_of(dtype)
+    _, trained, before = plan_memory(config)
+    config.learners(num_gpus_per_learner=1, optimizer_offload=True)
+    config.validate()
+    plan = plan_memory(config)[2]
+    assert before.optimizer == plan.optimizer_host == per_parameter * trained
+    assert plan.optimizer == before.optimizer_host == 0
+    # A block of it is on the device during a step.
+    assert plan.step == before.step + per_parameter * min(trained, adamw.BLOCK)
+    assert before.of_training - plan.of_training == before.optimizer - (
+        plan.step - before.step
+    )
+
+
+def test_offload_without_a_gpu_is_refused():
+    config = GRPOConfig().environment("guess_number-v0")
+    config.learners(optimizer_offload=True)
+    with pytest.raises(ConfigError, match="num_gpus_per_learner"):
+        config.validate()

@@ -7,6 +7,7 @@ from learner_helpers import fake_episode
 from rllib_llm.data import columns, sampled_episodes
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.types import StopPolicy
 
 
 def sampled(*groups, first=0):
@@ -65,6 +66,19 @@ def test_selected_and_joined_episodes_keep_their_trajectories():
     for result in (episodes, kept, more, kept + more, SampledEpisodes() + kept):
         assert_aligned(result)
     assert (kept + more).table().episode.tolist() == [0, 1, 2, 3]
+
+
+def test_masked_trajectories_stay_but_are_not_trained():
+    episodes = sampled(0, 0, 1, 1)
+    table = episodes.table()
+    episodes.mask([])
+    assert episodes.table() is table
+    episodes.mask([1, 3])
+    assert episodes.table().is_trained.tolist() == [True, False, True, False]
+    masked = [episode_data(e).stop_policy is StopPolicy.MASK for e in episodes]
+    assert masked == [False, True, False, True]
+    # As after a restart, when trajectories are built from the records.
+    assert not SampledEpisodes([episodes[1]]).trajectories[0].is_trained
 
 
 def test_the_trajectories_of_one_policy():

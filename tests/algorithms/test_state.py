@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from learner_helpers import fake_episode, make_config, make_learner, weights
+from test_sample_ahead import Runners, iterate, sampler
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.role_baselines import RoleBaselines
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
 from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.components.registry import bind
@@ -45,6 +47,7 @@ OF_RUNS = {
     "GRPO",
     "GuardedAlgorithm",
     "LLMAlgorithm",
+    "LLMLearnerGroup",
     "PackageState",
     "SelfPlay",
 }
@@ -443,6 +446,11 @@ CASES = {
         lambda: TaskSource(seed=3, group_size=2),
         lambda of: of.next_groups(5),
         lambda of: of.next_groups(2),
+    ),
+    "SampleAhead": Case(
+        lambda: sampler(Runners(2)),
+        lambda of: iterate(of, of._runners, 3),
+        SampleAhead.get_state,
     ),
     "LLMLearnerMixin": Case(
         lambda: learner(use_kl_loss=True, kl_target=1e-9), use_learner, look_at_learner

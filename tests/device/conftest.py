@@ -1,10 +1,13 @@
-"""A process with a stand-in for an accelerator; skips where none can be compiled."""
+"""A process with an accelerator: a stand-in, or a CUDA device.
+
+``RLLIB_LLM_TEST_DEVICE=cuda`` runs these tests on the first CUDA device. Without it the
+stand-in is compiled, and the tests are skipped where there is no compiler.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,10 +21,22 @@ for _folder in (_TESTS / "algorithms", _TESTS / "device"):
 import device_process  # noqa: E402
 import standin  # noqa: E402
 
+DEVICES = ("standin", "cuda")
+
+
+@pytest.fixture(scope="session")
+def device_name():
+    """Return "standin" or "cuda"."""
+    name = os.environ.get("RLLIB_LLM_TEST_DEVICE", "standin")
+    if name not in DEVICES:
+        raise ValueError(f"RLLIB_LLM_TEST_DEVICE={name!r} must be one of {DEVICES}.")
+    return name
+
 
 def pytest_collection_modifyitems(items):
-    """Skip the tests of this folder without a compiler."""
-    if standin.compiler() is None:
+    """Skip the tests of this folder without a compiler or a device."""
+    on_cuda = os.environ.get("RLLIB_LLM_TEST_DEVICE") == "cuda"
+    if standin.compiler() is None and not on_cuda:
         reason = "no g++: the stand-in accelerator cannot be compiled"
         for item in items:
             if Path(__file__).parent in item.path.parents:
@@ -29,22 +44,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def on_device():
+def on_device(device_name):
     """Return ``call(function, *args)``, which calls ``function(accelerator, *args)``.
 
     In a process of its own: autograd must learn of a device before the first backward
     pass of a process, and other tests must not see it.
     """
-    os.environ.setdefault("RLLIB_LLM_TEST_BUILDS", _builds_folder())
     with ProcessPoolExecutor(
-        1, get_context("spawn"), device_process.register
+        1, get_context("spawn"), device_process.register, (device_name,)
     ) as executor:
         yield lambda function, *args, **kw: executor.submit(
             device_process.call, function, *args, **kw
         ).result()
-
-
-def _builds_folder() -> str:
-    # One for all processes of a test session and for later ones; a lock in it lets one
-    # process compile.
-    return str(Path(tempfile.gettempdir()) / f"rllib_llm_test_builds_{os.getuid()}")

@@ -68,3 +68,26 @@ def decode_waits(accelerator, forward: str) -> dict[str, Any]:
         for _ in range(STEPS):
             engine.step()
     return {"steps": STEPS, "waits": dict(syncs.by_phase[""])}
+
+
+def decode_without_waits(accelerator, forward: str) -> int:
+    """Return the number of decoding steps whose forward pass never waited."""
+    _, engine = engines(accelerator, forward)
+    for session in range(SESSIONS):
+        engine.open(session)
+    submit(engine, 0)
+    for _ in range(2):  # the prompts, and the first step after them
+        engine.step()
+    forward_of = engine._runner.forward
+    steps = 0
+
+    def checked(*args, **kwargs):
+        nonlocal steps
+        steps += 1
+        with accelerator.no_waits():
+            return forward_of(*args, **kwargs)
+
+    engine._runner.forward = checked
+    for _ in range(STEPS):
+        engine.step()
+    return steps

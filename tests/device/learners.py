@@ -37,6 +37,7 @@ from rllib_llm import (
 )
 from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.env_runner import llm_env_runner
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.prepare_model import prepare_language_model
 
@@ -69,8 +70,12 @@ class Case:
 
 @contextlib.contextmanager
 def placed_on(device: torch.device):
-    """Let RLlib build Learners on a device that it does not know."""
-    with mock.patch.object(torch_learner, "get_device", lambda *a, **k: device):
+    """Let RLlib build Learners and EnvRunners on a device that it does not know."""
+    with contextlib.ExitStack() as stack:
+        for module in (torch_learner, llm_env_runner):
+            stack.enter_context(
+                mock.patch.object(module, "get_device", lambda *a, **k: device)
+            )
         yield
 
 
@@ -267,6 +272,28 @@ def count_waits(accelerator, name: str, turns: int = 1) -> dict[str, Any]:
     tensors = sum(len(p) for p in learner._optimizer_parameters.values())
     waits = {phase: dict(c) for phase, c in syncs.by_phase.items()}
     return {**numbers, "tensors": tensors, "waits": waits}
+
+
+def update_without_waits(accelerator, name: str) -> dict[str, int]:
+    """Return how many losses and optimiser blocks an update computed without a wait."""
+    case = CASES[name]()
+    learner = case.learner(accelerator.device)
+    update(learner, case.episodes)  # builds the optimisers' state
+    numbers = {"losses": 0, "blocks": 0}
+
+    def checked(key, function):
+        def call(*args, **kwargs):
+            numbers[key] += 1
+            with accelerator.no_waits():
+                return function(*args, **kwargs)
+
+        return call
+
+    learner.compute_loss_for_module = checked("losses", learner.compute_loss_for_module)
+    for optimizer in learner._optimizer_parameters:
+        optimizer._step_block = checked("blocks", optimizer._step_block)
+    update(learner, case.episodes)
+    return numbers
 
 
 def mix_devices(accelerator) -> str:

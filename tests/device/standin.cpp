@@ -1,7 +1,7 @@
 // A stand-in for an accelerator: host memory that torch takes for a device.
 //
 // Operators run on the CPU through torch's boxed fallback. Those that mix devices are
-// refused, as CUDA refuses them. The allocator counts live and peak bytes, and a
+// refused, as CUDA refuses them. Allocators count live and peak bytes, and a
 // listener is called for each operation for which a CUDA host would wait.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -13,13 +13,16 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace {
@@ -60,6 +63,42 @@ struct CountingAllocator final : c10::Allocator {
 
 CountingAllocator allocator;
 REGISTER_ALLOCATOR(kStandIn, &allocator);
+
+// Host memory that torch allocates, counted as well; files mapped to memory are not.
+std::atomic<int64_t> host_live_bytes{0}, host_peak_bytes{0};
+std::mutex host_mutex;
+std::unordered_map<void*, int64_t> host_blocks;
+
+void free_host(void* data) {
+  {
+    const std::lock_guard<std::mutex> lock(host_mutex);
+    const auto found = host_blocks.find(data);
+    if (found != host_blocks.end()) {
+      host_live_bytes -= found->second;
+      host_blocks.erase(found);
+    }
+  }
+  c10::free_cpu(data);
+}
+
+struct HostAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(bytes);
+    if (data != nullptr) {
+      const std::lock_guard<std::mutex> lock(host_mutex);
+      host_blocks[data] = static_cast<int64_t>(bytes);
+      host_live_bytes += bytes;
+      if (host_peak_bytes < host_live_bytes) host_peak_bytes = host_live_bytes.load();
+    }
+    return {data, data, &free_host, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_host; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+HostAllocator host_allocator;
 
 // One device with one stream, on which everything is done at once -------------------
 
@@ -264,9 +303,17 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 
 // Read by ctypes, so that no Python header is needed.
 extern "C" {
-void standin_init() { at::RegisterPrivateUse1HooksInterface(new Hooks()); }
+void standin_init() {
+  at::RegisterPrivateUse1HooksInterface(new Hooks());
+  c10::SetCPUAllocator(&host_allocator, 1);
+}
+int64_t standin_host_live_bytes() { return host_live_bytes; }
+int64_t standin_host_peak_bytes() { return host_peak_bytes; }
 void standin_listen(void (*function)(const char*)) { listener = function; }
 int64_t standin_live_bytes() { return live_bytes; }
 int64_t standin_peak_bytes() { return peak_bytes; }
-void standin_reset_peak() { peak_bytes = live_bytes.load(); }
+void standin_reset_peak() {
+  peak_bytes = live_bytes.load();
+  host_peak_bytes = host_live_bytes.load();
+}
 }

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def compiler() -> str | None:
 def build() -> Path:
     """Return the compiled library; one process compiles, the others wait for it."""
     key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()
-    folder = Path(os.environ["RLLIB_LLM_TEST_BUILDS"])
+    # One for all processes of a test session and for later ones.
+    folder = Path(tempfile.gettempdir()) / f"rllib_llm_test_builds_{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"standin_{key[:16]}.so"
     with open(folder / "lock", "w") as lock:
@@ -68,21 +70,50 @@ class StandIn:
 
     Autograd starts one thread per device at the first backward pass of a process, so
     it must be registered before.
+
+    Attributes:
+        device: The torch.device.
+        capacity: Bytes of memory that it reports; larger tensors are not refused.
     """
 
     def __init__(self, library: Path):
         torch.ops.load_library(library)
         self._library = ctypes.CDLL(str(library))
-        for name in ("standin_live_bytes", "standin_peak_bytes"):
-            getattr(self._library, name).restype = ctypes.c_int64
+        for name in ("live", "peak", "host_live", "host_peak"):
+            getattr(self._library, f"standin_{name}_bytes").restype = ctypes.c_int64
         torch.utils.rename_privateuse1_backend(NAME)
-        torch._register_device_module(NAME, _device_module())
+        torch._register_device_module(NAME, self._device_module())
         torch.utils.generate_methods_for_privateuse1_backend()
         self._library.standin_init()
         # As CUDA's: torch would otherwise replace Parameters by new ones, and untie
         # weights, where a module moves to a device that it does not know.
         torch.__future__.set_swap_module_params_on_conversion(True)
         self.device = torch.device(NAME, 0)
+        self.capacity = 2**34
+
+    def _device_module(self) -> types.ModuleType:
+        """Return the functions that torch expects in ``torch.standin``."""
+        module = types.ModuleType(NAME)
+        functions = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "is_bf16_supported": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": lambda index: None,
+            "mem_get_info": lambda *a: (self.capacity - self.live_bytes, self.capacity),
+            "memory_allocated": lambda *args: self.live_bytes,
+            "memory_reserved": lambda *args: self.live_bytes,
+            "synchronize": lambda *args: None,
+            "_is_in_bad_fork": lambda: False,
+            "manual_seed": lambda seed: None,
+            "manual_seed_all": lambda seed: None,
+            "get_rng_state": lambda device=None: torch.empty(0, dtype=torch.uint8),
+            "set_rng_state": lambda state, device=None: None,
+            "get_amp_supported_dtype": lambda: [torch.bfloat16],
+        }
+        vars(module).update(functions)
+        return module
 
     @property
     def live_bytes(self) -> int:
@@ -94,8 +125,18 @@ class StandIn:
         """The largest number of such bytes since :meth:`reset_peak`."""
         return self._library.standin_peak_bytes()
 
+    @property
+    def host_live_bytes(self) -> int:
+        """Bytes of tensors in host memory that were allocated since registering."""
+        return self._library.standin_host_live_bytes()
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """The largest number of such bytes since :meth:`reset_peak`."""
+        return self._library.standin_host_peak_bytes()
+
     def reset_peak(self) -> None:
-        """Start a new measurement of the peak."""
+        """Start a new measurement of both peaks."""
         self._library.standin_reset_peak()
 
     @contextlib.contextmanager
@@ -105,13 +146,22 @@ class StandIn:
 
         @_Listener
         def listen(reason: bytes) -> None:
-            syncs.by_phase[syncs.phase][f"{reason.decode()} at {_place()}"] += 1
+            syncs.by_phase[syncs.phase][f"{reason.decode()} at {place()}"] += 1
 
         self._library.standin_listen(listen)
         try:
             yield syncs
         finally:
             self._library.standin_listen(_Listener(0))
+
+    @contextlib.contextmanager
+    def no_waits(self):
+        """Raise a RuntimeError at the end of the block if the host waited inside."""
+        with self.host_syncs() as syncs:
+            yield
+        waits = dict(syncs.by_phase[""])
+        if waits:
+            raise RuntimeError(f"The host waits for the device: {waits}")
 
 
 class HostSyncs:
@@ -143,7 +193,8 @@ class HostSyncs:
         return wrapped
 
 
-def _place() -> str:
+def place() -> str:
+    """Return the line that an operation was called from."""
     # The listener's own frame is the outermost one in autograd's threads.
     frame, outside = sys._getframe(1), ""
     while frame is not None:
@@ -156,25 +207,3 @@ def _place() -> str:
             outside = f" ({'/'.join(name.split(os.sep)[-2:])}:{frame.f_lineno})"
         frame = frame.f_back
     return f"(no line of the package){outside}"
-
-
-def _device_module() -> types.ModuleType:
-    """Return the functions that torch expects in ``torch.standin``."""
-    module = types.ModuleType(NAME)
-    functions = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda index: None,
-        "synchronize": lambda *args: None,
-        "_is_in_bad_fork": lambda: False,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "get_rng_state": lambda device=None: torch.empty(0, dtype=torch.uint8),
-        "set_rng_state": lambda state, device=None: None,
-        "get_amp_supported_dtype": lambda: [torch.bfloat16],
-    }
-    vars(module).update(functions)
-    return module

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("forward", ["auto", "plain"])
-def test_tokens_equal_those_of_the_cpu(on_device, forward):
+def test_tokens_equal_those_of_the_cpu(on_device, device_name, forward):
     found = on_device(compare_tokens, forward)
-    assert found["equal"] == found["turns"] == 16
+    # CUDA rounds differently, which may change a token, and with it the rest of a turn.
+    most = {"standin": 0, "cuda": 2}[device_name]
+    assert found["turns"] == 16 and found["equal"] >= 16 - most
     assert found["fused"] == [forward == "auto"] * 2

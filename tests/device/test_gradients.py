@@ -8,14 +8,20 @@ from learners import CASES, compare_gradients, mix_devices
 pytestmark = pytest.mark.slow
 
 
-def test_the_stand_in_refuses_mixed_devices(on_device):
+# As shares of the largest gradient: bfloat16 has 8 bits, and another kernel rounds
+# another sum. On CUDA the bounds are chosen, not measured.
+BFLOAT16 = {"standin": 0.02, "cuda": 0.05}
+
+
+def test_mixed_devices_are_refused(on_device):
     assert "same device" in on_device(mix_devices)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_equal_those_of_the_cpu(on_device, name):
+def test_gradients_equal_those_of_the_cpu(on_device, device_name, name):
     found = on_device(compare_gradients, name)
-    # bfloat16 has 8 bits: another kernel rounds another sum.
-    bound = 0.02 * found["largest"] if "bfloat16" in name else 1e-6
+    bound = 1e-6 if device_name == "standin" else 1e-4 * found["largest"]
+    if "bfloat16" in name:
+        bound = BFLOAT16[device_name] * found["largest"]
     assert found["gap"] <= bound, found
     assert found["largest"] > 100 * bound or "bfloat16" in name, found

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from engines_on_device import decode_waits
-from learners import CASES, PASSES, REST, STEPS, count_waits
+from engines_on_device import decode_waits, decode_without_waits
+from learners import (
+    CASES,
+    PASSES,
+    REST,
+    STEPS,
+    count_waits,
+    update_without_waits,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +29,18 @@ def test_waits_of_an_update(on_device, name):
         most = MOST.get(name, 3)
         assert waits[PASSES] <= most * found["micro_batches"], found["waits"]
         assert waits[STEPS] <= 2 * found["steps"] < found["tensors"], found["waits"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_lora", "grpo_bfloat16", "sft"])
+def test_losses_and_optimiser_blocks_never_wait(on_device, name):
+    """With CUDA under ``torch.cuda.set_sync_debug_mode("error")``."""
+    numbers = on_device(update_without_waits, name)
+    assert numbers["losses"] > 1 and numbers["blocks"] >= 1
+
+
+@pytest.mark.parametrize("forward", ["auto", "plain"])
+def test_forward_passes_of_the_engine_never_wait(on_device, forward):
+    assert on_device(decode_without_waits, forward) >= 3
 
 
 def test_waits_of_a_decoding_step(on_device):

@@ -18,7 +18,12 @@ def test_budgets_in_bytes(monkeypatch):
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert kv_budget_bytes(None, cpu) == int(RAM_SHARE * ram)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
-    assert kv_budget_bytes(None, cuda) == int(DEVICE_SHARE * 1000)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 500)
+    assert kv_budget_bytes(None, cuda) == int(DEVICE_SHARE * 1200)
+    assert kv_budget_bytes(None, cuda, planned=1600) == int(DEVICE_SHARE * 100)
+    with pytest.raises(ConfigError, match="are available"):
+        kv_budget_bytes(None, cuda, planned=1700)
 
 
 def _config(**settings) -> GRPOConfig:

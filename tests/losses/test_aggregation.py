@@ -82,6 +82,17 @@ def test_micro_batches_add_up(mode, ids):
 
 
 @pytest.mark.parametrize("mode", LOSS_AGGREGATIONS)
+def test_the_weighted_loss_is_the_aggregated_one(mode):
+    per_token, _, mask = make_rows()
+    ids = [0, 0, 1, 2, 1, 3, 3, 3]
+    weights = torch.from_numpy(token_weights(mask, ids, mode, **constant_for(mode)))
+    found = weighted_loss(per_token, weights, denominator(mask, ids, mode))
+    assert found.item() == pytest.approx(
+        slow_loss(per_token, mask, ids, mode), abs=ATOL
+    )
+
+
+@pytest.mark.parametrize("mode", LOSS_AGGREGATIONS)
 def test_learners_add_up(mode):
     """Denominators and weighted sums add over learners that hold whole episodes."""
     per_token, _, mask = make_rows()

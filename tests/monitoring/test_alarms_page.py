@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rllib_llm.algorithms.config.alarms import AlarmSettings
-from rllib_llm.algorithms.config.sections import section_keys
+from rllib_llm.algorithms.config.schema import declared_settings
+from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 from rllib_llm.monitoring.alarms.catalogue import ACTIONS, ALARMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text(encoding="utf-8")
@@ -33,10 +33,8 @@ def test_thresholds_are_those_of_the_page(alarm):
 def test_actions_and_common_settings_are_documented():
     for action in ACTIONS:
         assert row(action)
-    settings = AlarmSettings()
-    settings._set_alarm_defaults()
-    keys = set(section_keys(AlarmSettings, "alarms")) - set(ALARMS)
-    for key in keys:
-        default = getattr(settings, f"alarm_{key}")
-        assert row(key).split("|")[2].strip() == str(default).replace("1e-08", "1e-8")
-    assert set(section_keys(AlarmSettings, "alarms")) == keys | set(ALARMS)
+    settings = declared_settings(LLMPPOConfig, "alarms")
+    assert settings.keys() > ALARMS.keys()
+    for key in settings.keys() - ALARMS.keys():
+        default = str(settings[key].default).replace("1e-08", "1e-8")
+        assert row(key).split("|")[2].strip() == default

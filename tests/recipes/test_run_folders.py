@@ -124,6 +124,22 @@ def test_only_stop_may_change_on_resume(run):
         recipe_of_run(run, other)
 
 
+def test_the_result_of_a_checkpoint_is_the_row_of_its_iteration(tmp_path):
+    from rllib_llm.recipes.resuming import _ALGORITHM_STATE, RESULT_FILE, _metrics_of
+
+    checkpoint = tmp_path / "trial" / "checkpoint_000001"
+    state = checkpoint / _ALGORITHM_STATE
+    state.parent.mkdir(parents=True)
+    state.write_text('{"training_iteration": 2}', encoding="ascii")
+    assert _metrics_of(checkpoint) == {"training_iteration": 2}  # nothing was logged
+    # Killed in its fourth iteration, resumed, and killed in its second again.
+    rows = [(1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4), (3, 0.5)]
+    (tmp_path / "trial" / RESULT_FILE).write_text(
+        "".join(f'{{"training_iteration": {i}, "x": {x}}}\n' for i, x in rows)
+    )
+    assert _metrics_of(checkpoint)["x"] == 0.4
+
+
 def test_differing_keys_are_dotted_and_symmetric():
     a, b = {"x": {"y": 1, "z": 2}, "w": {}}, {"x": {"y": 3}, "v": 1}
     assert folders.differing_keys(a, b) == ["v", "w", "x.y", "x.z"]

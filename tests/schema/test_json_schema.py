@@ -91,3 +91,7 @@ def test_the_command_writes_it(tmp_path, capsys):
             main(arguments)
         assert not ended.value.code
     assert (tmp_path / "a.json").read_text() == capsys.readouterr().out
+
+
+def test_the_schema_is_the_same_in_every_process():
+    assert " object at 0x" not in recipe_schema_text()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.components.registry import BoundComponent, Spec, bind_all
+from rllib_llm.components.registry import BoundComponent, Specs, bind_all
 from rllib_llm.data.turn_table import (
     MissingGreedyReturn,
     Trajectory,
@@ -28,7 +28,7 @@ class AdvantageEstimators:
             order.
     """
 
-    def __init__(self, estimators: Sequence[Spec], transforms: Sequence[Spec] = ()):
+    def __init__(self, estimators: Specs, transforms: Specs = ()):
         self.estimators = bind_all("advantage_estimator", estimators)
         self.transforms = bind_all("advantage_transform", transforms)
         if not self.estimators:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
+from rllib_llm.algorithms.config.method_help import describe_method
 from rllib_llm.algorithms.config.rllib_kinds import PASSED_BACK, RENAMED, WITHOUT_EFFECT
 from rllib_llm.algorithms.config.schema import (
     SECTIONS,
@@ -36,7 +37,9 @@ def check_calls(config_class: type[Any]) -> None:
     for section in SECTIONS:
         method = getattr(config_class, section, None)
         if method is not None and not hasattr(method, _MARK):
-            setattr(config_class, section, _checked(section, method))
+            checked = _checked(section, method)
+            describe_method(checked, config_class, section)
+            setattr(config_class, section, checked)
 
 
 def _checked(section: str, method: Callable[..., Any]) -> Callable[..., Any]:

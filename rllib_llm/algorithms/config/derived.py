@@ -36,6 +36,7 @@ class DerivedSettings(
     """
 
     resolved_model: str | None
+    sample_ahead: int
 
     @property
     def uses_reference(self) -> bool:
@@ -70,8 +71,13 @@ class DerivedSettings(
         """Return the level of truncated importance sampling, None for none."""
         if self.tis != "auto":
             return self.tis
-        is_needed = self.old_logps == "learner" and not self.engine_is_exact
-        return "token" if is_needed else None
+        is_exact = self.engine_is_exact and not self.sample_ahead
+        return "token" if self.old_logps == "learner" and not is_exact else None
+
+    @property
+    def corrects_staleness(self) -> bool:
+        """True if older weights' samples are weighted by importance ratios."""
+        return self.old_logps == "engine" or self.mismatch_settings() is not None
 
     def mismatch_settings(self) -> dict[str, Any] | None:
         """Return the arguments of ``mismatch_weights``, None without correction."""
@@ -214,12 +220,19 @@ class DerivedSettings(
             first_number=shift if numbered else None,
         )
 
-    def build_generation_engine(self, module: LLMRLModule, share: float = 1.0) -> Any:
+    def build_generation_engine(
+        self,
+        module: LLMRLModule,
+        share: float = 1.0,
+        planned_bytes: int | None = None,
+    ) -> Any:
         """Return the engine that samples with ``module``'s language model.
 
         Args:
             module: The LLMRLModule.
             share: Share of the memory for keys and values; other engines get the rest.
+            planned_bytes: Bytes that the process will need beside them on the device;
+                None: those that it has now.
         """
         from rllib_llm.algorithms.driver.build_engines import torch_engine
 
@@ -227,9 +240,11 @@ class DerivedSettings(
             from rllib_llm.algorithms.driver.build_vllm_engines import build_engine
 
             return build_engine(self)
-        return torch_engine(self, [module], share=share)
+        return torch_engine(self, [module], share=share, planned_bytes=planned_bytes)
 
-    def build_generation_engines(self, modules: Mapping[str, Any]) -> dict[str, Any]:
+    def build_generation_engines(
+        self, modules: Mapping[str, Any], *, beside_learner: bool = False
+    ) -> dict[str, Any]:
         """Return the engine that samples for each policy.
 
         Policies whose adapters have the same base model share an engine, and so its
@@ -237,10 +252,11 @@ class DerivedSettings(
 
         Args:
             modules: The LLMRLModules, by ModuleID.
+            beside_learner: Whether this process will train on the same device.
         """
         from rllib_llm.algorithms.driver.build_engines import build_engines
 
-        return build_engines(self, modules)
+        return build_engines(self, modules, beside_learner=beside_learner)
 
 
 @functools.lru_cache(maxsize=8)

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from rllib_llm.algorithms.config.declarations import (
+    DeclaredSettings,
+    fluent_method,
+    setting,
+)
 
-from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rllib_llm.algorithms.config.assign import stores_settings
-from rllib_llm.rllib_bases import RLlibConfig
+class EvaluationSettings(DeclaredSettings):
+    """Settings of ``evaluation``."""
 
+    evaluation = fluent_method(
+        "Set when and how policies are evaluated: RLlib's settings, and one more."
+    )
 
-class EvaluationSettings(RLlibConfig):
-    """Default and fluent method of ``evaluation``."""
-
-    def _set_evaluation_defaults(self) -> None:
-        self.evaluation_before_training = True
-
-    @stores_settings()
-    def evaluation(
-        self, *, evaluation_before_training: bool = NotProvided, **kwargs: Any
-    ) -> Self:
-        """Set when and how policies are evaluated: RLlib's settings, and one more.
-
-        Args:
-            evaluation_before_training: With ``evaluation_interval``, also evaluate once
-                before the first iteration (after SFT, if there is any). Not with
-                ``evaluation_duration="auto"``.
-            kwargs: RLlib's settings.
-        """
-        super().evaluation(**kwargs)
-        return self
+    evaluation_before_training: bool = setting(
+        True,
+        """With ``evaluation_interval``, also evaluate once before the first iteration
+        (after SFT, if there is any). Not with ``evaluation_duration="auto"``.""",
+    )
 
     @property
     def evaluates_first(self) -> bool:

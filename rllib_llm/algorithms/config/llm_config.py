@@ -15,10 +15,13 @@ from rllib_llm.algorithms.config.alarms import AlarmSettings
 from rllib_llm.algorithms.config.check_calls import check_attributes, check_calls
 from rllib_llm.algorithms.config.check_non_llm import non_llm_specs
 from rllib_llm.algorithms.config.check_policies import validate_trained
+from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.derived import DerivedSettings
 from rllib_llm.algorithms.config.evaluation import EvaluationSettings
 from rllib_llm.algorithms.config.fault_tolerance import FaultToleranceSettings
+from rllib_llm.algorithms.config.learners import LearnerSettings
 from rllib_llm.algorithms.config.resources import ResourceSettings
+from rllib_llm.algorithms.config.sampling_ahead import SamplingAheadSettings
 from rllib_llm.algorithms.config.sft import SFTSettings
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.errors import ConfigError
@@ -28,6 +31,7 @@ from rllib_llm.modules.gguf_models import is_gguf
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from rllib_llm.algorithms.driver.learner_group import LLMLearnerGroup
     from rllib_llm.types import Device, Spaces
 
 
@@ -35,9 +39,11 @@ class LLMConfigMixin(
     DerivedSettings,
     SFTSettings,
     ResourceSettings,
+    LearnerSettings,
     EvaluationSettings,
     AlarmSettings,
     FaultToleranceSettings,
+    SamplingAheadSettings,
 ):
     """Mixin that adds language-model settings to an RLlib AlgorithmConfig.
 
@@ -47,6 +53,36 @@ class LLMConfigMixin(
     (``rollout_fragment_length``, ``train_batch_size``) are derived.
     """
 
+    # RLlib's defaults that do not suit language agents ------------------------------
+
+    # Sampling in this process shares the Learner's parameters and needs no transfer of
+    # weights.
+    num_env_runners = setting(0)
+    num_envs_per_env_runner = setting(64)
+    num_learners = setting(0)
+    # Returns and groups exist for whole episodes only.
+    batch_mode = setting("complete_episodes")
+    rollout_fragment_length = setting("auto")
+    # Longer than any evaluation: RLlib would drop the episodes of slow EnvRunners, and
+    # fails with None once it loses all of them.
+    evaluation_sample_timeout_s = setting(604_800.0)
+    evaluation_duration_unit = setting("episodes")
+    evaluation_duration = setting(64)
+    # Ragged arrays and texts do not survive RLlib's conversion.
+    episodes_to_numpy = setting(False)
+    grad_clip = setting(1.0)
+    # Fixed by default, so that a run can be repeated; RLlib's None cannot.
+    seed = setting(0)
+    # RLlib's default connectors build one row per time step.
+    add_default_connectors_to_learner_pipeline = setting(False)
+
+    # State --------------------------------------------------------------------------
+
+    resolved_model: str | None = state(None)  # written when the algorithm is built
+    # Checkpoint from which a later stage initialises its policies.
+    initial_checkpoint: str | None = state(None)
+    # Where the trial's processes publish their progress; set when building.
+    live_topic: str | None = state(None)
     # Only imitation may train prompt tokens: SFT has a setting of this name.
     observation_weight = 0.0
 
@@ -55,51 +91,8 @@ class LLMConfigMixin(
         check_calls(cls)
 
     def _set_llm_defaults(self) -> None:
-        # fmt: off
-        # __sphinx_doc_begin__
-        self._set_language_model_defaults()
-        self._set_generation_defaults()
-        self._set_rollouts_defaults()
-        self._set_multi_agent_defaults()
-        self._set_sft_defaults()
-        self._set_training_defaults()
-        self._set_resource_defaults()
-        self._set_evaluation_defaults()
-        self._set_alarm_defaults()
-        self._set_fault_tolerance_defaults()
-        # From here on: RLlib's defaults that do not suit language agents.
-
-        # Sampling in this process shares the Learner's parameters and needs no transfer
-        # of weights.
-        self.num_env_runners = 0
-        self.num_envs_per_env_runner = 64
-        self.num_learners = 0
-        # Returns and groups exist for whole episodes only.
-        self.batch_mode = "complete_episodes"
-        self.rollout_fragment_length = "auto"
-        # Longer than any evaluation: RLlib would drop the episodes of slow EnvRunners,
-        # and fails with None once it loses all of them.
-        self.evaluation_sample_timeout_s = 604_800.0
-        self.evaluation_duration_unit = "episodes"
-        self.evaluation_duration = 64
-        # Ragged arrays and texts do not survive RLlib's conversion.
-        self.episodes_to_numpy = False
-        self.grad_clip = 1.0
-        # None takes all episodes in one step; RLlib's 128 would count time steps.
-        self.minibatch_size = None
-        self.num_epochs = 1
-        # Fixed by default, so that a run can be repeated; RLlib's None cannot.
-        self.seed = 0
-        # RLlib's default connectors build one row per time step.
-        self.add_default_connectors_to_learner_pipeline = False
+        self._set_declared_defaults()
         install_defaults(self)  # exact means, transcripts
-        # __sphinx_doc_end__
-        # fmt: on
-        self.resolved_model = None  # written when the algorithm is built
-        # Checkpoint from which a later stage initialises its policies.
-        self.initial_checkpoint: str | None = None
-        # Where the trial's processes publish their progress; set when building.
-        self.live_topic: str | None = None
 
     # Hooks that RLlib calls ----------------------------------------------------------
 
@@ -153,18 +146,39 @@ class LLMConfigMixin(
         self.train_batch_size_per_learner = max(
             self.episodes_per_iteration, self.minibatch_size or 0
         )
+        # RLlib would wait for the episodes in progress at the end of every iteration.
+        self._dont_auto_sync_env_runner_states = bool(self.sample_ahead)
         # RLlib would advise leaving its new API stack, which api_stack() refuses.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
         self.resolve_policies()
         self.validate_alarms()
         self.validate_fault_tolerance()
+        self.validate_learners()
         if not self.in_evaluation:
+            self.validate_sampling_ahead()
             validation.validate(self)
 
     @override(AlgorithmConfig)
     def validate_train_batch_size_vs_rollout_fragment_length(self) -> None:
         """Check nothing: batches are counted in whole episodes."""
+
+    @override(AlgorithmConfig)
+    def build_learner_group(
+        self,
+        *,
+        env: Any = None,
+        spaces: Spaces | None = None,
+        rl_module_spec: Any = None,
+        placement_group: Any = None,
+    ) -> LLMLearnerGroup:
+        """Return RLlib's LearnerGroup, whose calls end within a time limit."""
+        from rllib_llm.algorithms.driver.learner_group import LLMLearnerGroup
+
+        spec = rl_module_spec or self.get_multi_rl_module_spec(env=env, spaces=spaces)
+        return LLMLearnerGroup(
+            config=self.copy(), module_spec=spec, placement_group=placement_group
+        )
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:

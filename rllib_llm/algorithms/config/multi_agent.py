@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.declarations import (
+    DeclaredSettings,
+    fluent_method,
+    setting,
+    state,
+)
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, imported
-from rllib_llm.rllib_bases import RLlibConfig
 from rllib_llm.schema import require
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 SCRIPT, RL_MODULE = "scripted_policy", "rl_module"
 _MODE_SETTINGS = ("sharing_modes", "sharing_mode")
+_SET_BY_MODES = ("policies", "policy_mapping_fn", "policies_to_train")
 # Sections that may differ between policies; all others are the run's.
 POLICY_SECTIONS = ("language_model", "generation", "training")
 # Settings of "training" that RLlib's PPO reads for an RLModule.
@@ -75,79 +80,74 @@ _RUN_WIDE = {
 }
 
 
-class MultiAgentSettings(RLlibConfig):
-    """Defaults and fluent method of ``multi_agent``."""
+class MultiAgentSettings(DeclaredSettings):
+    """Settings of ``multi_agent``."""
 
-    def _set_multi_agent_defaults(self) -> None:
-        self.policy_settings: dict[str, dict[str, Any]] = {}
-        self.policy_mapping_fn = MappedPolicies({"*": DEFAULT_MODULE_ID})
-        self.sharing_modes: dict[str, dict[str, Any]] = {}
-        # A name of sharing_modes, or Tune's search space of such names.
-        self.sharing_mode: Any = None
-        self._mode_in_force: str | None = None
+    policies: Collection[str] = setting(
+        NotProvided,
+        """Names of the policies; or a mapping from them to their special settings:
+        sections (``language_model``, ``generation``, ``training``), or
+        ``scripted_policy``, a function (or its ``"package.module:name"``) that returns
+        the turns, or ``rl_module``: an RLModule that is no language model
+        (``module_class`` and ``model_config`` as of RLlib's RLModuleSpec, or such a
+        spec). The latter may also be given by ``rl_module(rl_module_spec=...)``.""",
+        kind=Mapping[str, Any] | Collection[str] | None,
+    )
+    policy_mapping_fn: Callable[..., str] = setting(
+        MappedPolicies({"*": DEFAULT_MODULE_ID}),
+        """RLlib's function of the agent and the episode (or its
+        ``"package.module:name"``), a table from agents to policies, or the name of the
+        one policy of all agents.""",
+        kind=Callable[..., str] | Mapping[str, str] | str | None,
+    )
+    policies_to_train: Collection[str] | Callable[..., bool] | None = setting(
+        NotProvided,
+        """Names, or RLlib's function; None trains all that are language models or
+        RLModules.""",
+    )
+    sharing_modes: Mapping[str, Mapping[str, Any]] = setting(
+        {},
+        """Names to settings of this section, each a way of sharing weights, e.g.
+        ``{"own": {...}, "shared": {...}}``.""",
+    )
+    # Or Tune's search space of such names.
+    sharing_mode: str | None = setting(
+        None,
+        """Name of the mode to use. Tune may search it
+        (``tune.grid_search(["own", "shared"])``).""",
+    )
 
-    def multi_agent(
-        self,
-        *,
-        policies: Mapping[str, Any] | Collection[str] | None = NotProvided,
-        policy_mapping_fn: Callable[..., str]
-        | Mapping[str, str]
-        | str
-        | None = NotProvided,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = NotProvided,
-        sharing_modes: Mapping[str, Mapping[str, Any]] = NotProvided,
-        sharing_mode: str | None = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
+    policy_settings: dict[str, dict[str, Any]] = state({})
+    _mode_in_force: str | None = state(None)
+
+    @fluent_method()
+    def multi_agent(self, **given: Any) -> Self:
         """Map agents to policies, as RLlib does, with names and tables as well.
 
-        Args:
-            policies: Names of the policies; or a mapping from them to their special
-                settings: sections (``language_model``, ``generation``, ``training``),
-                or ``scripted_policy``, a function (or its ``"package.module:name"``)
-                that returns the turns, or ``rl_module``: an RLModule that is no
-                language model (``module_class`` and ``model_config`` as of RLlib's
-                RLModuleSpec, or such a spec). The latter may also be given by
-                ``rl_module(rl_module_spec=...)``.
-            policy_mapping_fn: RLlib's function of the agent and the episode (or its
-                ``"package.module:name"``), a table from agents to policies, or the
-                name of the one policy of all agents.
-            policies_to_train: Names, or RLlib's function; None trains all that are
-                language models or RLModules.
-            sharing_modes: Names to settings of this section, each a way of sharing
-                weights, e.g. ``{"own": {...}, "shared": {...}}``.
-            sharing_mode: Name of the mode to use. Tune may search it
-                (``tune.grid_search(["own", "shared"])``).
-            kwargs: RLlib's other settings.
-
-        Raises:
-            ConfigError: If ``sharing_modes`` is given with settings that modes set.
+        ``sharing_modes`` excludes ``policies``, ``policy_mapping_fn`` and
+        ``policies_to_train``, which its modes set.
         """
-        base_settings = (policies, policy_mapping_fn, policies_to_train)
-        if sharing_modes is not NotProvided and any(
-            given is not NotProvided for given in base_settings
-        ):
+        given = {k: v for k, v in given.items() if v is not NotProvided}
+        modes = {k: given.pop(k) for k in _MODE_SETTINGS if k in given}
+        if "sharing_modes" in modes and not given.keys().isdisjoint(_SET_BY_MODES):
             raise ConfigError(
                 "multi_agent: policies, policy_mapping_fn and policies_to_train beside "
                 "sharing_modes would have no effect. Put them into each mode."
             )
+        policies = given.get("policies")
         if isinstance(policies, Mapping):
             self.policy_settings = {
-                name: dict(given)
-                for name, given in policies.items()
-                if isinstance(given, Mapping) and given
+                name: dict(settings)
+                for name, settings in policies.items()
+                if isinstance(settings, Mapping) and settings
             }
             plain = [g is None or isinstance(g, Mapping) for g in policies.values()]
-            policies = list(policies) if all(plain) else policies
-        if policy_mapping_fn is not NotProvided:
-            policy_mapping_fn = _as_mapping(policy_mapping_fn)
-        super().multi_agent(
-            policies=policies,
-            policy_mapping_fn=policy_mapping_fn,
-            policies_to_train=policies_to_train,
-            **kwargs,
-        )
-        assign(self, sharing_modes=sharing_modes, sharing_mode=sharing_mode)
+            given["policies"] = list(policies) if all(plain) else policies
+        if "policy_mapping_fn" in given:
+            given["policy_mapping_fn"] = _as_mapping(given["policy_mapping_fn"])
+        super().multi_agent(**given)
+        for name, value in modes.items():
+            setattr(self, name, value)
         if isinstance(self.sharing_mode, str):
             self._use_sharing_mode()
         return self

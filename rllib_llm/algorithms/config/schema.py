@@ -1,4 +1,8 @@
-"""Schema of a config class's settings, read from its fluent methods' signatures."""
+"""Schema of a config class's settings: the declared ones, and RLlib's.
+
+RLlib has no declarations. Its settings are read from the signatures and docstrings of
+its fluent methods, as are those of methods that a user's config class writes itself.
+"""
 
 from __future__ import annotations
 
@@ -44,26 +48,33 @@ _being_listed: set[type[Any]] = set()
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One keyword of one fluent method.
+    """A setting: one keyword of one fluent method.
+
+    Other attributes of a config have no ``section``: RLlib's of which only the default
+    is declared, and those that no method sets.
 
     Attributes:
+        default: Its default; in a declaration NotProvided leaves RLlib's.
+        doc: The text about it.
+        kind: The type, with ranges and choices as ``Annotated`` metadata.
+        annotation: The type as it is written; "" if none is.
         section: The method, e.g. ``"training"``.
         key: The keyword, e.g. ``"lr"``.
         attribute: The attribute of the config that holds it; None if it has none of
             its own (alarms).
-        default: Default of the config class.
-        kind: The type, with ranges and choices as ``Annotated`` metadata.
-        doc: The docstring's text about it.
         is_rllib: Whether RLlib declares it.
+        is_state: Whether it is a state of the config object, and no setting.
     """
 
-    section: str
-    key: str
-    attribute: str | None
     default: Any
-    kind: Any
-    doc: str
-    is_rllib: bool
+    doc: str = ""
+    kind: Any = None
+    annotation: str = ""
+    section: str = ""
+    key: str = ""
+    attribute: str | None = None
+    is_rllib: bool = False
+    is_state: bool = False
 
     @property
     def path(self) -> str:
@@ -115,6 +126,33 @@ def settings_by_attribute(config_class: type[Any]) -> dict[str, Setting]:
     return {s.attribute: s for s in settings.values() if s.attribute}
 
 
+def declarations(config_class: type[Any]) -> dict[str, Setting]:
+    """Return all declarations of a class by attribute, those of base classes first."""
+    merged: dict[str, Setting] = {}
+    for base in reversed(config_class.__mro__):
+        for name, given in vars(base).get("_declared", {}).items():
+            base_setting = merged.get(name)
+            if base_setting and (base_setting.section or not given.section):
+                given = _changed(base_setting, given)
+            merged[name] = given
+    return merged
+
+
+def declared_settings(config_class: type[Any], name: str) -> dict[str, Setting]:
+    """Return the declared settings of one section, by key."""
+    return {d.key: d for d in declarations(config_class).values() if d.section == name}
+
+
+def _changed(base: Setting, given: Setting) -> Setting:
+    """Return an inherited setting with what a subclass declares again."""
+    changes: dict[str, Any] = {"default": given.default}
+    if given.annotation:
+        changes |= {"kind": given.kind, "annotation": given.annotation}
+    if given.doc:
+        changes["doc"] = given.doc
+    return dataclasses.replace(base, **changes)
+
+
 def is_being_listed(config_class: type[Any]) -> bool:
     """Return whether :func:`settings_of` is listing the class."""
     return config_class in _being_listed
@@ -123,16 +161,19 @@ def is_being_listed(config_class: type[Any]) -> bool:
 def section_keys(config_class: type[Any], section: str) -> list[str]:
     """Return the keywords that ``config_class().<section>(...)`` accepts.
 
-    Signatures are followed through ``**kwargs`` up the class hierarchy; keywords that
-    RLlib marks as deprecated are left out.
+    Signatures of RLlib's methods are followed through ``**kwargs`` up the class
+    hierarchy; keywords that RLlib marks as deprecated are left out.
     """
-    return list(_parameters(config_class, section))
+    declared = declared_settings(config_class, section)
+    return [*declared, *_parameters(config_class, section)]
 
 
 def _list_settings(config_class: type[Any]) -> Iterator[Setting]:
-    # Some classes hold only a part of the settings and are not configs.
     default = config_class()
     for section in SECTIONS:
+        for each in declared_settings(config_class, section).values():
+            value = getattr(default, each.attribute) if each.attribute else None
+            yield dataclasses.replace(each, default=value)
         for key, (method, parameter) in _parameters(config_class, section).items():
             attribute = _attribute(config_class, section, key)
             value = getattr(default, attribute) if attribute else None
@@ -151,27 +192,22 @@ def _list_settings(config_class: type[Any]) -> Iterator[Setting]:
 def _parameters(
     config_class: type[Any], section: str
 ) -> dict[str, tuple[Any, inspect.Parameter]]:
-    """Return keywords with the method that declares them, most derived first."""
-    declared: dict[str, tuple[Any, inspect.Parameter]] = {}
-    for method in _methods(config_class, section):
+    """Return keywords that no declaration has, with their methods."""
+    keywords: dict[str, tuple[Any, inspect.Parameter]] = {}
+    methods = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
+    for method in dict.fromkeys(inspect.unwrap(method) for method in methods):
         parameters = inspect.signature(method).parameters.values()
         for p in parameters:
             if p.kind is p.KEYWORD_ONLY and not _is_deprecated(p.default):
-                declared.setdefault(p.name, (method, p))
+                keywords.setdefault(p.name, (method, p))
         # Without **kwargs the method accepts no keyword of its base classes.
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    ignored = WITHOUT_EFFECT.get(section, {})
-    return {key: value for key, value in declared.items() if key not in ignored}
-
-
-def _methods(config_class: type[Any], section: str) -> list[Any]:
-    """Return the methods whose keywords form a section, most derived first."""
-    methods = [c.__dict__[section] for c in config_class.__mro__ if section in vars(c)]
-    # The settings that all algorithms share are declared once, in _llm_training().
-    if section == "training" and hasattr(config_class, "_llm_training"):
-        methods.insert(0, config_class._llm_training)
-    return list(dict.fromkeys(inspect.unwrap(method) for method in methods))
+    left_out = {
+        *WITHOUT_EFFECT.get(section, {}),
+        *declared_settings(config_class, section),
+    }
+    return {key: value for key, value in keywords.items() if key not in left_out}
 
 
 def _is_deprecated(default: object) -> bool:

@@ -129,6 +129,12 @@ def _validate_precision(config: LLMConfig) -> None:
         )
     why = "nan_policy decides about gradients that are not finite. Use that."
     refuse_without_effect(config, ("torch_skip_nan_gradients",), why)
+    if not config.num_gpus_per_learner:
+        why = (
+            "a Learner without a GPU keeps everything in host memory. Set "
+            "num_gpus_per_learner, or leave it out."
+        )
+        refuse_without_effect(config, ("optimizer_offload",), why)
     _validate_compile(config)
 
 
@@ -207,7 +213,8 @@ def _validate_env_runner(config: LLMConfig) -> None:
     if stock:
         why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
         components = ("rewards", "reward_transforms", "filters", "curriculum")
-        refuse_without_effect(config, (*components, "env_processes"), why)
+        others = ("env_processes", "sample_ahead")
+        refuse_without_effect(config, (*components, *others), why)
         return
     for name, why in _OF_STOCK_RUNNERS.items():
         refuse_without_effect(config, (name,), why)

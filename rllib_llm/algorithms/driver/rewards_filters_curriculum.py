@@ -11,7 +11,7 @@ import numpy as np
 
 from rllib_llm.components.registry import BoundComponent, bind
 from rllib_llm.data.sampled_episodes import SampledEpisodes
-from rllib_llm.data.types import StopPolicy, Task
+from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.rewards.combine import Rewards
@@ -120,15 +120,13 @@ class DriverComponents:
         if not self.filters.bound:
             return episodes, {}
         results, shares = self.filters(episodes.table())
+        # A dropped trajectory may stay in the batch, because the episode goes only if
+        # no agent's trajectory is kept; it is masked then.
+        episodes.mask([i for i, r in enumerate(results) if r.is_dropped or r.is_masked])
         kept: set[int] = set()
         for data, trajectory, result in zip(
             episodes.data, episodes.trajectories, results, strict=True
         ):
-            # A dropped trajectory may stay in the batch, because the episode goes only
-            # if no agent's trajectory is kept; it is masked then.
-            if result.is_dropped or result.is_masked:
-                data.stop_policy = StopPolicy.MASK
-                trajectory.is_trained = False
             data.masked_turns = result.masked_turns
             if not result.is_dropped:
                 kept.add(trajectory.episode)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Task
+from rllib_llm.env_runner.task_queue import GroupsWanted
 
 if TYPE_CHECKING:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -40,6 +42,51 @@ class SampleTasks:
         return SampleResult(episodes, runner.get_metrics(), runner.num_hung_envs)
 
 
+@dataclasses.dataclass(frozen=True)
+class GroupsResult:
+    """Result of a call that samples ahead.
+
+    Attributes:
+        groups: Episodes of complete groups, by group_id.
+        left: Groups that the EnvRunner goes on with.
+        metrics: Metrics logged since the last call.
+        num_hung_envs: Environments of the EnvRunner that hang in a call.
+    """
+
+    groups: dict[int, list[Any]]
+    left: frozenset[int]
+    metrics: Any
+    num_hung_envs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleGroups:
+    """Call that samples ahead: new weights, new tasks, and the groups to wait for.
+
+    Attributes:
+        tasks: Tasks to add to those that the EnvRunner is sampling.
+        wanted: Groups to wait for.
+        weights: Call that loads weights; None: those that it has.
+        version: Version that it must have if ``weights`` is None; None: any.
+    """
+
+    tasks: list[Task]
+    wanted: GroupsWanted
+    weights: Callable[[LLMEnvRunner], int | None] | None
+    version: int | None = None
+
+    def __call__(self, runner: LLMEnvRunner) -> GroupsResult | None:
+        """Return the complete groups; None if the EnvRunner lacks other weights."""
+        if self.weights is not None:
+            if self.weights(runner) is not None:
+                return None
+        elif self.version not in (None, runner._weights_seq_no):
+            return None  # restarted since its last call
+        groups = runner.sample_groups(self.tasks, self.wanted)
+        left, hung = runner.groups_left, runner.num_hung_envs
+        return GroupsResult(groups, left, runner.get_metrics(), hung)
+
+
 def sample_and_metrics(runner: LLMEnvRunner) -> tuple[list[Any], Any]:
     """Sample as RLlib's runners do; return episodes and metrics."""
     return runner.sample(), runner.get_metrics()
@@ -52,6 +99,11 @@ def exit_if_hung(runner: LLMEnvRunner, *, limit: int) -> None:
     """
     if runner.num_hung_envs > limit:
         sys.exit(1)
+
+
+def drop_groups(runner: LLMEnvRunner) -> None:
+    """Let an EnvRunner discard the groups that it samples ahead."""
+    runner.drop_groups()
 
 
 def sleep(runner: LLMEnvRunner) -> None:

@@ -23,6 +23,7 @@ from rllib_llm.rllib_bases import RLlibAlgorithm
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+    from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
     from rllib_llm.env_runner.task_groups import TaskSource
 
 logger = logging.getLogger("rllib_llm")
@@ -38,6 +39,7 @@ class SamplingAlgorithm(RLlibAlgorithm):
 
     _task_source: TaskSource
     _driver_components: DriverComponents
+    _ahead: SampleAhead | None = None
 
     def play_groups(self, num_groups: int) -> list[Any]:
         """Sample the next ``num_groups`` groups, distributed over EnvRunners by group.
@@ -50,10 +52,9 @@ class SamplingAlgorithm(RLlibAlgorithm):
         """
         if not issubclass(self.env_runner_group.env_runner_cls, LLMEnvRunner):
             return self._sample_with_stock_runners(num_groups)
-        tasks = self._task_source.next_groups(num_groups)
-        # Before the tasks are split over EnvRunners: a curriculum has one state, on the
-        # driver.
-        tasks = self._driver_components.assign(tasks, self.iteration)
+        if self._ahead is not None:
+            return self._take_ahead(self._ahead)
+        tasks = self.next_tasks(num_groups)
         num_runners = self.env_runner_group.num_remote_workers()
         results, num_asked = self._ask_runners(tasks)
         episodes = [e for each in results for e in each.episodes]
@@ -79,6 +80,32 @@ class SamplingAlgorithm(RLlibAlgorithm):
         if max(hung, default=0) > self.config.max_hung_envs_per_env_runner:
             self._restart_hung(max(hung), is_local=not num_asked)
         return episodes
+
+    def next_tasks(self, num_groups: int) -> list[Task]:
+        """Return the tasks of the next groups, as the curriculum changes them."""
+        # Before the tasks are split over EnvRunners: a curriculum has one state, on the
+        # driver.
+        tasks = self._task_source.next_groups(num_groups)
+        return self._driver_components.assign(tasks, self.iteration)
+
+    def _take_ahead(self, ahead: SampleAhead) -> list[Any]:
+        """Return the next batch of groups that are sampled ahead."""
+        batch = ahead.take(self._healthy_runners)
+        self.metrics.aggregate(
+            [each.metrics for each in batch.results], key=ENV_RUNNER_RESULTS
+        )
+        hung = max((each.num_hung_envs for each in batch.results), default=0)
+        for name, value in (
+            ("num_episodes_lost", batch.num_lost),
+            ("num_episodes_sampled_locally", 0),
+            ("num_hung_envs", hung),
+            ("num_groups_retried", batch.num_resampled),
+            ("sample_wait_s", batch.waited_s),
+        ):
+            self.metrics.log_value(name, value, reduce="sum")
+        if hung > self.config.max_hung_envs_per_env_runner:
+            self._restart_hung(hung, is_local=False)
+        return batch.episodes
 
     def play_extra_tasks(self, tasks: list[Task], *, explore: bool) -> list[Any]:
         """Sample tasks outside the iteration's; EnvRunners drop their metrics."""

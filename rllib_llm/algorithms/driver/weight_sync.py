@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rllib_llm import weights as state
+from rllib_llm.distributed import is_first
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -45,20 +46,43 @@ def send_weights(
     Returns:
         Size of the weights put into the object store, in MiB.
     """
-    changed = _pack(learner_group, _Pack(dtype, False, module_ids))
+    changed = pack_weights(learner_group, dtype=dtype, module_ids=module_ids)
     answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
     # Runners that need all weights return their index; 0 is the local one.
     lacking = [index for index in answers if index is not None]
     if not lacking:
         return changed.mib
     # Only on demand: under LoRA the base is many times larger than the adapters.
-    whole = _pack(learner_group, _Pack(dtype, True))
+    whole = pack_weights(learner_group, dtype=dtype, everything=True)
     runner_group.foreach_env_runner(
         whole,
         local_env_runner=0 in lacking,
         remote_worker_ids=[index for index in lacking if index],
     )
     return changed.mib + whole.mib
+
+
+def pack_weights(
+    learner_group: LearnerGroup,
+    *,
+    dtype: str | None,
+    everything: bool = False,
+    module_ids: Sequence[str] | None = None,
+) -> ReceiveWeights:
+    """Put the Learner's weights into the object store; return the call that loads them.
+
+    Args:
+        learner_group: LearnerGroup; its first Learner's weights are sent.
+        dtype: See :func:`send_weights`.
+        everything: All policies that are sampled, parameters without gradients
+            included.
+        module_ids: See :func:`send_weights`.
+    """
+    # All Learners have the same weights; RLlib numbers them from 0.
+    first = None if learner_group.is_local else [0]
+    call = _Pack(dtype, everything, module_ids)
+    (result,) = learner_group.foreach_learner(call, remote_actor_ids=first)
+    return result.get()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +93,12 @@ class _Pack:
     everything: bool
     module_ids: Sequence[str] | None = None
 
-    def __call__(self, learner: LLMLearnerMixin) -> _Receive:
+    def __call__(self, learner: LLMLearnerMixin) -> ReceiveWeights | None:
         packed = self.packed(learner)
+        if not is_first():  # it has helped to gather the shards
+            return None
         arrays = [array for arrays in packed.values() for array in arrays.values()]
-        return _Receive(
+        return ReceiveWeights(
             weights=ray.put(packed),
             version=learner._weights_seq_no,
             everything=self.everything,
@@ -104,7 +130,7 @@ class _Pack:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Receive:
+class ReceiveWeights:
     """Call on an EnvRunner that loads weights; returns its index if it cannot."""
 
     weights: ray.ObjectRef
@@ -118,10 +144,3 @@ class _Receive:
         # Ray resolves references that are arguments, not those inside an object.
         runner.receive_weights(ray.get(self.weights), self.version)
         return None
-
-
-def _pack(learner_group: LearnerGroup, call: _Pack) -> _Receive:
-    # All Learners have the same weights; RLlib numbers them from 0.
-    first = None if learner_group.is_local else [0]
-    (result,) = learner_group.foreach_learner(call, remote_actor_ids=first)
-    return result.get()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.core import DEFAULT_AGENT_ID
 from ray.rllib.utils.annotations import override
@@ -15,12 +14,12 @@ from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.group import GROUP_BY, has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
-from rllib_llm.components.registry import Spec, Specs
+from rllib_llm.components.registry import Specs
 from rllib_llm.data.episode_data import task_of
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.agents import agents_of
@@ -67,74 +66,59 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         ... )
     """
 
+    lr = setting(1e-4)
+    group_size = setting(8)
+    clip_param = setting(0.2)
+    use_critic = setting(False)
+    use_gae = setting(False)
+    use_kl_loss = setting(False)
+
+    clip_param_high: PositiveFloat | None = setting(
+        None,
+        """Upper clip range (DAPO clip-higher, TRL ``epsilon_high``); None:
+        ``clip_param`` on both sides.""",
+    )
+    dual_clip: Annotated[float, Gt(1)] | None = setting(
+        None, "Bound of the ratio for negative advantages, e.g. 3.0."
+    )
+    advantage_baseline: Annotated[str, OneOf(BASELINES)] = setting(
+        "mean", '"mean", "leave_one_out" (RLOO) or "none".'
+    )
+    advantage_scale: Annotated[str, OneOf(SCALES)] = setting(
+        "group", '"group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).'
+    )
+    advantage_group_by: Annotated[str, OneOf(GROUP_BY)] = setting(
+        "agent",
+        """Compared returns. "agent": each agent's return with its own in the other
+        rollouts of the task (Dr. MAS; with one agent GRPO). "task": the returns of all
+        agents of a task together. "turn": an agent's return from a turn on, with the
+        same turn of the other rollouts (AT-GRPO, without its branching).""",
+    )
+    turn_discount: Fraction = setting(
+        1.0,
+        """Discount of later turns' rewards, for "turn" (MAGRPO).""",
+    )
+    advantage_estimator: Specs | None = setting(
+        None,
+        """Advantage estimators, by name or as mappings of ``name``, settings and
+        ``weight``; their weighted sum is the advantage (docs/components.md). None:
+        ``group`` with the four settings above.""",
+    )
+    advantage_transforms: Specs = setting((), "Transforms of the sum, in order.")
+    # Their gradient is 0, but their tokens would count in the denominator.
+    drop_zero_variance_groups: bool = setting(
+        True,
+        "Leave groups with equal returns, whose advantages are 0, out of the update.",
+    )
+    dynamic_sampling_rounds: NonNegativeInt = setting(
+        0,
+        """Rounds in which dropped groups are replaced by newly sampled ones within an
+        iteration (DAPO; TRL lacks it); 0: never.""",
+    )
+
     def __init__(self, algo_class: type[Any] | None = None):
         super().__init__(algo_class=algo_class or GRPO)
         self._set_llm_defaults()
-        # fmt: off
-        # __sphinx_doc_begin__
-        self.lr = 1e-4
-        self.group_size = 8
-        self.clip_param = 0.2
-        self.clip_param_high: float | None = None
-        self.dual_clip: float | None = None
-        self.advantage_baseline = "mean"
-        self.advantage_scale = "group"
-        self.advantage_group_by = "agent"
-        self.turn_discount = 1.0
-        self.advantage_estimator: Sequence[Spec] | None = None
-        self.advantage_transforms: Sequence[Spec] = ()
-        # Their gradient is 0, but their tokens would count in the denominator.
-        self.drop_zero_variance_groups = True
-        self.dynamic_sampling_rounds = 0
-        # __sphinx_doc_end__
-        # fmt: on
-        self.use_critic = False
-        self.use_gae = False
-        self.use_kl_loss = False
-
-    @override(PPOConfig)
-    @stores_settings()
-    def training(
-        self,
-        *,
-        clip_param_high: PositiveFloat | None = NotProvided,
-        dual_clip: Annotated[float, Gt(1)] | None = NotProvided,
-        advantage_baseline: Annotated[str, OneOf(BASELINES)] = NotProvided,
-        advantage_scale: Annotated[str, OneOf(SCALES)] = NotProvided,
-        advantage_group_by: Annotated[str, OneOf(GROUP_BY)] = NotProvided,
-        turn_discount: Fraction = NotProvided,
-        advantage_estimator: Specs | None = NotProvided,
-        advantage_transforms: Specs = NotProvided,
-        drop_zero_variance_groups: bool = NotProvided,
-        dynamic_sampling_rounds: NonNegativeInt = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the training settings: the shared ones, ``clip_param``, and these.
-
-        Args:
-            clip_param_high: Upper clip range (DAPO clip-higher, TRL
-                ``epsilon_high``); None: ``clip_param`` on both sides.
-            dual_clip: Bound of the ratio for negative advantages, e.g. 3.0.
-            advantage_baseline: "mean", "leave_one_out" (RLOO) or "none".
-            advantage_scale: "group" (GRPO), "none" (Dr.GRPO) or "batch" (Lite PPO).
-            advantage_group_by: Compared returns. "agent": each agent's return with its
-                own in the other rollouts of the task (Dr. MAS; with one agent GRPO).
-                "task": the returns of all agents of a task together. "turn": an agent's
-                return from a turn on, with the same turn of the other rollouts
-                (AT-GRPO, without its branching).
-            turn_discount: Discount of later turns' rewards, for "turn" (MAGRPO).
-            advantage_estimator: Advantage estimators, by name or as mappings of
-                ``name``, settings and ``weight``; their weighted sum is the advantage
-                (docs/components.md). None: ``group`` with the four settings above.
-            advantage_transforms: Transforms of the sum, in order.
-            drop_zero_variance_groups: Leave groups with equal returns, whose
-                advantages are 0, out of the update.
-            dynamic_sampling_rounds: Rounds in which dropped groups are replaced by
-                newly sampled ones within an iteration (DAPO; TRL lacks it); 0: never.
-            kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
-        """
-        super().training(**self._llm_training(**kwargs))
-        return self
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
@@ -213,6 +197,23 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
             advantage_estimator.needs_greedy(agents)
             for advantage_estimator in estimators
         )
+
+    @override(LLMConfigMixin)
+    def ahead_obstacles(self) -> list[tuple[bool, str]]:
+        rounds = self.dynamic_sampling_rounds
+        return [
+            *super().ahead_obstacles(),
+            (
+                bool(rounds),
+                f"has batches of a fixed size, but dynamic_sampling_rounds={rounds} "
+                "asks for more groups. Set one of the two to 0.",
+            ),
+            (
+                self.needs_greedy,
+                "keeps EnvRunners busy, but the advantages need greedy rollouts of "
+                "the same weights. Use another baseline.",
+            ),
+        ]
 
     @property
     def uses_components(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
+
+from rllib_llm.distributed import local
 
 _MASTER = "master"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -15,9 +16,11 @@ _LOW = (torch.bfloat16, torch.float16)
 BLOCK = 2**22
 """Elements per call of torch's AdamW, independent of the parameters' sizes."""
 
-# Bytes per element of the block in work: torch needs two float32 temporaries; a
-# low-precision gradient is converted as well.
+# Bytes per element of the block in work, by whether the parameter has low precision:
+# torch needs two float32 temporaries; a low-precision gradient is converted as well.
 _TEMPORARY_BYTES = {False: 8, True: 12}
+# The block's moments and master, fetched from host memory.
+_FETCHED_BYTES = {False: 8, True: 12}
 
 
 class MixedPrecisionAdamW(torch.optim.AdamW):
@@ -31,8 +34,26 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
     A step works through blocks of :data:`BLOCK` elements: temporaries and converted
     gradients exist for one of them, not for the whole model.
 
-    A parameter that other code has written to (a restored state) is read again.
+    An element that other code has written to (a restored state) is read again. Of a
+    sharded parameter a Learner updates its own part; the state is sharded like it.
+
+    Args:
+        params: Parameters, or groups of them.
+        offload: Keep moments and masters in host memory. A block's are copied to the
+            parameter's device for its step and back, so steps are equal to the bit.
+        **settings: Arguments of ``torch.optim.AdamW``.
     """
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor],
+        *,
+        offload: bool = False,
+        **settings: Any,
+    ) -> None:
+        """Create an optimiser without a state; the first step creates it."""
+        self.offload = offload
+        super().__init__(params, **settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:
@@ -42,17 +63,30 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             trained = [p for p in group["params"] if p.grad is not None]
             for parameter in trained:
                 self._prepare(parameter)
-            self._read_masters_again(trained)
             for block in _blocks(trained):
                 self._step_block(group, block)
             for parameter in trained:
-                if parameter.numel() > BLOCK:  # its blocks incremented copies
+                # Its blocks incremented copies, or it has none: an empty shard.
+                if not 0 < local(parameter).numel() <= BLOCK:
                     self.state[parameter]["step"] += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state without rounding it to the parameters' precision."""
-        with self._seen_as_float32():
-            super().load_state_dict(state_dict)
+        """Load a state in float32, each tensor to where this optimiser keeps it."""
+        # Not by torch: it would round the tensors to the parameters' precision, and
+        # move them to the parameters' device.
+        super().load_state_dict({**state_dict, "state": {}})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, parameter in zip(keys, parameters, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                # adamw() reads the number of steps on the host.
+                home = torch.device("cpu") if name == "step" else self._home(parameter)
+                kept = torch.as_tensor(value).to(home, torch.float32)
+                self.state[parameter][name] = kept
+
+    def _home(self, parameter: torch.Tensor) -> torch.device:
+        """Return the device that keeps a parameter's state."""
+        return torch.device("cpu") if self.offload else parameter.device
 
     def _prepare(self, parameter: torch.Tensor) -> None:
         """Create the state of a new parameter."""
@@ -61,25 +95,12 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             # The state of torch's AdamW, so that its load_state_dict() accepts it.
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name in _MOMENTS:
-                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                state[name] = torch.zeros_like(
+                    parameter, dtype=torch.float32, device=self._home(parameter)
+                )
         if parameter.dtype in _LOW and _MASTER not in state:
-            state[_MASTER] = parameter.detach().float()
-
-    def _read_masters_again(self, parameters: list[torch.Tensor]) -> None:
-        """Copy low-precision parameters that other code has written to their masters.
-
-        A restored or copied weight: stepping from the old master would undo it.
-        """
-        lows = [p for p in parameters if p.dtype in _LOW]
-        if not lows:
-            return
-        changed = [_was_written_to(p, self.state[p][_MASTER]) for p in lows]
-        # Looked at together, so that the host waits for the device once per step.
-        for parameter, was_changed in zip(
-            lows, torch.stack(changed).tolist(), strict=True
-        ):
-            if was_changed:
-                self.state[parameter][_MASTER].copy_(parameter)
+            master = parameter.detach().to(self._home(parameter), torch.float32)
+            state[_MASTER] = master
 
     def _step_block(
         self, group: dict[str, Any], block: list[tuple[torch.Tensor, slice]]
@@ -87,12 +108,13 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
         """Update parts of parameters, each a slice of the flattened parameter."""
         of_state: dict[str, list[torch.Tensor]] = {n: [] for n in _MOMENTS}
         weights, gradients, steps, lows = [], [], [], []
-        for parameter, where in block:
-            state = self.state[parameter]
-            is_whole = parameter.numel() <= BLOCK
+        states = [self._fetch(*part) for part in block]
+        for (parameter, where), state in zip(block, states, strict=True):
+            is_whole = local(parameter).numel() <= BLOCK
             weight = _part(parameter.detach(), where)
             if parameter.dtype in _LOW:
-                master = _part(state[_MASTER], where)
+                master = state[_MASTER]
+                _read_again(weight, master)
                 lows.append((weight, master))
                 weight = master
             weights.append(weight)
@@ -100,10 +122,11 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             # one.
             gradients.append(_part(parameter.grad, where).float())
             for name in _MOMENTS:
-                of_state[name].append(_part(state[name], where))
+                of_state[name].append(state[name])
             # adamw() increments it, and a parameter in several blocks takes one step
             # only.
-            steps.append(state["step"] if is_whole else state["step"].clone())
+            step = self.state[parameter]["step"]
+            steps.append(step if is_whole else step.clone())
         beta1, beta2 = group["betas"]
         adamw(
             weights,
@@ -124,37 +147,45 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
             # Rounded once per step from the exact sum; rounding errors do not
             # accumulate.
             low.copy_(master)
+        if self.offload:
+            self._put_back(block, states)
 
-    @contextlib.contextmanager
-    def _seen_as_float32(self) -> Iterator[None]:
-        """Make low-precision parameters appear to torch as float32, without a copy."""
-        lows = {
-            parameter: parameter.data
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.dtype in _LOW
+    def _fetch(self, parameter: torch.Tensor, where: slice) -> dict[str, torch.Tensor]:
+        """Return a slice of moments and master on the parameter's device.
+
+        Views of the state; copies if it is offloaded.
+        """
+        return {
+            name: _part(kept, where).to(parameter.device)
+            for name, kept in self.state[parameter].items()
+            if name != "step"
         }
-        gradients = {parameter: parameter.grad for parameter in lows}
-        for parameter in lows:
-            parameter.grad = None
-            parameter.data = torch.empty(0, device=parameter.device)
-        try:
-            yield
-        finally:
-            for parameter, low in lows.items():
-                parameter.data = low
-                parameter.grad = gradients[parameter]
+
+    def _put_back(
+        self,
+        block: list[tuple[torch.Tensor, slice]],
+        states: list[dict[str, torch.Tensor]],
+    ) -> None:
+        """Copy the slices that :meth:`_fetch` returned to host memory."""
+        for (parameter, where), state in zip(block, states, strict=True):
+            for name, copied in state.items():
+                _part(self.state[parameter][name], where).copy_(copied)
 
 
-def step_bytes(parameters: list[torch.Tensor]) -> int:
+def step_bytes(parameters: list[torch.Tensor], *, offload: bool = False) -> int:
     """Return the bytes a step needs besides parameters, gradients and state.
 
     Args:
         parameters: The trained parameters; only shapes and dtypes are read.
+        offload: Whether the state is in host memory.
     """
+    needs = {
+        is_low: _TEMPORARY_BYTES[is_low] + offload * _FETCHED_BYTES[is_low]
+        for is_low in (False, True)
+    }
     blocks = [
         sum(
-            (where.stop - where.start) * _TEMPORARY_BYTES[parameter.dtype in _LOW]
+            (where.stop - where.start) * needs[parameter.dtype in _LOW]
             for parameter, where in block
         )
         for block in _blocks(parameters)
@@ -172,7 +203,7 @@ def _blocks(
     block: list[tuple[torch.Tensor, slice]] = []
     room = BLOCK
     for parameter in parameters:
-        start, end = 0, parameter.numel()
+        start, end = 0, local(parameter).numel()
         if room < end <= BLOCK:
             yield block
             block, room = [], BLOCK
@@ -189,18 +220,17 @@ def _blocks(
 
 
 def _part(tensor: torch.Tensor, where: slice) -> torch.Tensor:
-    """Return the elements of a slice, without a copy."""
+    """Return the elements of a slice of this Learner's part, without a copy."""
+    tensor = local(tensor)
     if where.stop - where.start == tensor.numel():
         return tensor
     return tensor.view(-1)[where]
 
 
-def _was_written_to(parameter: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-    """Return whether a parameter is not its rounded master. bool scalar"""
-    flat, masters = parameter.detach().view(-1), master.view(-1)
-    # In parts: a comparison has temporaries of its size.
-    differ = [
-        (part.to(parameter.dtype) != values).any()
-        for part, values in zip(masters.split(BLOCK), flat.split(BLOCK), strict=True)
-    ]
-    return torch.stack(differ).any()
+def _read_again(low: torch.Tensor, master: torch.Tensor) -> None:
+    """Copy elements that other code has written to their masters.
+
+    Stepping from the old master would undo a restored or copied weight.
+    """
+    # Without asking whether there are any, for which the host would wait.
+    master.copy_(torch.where(master.to(low.dtype) == low, master, low))

@@ -16,28 +16,33 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.fast_layers import (
-    precision_in_force,
-    speed_up_linear_layers,
-    speed_up_norms,
-)
+from rllib_llm import compat
+from rllib_llm.algorithms.learner.fast_layers import precision_in_force
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
+from rllib_llm.algorithms.learner.sharding import ShardingMixin
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import count, micro_batches, read, upload
-from rllib_llm.distributed import all_reduce_sum, sum_gradients, sum_tensors
+from rllib_llm.distributed import (
+    all_reduce_sum,
+    equal_passes,
+    sum_gradients,
+    sum_tensors,
+)
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
+from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.seeding import stable_seed
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.training_data import TrainingData
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 
     from rllib_llm.types import LLMConfig
 
@@ -48,6 +53,7 @@ class LLMLearnerMixin(
     ComposedLossMixin,
     NonLLMLearnerMixin,
     ReferenceKLMixin,
+    ShardingMixin,
     OptimizerMixin,
     TokenAnnotationsMixin,
     LearnerStats,
@@ -69,9 +75,12 @@ class LLMLearnerMixin(
     # Building ------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Build module, optimisers and connectors, and speed up layers on CPUs."""
+        """Build module, optimisers and connectors."""
         self._non_llm_ids = frozenset(self.config.non_llm_module_ids)
         self._critic_id = CRITIC_MODULE if self.config.critic_view else None
+        self.is_sharded = self.config.sharding is not None
+        if torch.distributed.is_initialized():
+            compat.limit_collectives(self.config.collective_timeout_s)
         super().build()
         self._num_threads = choose_threads(
             self.config.torch_num_threads,
@@ -81,18 +90,19 @@ class LLMLearnerMixin(
         )
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
-            # RLlib wraps modules for DDP; the layers are those of the unwrapped one.
-            module = self.module[module_id].unwrapped().train()
-            if self.config.lm_compile:
-                continue  # its graphs would break at the replaced layers
-            speed_up_norms(module, torch.device(self._device))
-            if self.config.matmul_precision == "auto":
-                speed_up_linear_layers(module, torch.device(self._device))
+            self.module[module_id].unwrapped().train()
         self._reset_stats()
         self._is_first_pass = True
         self._mismatch_in_first_pass = True
         self._nan_steps = 0
         self._last_timesteps: dict[str, Any] = {}
+
+    @override(TorchLearner)
+    def _make_module(self) -> MultiRLModule:
+        """Build the modules; their models and copies of them on the device."""
+        # Shards move to it layer by layer.
+        with models_placed_on("cpu" if self.is_sharded else self._device):
+            return super()._make_module()
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -115,6 +125,8 @@ class LLMLearnerMixin(
                 # memory held.
                 for optimizer in self._optimizer_parameters:
                     optimizer.zero_grad(set_to_none=True)
+                if self.is_sharded:
+                    self.reshard()
 
     # Minibatches ---------------------------------------------------------------------
 
@@ -271,34 +283,52 @@ class LLMLearnerMixin(
         total = all_reduce_sum([local_units], self._device)[0]
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
-        if data is None or total == 0:
+        # A rank without rows must join the passes of sharded layers as well.
+        if total == 0 or (data is None and not self.is_sharded):
             return fwd_out, loss_sum, total
+        parts = () if data is None else self._parts(module_id, data, config)
+        for part in equal_passes(parts, self._device, is_sharded=self.is_sharded):
+            if part is None:
+                loss = self._idle_loss(module_id, config)
+            else:
+                part[DENOMINATOR] = total
+                fwd_out, loss = self._pass(module_id, part, config)
+            # Per micro-batch: frees its activations, and gradients add up in `.grad`.
+            loss.backward()
+            loss_sum = loss_sum + loss.detach()
+        return fwd_out, loss_sum, total
+
+    def _parts(
+        self, module_id: str, data: dict[str, Any], config: LLMConfig
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the micro-batches that have trained tokens."""
         # Some loss components weigh whole sequences, which must then not be split.
         is_whole = module_id in self._uncut_sequences
         together = read(data, columns.EPISODE_INDEX) if is_whole else None
         max_tokens = config.micro_batch_tokens
         for _, part in micro_batches(data, max_tokens, together=together):
             # E.g. rows of masked episodes: no gradient, so no forward pass.
-            if not count(part):
-                continue
-            self._add_padding(module_id, part)
-            part[DENOMINATOR] = total
-            fwd_out = self.module[module_id].unwrapped().forward_train(part)
-            if Columns.ACTION_LOGP not in part:
-                # Deferred old log-probabilities: those of this pass, i.e. ratios of
-                # exactly 1.
-                scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
-                add_old_logps(part, scores[..., 0])
-                if module_id in self._mismatch_settings:
-                    self._correct_mismatch(module_id, part)
-            loss = self.compute_loss_for_module(
-                module_id=module_id, config=config, batch=part, fwd_out=fwd_out
-            )
-            self._annotate_tokens(module_id, part, fwd_out)
-            # Per micro-batch: frees its activations, and gradients add up in `.grad`.
-            loss.backward()
-            loss_sum = loss_sum + loss.detach()
-        return fwd_out, loss_sum, total
+            if count(part):
+                yield part
+
+    def _pass(
+        self, module_id: str, part: dict[str, Any], config: LLMConfig
+    ) -> tuple[Any, torch.Tensor]:
+        """Return the forward pass of a micro-batch and its part of the loss."""
+        self._add_padding(module_id, part)
+        fwd_out = self.module[module_id].unwrapped().forward_train(part)
+        if Columns.ACTION_LOGP not in part:
+            # Deferred old log-probabilities: those of this pass, i.e. ratios of
+            # exactly 1.
+            scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
+            add_old_logps(part, scores[..., 0])
+            if module_id in self._mismatch_settings:
+                self._correct_mismatch(module_id, part)
+        loss = self.compute_loss_for_module(
+            module_id=module_id, config=config, batch=part, fwd_out=fwd_out
+        )
+        self._annotate_tokens(module_id, part, fwd_out)
+        return fwd_out, loss
 
     def _count_units(self, data: dict[str, Any], config: LLMConfig) -> float:
         """Return this Learner's part of the loss denominator."""

@@ -14,6 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
+from rllib_llm.distributed import sum_of_squares
 from rllib_llm.errors import RLlibLLMError
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class OptimizerMixin(LearnerStats):
                 module_id=module_id,
                 optimizer_name=name,
                 optimizer=MixedPrecisionAdamW(
-                    parameters, weight_decay=config.weight_decay
+                    parameters,
+                    weight_decay=config.weight_decay,
+                    offload=config.optimizer_offload,
                 ),
                 params=parameters,
                 lr_or_lr_schedule=lr,
@@ -82,19 +85,25 @@ class OptimizerMixin(LearnerStats):
             gradients_dict = {r: g for r, g in gradients_dict.items() if r in critic}
         super().apply_gradients(gradients_dict)
 
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Load the optimisers' states from host memory, tensor by tensor."""
+        # RLlib copies a whole state to this device first, which then holds it twice.
+        device, self._device = self._device, torch.device("cpu")
+        try:
+            super()._set_optimizer_state(state)
+        finally:
+            self._device = device
+
     def _all_finite(self) -> bool:
         """Return whether all gradients are finite; otherwise apply ``nan_policy``."""
         # Gradients are already summed over Learners, so all ranks see the same.
         total = torch.zeros((), device=self._device)
         for module_id in self.module.keys():
             parameters = self.module[module_id].unwrapped().parameters()
-            norms = [
-                torch.linalg.vector_norm(p.grad, dtype=torch.float32)
-                for p in parameters
-                if p.grad is not None
-            ]
-            if norms:
-                square = torch.stack(norms).square().sum()
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                square = sum_of_squares(gradients)
                 # Before clipping, so that the metric shows spikes.
                 self._add_stat(module_id, "grad_norm", square.sqrt(), 1.0)
                 total = total + square

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
 from rllib_llm.connectors.learner.multi_agent_gae import LEVELS, TEAM_REWARDS
@@ -49,65 +49,52 @@ class MARFTConfig(LLMPPOConfig):
         ... )
     """
 
+    level: Annotated[str, OneOf(LEVELS)] = setting(
+        "action",
+        """"action" (MARFT-A): one ratio, advantage and value per message; "token"
+        (MARFT-T): one per token, ``gamma_token`` and ``lambda_token`` inside
+        messages.""",
+    )
+    critic: Annotated[str, OneOf(CRITICS)] = setting(
+        "shared",
+        """Estimator of values. "own": each policy's head, from its agent's
+        conversation. "shared" (MARFT): one RLModule for all, from each agent's
+        conversation. "central" (MAPPO): the same, from all agents' prompts and turns.
+        As an RLModule it is a frozen copy of the base with a trained head; with
+        ``value_head_detach=False`` all of it is trained.""",
+    )
+    team_reward: Annotated[str, OneOf(TEAM_REWARDS)] = setting(
+        "mean",
+        """"mean" or "sum" over the agents' rewards.""",
+    )
+    message_logp: Literal["mean", "sum"] = setting(
+        "mean",
+        """The log-ratio of a message is the "mean" over its tokens (GSPO's length
+        normalisation) or their "sum" (MARFT's code).""",
+    )
+    update_schedule: Annotated[str, OneOf(SCHEDULES)] = setting(
+        "joint",
+        """"joint": all policies together; "alternate": one after the other,
+        ``alternate_every`` iterations each; "sequential": one after the other within
+        an update, each corrected for those before it (HAPPO).""",
+    )
+    alternate_every: PositiveInt = setting(
+        10, "Iterations per policy (MARFT ``agent_iteration_interval``)."
+    )
+    sequential_ratio_clip: _OpenUnitInterval = setting(
+        0.2, "Clip of each message's ratio in the correction, in (0, 1)."
+    )
+    sequential_factor_clip: _OpenUnitInterval = setting(
+        0.5, "Clip of the ratios' product, in (0, 1)."
+    )
+    whiten_by: Literal["agent", "batch"] = setting(
+        "agent",
+        """Standardise advantages within each "agent" (Dr. MAS shows that doing it
+        together is unstable) or over the "batch".""",
+    )
+
     def __init__(self, algo_class: type[Any] | None = None):
         super().__init__(algo_class=algo_class or MARFT)
-        # fmt: off
-        # __sphinx_doc_begin__
-        self.level = "action"
-        self.critic = "shared"
-        self.team_reward = "mean"
-        self.message_logp = "mean"
-        self.update_schedule = "joint"
-        self.alternate_every = 10
-        self.sequential_ratio_clip = 0.2
-        self.sequential_factor_clip = 0.5
-        self.whiten_by = "agent"
-        # __sphinx_doc_end__
-        # fmt: on
-
-    @override(LLMPPOConfig)
-    @stores_settings()
-    def training(
-        self,
-        *,
-        level: Annotated[str, OneOf(LEVELS)] = NotProvided,
-        critic: Annotated[str, OneOf(CRITICS)] = NotProvided,
-        team_reward: Annotated[str, OneOf(TEAM_REWARDS)] = NotProvided,
-        message_logp: Literal["mean", "sum"] = NotProvided,
-        update_schedule: Annotated[str, OneOf(SCHEDULES)] = NotProvided,
-        alternate_every: PositiveInt = NotProvided,
-        sequential_ratio_clip: _OpenUnitInterval = NotProvided,
-        sequential_factor_clip: _OpenUnitInterval = NotProvided,
-        whiten_by: Literal["agent", "batch"] = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the training settings: those of LLMPPO, and these.
-
-        Args:
-            level: "action" (MARFT-A): one ratio, advantage and value per message;
-                "token" (MARFT-T): one per token, ``gamma_token`` and ``lambda_token``
-                inside messages.
-            critic: Estimator of values. "own": each policy's head, from its agent's
-                conversation. "shared" (MARFT): one RLModule for all, from each agent's
-                conversation. "central" (MAPPO): the same, from all agents' prompts and
-                turns. As an RLModule it is a frozen copy of the base with a trained
-                head; with ``value_head_detach=False`` all of it is trained.
-            team_reward: "mean" or "sum" over the agents' rewards.
-            message_logp: The log-ratio of a message is the "mean" over its tokens
-                (GSPO's length normalisation) or their "sum" (MARFT's code).
-            update_schedule: "joint": all policies together; "alternate": one after
-                the other, ``alternate_every`` iterations each; "sequential": one after
-                the other within an update, each corrected for those before it (HAPPO).
-            alternate_every: Iterations per policy (MARFT ``agent_iteration_interval``).
-            sequential_ratio_clip: Clip of each message's ratio in the correction, in
-                (0, 1).
-            sequential_factor_clip: Clip of the ratios' product, in (0, 1).
-            whiten_by: Standardise advantages within each "agent" (Dr. MAS shows that
-                doing it together is unstable) or over the "batch".
-            kwargs: ``LLMPPOConfig.training``.
-        """
-        super().training(**kwargs)
-        return self
 
     @override(AlgorithmConfig)
     def validate(self) -> None:

@@ -15,6 +15,7 @@ from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import (
+    idle_rows,
     keep,
     micro_batches,
     places,
@@ -22,6 +23,7 @@ from rllib_llm.data.micro_batches import (
     trained_places,
     upload,
 )
+from rllib_llm.distributed import equal_passes
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 from rllib_llm.losses.value_losses import critic_loss
 
@@ -101,7 +103,7 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
             # The critic and non-LLM modules are updated once, not once per policy.
             first_only = others if place == 0 else {}
             yield from super()._minibatches({**of_policy, **first_only}, *arguments)
-            if of_policy:
+            if of_policy or self.is_sharded:
                 self._correct_others(data, module_id, order[place + 1 :])
 
     @torch.no_grad()
@@ -116,8 +118,10 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         """
         if not len(rest):
             return
-        log_ratios, rounds = self._message_changes(updated, data[updated])
-        self._changes.append((log_ratios, rounds))
+        logp = self._new_logps(updated, data.get(updated))
+        if logp is None:
+            return
+        self._changes.append(self._message_changes(logp, data[updated]))
         for module_id in filter(data.__contains__, rest):
             self._correct(module_id, data[module_id])
 
@@ -157,16 +161,25 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         change = (factors - 1).abs().mean()
         self._add_stat(module_id, "sequential_factor_gap", change, len(factors))
 
+    def _new_logps(
+        self, module_id: str, batch: dict[str, Any] | None
+    ) -> torch.Tensor | None:
+        """Return the log-probabilities after the update. [B, T]; None without rows"""
+        logp = None if batch is None else torch.zeros_like(batch[Columns.ACTION_LOGP])
+        module = self.module[module_id].unwrapped()
+        max_tokens = self.config.micro_batch_tokens
+        parts = () if batch is None else micro_batches(batch, max_tokens)
+        for pair in equal_passes(parts, self._device, is_sharded=self.is_sharded):
+            index, part = pair or (None, idle_rows(self._device))
+            scores = module._forward(part)[Columns.ACTION_DIST_INPUTS]
+            if logp is not None and index is not None:
+                logp[index, : scores.shape[1]] = scores[..., 0]
+        return logp
+
     def _message_changes(
-        self, module_id: str, batch: dict[str, Any]
+        self, logp: torch.Tensor, batch: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each message's log-ratio [M], and its episode and round [M, 2]."""
-        logp = torch.zeros_like(batch[Columns.ACTION_LOGP])
-        module = self.module[module_id].unwrapped()
-        for index, part in micro_batches(batch, self.config.micro_batch_tokens):
-            width = part[columns.INPUT_IDS].shape[1]
-            scores = module._forward(part)[Columns.ACTION_DIST_INPUTS]
-            logp[index, :width] = scores[..., 0]
         messages, keys = _number_messages(batch)
         log_ratios, _ = message_log_ratios(
             logp,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.turn_gae import GAE_LEVELS
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.algorithms.config.declarations import fluent_method, setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.check_critic import validate_critic_settings
@@ -31,73 +31,61 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         ... )
     """
 
-    def __init__(self, algo_class: type[Any] | None = None):
-        super().__init__(algo_class=algo_class or LLMPPO)
-        self._set_llm_defaults()
-        # fmt: off
-        # __sphinx_doc_begin__
-        self.lr = 1e-4
-        # A time step is a turn: RLlib's 0.99 would discount whole turns.
-        self.gamma = 1.0
-        self.lambda_ = 0.95
-        self.gamma_token = 1.0
-        self.lambda_token = 1.0
-        self.gae_level = "token"
-        self.lambda_critic: float | None = None
-        self.lambda_length_alpha: float | None = None
-        self.whiten_advantages = True
-        self.clip_param = 0.2
-        self.vf_loss_coeff = 0.5
-        self.value_loss = "squared"
-        self.value_huber_delta = 1.0
-        self.vf_clip_range: float | None = None
-        self.use_kl_loss = False
-        # __sphinx_doc_end__
-        # fmt: on
-
-    @override(PPOConfig)
-    @stores_settings()
-    def training(
-        self,
-        *,
-        gamma_token: Fraction = NotProvided,
-        lambda_token: Fraction = NotProvided,
-        gae_level: Annotated[str, OneOf(GAE_LEVELS)] = NotProvided,
-        lambda_critic: Fraction | None = NotProvided,
-        lambda_length_alpha: PositiveFloat | None = NotProvided,
-        whiten_advantages: bool = NotProvided,
-        value_loss: Annotated[str, OneOf(VALUE_LOSSES)] = NotProvided,
-        value_huber_delta: PositiveFloat = NotProvided,
-        vf_clip_range: PositiveFloat | None = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the training settings: those of PPO, the shared ones, and these.
+    training = fluent_method(
+        """Set the training settings.
 
         ``gamma`` and ``lambda_`` apply between turns (RLlib's time steps).
         ``minibatch_size`` counts episodes over all Learners; None takes the whole
         iteration. Schedules (``lr``, ``entropy_coeff``) count turns.
-
-        Args:
-            gamma_token: Discount per token inside a turn.
-            lambda_token: GAE's lambda per token inside a turn.
-            gae_level: "token": GAE over all tokens; "turn": turns are the steps, with
-                one value and one advantage each (VL-DAC); "bilevel": GAE over turns,
-                and over the tokens inside each (RAGEN).
-            lambda_critic: Lambda of the value targets (VC-PPO, VAPO: 1.0); None: that
-                of the advantages.
-            lambda_length_alpha: Lambda of the advantages is ``1 - 1 / (alpha * l)``, l
-                the trained tokens of the episode (VAPO: 0.05); None: ``lambda_`` and
-                ``lambda_token``.
-            whiten_advantages: Standardise advantages over trained tokens.
-            value_loss: "squared" (capped at ``vf_clip_param``), "huber", or "bce": the
-                critic outputs the logit of a return in [0, 1].
-            value_huber_delta: Error beyond which "huber" is linear.
-            vf_clip_range: Distance of a value from its old one beyond which the larger
-                of both losses counts (PPO2's value clip); None: no bound.
-            kwargs: ``PPOConfig.training`` and ``LLMConfigMixin._llm_training``.
         """
-        super().training(**self._llm_training(**kwargs))
-        return self
+    )
+
+    lr = setting(1e-4)
+    # A time step is a turn: RLlib's 0.99 would discount whole turns.
+    gamma = setting(1.0)
+    lambda_ = setting(0.95)
+    clip_param = setting(0.2)
+    vf_loss_coeff = setting(0.5)
+    use_kl_loss = setting(False)
+
+    gamma_token: Fraction = setting(1.0, "Discount per token inside a turn.")
+    lambda_token: Fraction = setting(1.0, "GAE's lambda per token inside a turn.")
+    gae_level: Annotated[str, OneOf(GAE_LEVELS)] = setting(
+        "token",
+        """"token": GAE over all tokens; "turn": turns are the steps, with one value
+        and one advantage each (VL-DAC); "bilevel": GAE over turns, and over the tokens
+        inside each (RAGEN).""",
+    )
+    lambda_critic: Fraction | None = setting(
+        None,
+        """Lambda of the value targets (VC-PPO, VAPO: 1.0); None: that of the
+        advantages.""",
+    )
+    lambda_length_alpha: PositiveFloat | None = setting(
+        None,
+        """Lambda of the advantages is ``1 - 1 / (alpha * l)``, l the trained tokens of
+        the episode (VAPO: 0.05); None: ``lambda_`` and ``lambda_token``.""",
+    )
+    whiten_advantages: bool = setting(
+        True, "Standardise advantages over trained tokens."
+    )
+    value_loss: Annotated[str, OneOf(VALUE_LOSSES)] = setting(
+        "squared",
+        """"squared" (capped at ``vf_clip_param``), "huber", or "bce": the critic
+        outputs the logit of a return in [0, 1].""",
+    )
+    value_huber_delta: PositiveFloat = setting(
+        1.0, 'Error beyond which "huber" is linear.'
+    )
+    vf_clip_range: PositiveFloat | None = setting(
+        None,
+        """Distance of a value from its old one beyond which the larger of both losses
+        counts (PPO2's value clip); None: no bound.""",
+    )
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        super().__init__(algo_class=algo_class or LLMPPO)
+        self._set_llm_defaults()
 
     @override(AlgorithmConfig)
     def validate(self) -> None:

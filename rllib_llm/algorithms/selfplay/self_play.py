@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.group_relative import BASELINES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
-from rllib_llm.algorithms.config.assign import assign
+from rllib_llm.algorithms.config.declarations import fluent_method, setting, state
 from rllib_llm.algorithms.config.league import LeagueSettings
 from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
 from rllib_llm.algorithms.selfplay.assign_opponents import AssignedTasks, TakeTurns
@@ -59,43 +59,35 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         ... )
     """
 
+    training = fluent_method(
+        """Set the training settings.
+
+        GRPO's baselines need ``group_size`` >= 2; the rollouts of a group have the same
+        opponent.
+        """
+    )
+
+    advantage_scale = setting("none")
+    group_size = setting(1)
+    drop_zero_variance_groups = setting(False)
+
+    # Agents with a policy of the user's, and the policies that validate() added.
+    fixed_policies: dict[str, str] = state({})
+    declared_slots: tuple[str, ...] = state(())
+
+    advantage_baseline: Annotated[str, OneOf((ROLE, *BASELINES))] = setting(
+        ROLE,
+        """"role", or one of GRPO's.""",
+    )
+    role_decay: Annotated[float, Interval(ge=0, lt=1)] = setting(
+        0.95,
+        """With ``advantage_baseline="role"`` (SPIRAL's role-conditioned advantage
+        estimation): share of a role's average return that remains when a new return is
+        added, in [0, 1).""",
+    )
+
     def __init__(self, algo_class: type[Any] | None = None):
         super().__init__(algo_class=algo_class or SelfPlay)
-        self._set_league_defaults()
-        # fmt: off
-        # __sphinx_doc_begin__
-        self.advantage_baseline = ROLE
-        self.advantage_scale = "none"
-        self.role_decay = 0.95
-        self.group_size = 1
-        self.drop_zero_variance_groups = False
-        # __sphinx_doc_end__
-        # fmt: on
-        # Agents with a policy of the user's, and the policies that validate() added.
-        self.fixed_policies: dict[str, str] = {}
-        self.declared_slots: tuple[str, ...] = ()
-
-    @override(GRPOConfig)
-    def training(
-        self,
-        *,
-        advantage_baseline: Annotated[str, OneOf((ROLE, *BASELINES))] = NotProvided,
-        role_decay: Annotated[float, Interval(ge=0, lt=1)] = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the training settings: those of GRPO, and these.
-
-        Args:
-            advantage_baseline: "role", or one of GRPO's.
-            role_decay: With ``advantage_baseline="role"`` (SPIRAL's role-conditioned
-                advantage estimation): share of a role's average return that remains
-                when a new return is added, in [0, 1).
-            kwargs: ``GRPOConfig.training``. GRPO's baselines need ``group_size`` >= 2;
-                the rollouts of a group have the same opponent.
-        """
-        super().training(advantage_baseline=advantage_baseline, **kwargs)
-        assign(self, role_decay=role_decay)
-        return self
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
@@ -105,6 +97,13 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
         super().validate()
         if not self.in_evaluation:
             validate_league(self)
+
+    @override(GRPOConfig)
+    def ahead_obstacles(self) -> list[tuple[bool, str]]:
+        why = (
+            "does not work with SelfPlay, which assigns opponents by the last results."
+        )
+        return [(True, f"{why} Leave it out."), *super().ahead_obstacles()]
 
     # Derived settings ----------------------------------------------------------------
 

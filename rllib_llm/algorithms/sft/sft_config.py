@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.config.assign import stores_settings
+from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
@@ -55,42 +55,32 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
         ... )
     """
 
+    lr = setting(1e-3)
+    # A setting of PPO's, which the package reads of every config.
+    use_critic = state(False)
+    old_logps = setting("engine")
+
+    mistake_rate: Fraction = setting(
+        0.0,
+        """Share of the expert's turns that ``random_action`` plays instead, in [0, 1];
+        all turns are imitated.""",
+    )
+    observation_weight: Fraction = setting(
+        0.0,
+        """Weight of prompt tokens relative to the expert's, in [0, 1]. With 0 they are
+        not trained. Small models learn to copy names sooner with 0.1 to 0.2.""",
+    )
+
     def __init__(self, algo_class: type[Any] | None = None):
         if algo_class is None:
             from rllib_llm.algorithms.sft.sft import SFT as algo_class
         super().__init__(algo_class=algo_class)
         self._set_llm_defaults()
-        # fmt: off
-        # __sphinx_doc_begin__
-        self.lr = 1e-3
-        self.mistake_rate = 0.0
-        self.observation_weight = 0.0
-        # __sphinx_doc_end__
-        # fmt: on
-        self.use_critic = False
-        self.old_logps = "engine"
 
-    @override(AlgorithmConfig)
-    @stores_settings()
-    def training(
-        self,
-        *,
-        mistake_rate: Fraction = NotProvided,
-        observation_weight: Fraction = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the training settings: the shared ones and these.
-
-        Args:
-            mistake_rate: Share of the expert's turns that ``random_action`` plays
-                instead, in [0, 1]; all turns are imitated.
-            observation_weight: Weight of prompt tokens relative to the expert's, in
-                [0, 1]. With 0 they are not trained. Small models learn to copy names
-                sooner with 0.1 to 0.2.
-            kwargs: ``AlgorithmConfig.training`` and ``LLMConfigMixin._llm_training``.
-        """
-        super().training(**self._llm_training(**kwargs))
-        return self
+    @override(LLMConfigMixin)
+    def ahead_obstacles(self) -> list[tuple[bool, str]]:
+        why = "has no effect on SFT, which trains on demonstrations. Leave it out."
+        return [(True, why)]
 
     @override(AlgorithmConfig)
     def validate(self) -> None:

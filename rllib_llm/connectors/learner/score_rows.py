@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,13 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import HostColumns, micro_batches, upload
+from rllib_llm.data.micro_batches import (
+    HostColumns,
+    idle_rows,
+    micro_batches,
+    upload,
+)
+from rllib_llm.distributed import equal_passes
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -37,6 +43,8 @@ class ScoreRows(ConnectorV2):
         references: Policies that need reference log-probabilities.
         entropies: Policies that need their entropies before the update.
         max_tokens: Token positions per pass.
+        is_sharded: Whether a pass gathers layers from all Learners, which must then
+            make the same passes.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class ScoreRows(ConnectorV2):
         references: Collection[str],
         entropies: Collection[str] = (),
         max_tokens: int | None,
+        is_sharded: bool = False,
     ):
         super().__init__()
         self.device = device
@@ -58,6 +67,7 @@ class ScoreRows(ConnectorV2):
         self.references = frozenset(references)
         self.entropies = frozenset(entropies)
         self.max_tokens = max_tokens
+        self.is_sharded = is_sharded
         self.defer_old_logps = False
 
     @override(ConnectorV2)
@@ -71,8 +81,12 @@ class ScoreRows(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        for module_id, data in batch.items():
+        for module_id in self._order(rl_module, batch):
             module = rl_module[module_id].unwrapped()
+            if module_id not in batch:
+                self._score_nothing(module_id, module)
+                continue
+            data = batch[module_id]
             # On the host: reading ids on the device would wait for it.
             module.check_ids(np.asarray(data[columns.INPUT_IDS]))
             tensors = {
@@ -87,59 +101,93 @@ class ScoreRows(ConnectorV2):
             batch[module_id] = tensors
         return batch
 
+    def _order(self, rl_module: Any, batch: dict[str, Any]) -> list[str]:
+        """Return the modules to make passes with, in the same order on all Learners."""
+        # A Learner without rows of a sharded module gathers it with the others.
+        return sorted(rl_module.keys()) if self.is_sharded else list(batch)
+
     @torch.no_grad()
     def _value(self, module: LLMRLModule, data: dict[str, Any]) -> None:
         """Add the values of a critic that is a module of its own."""
         values = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
-        for index, part in micro_batches(data, self.max_tokens):
-            # Micro-batches are cut to their longest row, so they fill the first columns
-            # only.
-            width = part[columns.INPUT_IDS].shape[1]
-            values[index, :width] = module.compute_values(part).float()
+        for index, part in self._passes(data):
+            computed = module.compute_values(part)
+            if index is not None:
+                # Micro-batches are cut to their longest row, so they fill the first
+                # columns only.
+                values[index, : computed.shape[1]] = computed.float()
         data[columns.VALUES] = values
         # The learner expects this column in every batch; a critic samples nothing.
         add_old_logps(data, torch.zeros_like(values))
 
     @torch.no_grad()
     def _score(self, module_id: str, module: LLMRLModule, data: dict[str, Any]) -> None:
-        has_values = module_id in self.values
-        has_reference = module_id in self.references
-        behaviour = data[columns.BEHAVIOUR_LOGP]
-        old = behaviour.clone()
-        values, reference, entropy = (torch.zeros_like(old) for _ in range(3))
-        has_entropy = module_id in self.entropies
-        recompute = self.old_logps == "learner" and not self.defer_old_logps
+        wanted, old = self._wanted(module_id), data[columns.BEHAVIOUR_LOGP].clone()
+        computed = {name: torch.zeros_like(old) for name in wanted}
+        if Columns.ACTION_LOGP in wanted:
+            computed[Columns.ACTION_LOGP] = old
         # Dropout would make old and new log-probabilities differ before any update.
         was_training = module.training
         module.eval()
-        if recompute or has_values or has_reference or has_entropy:
-            for index, part in micro_batches(data, self.max_tokens):
-                width = part[columns.INPUT_IDS].shape[1]
-                hidden = None
-                if recompute or has_entropy:
-                    out = module._forward(part)
-                    hidden = out[Columns.EMBEDDINGS]
-                    scores = out[Columns.ACTION_DIST_INPUTS]
-                    entropy[index, :width] = scores[..., 1]
-                    if recompute:
-                        old[index, :width] = scores[..., 0]
-                # The hidden states of the pass above, if there was one, spare a second
-                # pass.
-                if has_values:
-                    estimates = module.compute_values(part, embeddings=hidden)
-                    values[index, :width] = estimates.float()
-                if has_reference:
-                    reference[index, :width] = module.reference_logps(part)
+        for index, part in self._passes(data) if wanted else ():
+            for name, values in _pass(module, part, wanted).items():
+                if index is not None:
+                    computed[name][index, : values.shape[1]] = values
         module.train(was_training)
         if not self.defer_old_logps:
             add_old_logps(data, old)
         data[Columns.ACTIONS] = data[columns.INPUT_IDS]
-        if has_values:
-            data[columns.VALUES] = values
-        if has_reference:
-            data[columns.REF_LOGP] = reference
-        if has_entropy:
-            data[columns.TOKEN_ENTROPY] = entropy
+        computed.pop(Columns.ACTION_LOGP, None)
+        data.update(computed)
+
+    @torch.no_grad()
+    def _score_nothing(self, module_id: str, module: LLMRLModule) -> None:
+        """Make the passes of the other Learners with a module that has no rows here."""
+        wanted = self._wanted(module_id)
+        for _, part in self._passes(None) if wanted else ():
+            _pass(module, part, wanted)
+
+    def _wanted(self, module_id: str) -> tuple[str, ...]:
+        """Return the names of the columns to compute for a module."""
+        if module_id == self.critic:
+            return (columns.VALUES,)
+        recompute = self.old_logps == "learner" and not self.defer_old_logps
+        chosen = {
+            Columns.ACTION_LOGP: recompute,
+            columns.VALUES: module_id in self.values,
+            columns.REF_LOGP: module_id in self.references,
+            columns.TOKEN_ENTROPY: module_id in self.entropies,
+        }
+        return tuple(name for name, is_wanted in chosen.items() if is_wanted)
+
+    def _passes(
+        self, data: dict[str, Any] | None
+    ) -> Iterator[tuple[torch.Tensor | None, dict[str, Any]]]:
+        """Yield row indices and micro-batches; None for a pass without rows."""
+        parts = () if data is None else micro_batches(data, self.max_tokens)
+        device = self.device or "cpu"
+        for part in equal_passes(parts, device, is_sharded=self.is_sharded):
+            yield part or (None, idle_rows(device))
+
+
+def _pass(
+    module: LLMRLModule, part: dict[str, Any], wanted: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Return the wanted columns of a micro-batch. Each [B, T]"""
+    computed, hidden = {}, None
+    if Columns.ACTION_LOGP in wanted or columns.TOKEN_ENTROPY in wanted:
+        out = module._forward(part)
+        hidden, scores = out[Columns.EMBEDDINGS], out[Columns.ACTION_DIST_INPUTS]
+        computed[Columns.ACTION_LOGP] = scores[..., 0]
+        computed[columns.TOKEN_ENTROPY] = scores[..., 1]
+    # The hidden states of the pass above, if there was one, spare a second pass.
+    if columns.VALUES in wanted:
+        computed[columns.VALUES] = module.compute_values(
+            part, embeddings=hidden
+        ).float()
+    if columns.REF_LOGP in wanted:
+        computed[columns.REF_LOGP] = module.reference_logps(part)
+    return {name: computed[name] for name in wanted}
 
 
 def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ class Alarm:
 
     Attributes:
         name: Its name in YAML and in the result.
+        condition: A sentence about a run in which it fires.
         reads: Result keys, one for each series of ``detect``. Those below
             ``learners/<module>/`` are checked per policy.
         detect: Returns a description if the condition holds, else None.
@@ -33,6 +34,7 @@ class Alarm:
     """
 
     name: str
+    condition: str
     reads: tuple[str, ...]
     detect: Callable[..., str | None]
     thresholds: dict[str, Any]
@@ -50,6 +52,7 @@ class Alarm:
 _ALL = (
     Alarm(
         "kl",
+        "The policy changes too much in an update.",
         (MODULE + result_keys.KL,),
         detectors.is_above,
         {"above": 0.2, "window": 1},
@@ -58,6 +61,7 @@ _ALL = (
     ),
     Alarm(
         "entropy_collapse",
+        "The policy becomes deterministic before it succeeds.",
         (MODULE + result_keys.ENTROPY,),
         detectors.is_below,
         {"below": 0.02, "window": 3},
@@ -67,6 +71,7 @@ _ALL = (
     ),
     Alarm(
         "entropy_explosion",
+        "The policy becomes noise.",
         (MODULE + result_keys.ENTROPY,),
         detectors.has_grown,
         {"factor": 3.0, "above": 1.0, "window": 3, "baseline": 5},
@@ -75,6 +80,7 @@ _ALL = (
     ),
     Alarm(
         "reward_variance",
+        "Returns of a group are equal, so nothing is learned.",
         (result_keys.ZERO_VARIANCE_GROUPS, "return_std"),
         detectors.variance_is_gone,
         {"above": 0.95, "fraction": 0.1, "window": 5, "baseline": 10},
@@ -84,6 +90,7 @@ _ALL = (
     ),
     Alarm(
         "repetition",
+        "Turns repeat themselves.",
         ("env_runners/repeat_in_turn_frac",),
         detectors.is_above,
         {"above": 0.5, "window": 3},
@@ -92,6 +99,7 @@ _ALL = (
     ),
     Alarm(
         "echo",
+        "Turns repeat earlier turns.",
         ("env_runners/repeat_of_turns_frac",),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
@@ -102,6 +110,7 @@ _ALL = (
     ),
     Alarm(
         "copying",
+        "Turns repeat the prompt.",
         ("env_runners/copied_prompt_frac",),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
@@ -111,6 +120,7 @@ _ALL = (
     ),
     Alarm(
         "length",
+        "Turns become long.",
         (result_keys.TOKENS_PER_TURN,),
         detectors.has_grown,
         {"factor": 3.0, "above": 50.0, "window": 3, "baseline": 5},
@@ -120,6 +130,7 @@ _ALL = (
     ),
     Alarm(
         "truncation",
+        "Episodes run out of tokens.",
         (TRUNCATED,),
         detectors.is_above,
         {"above": 0.5, "window": 3},
@@ -128,6 +139,7 @@ _ALL = (
     ),
     Alarm(
         "no_valid_action",
+        "No turn has been a valid action since the run began.",
         (result_keys.INVALID,),
         detectors.was_never_below,
         {"below": 0.99, "window": 3},
@@ -137,6 +149,7 @@ _ALL = (
     ),
     Alarm(
         "invalid_turns",
+        "More turns than before are invalid actions.",
         (result_keys.INVALID,),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.2, "window": 3, "baseline": 5},
@@ -146,6 +159,7 @@ _ALL = (
     ),
     Alarm(
         "unended_turns",
+        "More turns than before reach ``max_new_tokens``.",
         (result_keys.CUT_TURNS,),
         detectors.has_grown,
         {"factor": 2.0, "above": 0.5, "window": 3, "baseline": 5},
@@ -155,6 +169,7 @@ _ALL = (
     ),
     Alarm(
         "grad_norm",
+        "Gradients are far larger than before.",
         (MODULE + "grad_norm",),
         detectors.has_spiked,
         {"factor": 10.0, "history": 20},
@@ -163,6 +178,7 @@ _ALL = (
     ),
     Alarm(
         "nan",
+        "A loss or gradient is not finite.",
         (
             MODULE + "total_loss",
             MODULE + "policy_loss",
@@ -177,6 +193,7 @@ _ALL = (
     ),
     Alarm(
         "return_drop",
+        "The return falls far below its best.",
         (result_keys.RETURN,),
         detectors.has_dropped,
         {"fraction": 0.5, "window": 3},
@@ -185,6 +202,7 @@ _ALL = (
     ),
     Alarm(
         "train_inference_mismatch",
+        "Log-probabilities of sampling and training differ.",
         (MODULE + result_keys.TRAIN_INFERENCE_MISMATCH,),
         detectors.is_above,
         {"above": 0.1, "window": 2},
@@ -193,6 +211,7 @@ _ALL = (
     ),
     Alarm(
         "stalled",
+        "No turn finished for ``after_s`` seconds while sampling.",
         ("env_runners/num_stalls",),
         detectors.has_happened,
         {"after_s": 60.0},

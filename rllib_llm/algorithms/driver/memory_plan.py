@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
 from rllib_llm.modules.lora import add_lora
+from rllib_llm.modules.sharding import decoder_layers, stays_whole
 from rllib_llm.modules.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class Memory:
             parameters.
         kv_cache: Keys and values if every slot holds a full conversation, at most
             ``kv_cache_gib``.
-        step: Temporaries of an optimiser step.
+        step: Temporaries of an optimiser step, or layers that sharded Learners gather
+            in a pass, if these are larger.
+        optimizer_host: The optimiser's bytes in host memory (``optimizer_offload``);
+            not in the sums, which are those of the Learner's device.
     """
 
     weights: int
@@ -44,16 +48,20 @@ class Memory:
     optimizer: int
     kv_cache: int
     step: int = 0
+    optimizer_host: int = 0
+
+    @property
+    def of_training(self) -> int:
+        """The peak of an update, without activations."""
+        return self.weights + self.gradients + self.optimizer + self.step
 
     @property
     def total(self) -> int:
         """The sum of all parts."""
-        held = self.weights + self.gradients + self.optimizer
-        # step is temporary, but the peak of the process includes it.
-        return held + self.kv_cache + self.step
+        return self.of_training + self.kv_cache
 
 
-def count_weights(config: LLMConfig) -> tuple[int, int, Memory]:
+def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
     """Return the number of parameters, of trained ones, and their memory.
 
     Args:
@@ -61,7 +69,8 @@ def count_weights(config: LLMConfig) -> tuple[int, int, Memory]:
     """
     held: list[Any] = []
     trained: list[Any] = []
-    references = cache = 0
+    references = cache = gathered = 0
+    whole: set[int] = set()  # parameters that sharded Learners hold as well
     bases: set[tuple[str, str]] = set()
     for module_id in config.llm_module_ids:
         policy = config.get_config_for_module(module_id)
@@ -71,13 +80,16 @@ def count_weights(config: LLMConfig) -> tuple[int, int, Memory]:
         learns = module_id in config.trained_module_ids
         trained += [p for p in weights if p.requires_grad and learns]
         base = (settings["model"], settings["dtype"])
-        if settings["lora"] and base in bases:  # adapters share one copy per process
+        gathered = max(gathered, _gathered_bytes(config, lm))
+        # Adapters share one copy per process, except of shards.
+        if settings["lora"] and base in bases and not config.sharding:
             weights = [p for p in weights if p.requires_grad]
         elif settings["lora"]:
             bases.add(base)
         elif settings["reference"]:
             references += _bytes(lm.parameters())
         held += weights
+        whole |= _whole(lm, head)
         if policy.action_head == "generate":
             tokens = policy.resolved_context_tokens() * _slots(config)
             cache += _kv_bytes_per_token(lm) * tokens
@@ -88,14 +100,24 @@ def count_weights(config: LLMConfig) -> tuple[int, int, Memory]:
         weights = [*lm.parameters(), *_parameters(head)]
         trained += [p for p in weights if p.requires_grad]
         held += weights
+        whole |= _whole(lm, head)
     if config.kv_cache_gib is not None:
         cache = min(cache, int(config.kv_cache_gib * 2**30))
+    parts = config.num_learners if config.sharding else 1
+
+    def of_learner(parameters: list[Any], size: Callable[[Any], int]) -> int:
+        sizes = [(size(p) * p.numel(), id(p) in whole) for p in parameters]
+        return sum(n if stays else -(-n // parts) for n, stays in sizes)
+
+    optimizer = of_learner(trained, _optimizer_bytes)
+    offload = config.optimizer_offload
     memory = Memory(
-        weights=_bytes(held) + references,
-        gradients=_bytes(trained),
-        optimizer=sum(p.numel() * _optimizer_bytes(p) for p in trained),
+        weights=of_learner(held, _element_size) + -(-references // parts),
+        gradients=of_learner(trained, _element_size),
+        optimizer=0 if offload else optimizer,
         kv_cache=cache,
-        step=step_bytes(trained),
+        step=max(step_bytes(trained, offload=offload), gathered),
+        optimizer_host=optimizer if offload else 0,
     )
     return sum(p.numel() for p in held), sum(p.numel() for p in trained), memory
 
@@ -117,6 +139,34 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
         is_separate = settings["value_model"] == "own"
         trunk = copy.deepcopy(lm.base_model) if is_separate else None
         return lm, ValueHead(width, **settings["value_head"], trunk=trunk)
+
+
+def _whole(lm: nn.Module, head: nn.Module | None) -> set[int]:
+    """Return the ids of parameters that :func:`shard` does not divide."""
+    named = [*lm.named_parameters()]
+    if head is not None:
+        named += [(f"value_head.{n}", p) for n, p in head.named_parameters()]
+    return {id(p) for n, p in named if stays_whole(n)}
+
+
+def _gathered_bytes(config: LLMConfig, lm: nn.Module) -> int:
+    """Return the bytes of embeddings, output layer and two layers; 0 if not sharded."""
+    if not config.sharding:
+        return 0
+    name = config.complete_sharding_kwargs()["param_dtype"]
+    layers = [_count(layer.parameters()) for layer in decoder_layers(lm)]
+    # The next layer is gathered while one computes.
+    elements = _count(lm.parameters()) - sum(layers) + 2 * max(layers)
+    dtype = loading.DTYPES[name] if name else next(lm.parameters()).dtype
+    return elements * dtype.itemsize
+
+
+def _count(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+def _element_size(parameter: torch.Tensor) -> int:
+    return parameter.element_size()
 
 
 def _parameters(head: nn.Module | None) -> list[Any]:

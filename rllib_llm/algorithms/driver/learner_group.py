@@ -1,0 +1,284 @@
+"""Group of Learners that answer together or fail with one message."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.rllib.core import COMPONENT_LEARNER
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.utils.actor_manager import (
+    FaultTolerantActorManager,
+    RemoteCallResults,
+    ResultOrError,
+)
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.distributed import is_first
+from rllib_llm.errors import LearnerError, RLlibLLMError, summarize
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+
+_GRACE_S = 10.0
+"""Seconds for the other Learners to fail as well once one has."""
+
+
+class LLMLearnerGroup(LearnerGroup):
+    """RLlib's LearnerGroup, whose calls end within a time limit.
+
+    Calls on sharded Learners go to all of them, since each holds a part of the state.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Start the Learners; the arguments are RLlib's."""
+        super().__init__(**kwargs)
+        self._version = 0  # as Learners count
+        if not self.is_local:
+            self._worker_manager = LearnerActors(
+                self._workers,
+                timeout_s=self.config.collective_timeout_s,
+                version=lambda: self._version,
+                max_remote_requests_in_flight_per_actor=(
+                    self.config.max_requests_in_flight_per_learner
+                ),
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if every Learner holds a part of the state only."""
+        return self.config.sharding is not None
+
+    @override(LearnerGroup)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        results = super().update(*args, **kwargs)
+        self._version += 1
+        return results
+
+    @override(LearnerGroup)
+    def foreach_learner(
+        self,
+        func: Callable[..., Any],
+        *,
+        remote_actor_ids: list[int] | None = None,
+        **kwargs: Any,
+    ) -> RemoteCallResults:
+        """Call a function on all Learners, or on some that hold everything.
+
+        Results are those of ``remote_actor_ids`` even if others are called as well.
+        """
+        chosen = None if self.is_sharded else remote_actor_ids
+        results = super().foreach_learner(func, remote_actor_ids=chosen, **kwargs)
+        if remote_actor_ids is None or not self.is_sharded:
+            return results
+        answers = RemoteCallResults()
+        for result in results.result_or_errors:
+            if result.actor_id in remote_actor_ids:
+                answers.result_or_errors.append(result)
+        return answers
+
+    @override(LearnerGroup)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return RLlib's state; shards are gathered by all Learners."""
+        if not self.is_sharded:
+            return super().get_state(
+                components, not_components=not_components, **kwargs
+            )
+        if not self._check_component(COMPONENT_LEARNER, components, not_components):
+            return {}
+        call = _State(
+            self._get_subcomponents(COMPONENT_LEARNER, components),
+            self._get_subcomponents(COMPONENT_LEARNER, not_components),
+            kwargs,
+        )
+        (answer,) = self.foreach_learner(call, remote_actor_ids=[0])
+        return {COMPONENT_LEARNER: answer.get()}
+
+    @override(LearnerGroup)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._ask_version()
+
+    @override(LearnerGroup)
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: Any = None, **kwargs: Any
+    ) -> str:
+        """Write RLlib's checkpoint; without ``state`` RLlib would ask one Learner."""
+        if self.is_sharded:
+            state = state or self.get_state()
+        return super().save_to_path(path, state=state, **kwargs)
+
+    @override(LearnerGroup)
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        super().restore_from_path(path, **kwargs)
+        self._ask_version()
+
+    def _ask_version(self) -> None:
+        first = None if self.is_local else [0]
+        (answer,) = self.foreach_learner(_version, remote_actor_ids=first)
+        self._version = answer.get()
+
+
+class LearnerActors(FaultTolerantActorManager):
+    """Learners that all take part in a call, or none.
+
+    RLlib's manager waits for all answers without a limit, and goes on with those that
+    it got. The process group ends a collective call after ``timeout_s``; what no
+    collective call ends (a stopped process, a call that waits for a dead one) ends
+    here.
+
+    Args:
+        actors: The Learners, by rank.
+        timeout_s: Seconds to wait for the others once one has answered.
+        version: Returns the version of the weights before the call in progress.
+        kwargs: RLlib's arguments.
+    """
+
+    def __init__(
+        self,
+        actors: list[Any],
+        *,
+        timeout_s: float,
+        version: Callable[[], int],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(actors, **kwargs)
+        self._timeout_s, self._version = timeout_s, version
+
+    @override(FaultTolerantActorManager)
+    def foreach_actor(
+        self,
+        func: Any,
+        *,
+        kwargs: Any = None,
+        remote_actor_ids: list[int] | None = None,
+        timeout_seconds: float | None = None,
+        return_obj_refs: bool = False,
+        **options: Any,
+    ) -> RemoteCallResults:
+        """Call a function on Learners, and wait for all of them.
+
+        Raises:
+            LearnerError: If one has died, raised an error, or does not answer.
+        """
+        if timeout_seconds is not None or return_obj_refs or isinstance(func, list):
+            return super().foreach_actor(
+                func,
+                kwargs=kwargs,
+                remote_actor_ids=remote_actor_ids,
+                timeout_seconds=timeout_seconds,
+                return_obj_refs=return_obj_refs,
+                **options,
+            )
+        ranks = remote_actor_ids or self.actor_ids()
+        each = kwargs if isinstance(kwargs, list) else [kwargs or {}] * len(ranks)
+        call = functools.partial(_call_method, func) if isinstance(func, str) else func
+        actors = self.actors()
+        pending = {
+            actors[rank].apply.remote(call, **keywords): rank
+            for rank, keywords in zip(ranks, each, strict=True)
+        }
+        answers, failures = self._wait(pending)
+        if failures or pending:
+            self._fail(_name_of(func), failures, sorted(pending.values()))
+        results = RemoteCallResults()
+        for rank in ranks:
+            results.add_result(rank, ResultOrError(result=answers[rank]), None)
+        return results
+
+    def _wait(
+        self, pending: dict[Any, int]
+    ) -> tuple[dict[int, Any], dict[int, RayError]]:
+        """Return answers and errors by rank; calls in progress stay in ``pending``."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, RayError] = {}
+        while pending:
+            limit = None  # an update may take any time
+            if failures:
+                limit = _GRACE_S
+            elif answers:
+                limit = self._timeout_s
+            ready, _ = ray.wait(list(pending), timeout=limit)
+            if not ready:
+                break
+            rank = pending.pop(ready[0])
+            try:
+                answers[rank] = ray.get(ready[0])
+            except RayError as error:
+                failures[rank] = error
+        return answers, failures
+
+    def _fail(
+        self, call: str, failures: dict[int, RayError], silent: list[int]
+    ) -> None:
+        """Raise the error of a call, and end Learners that can take part in no other.
+
+        Args:
+            call: Name of the call.
+            failures: Errors by rank.
+            silent: Ranks that have not answered.
+        """
+        causes = [e.cause for e in failures.values() if isinstance(e, RayTaskError)]
+        named = next((c for c in causes if isinstance(c, RLlibLLMError)), None)
+        if named and not silent and len(causes) == len(failures):
+            raise named
+        for actor in self.actors().values():
+            # A Learner that waits for a dead one would hold up the end of the run.
+            ray.kill(actor)
+        dead = [r for r, e in failures.items() if isinstance(e, RayActorError)]
+        raised = [r for r in failures if r not in dead]
+        number = self.num_actors()
+        parts = [f"Learner {rank} of {number} died" for rank in dead]
+        parts += [f"Learner {rank} of {number} does not answer" for rank in silent]
+        parts += [
+            f"Learner {rank} of {number} raised "
+            f"{summarize(getattr(failures[rank], 'cause', None) or failures[rank])}"
+            for rank in raised
+        ]
+        raise LearnerError(
+            f"{call}() after weights version {self._version()}: {'; '.join(parts)}. "
+            "Every call needs all Learners, so the run ends. Continue it from its "
+            "newest checkpoint: rllib-llm train --resume RUN."
+        ) from next(iter(failures.values()), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """A call on a Learner: return its state, on the first one alone."""
+
+    components: Any
+    not_components: Any
+    options: dict[str, Any]
+
+    def __call__(self, learner: LLMLearnerMixin) -> dict[str, Any] | None:
+        state = learner.get_state(
+            self.components, not_components=self.not_components, **self.options
+        )
+        return state if is_first() else None
+
+
+def _call_method(name: str, learner: Any, **kwargs: Any) -> Any:
+    return getattr(learner, name)(**kwargs)
+
+
+def _version(learner: LLMLearnerMixin) -> int:
+    return learner._weights_seq_no
+
+
+def _name_of(func: Any) -> str:
+    if isinstance(func, str):
+        return func
+    while isinstance(func, functools.partial):
+        func = func.func
+    return getattr(func, "__name__", type(func).__name__)

@@ -1,0 +1,135 @@
+"""Runs with sharded Learners: states, checkpoints, and Learners that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from side_by_side import flat
+
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.errors import LearnerError
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+
+
+def config(learners, config_class=GRPOConfig, timeout=1800.0, **language_model):
+    built = (
+        config_class()
+        .environment("copy_probe-v0")
+        .language_model(tiny=TINY, **language_model)
+        .generation(max_new_tokens=3)
+        .rollouts(episodes_per_iteration=8, group_size=4)
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=1e-2, micro_batch_tokens=64, ref_kl_coeff=0.1)
+        .learners(num_learners=learners, collective_timeout_s=timeout)
+    )
+    if learners:
+        built.learners(sharding="fsdp2")
+    return built
+
+
+def assert_same(left, right):
+    left, right = flat(left), flat(right)
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        assert np.array_equal(value, right[key]), key
+
+
+def state_of(algo):
+    """Return weights and optimisers."""
+    state = algo.learner_group.get_state()["learner"]
+    return {key: state[key] for key in ("rl_module", "optimizer")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config_class", "model"),
+    [(GRPOConfig, {}), (LLMPPOConfig, {"value_model": "own", "dtype": "bfloat16"})],
+)
+def test_a_checkpoint_moves_from_two_learners_to_one_and_back(
+    tmp_path, config_class, model
+):
+    def make(learners):
+        return config(learners, config_class, **model).build_algo()
+
+    two = make(2)
+    two.train()
+    saved = state_of(two)
+    two.save_to_path(tmp_path / "two")
+    one = make(0)
+    one.restore_from_path(tmp_path / "two")
+    assert_same(state_of(one), saved)
+    one.save_to_path(tmp_path / "one")
+    again = make(2)
+    again.restore_from_path(tmp_path / "one")
+    assert_same(state_of(again), saved)
+    for algo in (two, one, again):
+        algo.train()
+    assert_same(state_of(again), state_of(two))
+    for algo in (two, one, again):
+        algo.stop()
+
+
+def signalled(algo, number):
+    """Return a call in which the second Learner gets a signal, and the processes."""
+    # Nested functions are pickled by value: Learners cannot import this file.
+    found = algo.learner_group.foreach_learner(lambda learner: os.getpid())
+    victim = [result.get() for result in found][1]
+
+    def stop_one(learner):
+        if os.getpid() == victim:
+            os.kill(victim, number)
+        return learner.module["default_policy"].unwrapped().get_state()
+
+    return stop_one, victim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [
+        (signal.SIGKILL, "Learner 1 of 2 died"),
+        (signal.SIGSTOP, "Learner 1 of 2 does not answer"),
+    ],
+)
+def test_a_lost_learner_ends_the_run_with_a_sentence(number, what):
+    algo = config(2, timeout=5.0).build_algo()
+    algo.train()
+    call, victim = signalled(algo, number)
+    begin = time.monotonic()
+    try:
+        with pytest.raises(LearnerError, match=what) as error:
+            algo.learner_group.foreach_learner(call)
+        assert "stop_one() after weights version 1" in str(error.value)
+        algo.stop()
+        assert time.monotonic() - begin < 60
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_learner_killed_in_an_update():
+    # Not GRPO, which skips updates with groups of equal returns.
+    algo = config(2, LLMPPOConfig, timeout=5.0).build_algo()
+    algo.train()
+    _, victim = signalled(algo, signal.SIGKILL)
+
+    def die_in_the_next_update(learner):
+        if os.getpid() == victim:
+            learner._possibly_compiled_update = lambda *a, **k: os.kill(victim, 9)
+
+    algo.learner_group.foreach_learner(die_in_the_next_update)
+    begin = time.monotonic()
+    with pytest.raises(LearnerError, match="Learner 1 of 2 died") as error:
+        algo.train()
+    assert time.monotonic() - begin < 60
+    assert "update() after weights version 1" in str(error.value)
+    algo.stop()
