@@ -7,6 +7,8 @@ checks all of them, so that an incompatible upgrade fails there with the name.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +143,27 @@ def _linear() -> type:
     from torch import nn
 
     return nn.Linear
+
+
+@contextlib.contextmanager
+def attention_on_cpu(model: nn.Module) -> Iterator[None]:
+    """Let a model with flash attention that lies in host memory compute in the block.
+
+    Models are loaded there and checked before they move to a GPU. transformers' public
+    ``set_attn_implementation`` refuses flash attention for models on a CPU, so that it
+    could not be set again afterwards.
+    """
+    config: Any = model.config
+    chosen = config._attn_implementation
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if not on_cpu or "flash" not in (chosen or ""):
+        yield
+        return
+    config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = chosen
 
 
 def conv1d_classes() -> tuple[type, ...]:

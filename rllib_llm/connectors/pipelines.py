@@ -93,6 +93,7 @@ def learner_pipeline(
             references=[m for m, c in configs.items() if c.uses_reference],
             entropies=[m for m, c in configs.items() if c.components_need("scores")],
             max_tokens=config.micro_batch_tokens,
+            packing=config.packing,
             is_sharded=config.sharding is not None,
         ),
         *config.advantage_connectors(configs),

@@ -36,6 +36,7 @@ SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 PREDICTED_VALUES = "predicted_values"  # of RLlib's loss, at trained tokens [N]
+PACKED_ROWS = "packed_rows"  # of a micro-batch whose rows are packed: a PackedRows
 HOST = "host_columns"  # copies of some columns in host memory: a HostColumns
 
 TURN = "turn"  # extra_model_outputs key of the episode's Turn records

@@ -17,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from torch import Tensor
 
 from rllib_llm.data import columns
+from rllib_llm.data.packed_rows import PackedRows
 
 NAMES = (
     Columns.LOSS_MASK,
@@ -112,6 +113,7 @@ def micro_batches(
     max_tokens: int | None,
     *,
     together: np.ndarray | None = None,
+    packing: bool = False,
 ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     """Yield row indices and sub-batches, sorted by length, without excess padding.
 
@@ -121,12 +123,15 @@ def micro_batches(
             row forms one of its own. None means no limit.
         together: Rows with equal numbers stay in one micro-batch, which may then be
             larger; None: rows are independent. [B]
+        packing: Whether models get the rows of a micro-batch as one, without padding.
+            ``max_tokens`` then counts tokens only.
 
     Yields:
-        Indices into the batch [b], and columns cut to these rows and their longest.
+        Indices into the batch [b], and columns cut to these rows and their longest;
+        with ``packing`` also a PackedRows, if there is padding.
     """
     attention = read(batch, columns.ATTENTION_MASK)
-    length = attention.sum(axis=1)
+    num_tokens = length = attention.sum(axis=1)
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
         length = np.maximum(length, read(batch, columns.BOOTSTRAP_COLUMN) + 1)
     unit = None
@@ -145,11 +150,19 @@ def micro_batches(
     width = attention.shape[1]
     device = batch[columns.ATTENTION_MASK].device
     on_device, host, start = upload(order, device), batch.get(columns.HOST), 0
-    for end in cuts(lengths, max_tokens, unit):
+    if packing:
+        ends = packed_cuts(num_tokens[order], max_tokens, unit)
+    else:
+        ends = cuts(lengths, max_tokens, unit)
+    for end in ends:
         index, longest = on_device[start:end], int(lengths[end - 1])
         part = {k: _cut(v, index, width, longest) for k, v in batch.items()}
         if host is not None:
             part[columns.HOST] = host.select(order[start:end], longest)
+        real = attention[order[start:end], :longest]
+        # Rows without padding are as well apart as they are, and need no mask.
+        if packing and not real.all():
+            part[columns.PACKED_ROWS] = PackedRows.of(real, device)
         yield index, part
         start = end
 
@@ -201,6 +214,38 @@ def cuts(
     while begin[ends[-1]]:
         ends.append(int(begin[ends[-1]]))
     return ends[::-1]
+
+
+def packed_cuts(
+    num_tokens: np.ndarray, max_tokens: int | None, unit: np.ndarray | None = None
+) -> list[int]:
+    """Return the cuts of rows that fill each pass with as many tokens as allowed.
+
+    Args:
+        num_tokens: Tokens of each row. [B]
+        max_tokens: Most tokens of a pass of several units; None means no limit.
+        unit: Neighbours with equal numbers stay together; None: each row is a unit. [B]
+
+    Returns:
+        The end of every part, ascending; the last one is B.
+    """
+    count = len(num_tokens)
+    unit = np.arange(count) if unit is None else unit
+    starts = np.flatnonzero(np.diff(unit, prepend=-1))
+    sums = np.add.reduceat(num_tokens, starts) if count else ()
+    ends, filled = [], 0
+    for start, tokens in zip(starts, sums, strict=True):
+        if max_tokens is not None and filled and filled + tokens > max_tokens:
+            ends.append(int(start))
+            filled = 0
+        filled += int(tokens)
+    return [*ends, count]
+
+
+def num_positions(batch: Mapping[str, Any]) -> int:
+    """Return the positions of a forward pass, with the padding that it computes."""
+    real = read(batch, columns.ATTENTION_MASK)
+    return int(real.sum()) if columns.PACKED_ROWS in batch else real.size
 
 
 def _cut(value: object, index: torch.Tensor, width: int, longest: int) -> Any:

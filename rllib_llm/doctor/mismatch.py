@@ -17,7 +17,7 @@ from rllib_llm.data.micro_batches import micro_batches
 
 if TYPE_CHECKING:
     from rllib_llm.modules.llm_rl_module import LLMRLModule
-    from rllib_llm.types import LLMAlgorithm
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def mismatch_by_module(
     for module_id, module_rows in rows.items():
         module = modules[module_id].unwrapped()
         with precision_in_force(config.matmul_precision):
-            differences = _differences(module, module_rows, config.micro_batch_tokens)
+            differences = _differences(module, module_rows, config)
         if len(differences):
             mismatches[module_id] = Mismatch(
                 float(differences.mean()), float(differences.max()), len(differences)
@@ -68,13 +68,14 @@ def mismatch_by_module(
 
 @torch.no_grad()
 def _differences(
-    module: LLMRLModule, rows: Sequence[Row], max_tokens: int | None
+    module: LLMRLModule, rows: Sequence[Row], config: LLMConfig
 ) -> torch.Tensor:
     padded = pad_rows(rows, pad_id=0, trained=[True] * len(rows))
     device = next(module.parameters()).device
     batch = {k: torch.as_tensor(v, device=device) for k, v in padded.items()}
     differences = []
-    for _, part in micro_batches(batch, max_tokens):
+    max_tokens, packing = config.micro_batch_tokens, config.packing
+    for _, part in micro_batches(batch, max_tokens, packing=packing):
         logps = module._forward(part)[Columns.ACTION_DIST_INPUTS][..., 0]
         mask = part[Columns.LOSS_MASK]
         differences.append((logps - part[columns.BEHAVIOUR_LOGP])[mask].abs().cpu())

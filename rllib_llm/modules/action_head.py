@@ -139,7 +139,7 @@ def attention_inputs(
 
     Returns:
         ``attention_mask``, additive, [B, 1, T, T] (by layer type if there are several),
-        and ``position_ids`` [B, T].
+        and ``position_ids`` [B, T]. Of packed rows [1, 1, N, N] and [1, N].
 
     Raises:
         ModelError: If the model does not support such a mask.
@@ -152,11 +152,19 @@ def attention_inputs(
     # A rejected action has the positions of the chosen one.
     positions = torch.where(is_rejected, starts + column - begin, column)
     positions = positions.masked_fill(~batch[columns.ATTENTION_MASK], 0)
+    packed = batch.get(columns.PACKED_ROWS)
+    if packed is not None:
+        starts, is_rejected, column, begin, positions = map(
+            packed.pack, (starts, is_rejected, column, begin, positions)
+        )
     query, key = (column[:, :, None], column[:, None, :])
     context_end = torch.where(is_rejected, starts, column + 1)[:, :, None]
     in_context = ~is_rejected[:, None, :] & (key < context_end)
     in_action = is_rejected[:, :, None] & (key >= begin[:, :, None]) & (key <= query)
     visible = {"full_attention": in_context | in_action}
+    if packed is not None:
+        # Columns count from the start of each row, so they do not tell rows apart.
+        visible["full_attention"] &= packed.rows[:, None] == packed.rows
     window = getattr(config, "sliding_window", None)
     if "sliding_attention" in kinds:
         # By position, not by column: rejected actions are far right of their context.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def read_config(model: str) -> Any:
@@ -98,6 +101,12 @@ def fused_experts(model: nn.Module) -> dict[str, int]:
         for name, parameter in module.named_parameters(module_name, recurse=False)
         if parameter.ndim > 2
     }
+
+
+def uses_flash_attention(config: PretrainedConfig) -> bool:
+    """Return whether a model attends with flash attention, which runs on GPUs only."""
+    # As transformers' own test: "flash_attention_2", "kernels-community/flash-attn3".
+    return "flash" in (config._attn_implementation or "")
 
 
 def linear_layer_names(model: nn.Module) -> list[str]:

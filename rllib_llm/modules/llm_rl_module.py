@@ -17,6 +17,7 @@ from ray.rllib.utils.annotations import override
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from rllib_llm import compat
 from rllib_llm import weights as state
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import places, read
@@ -25,6 +26,7 @@ from rllib_llm.errors import ModelError
 from rllib_llm.losses.logprobs import token_logps_and_entropy
 from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
+from rllib_llm.modules.architectures import uses_flash_attention
 from rllib_llm.modules.checkpointed_module import CheckpointedModule
 from rllib_llm.modules.lora import (
     SharedBase,
@@ -154,7 +156,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
 
         Returns:
             ``action_dist_inputs`` [B, T, 2] (log-probability and entropy, zero where
-            masked) and ``embeddings``, the trunk's hidden states [B, T, D].
+            masked) and ``embeddings``, the trunk's hidden states: [B, T, D], or
+            [1, N, D] of packed rows.
         """
         return self._score(self.lm, batch)
 
@@ -196,6 +199,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             with self._autocast(batch[columns.INPUT_IDS].device):
                 embeddings = self._hidden(trunk or self.lm.base_model, batch)
         values = self.value_head(embeddings)
+        packed = batch.get(columns.PACKED_ROWS)
+        if packed is not None:
+            return packed.at_next_column(values, batch[columns.INPUT_IDS].shape[1])
         # The state before token t is the hidden state at t-1; column 0 has none, and
         # its value is 0. Do not shift the other way: values would depend on the action.
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
@@ -257,7 +263,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _choose(
         self, lm: nn.Module, batch: Batch, tokens: ChoiceTokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states [B, T, D] and log-probabilities of actions [M, K]."""
+        """Return hidden states and log-probabilities of actions [M, K]."""
         where = tokens.rows, tokens.columns
         taken, weights = (
             batch[c][where] for c in (columns.INPUT_IDS, columns.SCORE_WEIGHTS)
@@ -286,20 +292,22 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             temperature: Divisor of the logits.
 
         Returns:
-            Hidden states [B, T, D], log-probabilities [N] and entropies [N].
+            Hidden states of the rows, or of the packed row, log-probabilities [N] and
+            entropies [N].
         """
-        ids = batch[columns.INPUT_IDS]
-        with self._autocast(ids.device):
+        packed = batch.get(columns.PACKED_ROWS)
+        if packed is not None:
+            before = packed.places(*before)
+        with self._autocast(taken.device):
             if self._trunk_and_head_suffice:
                 hidden = self._hidden(lm.base_model, batch)
                 # Logits of the scored positions alone, not of whole rows.
                 scores = self._head_scores(lm, hidden[before], taken, temperature)
             else:
                 out = lm(
-                    input_ids=ids,
                     output_hidden_states=True,
                     use_cache=False,
-                    **self._masks(lm, batch),
+                    **self._inputs(lm, batch),
                 )
                 hidden, logits = out.hidden_states[-1], out.logits[before]
                 scores = self._logit_scores(logits, taken, temperature)
@@ -350,16 +358,22 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     def _hidden(trunk: nn.Module, batch: Batch) -> torch.Tensor:
         # Rows are padded on the right, and causal attention does not reach the padding:
         # without a mask the results are the same and faster kernels are used.
-        ids, masks = batch[columns.INPUT_IDS], LLMRLModule._masks(trunk, batch)
-        return trunk(input_ids=ids, use_cache=False, **masks).last_hidden_state
+        inputs = LLMRLModule._inputs(trunk, batch)
+        return trunk(use_cache=False, **inputs).last_hidden_state
 
     @staticmethod
-    def _masks(lm: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Return the masks and positions of rows with choices; empty for others."""
-        if columns.CANDIDATES not in batch:
-            return {}
-        dtype = next(lm.parameters()).dtype
-        return attention_inputs(lm.config.get_text_config(), batch, dtype)
+    def _inputs(lm: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Return ids, and masks and positions of rows that need them."""
+        ids, packed = batch[columns.INPUT_IDS], batch.get(columns.PACKED_ROWS)
+        if packed is not None:
+            ids = packed.pack(ids)
+        inputs, config = {"input_ids": ids}, lm.config.get_text_config()
+        if columns.CANDIDATES in batch:
+            dtype = next(lm.parameters()).dtype
+            return inputs | attention_inputs(config, batch, dtype)
+        if packed is not None:
+            return inputs | packed.attention_inputs(varlen=uses_flash_attention(config))
+        return inputs
 
     @staticmethod
     def _head(lm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -379,7 +393,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         probe = {columns.INPUT_IDS: ids, columns.ATTENTION_MASK: torch.ones_like(ids)}
         training = lm.training
         lm.eval()
-        with torch.no_grad():
+        with torch.no_grad(), compat.attention_on_cpu(lm):
             composed = self._head(lm, self._hidden(lm.base_model, probe))
             expected = lm(input_ids=ids, use_cache=False).logits
         lm.train(training)

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from rllib_llm import compat
 from rllib_llm.cache import cache_dir
 from rllib_llm.errors import (
     CheckpointError,
@@ -269,7 +270,8 @@ def load_causal_lm(
         )
     # Dropout would make the Learner's log-probabilities differ from the sampler's.
     disable_dropout(loaded)
-    check_training_mode(loaded)
+    with compat.attention_on_cpu(loaded):
+        check_training_mode(loaded)
     return loaded.eval()
 
 

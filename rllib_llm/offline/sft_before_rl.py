@@ -120,6 +120,7 @@ def _learner(config: LLMConfig, model: str, num_demos: int) -> Any:
         .training(
             lr=[[0, lr], [steps, 0.1 * lr]],
             micro_batch_tokens=config.micro_batch_tokens,
+            packing=config.packing,
             grad_clip=1.0,
             observation_weight=config.sft_observation_weight,
         )

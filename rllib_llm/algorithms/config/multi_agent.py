@@ -54,6 +54,7 @@ _RUN_WIDE = {
         "num_epochs",
         "minibatch_size",
         "micro_batch_tokens",
+        "packing",
         "matmul_precision",
         "grad_clip_by",
         "old_logps",

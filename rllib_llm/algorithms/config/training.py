@@ -50,6 +50,12 @@ class TrainingSettings(DeclaredSettings):
         """Most tokens per forward pass of the Learner, padding included; None: the
         whole minibatch. Gradients do not depend on it.""",
     )
+    packing: bool = setting(
+        False,
+        """Put the rows of a micro-batch one after another into one, without padding
+        (for flash attention; other implementations become slower). Gradients do not
+        depend on it.""",
+    )
     head_chunk_tokens: PositiveInt | None = setting(
         None,
         """Tokens whose logits are computed at once, to save memory with large

@@ -16,7 +16,13 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.callbacks.histograms import log_histograms
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes
-from rllib_llm.data.micro_batches import count, places, read, trained_places
+from rllib_llm.data.micro_batches import (
+    count,
+    num_positions,
+    places,
+    read,
+    trained_places,
+)
 from rllib_llm.distributed import sum_by_key
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.rllib_bases import RLlibLearner
@@ -86,9 +92,8 @@ class LearnerStats(RLlibLearner):
 
     def _add_padding(self, module_id: str, part: dict[str, Any]) -> None:
         """Count the positions of a micro-batch that hold no token."""
-        real = read(part, columns.ATTENTION_MASK)
-        share = 1.0 - float(real.sum()) / real.size
-        self._add_stat(module_id, "padding_frac", share, real.size)
+        real, size = int(read(part, columns.ATTENTION_MASK).sum()), num_positions(part)
+        self._add_stat(module_id, "padding_frac", 1.0 - real / size, size)
 
     @torch.no_grad()
     def _add_token_stats(

@@ -88,6 +88,8 @@ class LLMLearnerMixin(
             processes=self.config.num_learners or 1,
             device=torch.device(self._device),
         )
+        if self.config.packing:
+            self._check_packing()
         for module_id in self.config.llm_module_ids:
             # Gradient checkpointing acts in training mode only; there is no dropout.
             self.module[module_id].unwrapped().train()
@@ -306,7 +308,9 @@ class LLMLearnerMixin(
         is_whole = module_id in self._uncut_sequences
         together = read(data, columns.EPISODE_INDEX) if is_whole else None
         max_tokens = config.micro_batch_tokens
-        for _, part in micro_batches(data, max_tokens, together=together):
+        for _, part in micro_batches(
+            data, max_tokens, together=together, packing=config.packing
+        ):
             # E.g. rows of masked episodes: no gradient, so no forward pass.
             if count(part):
                 yield part

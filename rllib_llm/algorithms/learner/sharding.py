@@ -21,6 +21,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import idle_rows
 from rllib_llm.distributed import gathered, is_first, local, shard_like, sum_of_squares
 from rllib_llm.modules.llm_rl_module import LLMRLModule
+from rllib_llm.modules.packing_check import check_packing
 from rllib_llm.modules.sharding import reshard, shard
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class ShardingMixin(LearnerStats):
         """Leave modules that will be sharded in host memory, from which layers move."""
         if not self.is_sharded:
             super()._map_module_to_device(module)
+
+    def _check_packing(self) -> None:
+        """Check that packed rows are kept apart, with the layers of this device."""
+        for module in language_models(self.module).values():
+            check_packing(module)
+        if self.is_sharded:
+            self.reshard()
 
     def reshard(self) -> None:
         """Drop gathered parameters."""

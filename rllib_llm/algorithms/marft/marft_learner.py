@@ -167,8 +167,10 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
         """Return the log-probabilities after the update. [B, T]; None without rows"""
         logp = None if batch is None else torch.zeros_like(batch[Columns.ACTION_LOGP])
         module = self.module[module_id].unwrapped()
-        max_tokens = self.config.micro_batch_tokens
-        parts = () if batch is None else micro_batches(batch, max_tokens)
+        parts: Iterator[Any] = iter(())
+        if batch is not None:
+            max_tokens = self.config.micro_batch_tokens
+            parts = micro_batches(batch, max_tokens, packing=self.config.packing)
         for pair in equal_passes(parts, self._device, is_sharded=self.is_sharded):
             index, part = pair or (None, idle_rows(self._device))
             scores = module._forward(part)[Columns.ACTION_DIST_INPUTS]

@@ -43,6 +43,7 @@ class ScoreRows(ConnectorV2):
         references: Policies that need reference log-probabilities.
         entropies: Policies that need their entropies before the update.
         max_tokens: Token positions per pass.
+        packing: Whether the rows of a pass are packed.
         is_sharded: Whether a pass gathers layers from all Learners, which must then
             make the same passes.
     """
@@ -57,6 +58,7 @@ class ScoreRows(ConnectorV2):
         references: Collection[str],
         entropies: Collection[str] = (),
         max_tokens: int | None,
+        packing: bool = False,
         is_sharded: bool = False,
     ):
         super().__init__()
@@ -67,6 +69,7 @@ class ScoreRows(ConnectorV2):
         self.references = frozenset(references)
         self.entropies = frozenset(entropies)
         self.max_tokens = max_tokens
+        self.packing = packing
         self.is_sharded = is_sharded
         self.defer_old_logps = False
 
@@ -164,7 +167,9 @@ class ScoreRows(ConnectorV2):
         self, data: dict[str, Any] | None
     ) -> Iterator[tuple[torch.Tensor | None, dict[str, Any]]]:
         """Yield row indices and micro-batches; None for a pass without rows."""
-        parts = () if data is None else micro_batches(data, self.max_tokens)
+        parts: Iterator[Any] = iter(())
+        if data is not None:
+            parts = micro_batches(data, self.max_tokens, packing=self.packing)
         device = self.device or "cpu"
         for part in equal_passes(parts, device, is_sharded=self.is_sharded):
             yield part or (None, idle_rows(device))
