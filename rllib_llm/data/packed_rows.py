@@ -1,8 +1,8 @@
 """Packed rows: all tokens of a micro-batch in one row, without padding.
 
 A packed row goes through the layers of a model; its results return to the places of
-their tokens in [B, T], where losses, advantages and statistics read them. ``position_ids``
-restart at every row, by which transformers keeps the rows apart.
+their tokens in [B, T], where losses, advantages and statistics read them.
+``position_ids`` restart at every row, by which transformers keeps the rows apart.
 """
 
 from __future__ import annotations

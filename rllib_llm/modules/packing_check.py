@@ -104,11 +104,11 @@ def _logps(module: LLMRLModule, rows: dict[str, Any]) -> Tensor:
 
 def _rows(module: LLMRLModule, *, packed: bool) -> dict[str, Any]:
     """Return rows of unequal lengths, of which all tokens but the first are scored."""
-    config = module.lm.config.get_text_config()
+    num_ids = module.vocabulary or module.lm.config.get_text_config().vocab_size
     attention = np.arange(max(_LENGTHS)) < np.array(_LENGTHS)[:, None]
     arrays = {
         columns.INPUT_IDS: np.random.default_rng(0).integers(
-            0, config.vocab_size, attention.shape
+            0, num_ids, attention.shape
         ),
         columns.ATTENTION_MASK: attention,
         Columns.LOSS_MASK: attention & (np.arange(max(_LENGTHS)) > 0),

@@ -58,6 +58,7 @@ from team_helpers import Pair, PairTogether, tiny_model
 
 from rllib_llm import GRPOConfig
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+from rllib_llm.data.packed_rows import PackedRows
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 
 # The table ----------------------------------------------------------------------------
@@ -178,6 +179,7 @@ TRAINING = {
     "micro_batch_tokens": of(
         calls_in_update(LLMLearnerMixin, "_annotate_tokens"), "PPO", 64
     ),
+    "packing": of(calls_in_update(PackedRows, "attention_inputs"), "PPO", True),
     "head_chunk_tokens": of(calls_in_update(LLMRLModule, "_head"), "PPO", 4),
     "matmul_precision": of(
         during_backward(torch.get_float32_matmul_precision), "PPO", "medium", "highest"

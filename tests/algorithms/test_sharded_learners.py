@@ -77,6 +77,7 @@ CASES = {
         {"gradient_checkpointing": True, "head_chunk_tokens": 8},
         {},
     ),
+    "packed": (LLMPPOConfig, {"ref_kl_coeff": 0.5, "packing": True}, OWN),
     "clipped norm": (GRPOConfig, {"grad_clip": 0.05}, {}),
     "clipped norms": (LLMPPOConfig, {"grad_clip": 1e-3, "grad_clip_by": "norm"}, {}),
     "clipped values": (LLMPPOConfig, {"grad_clip": 1e-3, "grad_clip_by": "value"}, {}),
@@ -104,7 +105,7 @@ def config_of(config_class, training, model):
     return config
 
 
-IN_FAST_LANE = ("grpo", "own critic", "adapters, critic", "clipped norm")
+IN_FAST_LANE = ("grpo", "own critic", "packed", "adapters, critic", "clipped norm")
 
 
 @pytest.mark.parametrize(

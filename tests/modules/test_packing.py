@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import transformers as tf
@@ -223,7 +225,7 @@ class VarlenStandIn:
         ends = kwargs.get("cu_seq_lens_q")
         ends = [0, query.shape[2]] if ends is None else ends.tolist()
         parts = []
-        for begin, end in zip(ends[:-1], ends[1:], strict=True):
+        for begin, end in itertools.pairwise(ends):
             part = (x[:, :, begin:end] for x in (query, key, value))
             attended = torch.nn.functional.scaled_dot_product_attention(
                 *part, is_causal=True, scale=scaling, enable_gqa=True
