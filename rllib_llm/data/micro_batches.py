@@ -196,8 +196,7 @@ def cuts(
         The end of every part, ascending; the last one is B.
     """
     count = len(lengths)
-    unit = np.arange(count) if unit is None else unit
-    starts = np.flatnonzero(np.diff(unit, prepend=-1))  # of every unit
+    starts = _unit_starts(count, unit)
     # best[k]: least cost of the first k rows; begin[k]: first row of their last part.
     best, begin = np.zeros(count + 1), np.zeros(count + 1, np.int64)
     best[1:] = np.inf
@@ -230,8 +229,7 @@ def packed_cuts(
         The end of every part, ascending; the last one is B.
     """
     count = len(num_tokens)
-    unit = np.arange(count) if unit is None else unit
-    starts = np.flatnonzero(np.diff(unit, prepend=-1))
+    starts = _unit_starts(count, unit)
     sums = np.add.reduceat(num_tokens, starts) if count else ()
     ends, filled = [], 0
     for start, tokens in zip(starts, sums, strict=True):
@@ -240,6 +238,12 @@ def packed_cuts(
             filled = 0
         filled += int(tokens)
     return [*ends, count]
+
+
+def _unit_starts(count: int, unit: np.ndarray | None) -> np.ndarray:
+    """Return the first row of every unit; None: each row is a unit."""
+    unit = np.arange(count) if unit is None else unit
+    return np.flatnonzero(np.diff(unit, prepend=-1))
 
 
 def num_positions(batch: Mapping[str, Any]) -> int:

@@ -184,6 +184,7 @@ CASES: dict[str, Callable[..., Case]] = {
     ),
     "grpo_lora": lambda **k: single(model={"lora": {"rank": 4}}, **REFERENCE, **k),
     "grpo_bfloat16": lambda **k: single(model={"dtype": "bfloat16"}, **k),
+    "ppo_packed": lambda **k: single(LLMPPOConfig, packing=True, **k),
     "ppo": lambda **k: single(LLMPPOConfig, entropy_coeff=0.01, **k),
     "ppo_own_critic": lambda **k: single(
         LLMPPOConfig, model=OWN, **REFERENCE, ref_kl_in="reward", **k

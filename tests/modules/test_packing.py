@@ -197,6 +197,10 @@ def test_models_without_positions_are_refused(folder):
         check_packing(module)
 
 
+def test_ids_of_the_check_are_the_tokenizers(folder):
+    check_packing(make_module(folder, vocabulary=50))
+
+
 def test_an_adapters_frozen_base_is_checked(folder):
     check_packing(make_module(folder, lora={"rank": 4, "alpha": 8}))
 
