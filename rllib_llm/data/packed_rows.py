@@ -55,8 +55,11 @@ class PackedRows:
             np.flatnonzero(cols + 1 < attention.shape[1]),
         )
         # Uploads from memory that is not pinned: the host does not wait for the device.
-        places = [torch.as_tensor(a).to(device, non_blocking=True) for a in arrays]
-        return cls(*places[:4], int(lengths.max(initial=0)), places[4])
+        of_rows, of_columns, starts, boundaries, with_next = (
+            torch.as_tensor(a).to(device, non_blocking=True) for a in arrays
+        )
+        longest = int(lengths.max(initial=0))
+        return cls(of_rows, of_columns, starts, boundaries, longest, with_next)
 
     def pack(self, values: Tensor) -> Tensor:
         """Return the real tokens' values. [B, T] -> [1, N]"""

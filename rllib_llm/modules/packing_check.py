@@ -50,8 +50,8 @@ def check_packing(module: LLMRLModule) -> None:
 @torch.no_grad()
 def _check_scores(module: LLMRLModule) -> None:
     """Compare log-probabilities of rows apart and packed."""
-    expected, found = (_logps(module, _rows(module, packed=p)) for p in (False, True))
-    gap, largest = (float(x.abs().max()) for x in (found - expected, expected))
+    expected, packed = (_logps(module, _rows(module, packed=p)) for p in (False, True))
+    gap, largest = (float(x.abs().max()) for x in (packed - expected, expected))
     tolerance = _tolerance(module) * largest
     if not gap <= tolerance:  # also if it is NaN
         raise _refusal(
