@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
     from ray.tune import Tuner
     from ray.tune.experiment import Trial
     from ray.tune.tune_config import ResumeConfig
@@ -66,6 +67,7 @@ RLLIB_TOUCH_POINTS: dict[str, tuple[str, ...]] = {
         "_worker_manager",
         "_workers",
     ),
+    "ray.rllib.env.env_runner_group.EnvRunnerGroup": ("_worker_manager",),
     "ray.rllib.core.rl_module.torch.torch_rl_module.TorchRLModule": (
         "_forward",
         "_forward_train",
@@ -261,6 +263,23 @@ def limit_collectives(seconds: float) -> None:
     from torch.distributed import distributed_c10d
 
     distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+
+
+def restart_env_runner(group: EnvRunnerGroup, runner: int) -> None:
+    """End the process of a remote EnvRunner, which Ray restarts if RLlib lets it.
+
+    It gets no calls until RLlib has restored it. There is no public way to end one
+    EnvRunner of a group.
+
+    Args:
+        group: The EnvRunners.
+        runner: The EnvRunner's id in the group.
+    """
+    import ray
+
+    manager = group._worker_manager
+    ray.kill(manager.actors()[runner], no_restart=False)
+    manager.set_actor_state(runner, healthy=False)
 
 
 def ray_kv_put(key: str, value: str) -> None:

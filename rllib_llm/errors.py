@@ -24,7 +24,11 @@ class EnvContractError(RLlibLLMError):
 
 
 class EnvRunnerError(RLlibLLMError, RuntimeError):
-    """No EnvRunner is left to sample with."""
+    """Too few EnvRunners are left to sample with."""
+
+
+class CallTimeoutError(RLlibLLMError, TimeoutError):
+    """Another process did not answer a call within its time limit."""
 
 
 class LearnerError(RLlibLLMError, RuntimeError):

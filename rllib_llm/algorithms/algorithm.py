@@ -38,6 +38,7 @@ from rllib_llm.algorithms.driver.init_from_checkpoint import (
 )
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
+from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
 from rllib_llm.algorithms.driver.weight_sync import pack_weights, send_weights
@@ -248,8 +249,16 @@ class LLMAlgorithm(
 
     def _update_engines(self, call: Callable[[Any], None]) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
-            if group is not None:
-                group.foreach_env_runner(call)
+            if group is None:
+                continue
+            if group.local_env_runner is not None:
+                call(group.local_env_runner)
+            call_runners(
+                group,
+                call,
+                limit=self.config.call_limit,
+                version=self._weights_version,
+            )
 
     # Weights -------------------------------------------------------------------------
 
@@ -286,6 +295,8 @@ class LLMAlgorithm(
             ahead=config.sample_ahead,
             max_staleness=config.largest_staleness,
             max_retries=config.max_retries,
+            batch_limit=config.batch_limit,
+            call_limit=config.call_limit,
         )
 
     def _post_weights(self, ahead: SampleAhead, everything: bool) -> None:
@@ -320,18 +331,19 @@ class LLMAlgorithm(
                 group,
                 dtype=self.config.weight_sync_dtype,
                 also_local=not self._weights_are_shared,
+                limit=self.config.call_limit,
                 module_ids=module_ids,
             )
-            self.metrics.log_value("weight_sync_mib", sent, reduce="sum")
+            self._weights_version = sent.version
+            self.metrics.log_value("weight_sync_mib", sent.mib, reduce="sum")
         else:
-            # RLlib's stock runners have no receive_weights(). None waits for all of
-            # them; RLlib's default of 0 does not, and they would sample with old
-            # weights.
+            # RLlib's stock runners have no receive_weights(). RLlib's default of 0 does
+            # not wait for them, and they would sample with old weights.
             group.sync_weights(
                 from_worker_or_learner_group=self.learner_group,
                 policies=list(self.config.llm_module_ids),
                 inference_only=True,
-                timeout_seconds=None,
+                timeout_seconds=self.config.call_timeout_s,
             )
 
     # State on the driver -------------------------------------------------------------
@@ -367,6 +379,7 @@ class LLMAlgorithm(
                 evaluators,
                 dtype=self.config.weight_sync_dtype,
                 also_local=True,
+                limit=self.config.call_limit,
                 module_ids=module_ids,
             )
 

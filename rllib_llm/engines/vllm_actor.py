@@ -22,7 +22,8 @@ from rllib_llm.engines.base import Generation, GenerationEngine
 from rllib_llm.engines.requests import Request, Session
 from rllib_llm.engines.vllm_host import Abort, Close, Command, EngineHost, Submit
 from rllib_llm.engines.vllm_sessions import HistoryEngine
-from rllib_llm.errors import RLlibLLMError
+from rllib_llm.errors import CallTimeoutError, RLlibLLMError
+from rllib_llm.remote_calls import TimeLimit, result_of
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -33,6 +34,7 @@ _Answer = TypeVar("_Answer")
 _RESTARTS = "engine_restarts"
 _MAX_FAILURES = 3  # consecutive ones, without a result between them
 _MAX_CALLS = 1000  # concurrent calls of all clients
+_LIMIT = TimeLimit(1800.0, "limit")
 
 
 class EngineDiedError(RLlibLLMError):
@@ -51,6 +53,8 @@ class ActorEngine(HistoryEngine):
             reserved.
         wait_s: Maximum time that :meth:`step` waits for a first result, in seconds.
             Environments that reply meanwhile wait at most this long.
+        limit: The longest time of a call. An actor that does not answer counts as
+            dead, and is started anew.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -65,6 +69,7 @@ class ActorEngine(HistoryEngine):
         has_tokenizer: bool = False,
         num_gpus: float = 0.0,
         wait_s: float = 0.05,
+        limit: TimeLimit = _LIMIT,
     ) -> None:
         """Store the actor's options; the first request starts it."""
         super().__init__(
@@ -78,7 +83,7 @@ class ActorEngine(HistoryEngine):
             "num_gpus": num_gpus,
             "max_concurrency": _MAX_CALLS,
         }
-        self._wait_s = wait_s
+        self._wait_s, self._limit = wait_s, limit
         self._client = uuid.uuid4().hex
         self._host: Any = None
         self._was_connected = False
@@ -128,17 +133,17 @@ class ActorEngine(HistoryEngine):
 
     def start(self) -> None:
         """Start the actor and its engine, if they do not run yet."""
-        self._attempt(lambda host: ray.get(host.start.remote()))
+        self._attempt(lambda host: self._call(host, "start"))
 
     def sleep(self) -> None:
         """Make the engine in the actor release its memory, if it runs."""
         if self._host is not None:
-            self._attempt(lambda host: ray.get(host.sleep.remote()))
+            self._attempt(lambda host: self._call(host, "sleep"))
 
     def wake_up(self) -> None:
         """Make the engine in the actor allocate its memory again."""
         if self._host is not None:
-            self._attempt(lambda host: ray.get(host.wake_up.remote()))
+            self._attempt(lambda host: self._call(host, "wake_up"))
 
     def stats(self) -> dict[str, int]:
         """Return the counters; see :meth:`GenerationEngine.stats`.
@@ -170,19 +175,27 @@ class ActorEngine(HistoryEngine):
     def _exchange(self, host: ActorHandle) -> list[tuple[int, Generation]]:
         # Cleared before the call: the actor applies them even if the engine raises.
         commands, self._outbox = self._outbox, []
-        return ray.get(host.exchange.remote(self._client, commands, self._wait_s))
+        return self._call(host, "exchange", self._client, commands, self._wait_s)
 
     def _drain(self, host: ActorHandle) -> dict[str, int]:
         if self._outbox and not self._requests:  # only closed conversations are left
             self._exchange(host)
-        return ray.get(host.drain_stats.remote())
+        return self._call(host, "drain_stats")
 
     def _send_weights(self, host: ActorHandle, is_older: bool = False) -> None:
         checksum = _checksum(self._source)
-        claim = host.claim_weights.remote(self._version, checksum, is_older)
-        if ray.get(claim):
+        if self._call(host, "claim_weights", self._version, checksum, is_older):
             packed = ray.put(weights.pack(dict(self._source)))
-            ray.get(host.set_weights.remote(packed, self._version, checksum))
+            self._call(host, "set_weights", packed, self._version, checksum)
+
+    def _call(self, host: ActorHandle, name: str, *arguments: object) -> Any:
+        """Return the answer of the actor to a call, within the time limit."""
+        return result_of(
+            getattr(host, name).remote(*arguments),
+            f"The engine's actor {self._options['name']!r} in {name}() with weights "
+            f"version {self._version}",
+            self._limit,
+        )
 
     def _attempt(self, call: Callable[[Any], _Answer]) -> _Answer:
         """Make a remote call, with a new actor if the old one is lost.
@@ -197,14 +210,18 @@ class ActorEngine(HistoryEngine):
                 if isinstance(error.cause, RLlibLLMError):
                     raise error.cause from None
                 self._discard_host(error)
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, CallTimeoutError) as error:
                 self._discard_host(error)
 
     def _connect(self) -> Any:
         """Return the actor, holding this client's weights."""
         if self._host is None:
             host = ray.remote(EngineHost).options(**self._options).remote(self._factory)
-            is_new = ray.get(host.connect.remote())
+            try:
+                is_new = self._call(host, "connect")
+            except CallTimeoutError:
+                ray.kill(host)  # otherwise its name leads to it again
+                raise
             if is_new and self._was_connected:
                 self._stats[_RESTARTS] += 1
             self._was_connected, self._host = True, host
@@ -227,10 +244,11 @@ class ActorEngine(HistoryEngine):
         if host is not None:
             ray.kill(host)
         logger.warning(
-            "The engine's actor %r is lost (%s); restarting it with %s unfinished "
+            "The engine's actor %r is lost (%s: %s); restarting it with %s unfinished "
             "turns.",
             self._options["name"],
             type(error).__name__,
+            error,
             len(self._requests),
         )
         self._outbox = [_submit(request) for request in self._requests.values()]

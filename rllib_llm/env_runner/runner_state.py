@@ -22,6 +22,7 @@ from ray.rllib.utils.typing import StateDict
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner.non_llm_policies import NonLLMActor, share_tensors
 from rllib_llm.env_runner.scored_actions import ActionScorer
+from rllib_llm.remote_calls import result_of
 from rllib_llm.weights import copy_into, unpack
 
 if TYPE_CHECKING:
@@ -143,7 +144,11 @@ class RunnerState(EnvRunner, Checkpointable):
             if version == 0 or self._weights_seq_no < version:
                 weights = state[COMPONENT_RL_MODULE]
                 if isinstance(weights, ray.ObjectRef):
-                    weights = ray.get(weights)
+                    weights = result_of(
+                        weights,
+                        f"Weights version {version} for EnvRunner {self.worker_index}",
+                        self.config.call_limit,
+                    )
                 if not self.config.is_multi_agent:
                     weights = weights.get(DEFAULT_MODULE_ID, weights)
                 self.module.set_state(weights)

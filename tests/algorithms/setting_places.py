@@ -26,7 +26,6 @@ from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
-from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.data import columns
@@ -37,7 +36,6 @@ from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import (
     ConfigError,
     EnvContractError,
-    EnvRunnerError,
     RLlibLLMError,
 )
 from rllib_llm.offline.prepare_model import prepare_language_model
@@ -358,7 +356,9 @@ def sync_dtype(algo, env=None, **sections):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "rllib_llm.algorithms.algorithm.send_weights",
-            lambda *args, **kwargs: sent.append(kwargs["dtype"]) or 0.0,
+            lambda *args, **kwargs: (
+                sent.append(kwargs["dtype"]) or SimpleNamespace(mib=0.0, version=0)
+            ),
         )
         LLMAlgorithm._sync_weights(fake)
     return sent
@@ -481,41 +481,3 @@ def prepared_size(algo, env=None, **sections):
 def lowering(action="lower_lr"):
     given = {"below": 0.02, "window": 1, "action": action, "cooldown": 2}
     return {"entropy_collapse": given}
-
-
-def without_healthy_runners(algo, env=None, **sections):
-    """Return the result of an iteration without a healthy EnvRunner."""
-    config = config_of(algo).copy(copy_frozen=False)
-    config.fault_tolerance(
-        restart_failed_env_runners=False, **sections["fault_tolerance"]
-    )
-    group = SimpleNamespace(
-        healthy_env_runner_ids=lambda: [], num_remote_workers=lambda: 2
-    )
-    fake = SimpleNamespace(config=config, env_runner_group=group, env_runner=None)
-    try:
-        return LLMAlgorithm._healthy_runners(fake)
-    except EnvRunnerError:
-        return "stops"
-
-
-def after_hung_envs(algo, env=None, **sections):
-    """Return whether EnvRunners with three hung environments are restarted."""
-    config = config_of(algo).copy(copy_frozen=False)
-    config.fault_tolerance(**sections["fault_tolerance"])
-    restarted = []
-    answer = SampleResult(episodes=[], metrics={}, num_hung_envs=3)
-    fake = SimpleNamespace(
-        config=config,
-        iteration=0,
-        metrics=Silent(),
-        env_runner_group=SimpleNamespace(
-            env_runner_cls=LLMEnvRunner, num_remote_workers=lambda: 1
-        ),
-        _ahead=None,
-        next_tasks=config.build_task_source().next_groups,
-        _ask_runners=lambda tasks: ([answer], 1),
-        _restart_hung=lambda most, is_local: restarted.append(most),
-    )
-    LLMAlgorithm.play_groups(fake, 1)
-    return restarted

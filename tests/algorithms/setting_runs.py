@@ -7,7 +7,6 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.callbacks import result_keys
 from rllib_llm.data.episode_data import agent_episodes
-from rllib_llm.errors import ConfigError, EnvRunnerError
+from rllib_llm.errors import ConfigError
 from rllib_llm.modules.tiny import save_tiny_model
 
 
@@ -146,26 +145,6 @@ def first_step(algo: str, env: Any = None, **sections: Any) -> Any:
         getattr(config, name)(**values)
     run = FirstEvaluated(config)
     return [result_keys.FIRST_EVALUATION in run.step(), run.num_evaluations]
-
-
-def patience(algo: str, env: Any = None, **sections: Any) -> str:
-    """Return what is said after waiting for EnvRunners that do not come back."""
-    config = config_of(algo).copy(copy_frozen=False)
-    config.delay_between_env_runner_restarts_s = 0.0
-    config.env_runner_health_probe_timeout_s = 0.0
-    config.fault_tolerance(**sections["fault_tolerance"])
-    group = SimpleNamespace(
-        healthy_env_runner_ids=lambda: [], num_remote_workers=lambda: 2
-    )
-    fake = SimpleNamespace(
-        config=config,
-        env_runner_group=group,
-        env_runner=None,
-        restore_env_runners=lambda group: None,
-    )
-    with pytest.raises(EnvRunnerError) as caught:
-        LLMAlgorithm._healthy_runners(fake)
-    return str(caught.value)
 
 
 def evaluation_of(see: Callable[[Any], Any]) -> Callable[..., Any]:

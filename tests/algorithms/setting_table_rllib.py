@@ -8,6 +8,13 @@ from ray.rllib.algorithms.algorithm_config import DEFAULT_STATS_CLS_LOOKUP
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from setting_ahead import batch_that_waits, groups_admitted
 from setting_effect import needing, of
+from setting_faults import (
+    after_hung_envs,
+    call_limits,
+    nobody,
+    patience,
+    without_healthy_runners,
+)
 from setting_groups import (
     OwnRunner,
     OwnStats,
@@ -39,12 +46,10 @@ from setting_looks import (
 )
 from setting_places import (
     Failing,
-    after_hung_envs,
     bundles,
     during_backward,
     explored,
     more_slots,
-    without_healthy_runners,
 )
 from setting_runs import (
     OwnLearner,
@@ -56,7 +61,6 @@ from setting_runs import (
     marked,
     marker,
     offloaded,
-    patience,
     reported,
     steps_in_iteration,
 )
@@ -127,10 +131,14 @@ RLLIB = {
     "learners.learner_config_dict": of(learner_built, "PPO", {"own": 1}),
     "learners.learner_connector": of(marked, "PPO", marker),
     "fault_tolerance.restart_failed_env_runners": needing(
-        of(patience, "PPO", False), own={"delay_between_env_runner_restarts_s": 0.6}
+        of(nobody, "PPO", False), own={"delay_between_env_runner_restarts_s": 0.6}
     ),
-    "fault_tolerance.delay_between_env_runner_restarts_s": of(patience, "PPO", 0.6),
-    "fault_tolerance.env_runner_health_probe_timeout_s": of(patience, "PPO", 0.6),
+    "fault_tolerance.delay_between_env_runner_restarts_s": of(nobody, "PPO", 0.6),
+    "fault_tolerance.env_runner_health_probe_timeout_s": of(nobody, "PPO", 0.6),
+    "fault_tolerance.min_healthy_env_runners": of(patience, "PPO", 2),
+    "fault_tolerance.min_healthy_timeout_s": of(nobody, "PPO", 7.0),
+    "fault_tolerance.call_timeout_s": of(call_limits, "PPO", 7.0),
+    "fault_tolerance.batch_timeout_s": of(call_limits, "PPO", 7.0),
     "env_runners.sample_ahead": needing(
         of(groups_admitted, "PPO", 0, 2), own={"num_env_runners": 1}
     ),

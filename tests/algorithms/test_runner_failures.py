@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rllib_llm import LLMPPO, LLMPPOConfig
+from rllib_llm import LLMPPO, LLMPPOConfig, compat
 from rllib_llm.algorithms.driver import sampling
 from rllib_llm.algorithms.driver.runner_calls import SampleResult
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
+from rllib_llm.data.episode_data import task_of
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.task_groups import TaskSource
@@ -23,27 +24,46 @@ from rllib_llm.errors import ConfigError, EnvRunnerError
 
 
 class Runner:
-    """Answers each task with its seed."""
+    """Answers each task with an episode of it."""
 
-    def __init__(self, num_hung_envs=0):
+    has_all_weights = True
+
+    def __init__(self, num_hung_envs=0, version=0):
         self.num_hung_envs, self.exited = num_hung_envs, False
+        self._weights_seq_no, self.num_sampled = version, 0
 
     def sample(self, *, tasks, explore=None):
-        return [task.seed for task in tasks]
+        self.num_sampled += len(tasks)
+        return [episode_of(task) for task in tasks]
 
     def get_metrics(self):
         return {}
 
 
+def episode_of(task):
+    return types.SimpleNamespace(custom_data={"llm": types.SimpleNamespace(task=task)})
+
+
+def seeds(episodes):
+    return [task_of(episode).seed for episode in episodes]
+
+
 class Group:
-    """Remote EnvRunners of which some are healthy, and some die when asked."""
+    """Remote EnvRunners; some are healthy, die when called, or do not answer.
+
+    Attributes:
+        dying: Calls in which each EnvRunner dies, by its id.
+        silent: Calls that each EnvRunner does not answer, by its id.
+        limits: Time limits of the calls.
+    """
 
     env_runner_cls = LLMEnvRunner
 
-    def __init__(self, runners, healthy=None, dying=()):
+    def __init__(self, runners, healthy=None, dying=(), silent=()):
         self.runners = dict(enumerate(runners, 1))
         self.healthy = list(self.runners) if healthy is None else healthy
-        self.dying = dying
+        self.dying, self.silent = dict.fromkeys(dying, 1), dict.fromkeys(silent, 1)
+        self.limits, self.restarted = [], []
 
     def healthy_env_runner_ids(self):
         return list(self.healthy)
@@ -51,13 +71,18 @@ class Group:
     def num_remote_workers(self):
         return len(self.runners)
 
-    def foreach_env_runner(self, func, *, local_env_runner, remote_worker_ids=None):
-        assert not local_env_runner
-        ids = remote_worker_ids or self.healthy
-        calls = func if isinstance(func, list) else [func] * len(ids)
+    def foreach_env_runner(
+        self, calls, *, local_env_runner, remote_worker_ids, timeout_seconds
+    ):
+        assert not local_env_runner and remote_worker_ids
+        self.limits.append(timeout_seconds)
         answers = []
-        for index, call in zip(ids, calls, strict=True):
-            if index in self.dying:
+        for index, call in zip(remote_worker_ids, calls, strict=True):
+            if self.silent.get(index):
+                self.silent[index] -= 1
+                continue
+            if self.dying.get(index):
+                self.dying[index] -= 1
                 self.healthy.remove(index)
                 continue
             try:
@@ -78,6 +103,22 @@ class Metrics(dict):
         """Nothing to add up."""
 
 
+class Components:
+    """Components of the driver with a state that grows with each task."""
+
+    num_assigned = 0
+
+    def assign(self, tasks, iteration):
+        self.num_assigned += len(tasks)
+        return tasks
+
+    def get_state(self):
+        return self.num_assigned
+
+    def set_state(self, state):
+        self.num_assigned = state
+
+
 class Algorithm(SamplingAlgorithm):
     """As much of an Algorithm as sampling needs."""
 
@@ -86,22 +127,30 @@ class Algorithm(SamplingAlgorithm):
     def __init__(self, group, local=None, comes_back=None, **settings):
         self.config = LLMPPOConfig().environment("guess_number-v0")
         self.config.fault_tolerance(**settings)
+        self.config.rollouts(max_retries=2)
         self.env_runner_group, self.env_runner = group, local
         self._task_source = TaskSource(seed=0, group_size=2)
-        self._driver_components = types.SimpleNamespace(assign=lambda tasks, _: tasks)
+        self._driver_components = Components()
         self.metrics, self.num_looks = Metrics(), 0
         self._comes_back = comes_back
 
     def restore_env_runners(self, group):
         self.num_looks += 1
         if self.num_looks == self._comes_back:
-            group.healthy.append(1)
+            group.healthy[:] = sorted({*group.healthy, 1})
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     """A clock that only sleeping moves."""
     now = [0.0]
+    monkeypatch.setattr(
+        compat,
+        "restart_env_runner",
+        lambda group, runner: (
+            group.healthy.remove(runner) or group.restarted.append(runner)
+        ),
+    )
     monkeypatch.setattr(
         sampling,
         "time",
@@ -112,22 +161,123 @@ def _no_waiting(monkeypatch):
     )
 
 
+def tasks_of(num_groups):
+    """Return the seeds of the first tasks of the algorithms here, in their order."""
+    return [
+        task.seed for task in TaskSource(seed=0, group_size=2).next_groups(num_groups)
+    ]
+
+
+COUNTS = (
+    "num_episodes_lost",
+    "num_groups_retried",
+    "num_episodes_sampled_locally",
+    "num_hung_envs",
+)
+
+
 def test_groups_are_spread_and_every_count_is_a_number():
-    algo = Algorithm(Group([Runner(), Runner()]), local=Runner())
-    episodes = algo.play_groups(4)
-    expected = [task.seed for task in TaskSource(seed=0, group_size=2).next_groups(4)]
-    assert sorted(episodes) == sorted(expected)
-    counts = ("num_episodes_lost", "num_episodes_sampled_locally", "num_hung_envs")
-    assert algo.metrics == dict.fromkeys(counts, 0)
+    group = Group([Runner(), Runner()])
+    algo = Algorithm(group, local=Runner())
+    assert seeds(algo.play_groups(4)) == tasks_of(4)
+    assert [runner.num_sampled for runner in group.runners.values()] == [4, 4]
+    assert algo.metrics == dict.fromkeys(COUNTS, 0)
 
 
-def test_what_a_dead_runner_loses_is_counted_in_that_iteration_alone(caplog):
-    algo = Algorithm(Group([Runner(), Runner()], dying=[2]))
-    assert len(algo.play_groups(4)) == 4
-    assert algo.metrics["num_episodes_lost"] == 4
-    assert "1 EnvRunners died; 4 episodes lost" in caplog.text
-    assert len(algo.play_groups(4)) == 8
+def test_a_dead_runners_groups_are_sampled_again_in_the_same_iteration(caplog):
+    group = Group([Runner(), Runner(), Runner()], dying=[2])
+    algo = Algorithm(group)
+    # The same seeds in the same order, none of them twice.
+    assert seeds(algo.play_groups(6)) == tasks_of(6)
+    assert algo.metrics["num_groups_retried"] == 2
     assert algo.metrics["num_episodes_lost"] == 0
+    assert "EnvRunner 2 died in SampleTasks() with unknown weights" in caplog.text
+    assert "2 groups are sampled again, 0 episodes are lost" in caplog.text
+    assert sum(runner.num_sampled for runner in group.runners.values()) == 12
+    assert len(algo.play_groups(4)) == 8
+    assert algo.metrics["num_groups_retried"] == 0
+
+
+def test_groups_that_end_every_runner_are_lost_and_counted(caplog):
+    group = Group([Runner()])
+    group.dying = {1: 3}
+    algo = Algorithm(group)
+    algo.restore_env_runners = lambda group: group.healthy.append(1)
+    assert algo.play_groups(2) == []
+    assert group.dying == {1: 0}  # max_retries=2: three attempts
+    assert algo.metrics["num_episodes_lost"] == 4
+    assert algo.metrics["num_groups_retried"] == 4
+    assert "4 episodes are lost after rollouts.max_retries=2" in caplog.text
+    assert seeds(algo.play_groups(2)) == tasks_of(4)[4:]
+
+
+def test_a_silent_runner_is_restarted_and_its_groups_are_sampled_by_others(caplog):
+    group = Group([Runner(version=7), Runner(version=7)], silent=[2])
+    algo = Algorithm(group, batch_timeout_s=90.0)
+    algo._weights_version = 7
+    assert seeds(algo.play_groups(4)) == tasks_of(4)
+    assert group.restarted == [2] and group.limits == [90.0, 90.0]
+    assert algo.metrics["num_groups_retried"] == 2
+    assert (
+        "EnvRunner 2 did not answer within 90 s (fault_tolerance.batch_timeout_s) in "
+        "SampleTasks() with weights version 7"
+    ) in caplog.text
+
+
+def test_a_runner_that_restarted_unseen_gets_weights_before_it_samples(caplog):
+    group = Group([Runner(version=3), Runner(version=0)])
+    algo = Algorithm(group)
+    algo._weights_version = 3
+
+    def update(runners):
+        for runner in runners:
+            assert not group.runners[runner].num_sampled
+            group.runners[runner]._weights_seq_no = 3
+
+    algo.update_restarted = update
+    assert seeds(algo.play_groups(4)) == tasks_of(4)
+    assert algo.metrics["num_groups_retried"] == 0
+    # Nor does the right version do without all weights, e.g. of a LoRA base.
+    group.runners[1].has_all_weights = False
+    lacking = []
+
+    def complete(runners):
+        lacking.extend(runners)
+        group.runners[1].has_all_weights = True
+
+    algo.update_restarted = complete
+    assert len(algo.play_groups(4)) == 8 and lacking == [1]
+
+
+def test_an_iteration_waits_for_enough_runners(caplog):
+    algo = Algorithm(
+        Group([Runner(), Runner()], healthy=[2]),
+        comes_back=3,
+        min_healthy_env_runners=2,
+        min_healthy_timeout_s=40.0,
+    )
+    assert seeds(algo.play_groups(2)) == tasks_of(2)
+    assert algo.num_looks == 3
+    assert (
+        "1 of 2 EnvRunners are healthy, fewer than "
+        "fault_tolerance.min_healthy_env_runners=2; waiting up to 40 s"
+    ) in caplog.text
+
+
+def test_with_too_few_runners_the_run_ends_and_keeps_its_tasks():
+    group = Group([Runner(), Runner()], dying=[1])
+    settings = {"min_healthy_env_runners": 2, "min_healthy_timeout_s": 40.0}
+    algo = Algorithm(group, **settings)
+    # In the middle of an iteration, in which EnvRunner 2 has sampled its part.
+    with pytest.raises(
+        EnvRunnerError, match=r"1 of 2 EnvRunners.*within 40 s"
+    ) as error:
+        algo.play_groups(2)
+    assert "min_healthy_env_runners=2" in str(error.value) and algo.num_looks == 40
+    assert algo._task_source.get_state() == {"cursor": 0}
+    assert algo._driver_components.num_assigned == 0
+    group.healthy = [1, 2]
+    assert seeds(algo.play_groups(2)) == tasks_of(2)
 
 
 def test_without_a_healthy_runner_the_run_waits_for_one(caplog):
@@ -140,7 +290,7 @@ def test_without_a_healthy_runner_the_run_waits_for_one(caplog):
 def test_without_any_runner_the_run_ends_with_a_sentence():
     for local in (Runner(), None):  # None: create_local_env_runner=False
         algo = Algorithm(Group([Runner()], healthy=[]), local=local)
-        with pytest.raises(EnvRunnerError, match=r"None of 1 EnvRunners.*within 90 s"):
+        with pytest.raises(EnvRunnerError, match=r"0 of 1 EnvRunners.*within 90 s"):
             algo.play_groups(2)
         assert algo.num_looks == 90
     settings = {"restart_failed_env_runners": False}
@@ -175,7 +325,14 @@ def test_runners_with_too_many_hung_environments_exit(caplog):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"sample_locally_if_none": "yes"}, {"max_hung_envs_per_env_runner": -1}],
+    [
+        {"sample_locally_if_none": "yes"},
+        {"max_hung_envs_per_env_runner": -1},
+        {"min_healthy_env_runners": 0},
+        {"min_healthy_timeout_s": 0},
+        {"call_timeout_s": None},
+        {"batch_timeout_s": 0},
+    ],
 )
 def test_mistaken_settings_are_named(settings):
     config = LLMPPOConfig().environment("guess_number-v0")
@@ -192,10 +349,49 @@ def test_sampling_locally_needs_a_local_runner():
         config.validate()
 
 
+@pytest.mark.parametrize(
+    ("runners", "settings", "message"),
+    [
+        (0, {"min_healthy_env_runners": 2}, "has no effect with num_env_runners=0"),
+        (1, {"min_healthy_env_runners": 2}, "at most env_runners.num_env_runners=1"),
+        (
+            2,
+            {"min_healthy_env_runners": 2, "sample_locally_if_none": True},
+            "Leave one of the two out",
+        ),
+        (0, {"min_healthy_timeout_s": 9.0}, "no effect with env_runners.num_env_runn"),
+        (
+            1,
+            {"min_healthy_timeout_s": 9.0, "restart_failed_env_runners": False},
+            "no effect with restart_failed_env_runners=False",
+        ),
+        (
+            1,
+            {"min_healthy_timeout_s": 9.0, "sample_locally_if_none": True},
+            "no effect with sample_locally_if_none=True",
+        ),
+        (0, {"call_timeout_s": 9.0}, "nothing is called in another process"),
+        (0, {"batch_timeout_s": 9.0}, "nothing is called in another process"),
+    ],
+)
+def test_settings_without_effect_are_refused(runners, settings, message):
+    config = LLMPPOConfig().environment("guess_number-v0")
+    config.env_runners(num_env_runners=runners).fault_tolerance(**settings)
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+
+
+def test_limits_have_an_effect_where_something_is_remote():
+    config = LLMPPOConfig().environment("guess_number-v0")
+    config.learners(num_learners=1)
+    config.fault_tolerance(call_timeout_s=9.0, batch_timeout_s=8.0).validate()
+
+
 def test_an_answer_tells_how_many_environments_hang():
     tasks = TaskSource(seed=0).next_groups(1)
     answer = sampling.SampleTasks(tasks)(Runner(num_hung_envs=2))
-    assert answer == SampleResult([tasks[0].seed], {}, 2)
+    assert seeds(answer.episodes) == [tasks[0].seed]
+    assert answer == SampleResult(answer.episodes, {}, 2, frozenset([0]))
 
 
 def test_an_evaluation_that_loses_all_its_runners_ends():

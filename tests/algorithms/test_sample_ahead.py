@@ -5,13 +5,20 @@ import dataclasses
 import heapq
 import itertools
 import random
+import types
 
 import pytest
 
+from rllib_llm import compat
+from rllib_llm.algorithms.driver import sample_ahead
 from rllib_llm.algorithms.driver.runner_calls import GroupsResult, SampleGroups
 from rllib_llm.algorithms.driver.sample_ahead import Batch, SampleAhead
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.errors import EnvRunnerError
+from rllib_llm.remote_calls import TimeLimit
+
+BATCH = TimeLimit(3600.0, "fault_tolerance.batch_timeout_s")
+CALL = TimeLimit(60.0, "fault_tolerance.call_timeout_s")
 
 
 @dataclasses.dataclass
@@ -120,17 +127,25 @@ class Runners:
         self.has_all[runner] = False
         self.versions[runner] = 0
 
-    def foreach_env_runner(self, call, *, local_env_runner):
+    def healthy_env_runner_ids(self):
+        return self.healthy
+
+    def foreach_env_runner(
+        self, calls, *, local_env_runner, remote_worker_ids, timeout_seconds
+    ):
         assert not self.calls and not local_env_runner
+        assert timeout_seconds == CALL.seconds
         for runner in self.healthy:
             self.waiting[runner].clear()
             self.running[runner].clear()
         self.discarded += 1
+        return [(each.runner, None) for each in calls]
 
 
 def sampler(runners, source=None, **settings):
     source = source or TaskSource(seed=0, group_size=2)
-    given = {"groups": 8, "ahead": 1, "max_staleness": 1, "max_retries": 2, **settings}
+    given = {"groups": 8, "ahead": 1, "max_staleness": 1, "max_retries": 2}
+    given |= {"batch_limit": BATCH, "call_limit": CALL, **settings}
     packed = itertools.count(1000)
     return SampleAhead(
         runners, source.next_groups, lambda: Weights(next(packed), True), **given
@@ -221,6 +236,48 @@ def test_groups_of_a_dead_env_runner_are_sampled_again():
         driver.set_weights(Weights(update + 1))
     assert retried > 0 and len(set(trained)) == len(trained) == 40 * 8
     assert min(set(range(10_000)) - set(trained)) >= 40 * 8 - 3 * 8
+
+
+def test_an_env_runner_that_does_not_answer_is_restarted(monkeypatch, caplog):
+    runners = Runners(2)
+    limit = TimeLimit(30.0, "fault_tolerance.batch_timeout_s")
+    ahead = sampler(runners, batch_limit=limit)
+    clock = types.SimpleNamespace(
+        monotonic=lambda: runners.clock, perf_counter=lambda: runners.clock
+    )
+    monkeypatch.setattr(sample_ahead, "time", clock)
+    ended = []
+    monkeypatch.setattr(
+        compat,
+        "restart_env_runner",
+        lambda group, runner: ended.append(runner) or group.kill(runner),
+    )
+    runners.running[2].append((1e3, -1, 0))  # hangs in a first group
+    runners.slots = 1
+    batches = iterate(ahead, runners, 4)
+    assert ended == [2] and 30 < runners.clock < 200
+    assert "EnvRunner 2 did not answer within 30 s" in caplog.text
+    assert "in SampleGroups() with unknown weights" in caplog.text
+    trained = [group for batch in batches for group, _ in batch]
+    assert sorted(trained) == list(range(32))
+
+
+def test_too_few_env_runners_at_the_end_of_a_batch_lose_none_of_it():
+    runners = Runners(2)
+    ahead = sampler(runners, max_retries=9)
+    calls = itertools.count()
+
+    def healthy():
+        # After the groups of the batch are complete, before the next are sent.
+        if ahead._is_ready() and next(calls) == 0:
+            raise EnvRunnerError("too few")
+        return runners.healthy
+
+    with pytest.raises(EnvRunnerError, match="too few"):
+        ahead.take(healthy)
+    assert len(ahead.get_state()) == 16
+    batch = ahead.take(healthy)
+    assert sorted(group for group, _, _ in batch.episodes) == list(range(8))
 
 
 def test_a_group_that_is_lost_too_often_is_counted_and_replaced():

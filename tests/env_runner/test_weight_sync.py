@@ -16,9 +16,11 @@ from runner_helpers import TINY, Countdown, make_runner
 from rllib_llm import LLMPPOConfig
 from rllib_llm.algorithms.driver.weight_sync import send_weights
 from rllib_llm.errors import CheckpointError, ConfigError
+from rllib_llm.remote_calls import TimeLimit
 from rllib_llm.weights import pack
 
 pytestmark = pytest.mark.ray
+LIMIT = TimeLimit(60.0, "a setting")
 EMBEDDING = "lm.model.embed_tokens.weight"
 
 
@@ -52,9 +54,15 @@ class FakeRunners:
     def __init__(self, *runners):
         self.runners = dict(enumerate(runners, 1))
 
-    def foreach_env_runner(self, call, *, local_env_runner, remote_worker_ids=None):
-        ids = self.runners if remote_worker_ids is None else remote_worker_ids
-        return [call(self.runners[i]) for i in ids]
+    def healthy_env_runner_ids(self):
+        return list(self.runners)
+
+    def foreach_env_runner(
+        self, calls, *, local_env_runner, remote_worker_ids, timeout_seconds
+    ):
+        assert timeout_seconds == LIMIT.seconds
+        pairs = zip(calls, remote_worker_ids, strict=True)
+        return [call(self.runners[i]) for call, i in pairs]
 
 
 @pytest.fixture
@@ -65,7 +73,9 @@ def groups(ray_session):
 
 
 def send(learners, runners, dtype=None):
-    return send_weights(learners, runners, dtype=dtype, also_local=False)
+    sent = send_weights(learners, runners, dtype=dtype, also_local=False, limit=LIMIT)
+    assert sent.version == learners._weights_seq_no
+    return sent.mib
 
 
 def parameters(runner):

@@ -20,6 +20,7 @@ from rllib_llm.env_runner.agents import role_prompts
 if TYPE_CHECKING:
     from rllib_llm.losses.composed_loss import ComposedLoss
     from rllib_llm.modules.llm_rl_module import LLMRLModule
+    from rllib_llm.remote_calls import TimeLimit
 
 
 class DerivedSettings(
@@ -37,6 +38,11 @@ class DerivedSettings(
 
     resolved_model: str | None
     sample_ahead: int
+
+    if TYPE_CHECKING:
+
+        @property
+        def call_limit(self) -> TimeLimit: ...
 
     @property
     def uses_reference(self) -> bool:

@@ -79,6 +79,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
         max_context_tokens=context,
         has_tokenizer=True,
         num_gpus=config.engine_num_gpus,
+        limit=config.call_limit,
     )
 
 

@@ -21,10 +21,13 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.distributed import is_first
 from rllib_llm.errors import LearnerError, RLlibLLMError, summarize
+from rllib_llm.remote_calls import TimeLimit, name_of
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+    from rllib_llm.types import LLMConfig
 
+_UPDATE = "update"
 _GRACE_S = 10.0
 """Seconds for the other Learners to fail as well once one has."""
 
@@ -42,7 +45,7 @@ class LLMLearnerGroup(LearnerGroup):
         if not self.is_local:
             self._worker_manager = LearnerActors(
                 self._workers,
-                timeout_s=self.config.collective_timeout_s,
+                limits=_Limits(self.config),
                 version=lambda: self._version,
                 max_remote_requests_in_flight_per_actor=(
                     self.config.max_requests_in_flight_per_learner
@@ -140,7 +143,7 @@ class LearnerActors(FaultTolerantActorManager):
 
     Args:
         actors: The Learners, by rank.
-        timeout_s: Seconds to wait for the others once one has answered.
+        limits: Time limits of the calls.
         version: Returns the version of the weights before the call in progress.
         kwargs: RLlib's arguments.
     """
@@ -149,12 +152,12 @@ class LearnerActors(FaultTolerantActorManager):
         self,
         actors: list[Any],
         *,
-        timeout_s: float,
+        limits: _Limits,
         version: Callable[[], int],
         **kwargs: Any,
     ) -> None:
         super().__init__(actors, **kwargs)
-        self._timeout_s, self._version = timeout_s, version
+        self._limits, self._version = limits, version
 
     @override(FaultTolerantActorManager)
     def foreach_actor(
@@ -189,27 +192,30 @@ class LearnerActors(FaultTolerantActorManager):
             actors[rank].apply.remote(call, **keywords): rank
             for rank, keywords in zip(ranks, each, strict=True)
         }
-        answers, failures = self._wait(pending)
+        name = name_of(func)
+        limit = self._limits.of_call(name)
+        answers, failures = self._wait(pending, limit)
         if failures or pending:
-            self._fail(_name_of(func), failures, sorted(pending.values()))
+            within = "" if answers or failures else f" within {limit}"
+            self._fail(name, failures, sorted(pending.values()), within)
         results = RemoteCallResults()
         for rank in ranks:
             results.add_result(rank, ResultOrError(result=answers[rank]), None)
         return results
 
     def _wait(
-        self, pending: dict[Any, int]
+        self, pending: dict[Any, int], limit: TimeLimit
     ) -> tuple[dict[int, Any], dict[int, RayError]]:
         """Return answers and errors by rank; calls in progress stay in ``pending``."""
         answers: dict[int, Any] = {}
         failures: dict[int, RayError] = {}
         while pending:
-            limit = None  # an update may take any time
+            seconds = limit.seconds
             if failures:
-                limit = _GRACE_S
+                seconds = _GRACE_S
             elif answers:
-                limit = self._timeout_s
-            ready, _ = ray.wait(list(pending), timeout=limit)
+                seconds = min(seconds, self._limits.collective_s)
+            ready, _ = ray.wait(list(pending), timeout=seconds)
             if not ready:
                 break
             rank = pending.pop(ready[0])
@@ -220,7 +226,11 @@ class LearnerActors(FaultTolerantActorManager):
         return answers, failures
 
     def _fail(
-        self, call: str, failures: dict[int, RayError], silent: list[int]
+        self,
+        call: str,
+        failures: dict[int, RayError],
+        silent: list[int],
+        within: str = "",
     ) -> None:
         """Raise the error of a call, and end Learners that can take part in no other.
 
@@ -228,6 +238,7 @@ class LearnerActors(FaultTolerantActorManager):
             call: Name of the call.
             failures: Errors by rank.
             silent: Ranks that have not answered.
+            within: The time limit, if none has answered.
         """
         causes = [e.cause for e in failures.values() if isinstance(e, RayTaskError)]
         named = next((c for c in causes if isinstance(c, RLlibLLMError)), None)
@@ -240,7 +251,9 @@ class LearnerActors(FaultTolerantActorManager):
         raised = [r for r in failures if r not in dead]
         number = self.num_actors()
         parts = [f"Learner {rank} of {number} died" for rank in dead]
-        parts += [f"Learner {rank} of {number} does not answer" for rank in silent]
+        parts += [
+            f"Learner {rank} of {number} does not answer{within}" for rank in silent
+        ]
         parts += [
             f"Learner {rank} of {number} raised "
             f"{summarize(getattr(failures[rank], 'cause', None) or failures[rank])}"
@@ -248,9 +261,26 @@ class LearnerActors(FaultTolerantActorManager):
         ]
         raise LearnerError(
             f"{call}() after weights version {self._version()}: {'; '.join(parts)}. "
-            "Every call needs all Learners, so the run ends. Continue it from its "
-            "newest checkpoint: rllib-llm train --resume RUN."
+            "Every call needs all Learners, so the run ends. tune.max_failures=1 or "
+            "more restarts all of them from the newest checkpoint; rllib-llm train "
+            "--resume RUN continues it later."
         ) from next(iter(failures.values()), None)
+
+
+class _Limits:
+    """Time limits of calls to Learners.
+
+    Args:
+        config: The algorithm's.
+    """
+
+    def __init__(self, config: LLMConfig) -> None:
+        self._call, self._batch = config.call_limit, config.batch_limit
+        self.collective_s: float = config.collective_timeout_s
+
+    def of_call(self, name: str) -> TimeLimit:
+        """Return the longest time until the first Learner answers a call."""
+        return self._batch if name == _UPDATE else self._call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,11 +304,3 @@ def _call_method(name: str, learner: Any, **kwargs: Any) -> Any:
 
 def _version(learner: LLMLearnerMixin) -> int:
     return learner._weights_seq_no
-
-
-def _name_of(func: Any) -> str:
-    if isinstance(func, str):
-        return func
-    while isinstance(func, functools.partial):
-        func = func.func
-    return getattr(func, "__name__", type(func).__name__)

@@ -22,24 +22,43 @@ class SampleResult:
         episodes: Finished episodes, in the order of the tasks.
         metrics: Metrics logged since the last call.
         num_hung_envs: Environments of the EnvRunner that hang in a call.
+        group_ids: Groups of the tasks, also of those without an episode.
     """
 
     episodes: list[Any]
     metrics: Any
     num_hung_envs: int
+    group_ids: frozenset[int] = frozenset()
 
 
+@dataclasses.dataclass(frozen=True)
 class SampleTasks:
-    """Picklable call that samples given tasks."""
+    """Picklable call that samples given tasks.
 
-    def __init__(self, tasks: list[Task], explore: bool | None = None):
-        self.tasks, self.explore = tasks, explore
+    Attributes:
+        tasks: The tasks.
+        explore: Whether to sample; None: as the config says.
+        version: Version of all weights that the EnvRunner must have; None: any.
+    """
 
-    def __call__(self, runner: LLMEnvRunner) -> SampleResult:
+    tasks: list[Task]
+    explore: bool | None = None
+    version: int | None = None
+
+    def __call__(self, runner: LLMEnvRunner) -> SampleResult | None:
+        """Return the episodes; None if the EnvRunner has other weights."""
+        # Ray may have restarted it between two calls, unseen by the driver.
+        if self.version is not None and not _is_current(runner, self.version):
+            return None
         # One call, so that an EnvRunner that dies loses its episodes and their metrics
         # together.
         episodes = runner.sample(tasks=self.tasks, explore=self.explore)
-        return SampleResult(episodes, runner.get_metrics(), runner.num_hung_envs)
+        return SampleResult(
+            episodes,
+            runner.get_metrics(),
+            runner.num_hung_envs,
+            frozenset(task.group_id for task in self.tasks),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +91,23 @@ class SampleGroups:
 
     tasks: list[Task]
     wanted: GroupsWanted
-    weights: Callable[[LLMEnvRunner], int | None] | None
+    weights: Callable[[LLMEnvRunner], bool] | None
     version: int | None = None
 
     def __call__(self, runner: LLMEnvRunner) -> GroupsResult | None:
         """Return the complete groups; None if the EnvRunner lacks other weights."""
         if self.weights is not None:
-            if self.weights(runner) is not None:
+            if not self.weights(runner):
                 return None
         elif self.version not in (None, runner._weights_seq_no):
             return None  # restarted since its last call
         groups = runner.sample_groups(self.tasks, self.wanted)
         left, hung = runner.groups_left, runner.num_hung_envs
         return GroupsResult(groups, left, runner.get_metrics(), hung)
+
+
+def _is_current(runner: LLMEnvRunner, version: int) -> bool:
+    return runner.has_all_weights and runner._weights_seq_no == version
 
 
 def sample_and_metrics(runner: LLMEnvRunner) -> tuple[list[Any], Any]:

@@ -20,9 +20,14 @@ from rllib_llm.algorithms.driver.runner_calls import (
     SampleGroups,
     drop_groups,
 )
+from rllib_llm.algorithms.driver.runner_group_calls import (
+    call_runners,
+    restart_silent,
+)
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.task_queue import GroupsWanted
 from rllib_llm.errors import EnvRunnerError
+from rllib_llm.remote_calls import TimeLimit, name_of
 
 if TYPE_CHECKING:
     from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -88,6 +93,8 @@ class SampleAhead:
         ahead: Batches that are sampled ahead of the Learner, >= 1.
         max_staleness: Most batches between admission and training, >= ``ahead``.
         max_retries: Number of times that a lost group is sampled again.
+        batch_limit: Time limit of a call that samples.
+        call_limit: Time limit of other calls.
     """
 
     def __init__(
@@ -100,12 +107,16 @@ class SampleAhead:
         ahead: int,
         max_staleness: int,
         max_retries: int,
+        batch_limit: TimeLimit,
+        call_limit: TimeLimit,
     ):
         self._runners, self._new_tasks, self._pack_all = runners, new_tasks, pack_all
         self._groups_per_batch, self._ahead = groups, ahead
         self._max_staleness, self._max_retries = max_staleness, max_retries
+        self._batch_limit, self._call_limit = batch_limit, call_limit
         self._groups: dict[int, Group] = {}  # by group_id, in the order of admission
         self._calls: dict[int, SampleGroups] = {}  # running ones, by EnvRunner
+        self._deadlines: dict[int, float] = {}  # of these
         self._weights: ReceiveWeights | None = None
         self._versions: dict[int, int] = {}  # of the weights sent to each EnvRunner
         self._num_batches = self._num_admitted = 0
@@ -130,11 +141,13 @@ class SampleAhead:
             self._send(healthy(), batch)
             self._fetch(batch)
         batch.waited_s = time.perf_counter() - started
+        # Before the groups leave: an error of it must not lose them.
+        runners = healthy()
         for group_id in self._next_batch():
             batch.episodes += self._groups.pop(group_id).episodes or ()
         self._num_batches += 1
         # The update follows: the EnvRunners sample meanwhile.
-        self._send(healthy(), batch)
+        self._send(runners, batch)
         return batch
 
     def get_state(self) -> list[list[dict[str, Any]]]:
@@ -161,7 +174,12 @@ class SampleAhead:
         while self._calls:
             self._fetch(Batch())
         if was_called:
-            self._runners.foreach_env_runner(drop_groups, local_env_runner=False)
+            call_runners(
+                self._runners,
+                drop_groups,
+                limit=self._call_limit,
+                version=None if self._weights is None else self._weights.version,
+            )
         self._versions = {}
 
     # Admission -----------------------------------------------------------------------
@@ -255,6 +273,7 @@ class SampleAhead:
                 "of an algorithm that samples ahead by no other way."
             )
         self._calls[runner] = call
+        self._deadlines[runner] = time.monotonic() + self._batch_limit.seconds
         for group_id in new:
             self._groups[group_id].runner = runner
         if weights is not None:
@@ -279,6 +298,14 @@ class SampleAhead:
             # Ray may have restarted it between two calls.
             self._retry(runner, result.left, batch)
         for runner in list(self._calls):
+            if time.monotonic() > self._deadlines[runner]:
+                restart_silent(
+                    self._runners,
+                    runner,
+                    name_of(self._calls[runner]),
+                    limit=self._batch_limit,
+                    version=self._versions.get(runner),
+                )
             # RLlib forgets the calls of EnvRunners that died.
             if not self._runners.num_in_flight_async_reqs(_tag(runner)):
                 self._lose(runner, batch)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rllib_llm import weights as state
+from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.distributed import is_first
+from rllib_llm.remote_calls import TimeLimit, result_of
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -28,8 +30,9 @@ def send_weights(
     *,
     dtype: str | None,
     also_local: bool,
+    limit: TimeLimit,
     module_ids: Sequence[str] | None = None,
-) -> float:
+) -> SentWeights:
     """Send the Learner's weights to all EnvRunners, and wait for them.
 
     The weights are put into Ray's object store once, for any number of runners.
@@ -41,25 +44,62 @@ def send_weights(
         runner_group: An EnvRunnerGroup of LLMEnvRunners.
         dtype: Dtype in which language models' parameters are sent; None: unchanged.
         also_local: Whether a local EnvRunner, if there is one, needs them too.
+        limit: Time limit of a call to an EnvRunner.
         module_ids: The policies that have changed; None: those that are trained.
-
-    Returns:
-        Size of the weights put into the object store, in MiB.
     """
     changed = pack_weights(learner_group, dtype=dtype, module_ids=module_ids)
-    answers = runner_group.foreach_env_runner(changed, local_env_runner=also_local)
-    # Runners that need all weights return their index; 0 is the local one.
-    lacking = [index for index in answers if index is not None]
-    if not lacking:
-        return changed.mib
-    # Only on demand: under LoRA the base is many times larger than the adapters.
+    # 0 is the local one, in this process.
+    local = runner_group.local_env_runner if also_local else None
+    answers = {} if local is None else {0: changed(local)}
+    answers |= call_runners(runner_group, changed, limit=limit, version=changed.version)
+    lacking = [runner for runner, has_loaded in answers.items() if not has_loaded]
+    mib = changed.mib
+    if lacking:
+        # Only on demand: under LoRA the base is many times larger than the adapters.
+        mib += send_all_weights(
+            learner_group, runner_group, lacking, dtype=dtype, limit=limit
+        ).mib
+    return SentWeights(mib, changed.version)
+
+
+def send_all_weights(
+    learner_group: LearnerGroup,
+    runner_group: EnvRunnerGroup,
+    runners: Sequence[int],
+    *,
+    dtype: str | None,
+    limit: TimeLimit,
+) -> SentWeights:
+    """Send all weights, those without gradients too, to some EnvRunners.
+
+    Args:
+        learner_group: See :func:`send_weights`.
+        runner_group: See :func:`send_weights`.
+        runners: Ids of the EnvRunners; 0 is the local one.
+        dtype: See :func:`send_weights`.
+        limit: See :func:`send_weights`.
+    """
     whole = pack_weights(learner_group, dtype=dtype, everything=True)
-    runner_group.foreach_env_runner(
-        whole,
-        local_env_runner=0 in lacking,
-        remote_worker_ids=[index for index in lacking if index],
+    if 0 in runners:
+        whole(runner_group.local_env_runner)
+    remote = [runner for runner in runners if runner]
+    call_runners(
+        runner_group, whole, limit=limit, version=whole.version, runners=remote
     )
-    return changed.mib + whole.mib
+    return SentWeights(whole.mib, whole.version)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentWeights:
+    """Weights that were sent.
+
+    Attributes:
+        mib: Size in Ray's object store, in MiB.
+        version: Their version.
+    """
+
+    mib: float
+    version: int
 
 
 def pack_weights(
@@ -131,16 +171,21 @@ class _Pack:
 
 @dataclasses.dataclass(frozen=True)
 class ReceiveWeights:
-    """Call on an EnvRunner that loads weights; returns its index if it cannot."""
+    """Call on an EnvRunner that loads weights; False: it needs all of them."""
 
     weights: ray.ObjectRef
     version: int
     everything: bool
     mib: float
 
-    def __call__(self, runner: LLMEnvRunner) -> int | None:
+    def __call__(self, runner: LLMEnvRunner) -> bool:
         if not (self.everything or runner.has_all_weights):
-            return runner.worker_index or 0
+            return False
         # Ray resolves references that are arguments, not those inside an object.
-        runner.receive_weights(ray.get(self.weights), self.version)
-        return None
+        packed = result_of(
+            self.weights,
+            f"Weights version {self.version} for EnvRunner {runner.worker_index}",
+            runner.config.call_limit,
+        )
+        runner.receive_weights(packed, self.version)
+        return True

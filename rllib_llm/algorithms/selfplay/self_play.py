@@ -17,6 +17,7 @@ from rllib_llm.advantages.group_relative import BASELINES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.declarations import fluent_method, setting, state
 from rllib_llm.algorithms.config.league import LeagueSettings
+from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.algorithms.grpo.grpo import GRPO, GRPOConfig
 from rllib_llm.algorithms.selfplay.assign_opponents import AssignedTasks, TakeTurns
 from rllib_llm.algorithms.selfplay.check_self_play import (
@@ -40,6 +41,8 @@ from rllib_llm.selfplay.matchmaker import LEARNER, Matchmaker
 from rllib_llm.selfplay.word_probs import word_probs
 
 if TYPE_CHECKING:
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
     from rllib_llm.types import Episode
 
@@ -188,6 +191,7 @@ class SelfPlay(GRPO):
     """
 
     config: SelfPlayConfig
+    _exploiter: _SetScriptedPolicy | None = None
 
     @classmethod
     @override(GRPO)
@@ -294,7 +298,34 @@ class SelfPlay(GRPO):
         noise = self.config.league_exploiter_noise
         text = game_text(self.config)
         responder = respond(text, word_probs(self._word_log_probs), noise)
-        self.env_runner_group.foreach_env_runner(_SetScriptedPolicy(responder))
+        self._exploiter = _SetScriptedPolicy(responder)
+        if self.env_runner is not None:
+            self._exploiter(self.env_runner)
+        self._send_exploiter(self.env_runner_group.healthy_env_runner_ids())
+
+    def _send_exploiter(self, runners: list[int]) -> None:
+        if self._exploiter is not None:
+            call_runners(
+                self.env_runner_group,
+                self._exploiter,
+                runners=runners,
+                limit=self.config.call_limit,
+                version=self._weights_version,
+            )
+
+    @override(LLMAlgorithm)
+    def update_restarted(self, runners: list[int]) -> None:
+        """Send weights and the best response to EnvRunners that have restarted."""
+        super().update_restarted(runners)
+        self._send_exploiter(runners)
+
+    @override(LLMAlgorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Restore EnvRunners, also within an iteration, with the best response."""
+        restored = super().restore_env_runners(env_runner_group)
+        if restored and env_runner_group is self.env_runner_group:
+            self._send_exploiter(restored)
+        return restored
 
     def _word_log_probs(self, conversations: Any, words: Any) -> list[list[float]]:
         call = ScoreWords(DEFAULT_MODULE_ID, conversations, words)
