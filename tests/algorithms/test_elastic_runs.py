@@ -150,6 +150,7 @@ def test_env_runners_that_die_stop_or_join_change_no_weight(caplog):
         assert "in SampleTasks() with weights version 2" in caplog.text
         # One that joins has its first weights, of version 0.
         algo.env_runner_group.add_workers(1)
+        assert on_runners(algo, version)[3] == (0, False)
         assert algo.train()["num_groups_retried"] == 0
         assert "EnvRunners [3] have restarted; they get all weights" in caplog.text
         assert on_runners(algo, version)[3] == (4, True)

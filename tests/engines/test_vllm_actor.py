@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import threading
+import time
 import uuid
 
 import engine_reference
@@ -25,6 +27,7 @@ from rllib_llm.engines import ActorEngine, SessionError, TorchEngine, generate
 from rllib_llm.engines.base import ContextOverflowError
 from rllib_llm.engines.vllm_actor import EngineDiedError
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.remote_calls import TimeLimit
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -298,3 +301,45 @@ def test_an_engine_that_cannot_be_built_raises_at_once():
     engine.submit("s", [1], turn_params(0))
     with pytest.raises(EngineDiedError, match=r"failed 1 times(.|\n)*max_slots"):
         engine.step()
+
+
+class Stuck(Hosted):
+    """Hangs in a step as long as a file exists."""
+
+    marker = ""
+
+    def step(self):
+        while os.path.exists(self.marker):
+            time.sleep(0.1)
+        return super().step()
+
+
+def build_stuck(marker) -> TorchEngine:
+    engine = Stuck(build_model("qwen3", 1), max_slots=8, max_context_tokens=CONTEXT)
+    engine.marker = marker
+    return engine
+
+
+def test_an_actor_that_does_not_answer_is_restarted(model, tmp_path, caplog):
+    marker = tmp_path / "stuck"
+    engine = ActorEngine(
+        functools.partial(build_stuck, str(marker)),
+        name=f"engine-{uuid.uuid4().hex}",
+        max_context_tokens=CONTEXT,
+        limit=TimeLimit(5.0, "fault_tolerance.call_timeout_s"),
+    )
+    version = push(engine, model)
+    engine.start()
+    marker.touch()
+    threading.Timer(3.0, marker.unlink).start()
+    before = generate(engine, [[1, 2, 3]], [turn_params(0)])
+    assert engine.stats()["engine_restarts"] == 0  # within the limit
+    marker.touch()
+    threading.Timer(7.0, marker.unlink).start()
+    after = generate(engine, [[1, 2, 3]], [turn_params(0)])
+    assert engine.stats()["engine_restarts"] == 1
+    assert np.array_equal(before[0].token_ids, after[0].token_ids)
+    assert (
+        f"in exchange() with weights version {version} did not answer within 5 s"
+        in caplog.text
+    )
