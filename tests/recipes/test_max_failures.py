@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-import torch
 from ray import tune
 from side_by_side import flat
 
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
+from rllib_llm.distributed import is_first
 from rllib_llm.recipes import recipe_from_dict
 from rllib_llm.recipes.tuning import make_tuner
 from rllib_llm.runs.checkpoints import newest_checkpoint
@@ -47,8 +47,7 @@ class Mortal(LLMPPOTorchLearner):
 
     def update(self, **kwargs):
         deaths = Path(self.config.learner_config_dict[DEATHS])
-        is_last = torch.distributed.get_rank() == 1
-        if is_last and self._weights_seq_no == 2 and not deaths.exists():
+        if not is_first() and self._weights_seq_no == 2 and not deaths.exists():
             deaths.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().update(**kwargs)
