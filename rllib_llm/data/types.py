@@ -71,6 +71,23 @@ DEFAULT_STOP_POLICIES: dict[StopReason, StopPolicy] = {
 }
 
 
+VersionChanges = tuple[tuple[int, int], ...]
+
+
+def token_versions(first: int, changes: VersionChanges, count: int) -> np.ndarray:
+    """Return the version of the weights that sampled each token of a turn. int64 [T]
+
+    Args:
+        first: Version that sampled the first token.
+        changes: Index of the first token of each later version, and that version.
+        count: Number of tokens.
+    """
+    versions = np.full(count, first, np.int64)
+    for index, version in changes:
+        versions[index:] = version
+    return versions
+
+
 @dataclasses.dataclass(slots=True)
 class Choice:
     """Alternatives to a turn whose action was chosen from a list.
@@ -100,13 +117,15 @@ class Turn:
         action_logps: Log-probabilities under the sampling distribution, in nats. Where
             a whole action was chosen, its log-probability on the first token, else 0.
         finish: Reason that sampling ended.
-        weights_seq_no: Version of the weights that sampled this turn.
+        weights_seq_no: Version of the weights that sampled the first token.
         module_id: The policy (RLModule id) that sampled it.
         seconds: Wall time from submission to the last token.
         env_t: Environment step in which it was taken, from 0; agents that act at the
             same time share it.
         invalid: Whether the environment parsed no action from it.
         choice: The other admissible actions, if it was chosen from them as a whole.
+        version_changes: Updates of the weights in the middle of the turn: index of the
+            first token that the new weights sampled, and their version.
     """
 
     prompt_ids: np.ndarray
@@ -120,6 +139,16 @@ class Turn:
     env_t: int = 0
     invalid: bool = False
     choice: Choice | None = None
+    version_changes: VersionChanges = ()
+
+    @property
+    def token_versions(self) -> np.ndarray:
+        """Version of the weights that sampled each token. int64 [T]
+
+        An action without tokens counts as one.
+        """
+        count = max(1, len(self.action_ids))
+        return token_versions(self.weights_seq_no, self.version_changes, count)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
-from rllib_llm.data.types import FinishReason
+from rllib_llm.data.types import FinishReason, VersionChanges, token_versions
 from rllib_llm.errors import ConfigError, RLlibLLMError
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class Generation:
         finish: Finish reason.
         weights_version: Version of the weights that sampled the first token.
         seconds: Wall time from submission to the last token.
+        version_changes: Updates of the weights in the middle of the turn: index of the
+            first token that the new weights sampled, and their version.
     """
 
     request_id: int
@@ -133,6 +135,13 @@ class Generation:
     finish: FinishReason
     weights_version: int
     seconds: float
+    version_changes: VersionChanges = ()
+
+    @property
+    def token_versions(self) -> np.ndarray:
+        """Version of the weights that sampled each token. int64 [T]"""
+        count = len(self.token_ids)
+        return token_versions(self.weights_version, self.version_changes, count)
 
 
 class GenerationEngine(abc.ABC):

@@ -119,7 +119,7 @@ class Request:
     __slots__ = (
         "_limit",
         "_start_time",
-        "_version",
+        "_versions",
         "is_counted",
         "logps",
         "params",
@@ -144,7 +144,7 @@ class Request:
         self.uniforms = draw_uniforms(params.seed, self._limit)  # [limit]
         self.stop_ids = frozenset(params.stop_token_ids)
         self.logps: list[float] = []
-        self._version = 0
+        self._versions: list[tuple[int, int]] = []
         self._start_time = time.perf_counter()
 
     @property
@@ -158,9 +158,15 @@ class Request:
         return self._limit - len(self.logps)
 
     def begin(self, version: int) -> None:
-        """Record the version of the weights that sample the first token."""
-        if not self.logps:
-            self._version = version
+        """Record the version of the weights that sample the next token.
+
+        Call it before the first token and after each change of the weights.
+        """
+        if self._versions and self._versions[-1][1] == version:
+            return
+        if self._versions and self._versions[-1][0] == self.num_sampled:
+            self._versions.pop()  # it has sampled nothing
+        self._versions.append((self.num_sampled, version))
 
     def accept(self, token: int, logp: float, version: int) -> None:
         """Append a sampled token to the history.
@@ -209,7 +215,8 @@ class Request:
             token_ids=np.array(self.session.history[self.prompt_length :], np.int32),
             logps=np.array(self.logps, np.float32),
             finish=reason,
-            weights_version=self._version,
+            weights_version=self._versions[0][1],
+            version_changes=tuple(self._versions[1:]),
             seconds=now - self._start_time,
         )
 

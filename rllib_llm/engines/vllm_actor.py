@@ -112,8 +112,9 @@ class ActorEngine(HistoryEngine):
             request = self._requests.get(number)
             if request is not None:
                 tokens, logps = done.token_ids.tolist(), done.logps.tolist()
-                for token, logp in zip(tokens, logps, strict=True):
-                    request.accept(token, logp, done.weights_version)
+                versions = done.token_versions.tolist()
+                for token, logp, version in zip(tokens, logps, versions, strict=True):
+                    request.accept(token, logp, version)
                 finished.append(self._finish(request, done.finish))
         return finished
 

@@ -274,6 +274,11 @@ class LLMEnvRunner(RunnerState):
         return groups
 
     @property
+    def idle_s(self) -> float:
+        """Seconds between the last two calls of :meth:`sample_groups`."""
+        return 0.0 if self._rollout is None else self._rollout.idle_s
+
+    @property
     def groups_left(self) -> frozenset[int]:
         """Ids of the groups that :meth:`sample_groups` goes on with."""
         return frozenset() if self._rollout is None else self._rollout.groups

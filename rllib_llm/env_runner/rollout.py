@@ -64,6 +64,8 @@ class Rollout:
     Attributes:
         slots: Slots of running episodes.
         abandoned: Workers whose environment was replaced; their call may never return.
+        idle_s: Seconds between the last two calls of :meth:`run_groups`; 0 before the
+            second.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Rollout:
         self._by_session: dict[Any, tuple[Slot, AgentState]] = {}
         self._next_check = 0.0
         self._paused: float | None = None  # end of the last run_groups()
+        self.idle_s = 0.0
 
     def close(self) -> None:
         """Close all environments."""
@@ -164,11 +167,13 @@ class Rollout:
         Raises:
             EnvContractError: If more than ``max_failed_fraction`` of the tasks failed.
         """
+        self.idle_s = 0.0
         if self._paused is None:
             limits, self._explore = self._limits, True
             self._tasks = TaskQueue((), limits.max_retries, limits.max_failed_fraction)
         else:
-            self._resume(time.perf_counter() - self._paused)
+            self.idle_s = time.perf_counter() - self._paused
+            self._resume(self.idle_s)
         self._tasks.add(tasks)
         self._play_until(wanted)
         self._paused = time.perf_counter()

@@ -75,4 +75,5 @@ def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
         weights_seq_no=result.weights_version,
         module_id=agent_state.module_id,
         seconds=result.seconds,
+        version_changes=result.version_changes,
     )

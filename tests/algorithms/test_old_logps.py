@@ -184,6 +184,10 @@ def test_a_perturbed_behaviour_changes_the_loss_as_the_formula_says(
     assert result["policy_loss"].peek() == pytest.approx(float(expected), abs=1e-5)
     mean = float(weights.sum() / mask.sum())
     assert result["is_weight_mean"].peek() == pytest.approx(mean, rel=1e-4)
+    effective = float(weights.sum() ** 2 / (weights**2).sum() / mask.sum())
+    assert 0.0 < effective < 0.999
+    assert result["is_effective_sample_frac"].peek() == pytest.approx(effective, 1e-4)
+    assert "is_weight_square" not in result
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [None, 1])
@@ -264,3 +268,24 @@ def test_bad_settings_fail_before_anything_starts(settings, message):
     config = LLMPPOConfig().environment("guess_number-v0").language_model(tiny=TINY)
     with pytest.raises(ConfigError, match=message):
         config.training(**settings).validate()
+
+
+def test_ages_are_those_of_tokens_not_of_turns():
+    config = make_config(GRPOConfig, old_logps="engine")
+    learner = make_learner(config)
+    made = with_advantages()
+    turns = [t for e in made for t in e.get_extra_model_outputs(columns.TURN)]
+    for index, turn in enumerate(turns):
+        turn.weights_seq_no = -(index % 4)
+        turn.version_changes = ((1, 0),) if index % 3 == 0 else ()
+    ages = np.concatenate([-turn.token_versions for turn in turns])
+    result = update(learner, made)[DEFAULT_MODULE_ID]
+    assert result["policy_staleness_mean"].peek() == pytest.approx(ages.mean())
+    assert "policy_staleness_max" not in result  # nothing was sampled ahead
+    config.sample_ahead = 1
+    learner = make_learner(config)
+    result = update(learner, made)[DEFAULT_MODULE_ID]
+    assert result["policy_staleness_mean"].peek() == pytest.approx(ages.mean())
+    assert result["policy_staleness_max"].peek() == ages.max() == 3
+    mixed = np.mean([bool(turn.version_changes) for turn in turns])
+    assert result["mixed_version_turn_frac"].peek() == pytest.approx(mixed)

@@ -202,6 +202,26 @@ def test_batches_hold_the_oldest_complete_groups_in_order():
     assert [{lag for _, lag in batch} for batch in batches] == [{0}, {1}, {1}, {1}, {1}]
 
 
+def test_idle_shares_are_parts_of_the_time_between_batches(monkeypatch):
+    runners = Runners(1, lambda group: 1.0)
+    monkeypatch.setattr(sample_ahead.time, "perf_counter", lambda: runners.clock)
+    driver, shares = sampler(runners), []
+    for update in range(4):
+        batch = driver.take(lambda: runners.healthy)
+        shares.append((batch.waited_s, batch.learner_idle_frac))
+        runners.advance(runners.clock + 3.0)
+        driver.set_weights(Weights(update + 1))
+    assert shares[0][1] == 1.0
+    for waited, share in shares[1:]:
+        assert waited > 0.0 and share == pytest.approx(waited / (waited + 3.0))
+
+    def result(idle, busy):
+        return GroupsResult({}, frozenset(), {}, 0, idle_s=idle, busy_s=busy)
+
+    assert Batch(results=[result(1.0, 2.0), result(0.0, 5.0)]).sampler_idle_frac == 1 / 8
+    assert Batch().sampler_idle_frac == 0.0
+
+
 def test_the_update_hides_the_sampling():
     def seconds(ahead_of_time):
         runners = Runners(2)

@@ -10,6 +10,7 @@ import ray
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig, SFTConfig
 from rllib_llm.algorithms.config.sampling_ahead import SamplingAheadSettings
+from rllib_llm.callbacks.histograms import read_histograms
 from rllib_llm.callbacks.result_keys import POLICY_STALENESS
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, policy_episodes
@@ -106,6 +107,13 @@ def test_batches_are_whole_and_not_older_than_the_bound(ray_session, ahead, stal
     last = results[-1]["learners"]["default_policy"]
     assert 0 < last[POLICY_STALENESS] <= (staleness or ahead)
     assert last["is_weight_mean"] > 0  # tis="auto" corrects
+    assert 0 < last["is_effective_sample_frac"] <= 1
+    assert 0 < last["policy_staleness_max"] <= (staleness or ahead)
+    assert 0 <= last["mixed_version_turn_frac"] <= 1
+    ages = read_histograms(results[-1])["learners/default_policy/policy_staleness"]
+    assert ages.high == last["policy_staleness_max"]
+    assert 0 <= results[-1]["learner_idle_frac"] < 1
+    assert 0 <= results[-1]["sampler_idle_frac"] < 1
     assert results[-1]["num_groups_retried"] == 0
 
 

@@ -204,6 +204,7 @@ def test_new_weights_in_the_middle_of_a_turn(model):
     results = run_until_idle(engine)
     for i, done in results.items():
         assert done.weights_version == 0
+        assert done.token_versions.tolist() == [0] * 4 + [1] * 6
         assert len(done.token_ids) == 10
         prefix = [i + 1, 2, 3, *done.token_ids[:4].tolist()]
         with torch.no_grad():

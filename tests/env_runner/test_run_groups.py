@@ -83,10 +83,12 @@ def test_time_limits_do_not_count_the_time_between_calls():
     Gated.gate.clear()
     made = make_runner(Gated, step_timeout_s=2.0, max_retries=0)
     made.sample_groups(tasks([3, 2]), GroupsWanted(1))
+    assert made.idle_s == 0.0
     time.sleep(2.2)
     threading.Timer(0.3, Gated.gate.set).start()
     (episodes,) = made.sample_groups([], GroupsWanted(1)).values()
     assert len(episodes) == 2 and not made.failures
+    assert 2.2 <= made.idle_s < 2.5
     made.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +71,16 @@ class GroupsResult:
         left: Groups that the EnvRunner goes on with.
         metrics: Metrics logged since the last call.
         num_hung_envs: Environments of the EnvRunner that hang in a call.
+        idle_s: Seconds since the call before, in which it loaded weights as well.
+        busy_s: Seconds of this call.
     """
 
     groups: dict[int, list[Any]]
     left: frozenset[int]
     metrics: Any
     num_hung_envs: int
+    idle_s: float = 0.0
+    busy_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +106,16 @@ class SampleGroups:
                 return None
         elif self.version not in (None, runner._weights_seq_no):
             return None  # restarted since its last call
+        started = time.perf_counter()
         groups = runner.sample_groups(self.tasks, self.wanted)
-        left, hung = runner.groups_left, runner.num_hung_envs
-        return GroupsResult(groups, left, runner.get_metrics(), hung)
+        return GroupsResult(
+            groups,
+            runner.groups_left,
+            runner.get_metrics(),
+            runner.num_hung_envs,
+            idle_s=runner.idle_s,
+            busy_s=time.perf_counter() - started,
+        )
 
 
 def _is_current(runner: LLMEnvRunner, version: int) -> bool:

@@ -69,6 +69,7 @@ class Batch:
         num_lost: Episodes that were lost with their EnvRunners, repeatedly.
         num_resampled: Groups that were lost with an EnvRunner and sent again.
         waited_s: Seconds that the caller waited.
+        learner_idle_frac: Those as a share of the time since the last batch.
     """
 
     episodes: list[Any] = dataclasses.field(default_factory=list)
@@ -76,6 +77,14 @@ class Batch:
     num_lost: int = 0
     num_resampled: int = 0
     waited_s: float = 0.0
+    learner_idle_frac: float = 0.0
+
+    @property
+    def sampler_idle_frac(self) -> float:
+        """Share of the time in which EnvRunners did not sample."""
+        idle = sum(result.idle_s for result in self.results)
+        busy = sum(result.busy_s for result in self.results)
+        return idle / (idle + busy) if self.results else 0.0
 
 
 class SampleAhead:
@@ -120,6 +129,7 @@ class SampleAhead:
         self._weights: ReceiveWeights | None = None
         self._versions: dict[int, int] = {}  # of the weights sent to each EnvRunner
         self._num_batches = self._num_admitted = 0
+        self._last_batch_at: float | None = None
 
     def set_weights(self, weights: ReceiveWeights) -> None:
         """Send these weights with the next call to each EnvRunner."""
@@ -140,7 +150,7 @@ class SampleAhead:
         while not self._is_ready():
             self._send(healthy(), batch)
             self._fetch(batch)
-        batch.waited_s = time.perf_counter() - started
+        batch.waited_s, batch.learner_idle_frac = self._waited_since(started)
         # Before the groups leave: an error of it must not lose them.
         runners = healthy()
         for group_id in self._next_batch():
@@ -149,6 +159,13 @@ class SampleAhead:
         # The update follows: the EnvRunners sample meanwhile.
         self._send(runners, batch)
         return batch
+
+    def _waited_since(self, started: float) -> tuple[float, float]:
+        """Return seconds since then, and their share of those since the last batch."""
+        now = time.perf_counter()
+        before = started if self._last_batch_at is None else self._last_batch_at
+        self._last_batch_at = now
+        return now - started, (now - started) / (now - before)
 
     def get_state(self) -> list[list[dict[str, Any]]]:
         """Return the tasks of all admitted groups as checkpoint state."""

@@ -115,6 +115,11 @@ class SamplingAlgorithm(RLlibAlgorithm):
             ("sample_wait_s", batch.waited_s),
         ):
             self.metrics.log_value(name, value, reduce="sum")
+        for name, share in (
+            ("learner_idle_frac", batch.learner_idle_frac),
+            ("sampler_idle_frac", batch.sampler_idle_frac),
+        ):
+            self.metrics.log_value(name, share, window=1)
         if hung > self.config.max_hung_envs_per_env_runner:
             self._restart_hung(hung, is_local=False)
         return batch.episodes

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
@@ -30,7 +31,8 @@ from rllib_llm.rllib_bases import RLlibLearner
 if TYPE_CHECKING:
     from rllib_llm.types import Episode
 
-# Sums from which the explained variance is made; not metrics themselves.
+# Means from which other metrics are made; not metrics themselves.
+IS_WEIGHT_SQUARE = "is_weight_square"
 _INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")
 
 
@@ -189,6 +191,10 @@ class LearnerStats(RLlibLearner):
                     del means[key]
                 if explained is not None:
                     means["vf_explained_var"] = explained
+            square = means.pop(IS_WEIGHT_SQUARE, 0.0)
+            if square:  # 0 if masks have left no token
+                share = means["is_weight_mean"] ** 2 / square
+                means["is_effective_sample_frac"] = share
             for key, value in means.items():
                 self.metrics.log_value((module_id, key), value, window=1)
         for path, maxima in self._maxima.items():
@@ -204,16 +210,29 @@ class LearnerStats(RLlibLearner):
             )
 
     def _log_lag(self, episodes: Sequence[Episode]) -> None:
-        """Log how many updates old the weights are that sampled each turn."""
-        lags: dict[str, list[int]] = defaultdict(list)
+        """Log how many updates old the weights are that sampled each token."""
+        ages: dict[str, list[np.ndarray]] = defaultdict(list)
+        mixed: dict[str, list[bool]] = defaultdict(list)
         for part in (p for e in episodes for p in agent_episodes(e)):
             module_id = part.module_id or DEFAULT_MODULE_ID
             for turn in part.get_extra_model_outputs(columns.TURN):
                 # RLlib has counted this update already.
-                lags[module_id].append(self._weights_seq_no - 1 - turn.weights_seq_no)
-        for module_id, values in lags.items():
-            lag = sum(values) / len(values)
-            self._add_stat(module_id, "policy_staleness_mean", lag, len(values))
+                age = self._weights_seq_no - 1 - turn.token_versions
+                ages[module_id].append(age)
+                mixed[module_id].append(bool(turn.version_changes))
+        for module_id, parts in ages.items():
+            values, turns = np.concatenate(parts), mixed[module_id]
+            self._add_stat(
+                module_id, "policy_staleness_mean", float(values.mean()), len(values)
+            )
+            if not self.config.sample_ahead:
+                continue  # all weights are the newest
+            self._max_stat(module_id, "policy_staleness_max", float(values.max()))
+            share = sum(turns) / len(turns)
+            self._add_stat(module_id, "mixed_version_turn_frac", share, len(turns))
+            self._add_histogram_values(
+                module_id, "policy_staleness", torch.from_numpy(values)
+            )
 
     def _log_batch(self, data: dict[str, dict[str, Any]]) -> None:
         for module_id, d in data.items():

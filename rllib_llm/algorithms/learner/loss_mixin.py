@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.algorithms.learner.learner_stats import LearnerStats
+from rllib_llm.algorithms.learner.learner_stats import IS_WEIGHT_SQUARE, LearnerStats
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import count, keep, read, upload
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
@@ -181,6 +181,7 @@ class ComposedLossMixin(LearnerStats):
         batch[Columns.ADVANTAGES] = batch[Columns.ADVANTAGES] * correction.weights
         for key, value in (
             ("is_weight_mean", correction.weights),
+            (IS_WEIGHT_SQUARE, correction.weights.square()),
             ("is_clipped_frac", correction.clipped),
             ("is_masked_frac", correction.dropped),
         ):
