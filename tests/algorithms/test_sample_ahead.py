@@ -218,7 +218,8 @@ def test_idle_shares_are_parts_of_the_time_between_batches(monkeypatch):
     def result(idle, busy):
         return GroupsResult({}, frozenset(), {}, 0, idle_s=idle, busy_s=busy)
 
-    assert Batch(results=[result(1.0, 2.0), result(0.0, 5.0)]).sampler_idle_frac == 1 / 8
+    results = [result(1.0, 2.0), result(0.0, 5.0)]
+    assert Batch(results=results).sampler_idle_frac == 1 / 8
     assert Batch().sampler_idle_frac == 0.0
 
 
