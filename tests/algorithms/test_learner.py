@@ -136,7 +136,7 @@ def test_every_episode_once_per_epoch_whole_rows_together():
     data = {DEFAULT_MODULE_ID: make_batch(learner, made)}
     seen = [
         mb.policy_batches[DEFAULT_MODULE_ID][columns.EPISODE_INDEX].tolist()
-        for mb in learner._minibatches(data, 2, 3, 21)
+        for mb in learner._minibatches(data, [5, 6], 3, 21)
     ]
     assert len(seen) == 2 * 3  # ceil(7 / 3) steps per epoch
     rows = data[DEFAULT_MODULE_ID][columns.EPISODE_INDEX].tolist()
@@ -147,15 +147,30 @@ def test_every_episode_once_per_epoch_whole_rows_together():
     assert seen[:3] != seen[3:]
 
 
+def test_orders_differ_between_epochs_and_between_updates(monkeypatch):
+    learner = make_learner(make_config())
+    taken, minibatches = [], learner._minibatches
+
+    def record(data, seeds, *arguments):
+        taken.append(list(seeds))
+        return minibatches(data, seeds, *arguments)
+
+    monkeypatch.setattr(learner, "_minibatches", record)
+    for _ in range(2):
+        update(learner, episodes(4), num_epochs=3, minibatch_size=2)
+    assert [len(seeds) for seeds in taken] == [3, 3]
+    assert len({seed for seeds in taken for seed in seeds}) == 6
+
+
 def test_minibatches_are_counted_over_all_learners(monkeypatch):
     """Another Learner has four episodes as well: eight, two at a time."""
     from rllib_llm.algorithms.learner import llm_learner as module
 
     learner = make_learner(make_config())
     data = {DEFAULT_MODULE_ID: make_batch(learner, [fake_episode(i) for i in range(4)])}
-    assert len(list(learner._minibatches(data, 1, 2, 4))) == 2
+    assert len(list(learner._minibatches(data, [5], 2, 4))) == 2
     monkeypatch.setattr(module, "all_reduce_sum", lambda values, _: [values[0] + 4])
-    assert len(list(learner._minibatches(data, 1, 2, 4))) == 4
+    assert len(list(learner._minibatches(data, [5], 2, 4))) == 4
 
 
 def test_minibatches_cover_uneven_counts():

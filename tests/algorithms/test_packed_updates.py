@@ -197,7 +197,7 @@ def test_gradients_and_metrics(case):
     ("model", "atol"), [({"autocast": "bfloat16"}, 5e-3), ({"dtype": "bfloat16"}, 2e-2)]
 )
 def test_lower_precision_rounds_otherwise_alike(model, atol):
-    """Gradients differ by rounding only; a row of a neighbour would change them more."""
+    """Gradients differ by rounding; a neighbour would change them more."""
     config = config_of(LLMPPOConfig, model)
     taken = []
     for packing in (False, True):

@@ -78,7 +78,7 @@ def test_list_shows_all_kinds(call):
         (["evaluate", "x", "--env", ":size=4"], "does not name an environment"),
         (["init", "enf", "mine"], "Did you mean 'env'"),
         (["init", "env", "Mine"], "lower-case"),
-        (["export", "/no/such/run", "/tmp/none"], "does not exist"),
+        (["export", "/no/such/run", "/no/such/export"], "does not exist"),
         (["check", "frozen_lak-v0"], "Did you mean 'frozen_lake-v0'"),
         (["check", "frozen_lake-v0", "sise=4"], "Did you mean 'size'"),
         (["check", "frozen_lake-v0", "--model", "tiny"], "checkpoint folder"),

@@ -18,6 +18,7 @@ from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.types import FinishReason, Prompt, StopPolicy, TurnResult
+from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.env_runner.turns import sampled_turn
 from rllib_llm.envs.text_env import TextEnv
@@ -187,12 +188,15 @@ def test_rows_get_the_advantages_of_their_episode(played, whiten):
 
 def test_a_recorded_turn_is_the_engines_generation():
 
-    result = SimpleNamespace(
+    result = Generation(
+        request_id=7,
+        session_id="s",
         token_ids=np.array([3, 4]),
         logps=np.array([-0.5, -0.25]),
         finish=FinishReason.LENGTH,
         weights_version=9,
         seconds=0.5,
+        version_changes=((1, 12),),
     )
     data = EpisodeData(prompt=Prompt([1, 2], extends=False))
     agent = SimpleNamespace(data=data, request_id=7, module_id="a")
@@ -201,4 +205,5 @@ def test_a_recorded_turn_is_the_engines_generation():
     assert turn.action_ids.tolist() == [3, 4]
     assert turn.action_logps.tolist() == [-0.5, -0.25]
     assert turn.finish is FinishReason.LENGTH and turn.weights_seq_no == 9
+    assert turn.token_versions.tolist() == [9, 12]
     assert turn.module_id == "a" and turn.seconds == 0.5 and agent.request_id is None

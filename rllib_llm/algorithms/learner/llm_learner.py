@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,6 +143,13 @@ class LLMLearnerMixin(
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
         self._begin_annotations(training_data.episodes or ())
+        self._log_lag(training_data.episodes or ())
+        # Of run, update and epoch: a resumed run shuffles alike, on every rank.
+        run, update = self.config.seed or 0, self._weights_seq_no
+        seeds = [
+            stable_seed(run, update, epoch, DEFAULT_MODULE_ID)
+            for epoch in range(num_epochs)
+        ]
         # Before the connectors run, which compute the old log-probabilities otherwise.
         deferred = self._defer_old_logps(training_data, num_epochs, minibatch_size)
         self._choose_modules()
@@ -152,7 +159,6 @@ class LLMLearnerMixin(
             for module_id, module_batch in batch.policy_batches.items()
             if self.should_module_be_updated(module_id, batch)
         }
-        self._log_lag(training_data.episodes or ())
         self._is_first_pass = True
         # If the first training pass computes the old log-probabilities, or they are the
         # engine's, the mismatch is measured there; otherwise from the columns here.
@@ -166,7 +172,7 @@ class LLMLearnerMixin(
             has_logps = Columns.ACTION_LOGP in columns_of_module
             if has_logps and module_id in self._mismatch_settings:
                 self._correct_mismatch(module_id, columns_of_module)
-        return self._minibatches(data, num_epochs, minibatch_size, batch.env_steps())
+        return self._minibatches(data, seeds, minibatch_size, batch.env_steps())
 
     def _defer_old_logps(
         self, training_data: TrainingData, num_epochs: int, minibatch_size: int | None
@@ -196,13 +202,19 @@ class LLMLearnerMixin(
     def _minibatches(
         self,
         data: dict[str, dict[str, Any]],
-        num_epochs: int,
+        seeds: Sequence[int],
         minibatch_size: int | None,
         env_steps: int,
     ) -> Iterator[MultiAgentBatch]:
         """Yield every episode exactly once per epoch, the same steps on every rank.
 
         The agents of an episode stay together, even with different policies.
+
+        Args:
+            data: Columns by module.
+            seeds: Seed of each epoch's order.
+            minibatch_size: Episodes of a minibatch over all Learners; None: all.
+            env_steps: Environment steps of the batch.
         """
         owners = {
             mid: read(d, columns.MULTI_AGENT_EPISODE_INDEX) for mid, d in data.items()
@@ -215,17 +227,12 @@ class LLMLearnerMixin(
             total = all_reduce_sum([len(ids)], self._device)[0]
             steps = max(1, math.ceil(total / minibatch_size))
         has_logps = all(Columns.ACTION_LOGP in d for d in data.values())
-        assert has_logps or steps * num_epochs == 1, (
+        assert has_logps or steps * len(seeds) == 1, (
             "Old log-probabilities are missing."
         )
         # Each Learner splits its own episodes into the same number of steps, so that
         # no collective call waits for a rank without one.
-        for epoch in range(num_epochs):
-            # From run seed, update and epoch, so that a resumed run shuffles alike, on
-            # every rank.
-            seed = stable_seed(
-                self.config.seed or 0, self._weights_seq_no, epoch, DEFAULT_MODULE_ID
-            )
+        for seed in seeds:
             order = np.random.default_rng(seed).permutation(ids)
             # array_split, because the number of episodes need not be a multiple of
             # steps; parts may be empty.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,11 +75,11 @@ class MARFTTorchLearner(LLMPPOTorchLearner):
     def _minibatches(
         self,
         data: dict[str, dict[str, Any]],
-        num_epochs: int,
+        seeds: Sequence[int],
         minibatch_size: int | None,
         env_steps: int,
     ) -> Iterator[Any]:
-        arguments = (num_epochs, minibatch_size, env_steps)
+        arguments = (seeds, minibatch_size, env_steps)
         if self.config.update_schedule != "sequential":
             yield from super()._minibatches(data, *arguments)
             return
