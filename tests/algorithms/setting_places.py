@@ -403,7 +403,9 @@ def exploiter_noise(algo, env=None, **sections):
     fake = SimpleNamespace(
         config=config,
         _word_log_probs=None,
-        env_runner_group=SimpleNamespace(foreach_env_runner=lambda call: None),
+        env_runner=None,
+        env_runner_group=SimpleNamespace(healthy_env_runner_ids=lambda: []),
+        _send_exploiter=lambda runners: None,
     )
     module = "rllib_llm.algorithms.selfplay.self_play."
     with pytest.MonkeyPatch.context() as patch:

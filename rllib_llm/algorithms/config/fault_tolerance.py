@@ -29,8 +29,8 @@ class FaultToleranceSettings(DeclaredSettings):
 
     sample_locally_if_none: bool = setting(
         False,
-        """Whether the local EnvRunner samples an iteration alone when no remote one is
-        healthy. Otherwise the run waits for them (``min_healthy_timeout_s``).""",
+        """If True, the local EnvRunner samples an iteration alone when no remote one is
+        healthy. If False, the run waits for them (``min_healthy_timeout_s``).""",
     )
     min_healthy_env_runners: PositiveInt = setting(
         1,
