@@ -168,6 +168,15 @@ def attention_on_cpu(model: nn.Module) -> Iterator[None]:
         config._attn_implementation = chosen
 
 
+def supports_sdpa(model: nn.Module) -> bool:
+    """Return whether a transformers model can attend with torch's sdpa.
+
+    Models whose attention it cannot compute, with sinks for example, say so only in
+    this private flag, which ``from_pretrained`` reads.
+    """
+    return bool(getattr(model, "_supports_sdpa", False))
+
+
 def conv1d_classes() -> tuple[type, ...]:
     """Return GPT-2's transposed linear layer, which peft treats as linear."""
     from transformers.pytorch_utils import Conv1D

@@ -51,9 +51,10 @@ PARTS = {
     "machine": Part("Machine and versions", "machine.py", 60),
     "losses": Part("Losses in float64, against the CPU", "losses.py", 60),
     "optimizer": Part("Steps of the optimiser", "optimizer.py", 90),
-    "engine": Part("Torch engine", "engine.py", 270),
-    "update": Part("Updates: speed, and memory against the plan", "update.py", 420),
-    "device_tests": Part("tests/device", "device_tests.py", 420),
+    "engine": Part("Torch engine", "engine.py", 240),
+    "update": Part("Updates: speed, and memory against the plan", "update.py", 360),
+    "packing": Part("Packed rows and flash attention", "packing.py", 120),
+    "device_tests": Part("tests/device", "device_tests.py", 390),
     "training": Part("Iterations with the torch engine", "training.py", 180),
     "vllm_engine": Part("vLLM alone", "engine.py", 240, ("--engine", "vllm")),
     "vllm": Part(

@@ -110,7 +110,7 @@ def test_parts_run_on_the_cpu(tmp_path):
 
 @pytest.mark.slow
 def test_parts_run_on_the_stand_in(tmp_path):
-    names = ("losses", "optimizer", "update", "training", "device_tests")
+    names = ("losses", "optimizer", "update", "packing", "training", "device_tests")
     status, found = run(tmp_path, "--device", "standin", "--only", *names)
     assert status == 0, found
     assert {r["outcome"] for r in found.values()} == {"ok"}, found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def measure(part: Part, case: Case) -> None:
 
     config = config_of(part, case)
     count, _, plan = plan_memory(config)
-    batch = episodes(*((4, 24) if part.is_small else (64, 512)), count=count)
+    batch = episodes([24] * 4 if part.is_small else [512] * 64, seed=count)
     accelerator = part.accelerator
     before = accelerator.live_bytes if accelerator else 0
     with part.placed():
@@ -151,15 +152,15 @@ def activations_of(config: Any) -> int:
     )
 
 
-def episodes(number: int, tokens: int, *, count: int) -> list[Any]:
-    """Return episodes of one turn: half of it prompt, half of it sampled."""
+def episodes(lengths: Sequence[int], *, seed: int) -> list[Any]:
+    """Return episodes of one turn each: half of its tokens prompt, half sampled."""
     from learner_helpers import fake_episode
 
     from rllib_llm.data import columns
     from rllib_llm.data.episode_data import episode_data
 
-    rng, found = np.random.default_rng(count), []
-    for index in range(number):
+    rng, found = np.random.default_rng(seed), []
+    for index, tokens in enumerate(lengths):
         episode = fake_episode(index, turns=1)
         turn = episode.get_extra_model_outputs(columns.TURN)[0]
         half = tokens // 2

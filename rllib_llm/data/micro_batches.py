@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rllib_llm.data import columns
 from rllib_llm.data.packed_rows import PackedRows
+from rllib_llm.upload import upload
 
 NAMES = (
     Columns.LOSS_MASK,
@@ -95,13 +96,6 @@ def trained_places(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 def places(mask: np.ndarray, device: torch.device) -> tuple[Tensor, ...]:
     """Return the indices of true entries, in row-major order, one [N] per dimension."""
     return tuple(upload(np.stack(np.nonzero(mask)), device))
-
-
-def upload(array: np.ndarray, device: torch.device | str | None) -> Tensor:
-    """Return a tensor on a device; the host does not wait for the device's work."""
-    # From memory that is not pinned, the driver copies before it returns: the array may
-    # change afterwards.
-    return torch.as_tensor(array).to(device, non_blocking=True)
 
 
 def _array(value: Any) -> np.ndarray:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rllib_llm.upload import upload
+
 
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
@@ -54,9 +56,8 @@ class PackedRows:
             np.append(0, ends[lengths > 0]).astype(np.int32),
             np.flatnonzero(cols + 1 < attention.shape[1]),
         )
-        # Uploads from memory that is not pinned: the host does not wait for the device.
         of_rows, of_columns, starts, boundaries, with_next = (
-            torch.as_tensor(a).to(device, non_blocking=True) for a in arrays
+            upload(array, device) for array in arrays
         )
         longest = int(lengths.max(initial=0))
         return cls(of_rows, of_columns, starts, boundaries, longest, with_next)

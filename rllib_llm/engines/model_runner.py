@@ -22,6 +22,7 @@ from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter
+from rllib_llm.upload import upload
 
 _PROBE_TOKENS = 6
 FORWARDS = ("auto", "plain")
@@ -166,15 +167,19 @@ class ModelRunner:
 
     @contextlib.contextmanager
     def _slot_attention(self) -> Iterator[None]:
-        """Make the model's own modules use :mod:`.attention` inside the block."""
-        if self._fused is not None or self._config._attn_implementation != "sdpa":
+        """Make the model's own modules use :mod:`.attention` inside the block.
+
+        Flash attention, which takes no masks, remains the Learner's.
+        """
+        chosen = self._config._attn_implementation
+        if self._fused is not None or chosen == "eager":
             yield
             return
         self._config._attn_implementation = ATTENTION_NAME
         try:
             yield
         finally:
-            self._config._attn_implementation = "sdpa"
+            self._config._attn_implementation = chosen
 
     def forward(
         self,
@@ -207,18 +212,20 @@ class ModelRunner:
         # Padding repeats the last position: a larger one might exceed a table of
         # learned positions.
         places = starts[:, None] + np.minimum(np.arange(width), last[:, None])
-        ids, positions = self._to_device(np.stack((token_ids, places)))  # [B, T] each
+        ids, positions = upload(
+            np.stack((token_ids, places)), self.device
+        )  # [B, T] each
         masks = None
         if not is_causal:
             first = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
             masks = self._masks.of_columns(positions, visible, first)
         if self._fused is None:
-            columns = self._to_device(last) if width > 1 else None
+            columns = upload(last, self.device) if width > 1 else None
             return self._run_modules(cache, ids, positions, masks, columns)
-        row_adapters = None if adapters is None else self._to_device(adapters)
+        row_adapters = None if adapters is None else upload(adapters, self.device)
         if width == 1:
             return self._fused(cache, ids, positions, None, masks, masks, row_adapters)
-        ends = self._to_device(np.stack((last, starts + last)))  # [2, B]
+        ends = upload(np.stack((last, starts + last)), self.device)  # [2, B]
         last_masks = self._masks.of_columns(ends[1, :, None], visible)
         return self._fused(
             cache, ids, positions, ends[0], masks, last_masks, row_adapters
@@ -257,9 +264,6 @@ class ModelRunner:
             return False
         return attends_by_products(self._dtype, self.device)
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
-
     def _probe(self) -> int:
         """Compare cached with uncached logits; return the cache's bytes per token."""
         ids = np.arange(_PROBE_TOKENS)[None] % self._config.vocab_size  # [1, T]
@@ -268,7 +272,7 @@ class ModelRunner:
         try:
             with self.serving():
                 whole = self._model(
-                    input_ids=self._to_device(ids), use_cache=False
+                    input_ids=upload(ids, self.device), use_cache=False
                 ).logits[:, -1]
                 for start in (0, half):
                     part = ids[:, start : start + half].copy()
@@ -304,7 +308,9 @@ class ModelRunner:
         near = np.arange(half)
         ids = np.arange(_PROBE_TOKENS) % self._config.vocab_size
         places = np.concatenate((near, max_context_tokens - half + near))
-        inputs, at = self._to_device(np.stack((ids, places)))[:, None]  # [1, T] each
+        inputs, at = upload(np.stack((ids, places)), self.device)[
+            :, None
+        ]  # [1, T] each
         cache = SlotCache(1, _PROBE_TOKENS, self.device)
         with self.serving():
             whole = self._model(

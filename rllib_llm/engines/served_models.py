@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rllib_llm import compat
 from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.errors import ModelError
 
@@ -46,13 +47,29 @@ def check_model(model: nn.Module) -> Any:
     if getattr(model, "_is_stateful", False):
         raise ModelError(f"{kind} keep a recurrent state. {ADVICE}")
     attention = config._attn_implementation
-    if attention not in _SERVED_ATTENTION:
+    if attention in _SERVED_ATTENTION:
+        return config
+    # Flash attention takes no masks: the engine attends with sdpa in its place, while
+    # the Learner keeps it.
+    if "flash" not in (attention or ""):
         raise ModelError(
             "The torch engine needs explicit attention masks, which the attention "
             f"implementation {attention!r} does not support. Load the model with "
             "attn_implementation='sdpa' (or 'eager')."
         )
+    if not compat.supports_sdpa(model) or _caps_scores(config):
+        raise ModelError(
+            f"{kind} with the attention implementation {attention!r} cannot be served "
+            "by the torch engine, which would attend with sdpa: sdpa does not compute "
+            "their attention. Load the model with attn_implementation='eager', or use "
+            "another engine."
+        )
     return config
+
+
+def _caps_scores(config: PretrainedConfig) -> bool:
+    """Return whether scores of attention go through tanh, which sdpa leaves out."""
+    return getattr(config, "attn_logit_softcapping", None) is not None
 
 
 def window_of(config: PretrainedConfig) -> int | None:

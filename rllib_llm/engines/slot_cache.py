@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rllib_llm.upload import upload
+
 _VIEW_BLOCK = 8  # attention is slower at lengths that are not a multiple of this
 _GROW_BLOCK = 32  # columns are allocated in multiples of this; gaps slow down reading
 
@@ -103,7 +105,7 @@ class SlotCache:
         self._source = None
         row_ids = np.arange(first_row, first_row + batch)
         if width == 1:
-            self._target = (self._to_device(row_ids), self._to_device(starts))
+            self._target = (upload(row_ids, self._device), upload(starts, self._device))
             return self.visible
         offsets = np.arange(width)
         columns = starts[:, None] + offsets  # [B, T]
@@ -111,10 +113,10 @@ class SlotCache:
         is_real = offsets < counts[:, None]
         if not is_real.all():
             # Padding is not written: it would overwrite the columns of later tokens.
-            self._source = self._to_device(np.flatnonzero(is_real))
+            self._source = upload(np.flatnonzero(is_real), self._device)
         self._target = (
-            self._to_device(rows[is_real]),
-            self._to_device(columns[is_real]),
+            upload(rows[is_real], self._device),
+            upload(columns[is_real], self._device),
         )
         return self.visible
 
@@ -212,7 +214,3 @@ class SlotCache:
             new = old.new_zeros(2, self._rows, heads, self._columns, dim)
             new[:, :old_rows, :, :old_columns] = old
             self._stores[layer] = new
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        # The host does not wait: the driver copies memory that is not pinned at once.
-        return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rllib_llm.engines.base import SamplingParams
+from rllib_llm.upload import upload
 
 _ALL = 2**62  # of a vocabulary of any size
 
@@ -117,7 +118,7 @@ def _invert_cdf(logps: Tensor, uniforms: np.ndarray) -> Tensor:
     # total * (1 - 2**-53) can round up to the total, which selects the index after the
     # last token with positive probability; total * (1 - 2**-52) cannot.
     below_one = np.minimum(uniforms, 1.0 - 2.0**-52)
-    target = total * torch.from_numpy(below_one).to(cdf.device, non_blocking=True)
+    target = total * upload(below_one, cdf.device)
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     # A row of NaN gives an index past the end. The clamp keeps it valid, and the NaN
     # log-probability makes the caller fail.

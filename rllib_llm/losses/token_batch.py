@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rllib_llm.losses._checks import check_choice, check_mask
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
+from rllib_llm.upload import upload
 
 LEVELS = ("token", "turn", "sequence")
 NEEDS = ("reference", "scores", "sequences", "success", "unweighted")
@@ -164,10 +165,8 @@ class TokenBatch:
         unit = np.zeros(mask.shape, np.int64)
         unit[mask] = unit_of_token.ravel()
         lengths = np.maximum(np.bincount(unit[mask], minlength=1), 1)
-        as_tensors = (torch.from_numpy(array) for array in (unit, lengths))
         device = self.mask.device
-        unit_number, length = (t.to(device, non_blocking=True) for t in as_tensors)
-        return unit_number, length
+        return upload(unit, device), upload(lengths, device)
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and sample standard deviation over trained tokens; 0 without any.

@@ -24,8 +24,9 @@ from ray.rllib.core.columns import Columns
 from torch import Tensor
 
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import read, upload
+from rllib_llm.data.micro_batches import read
 from rllib_llm.errors import ModelError
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

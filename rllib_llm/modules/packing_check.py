@@ -12,9 +12,10 @@ from ray.rllib.core.columns import Columns
 from torch import Tensor, nn
 
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import HostColumns, upload
+from rllib_llm.data.micro_batches import HostColumns
 from rllib_llm.data.packed_rows import PackedRows
 from rllib_llm.errors import ModelError
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from rllib_llm.modules.llm_rl_module import LLMRLModule

@@ -14,9 +14,10 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
-from rllib_llm.data.micro_batches import read, upload
+from rllib_llm.data.micro_batches import read
 from rllib_llm.rllib_bases import RLlibLearner
 from rllib_llm.transcripts.annotations import ANNOTATIONS, compact, dumps
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from rllib_llm.types import Episode

@@ -48,9 +48,33 @@ def test_models_without_position_ids_are_refused():
         ModelRunner(tf.BloomForCausalLM(config))
 
 
-def test_flash_attention_and_plain_modules_are_refused(model):
+@pytest.mark.parametrize("forward", ["auto", "plain"])
+def test_models_with_flash_attention_are_served_with_sdpa(model, forward):
+    """The Learner keeps flash attention, which no CPU could run."""
+
+    def turns():
+        engine = TorchEngine(model, max_slots=2, max_context_tokens=64, forward=forward)
+        prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+        params = [turn_params(seed) for seed in range(2)]
+        return [list(turn.token_ids) for turn in generate(engine, prompts, params)]
+
+    expected = turns()
     model.config._attn_implementation_internal = "flash_attention_2"
+    assert turns() == expected
+    assert model.config._attn_implementation == "flash_attention_2"
+
+
+def test_attention_without_masks_and_plain_modules_are_refused(model):
+    model.config._attn_implementation_internal = "flex_attention"
     with pytest.raises(ModelError, match="attn_implementation='sdpa'"):
+        ModelRunner(model)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    model.config.attn_logit_softcapping = 50.0
+    with pytest.raises(ModelError, match="sdpa does not compute"):
+        ModelRunner(model)
+    model.config.attn_logit_softcapping = None
+    model._supports_sdpa = False  # as gpt-oss, whose attention has sinks
+    with pytest.raises(ModelError, match="sdpa does not compute"):
         ModelRunner(model)
     with pytest.raises(ModelError, match="Linear"):
         ModelRunner(torch.nn.Linear(2, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 
 import pytest
@@ -47,17 +48,20 @@ def test_chunks_change_neither_scores_nor_gradients(
 
 def test_adapters_get_their_gradient_through_chunks(tmp_path):
     folder = write_folder(tmp_path, "qwen2")
-    found = [
-        scores_and_gradients(make_module(folder, lora=LORA, head_chunk_tokens=c), rows)
-        for c, rows in ((None, random_rows()), (4, random_rows()))
-    ]
+    found = []
+    for chunk in (None, 4):
+        module = make_module(folder, lora=LORA, head_chunk_tokens=chunk)
+        # In float32 the order of sums differs by more between kinds of CPUs.
+        found.append(scores_and_gradients(module.to(torch.float64), random_rows()))
     assert all("lora_" in n for n in found[1][1])
     for name, gradient in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], gradient, atol=1e-6, rtol=1e-4)
+        difference = (found[1][1][name] - gradient).norm()
+        assert difference <= 1e-11 * gradient.norm(), name
 
 
 def peak_mib(function) -> float:
     """Return the peak memory that torch allocates in addition, in MiB."""
+    gc.collect()  # a module of an earlier test must not be freed meanwhile
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         function()

@@ -26,7 +26,7 @@ from rllib_llm.algorithms.learner.sharding import ShardingMixin
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import count, micro_batches, read, upload
+from rllib_llm.data.micro_batches import count, micro_batches, read
 from rllib_llm.distributed import (
     all_reduce_sum,
     equal_passes,
@@ -39,6 +39,7 @@ from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.seeding import stable_seed
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.training_data import TrainingData

@@ -10,7 +10,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import IS_WEIGHT_SQUARE, LearnerStats
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import count, keep, read, upload
+from rllib_llm.data.micro_batches import count, keep, read
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.errors import RLlibLLMError
 from rllib_llm.losses.composed_loss import ComposedLoss
@@ -18,6 +18,7 @@ from rllib_llm.losses.importance_correction import mismatch_weights
 from rllib_llm.losses.kl import kl_penalty
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
 from rllib_llm.seeding import stable_seed
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig

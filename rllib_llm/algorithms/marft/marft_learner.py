@@ -21,11 +21,11 @@ from rllib_llm.data.micro_batches import (
     places,
     read,
     trained_places,
-    upload,
 )
 from rllib_llm.distributed import equal_passes
 from rllib_llm.losses.message_ratios import message_log_ratios, sequential_factors
 from rllib_llm.losses.value_losses import critic_loss
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.policy.sample_batch import MultiAgentBatch

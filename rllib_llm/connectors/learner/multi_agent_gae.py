@@ -17,9 +17,10 @@ from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.connectors.learner.token_gae import GAESettings, token_penalties
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.micro_batches import keep, read, upload
+from rllib_llm.data.micro_batches import keep, read
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.distributed import all_reduce_sum
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule

@@ -25,8 +25,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.micro_batches import HostColumns, upload
+from rllib_llm.data.micro_batches import HostColumns
 from rllib_llm.data.types import StopPolicy
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule

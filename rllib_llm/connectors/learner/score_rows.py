@@ -16,9 +16,9 @@ from rllib_llm.data.micro_batches import (
     HostColumns,
     idle_rows,
     micro_batches,
-    upload,
 )
 from rllib_llm.distributed import equal_passes
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule

@@ -15,9 +15,10 @@ from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda, turn_gae
 from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import keep, read, upload
+from rllib_llm.data.micro_batches import keep, read
 from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.losses.kl import kl_penalty
+from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
