@@ -38,6 +38,14 @@ NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6.29"]  # to run docs/notebooks
 GAMES = ["open_spiel>=2.0,<3", "openskill>=6.2,<7"]
 BABYAI = ["minigrid>=3.2,<4"]
 API = ["openai>=3.54,<4"]  # the client; no address of its own is called
+AGENTS = ["aiohttp>=3.11,<4"]  # the server that programs of agent-v0 call
+# Clients that the tests and examples of agent-v0 use; users bring their own.
+AGENT_CLIENTS = [
+    "langgraph>=1.2,<2",
+    "langchain-openai>=1.7,<2",
+    "openai-agents>=0.24,<0.25",
+]
+RUNTIME_ENV = ["virtualenv>=20.28,<22"]  # Ray's runtime_env needs it for pip
 BROWSER = ["selenium>=4.30,<5"]
 GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
@@ -80,6 +88,7 @@ setup(
     package_dir={"rllib_llm.tuned_examples": "tuned_examples"},
     package_data={
         "rllib_llm": ["py.typed", "envs/data/*.json", "envs/data/*.jsonl"],
+        "rllib_llm.envs.agent_programs.examples": ["*.sh", "*.mjs"],
         "rllib_llm.templates": ["*.txt"],
         "rllib_llm.transcripts": ["transcripts.schema.json"],
         "rllib_llm.viewer": ["page/*.html", "page/*.css", "page/*.js"],
@@ -92,6 +101,7 @@ setup(
         "transformers>=5.16,<6",
         "tokenizers",
         "safetensors",
+        "huggingface_hub>=1.0",
         "annotated-types>=0.6",
         "numpy",
         "scipy",
@@ -136,8 +146,14 @@ setup(
             *BABYAI,
             *BROWSER,
             *API,
+            *AGENTS,
+            *AGENT_CLIENTS,
+            *RUNTIME_ENV,
         ],
         "api": API,
+        "agents": AGENTS,
+        "agent-clients": [*AGENTS, *API, *AGENT_CLIENTS],
+        "runtime-env": RUNTIME_ENV,
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],

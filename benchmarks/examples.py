@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.offline.demonstrations import demonstrations
 from rllib_llm.offline.prepare_model import prepare_language_model
@@ -83,12 +84,32 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
     return record
 
 
-def evaluate(algo: Any, count: int) -> dict[str, float]:
-    """Play held-out tasks, sampled as in training; return success and mean return."""
-    tasks = algo.config.build_task_source(in_evaluation=True).fixed(count)
+def evaluate(algo: Any, count: int) -> dict[str, Any]:
+    """Play held-out tasks, sampled as in training; return success and mean return.
+
+    In a mixture every environment plays so many tasks; the means are over all, and
+    ``environments`` has those of each.
+    """
     runner = local_runner(algo)
+    names = [member.name for member in algo.config.mixture_members]
+    tasks = [
+        task
+        for name in names or [None]
+        for task in held_out_tasks(algo.config, count, name)
+    ]
     played = runner.sample(tasks=tasks, explore=True)
     runner.get_metrics()  # evaluation must not count as training
+    found: dict[str, Any] = means(played)
+    if names:
+        found["environments"] = {
+            name: means([e for e in played if task_of(e).environment == name])
+            for name in names
+        }
+    return found
+
+
+def means(played: list[Any]) -> dict[str, float]:
+    """Return success and mean return of episodes."""
     return {
         "success": float(np.mean([bool(episode_data(e).success) for e in played])),
         "return": float(np.mean([e.get_return() for e in played])),
@@ -136,6 +157,15 @@ def print_table() -> None:
             f"{wall:.1f}",
         ]
         print(f"| {' | '.join(cells)} |")
+        for environment in records[0]["after"].get("environments", ()):
+            ends = [
+                ", ".join(
+                    f"{r[end]['environments'][environment]['success']:.2f}"
+                    for r in records
+                )
+                for end in ENDS
+            ]
+            print(f"| {name}: {environment} | | | {' | '.join(ends)} | | | |")
 
 
 ENDS = ("before", "after")

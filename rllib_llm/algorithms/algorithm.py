@@ -36,6 +36,7 @@ from rllib_llm.algorithms.driver.init_from_checkpoint import (
     initial_checkpoint_model,
     initialise_from,
 )
+from rllib_llm.algorithms.driver.placement import require_nodes_of_actors
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
@@ -124,12 +125,14 @@ class LLMAlgorithm(
     @override(PPO)
     def default_resource_request(cls, config: Any) -> Any:
         """Request RLlib's resources and those of an engine's actor."""
-        request = super().default_resource_request(config)
         default = cls.get_default_config().update_from_dict(config)
+        default.place_actors()  # the given config may not have been validated
+        request = super().default_resource_request(default)
         return with_engine_bundle(request, default)
 
     @override(PPO)
     def setup(self, config: LLMConfig) -> None:
+        require_nodes_of_actors(type(self).default_resource_request(config), config)
         self._task_source: TaskSource = config.build_task_source()
         self._driver_components = DriverComponents(config)
         super().setup(config)
@@ -218,7 +221,7 @@ class LLMAlgorithm(
         for name, mean in self._driver_components.assign_rewards(
             episodes, self.iteration
         ).items():
-            self.metrics.log_value(("reward_parts", name), mean, window=1)
+            self.metrics.log_value(("reward_parts", *name), mean, window=1)
         std = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
         annotate_rewards(self.metrics, episodes)
@@ -231,7 +234,7 @@ class LLMAlgorithm(
         """
         episodes, shares = self._driver_components.select(episodes)
         for name, share in shares.items():
-            self.metrics.log_value(("filtered_frac", name), share, window=1)
+            self.metrics.log_value(("filtered_frac", *name), share, window=1)
         return episodes
 
     def _peek(self, *key: str) -> int:

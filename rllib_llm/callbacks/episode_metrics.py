@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,17 @@ _DISTRIBUTIONS = {
     "turns_mean": "turns",
     "tokens_per_turn_mean": "tokens_per_turn",
 }
+ENVIRONMENTS = "environments"
+# Metrics that each environment of a mixture has for itself, beside its own ("env").
+_OF_ENVIRONMENTS = (
+    EPISODE_RETURN_MEAN,
+    SUCCESS_RATE,
+    "turns_mean",
+    "completion_tokens_mean",
+    "tokens_per_turn_mean",
+    "invalid_action_frac",
+    "cut_turn_frac",
+)
 _STOP_KEYS = {reason: ("stop", reason.value) for reason in StopReason}
 
 
@@ -61,12 +72,7 @@ def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -
     metrics.log_value("num_episodes_failed", num_failed, reduce="sum")
     if not episodes:
         return
-    values: dict[Any, list[float]] = defaultdict(list)
-    for episode in episodes:
-        for key, value in _episode_values(episode).items():
-            values[key].append(value)
-        for key, per_turn in _turn_values(episode).items():
-            values[key] += per_turn
+    values = _averaged_values(episodes)
     for key, each in values.items():
         metrics.log_value(key, each, reduce=EPISODE_MEAN)
     log_histograms(metrics, {n: values[key] for key, n in _DISTRIBUTIONS.items()})
@@ -84,6 +90,7 @@ def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -
         agents[part.agent_id or DEFAULT_AGENT_ID] += len(part)
         modules[part.module_id or DEFAULT_MODULE_ID] += len(part)
     counts: dict[Any, int] = {
+        **_episodes_of_environments(episodes),
         **{(NUM_AGENT_STEPS_SAMPLED, agent): n for agent, n in agents.items()},
         **{(NUM_MODULE_STEPS_SAMPLED, module): n for module, n in modules.items()},
         NUM_ENV_STEPS_SAMPLED: steps,
@@ -105,6 +112,37 @@ def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -
         metrics.log_value(key, value, reduce="lifetime_sum")
 
 
+def _averaged_values(episodes: Iterable[Any]) -> dict[Any, list[float]]:
+    """Return the values that are averaged, by key, in a mixture also by environment."""
+    values: dict[Any, list[float]] = defaultdict(list)
+    for episode in episodes:
+        each: dict[Any, list[float]] = _turn_values(episode)
+        each |= {key: [value] for key, value in _episode_values(episode).items()}
+        environment = _environment_of(episode)
+        for key, numbers in each.items():
+            values[key] += numbers
+            if environment is not None and _is_of_environment(key):
+                parts = key if isinstance(key, tuple) else (key,)
+                values[ENVIRONMENTS, environment, *parts] += numbers
+    return values
+
+
+def _episodes_of_environments(episodes: Iterable[Any]) -> dict[Any, int]:
+    """Return the number of episodes of each environment of a mixture, by key."""
+    names = (_environment_of(episode) for episode in episodes)
+    counts = Counter(name for name in names if name is not None)
+    return {(ENVIRONMENTS, name, NUM_EPISODES): n for name, n in counts.items()}
+
+
+def _environment_of(episode: Episode) -> str | None:
+    task = episode_data(episode).task
+    return None if task is None else task.environment
+
+
+def _is_of_environment(key: Any) -> bool:
+    return key in _OF_ENVIRONMENTS or (isinstance(key, tuple) and key[0] == "env")
+
+
 def _num_sampled(episode: Episode) -> int:
     return sum(episode_data(part).num_sampled for part in agent_episodes(episode))
 
@@ -119,7 +157,7 @@ def _episode_values(episode: Episode) -> dict[Any, float]:
         EPISODE_DURATION_SEC_MEAN: data.seconds,
         "turns_mean": sum(map(len, parts)),
         "completion_tokens_mean": _num_sampled(episode),
-        "context_tokens_mean": sum(len(episode_data(part).ids) for part in parts),
+        "context_tokens_mean": sum(episode_data(part).num_tokens for part in parts),
     }
     modules: dict[str, float] = defaultdict(float)
     for part in policy_episodes(episode):

@@ -13,7 +13,8 @@ def check(
     env: Annotated[
         str,
         typer.Argument(
-            help="Registered name, Gymnasium id, package.module:Name or data file."
+            help="Registered name, Gymnasium id, package.module:Name, data file, or "
+            "recipe (.yaml), of which each environment is checked."
         ),
     ],
     options: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rllib_llm.cli.options import Verbose
+from rllib_llm.cli.options import Storage, Verbose
 from rllib_llm.cli.session import configure_output
 
 
@@ -18,6 +18,14 @@ def doctor(
             help="Recipe to try, as for train. Default: check the machine only.",
         ),
     ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Check every node of the running Ray cluster (RAY_ADDRESS) instead.",
+        ),
+    ] = False,
+    storage: Storage = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -28,5 +36,11 @@ def doctor(
     configure_output(verbose=verbose)
     from rllib_llm.cli.implementation import doctor as implementation
 
-    code = implementation.doctor(arguments or [], as_json=json, verbose=verbose)
+    code = implementation.doctor(
+        arguments or [],
+        cluster=cluster,
+        storage=storage,
+        as_json=json,
+        verbose=verbose,
+    )
     raise typer.Exit(code)

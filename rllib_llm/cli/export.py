@@ -23,13 +23,38 @@ def export(
     policy: Annotated[
         str | None, typer.Option(help="Policy to export, if the run has several.")
     ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Licence of the weights in the model card: apache-2.0."
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Also upload the folder to this repository of the Hugging Face hub.",
+        ),
+    ] = None,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="With --push: a new repository is private."),
+    ] = False,
     storage: Storage = None,
     verbose: Verbose = False,
 ) -> None:
-    """Export a run's policy as a Hugging Face folder, and verify it."""
+    """Export a run's policy as a Hugging Face folder with a model card; verify it."""
     configure_output(verbose=verbose)
     from rllib_llm.cli.implementation import export as implementation
 
     implementation.export(
-        run, out, policy=policy, adapter=adapter, storage=storage, verbose=verbose
+        run,
+        out,
+        policy=policy,
+        adapter=adapter,
+        license=license,
+        push=push,
+        private=private,
+        storage=storage,
+        verbose=verbose,
     )

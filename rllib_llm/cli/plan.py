@@ -49,7 +49,7 @@ def _headline(recipe: Recipe, config: LLMConfig) -> list[tuple[str, str]]:
     if scheduler is not None:
         trials += f", scheduled by {scheduler['name']}"
     return [
-        ("recipe", f"{recipe.name}   {recipe.algo} on {config.env}"),
+        ("recipe", f"{recipe.name}   {recipe.algo} on {_environment(config)}"),
         (
             "model",
             f"{config.lm_model} {config.lm_dtype}, LoRA {config.lm_lora or 'off'}",
@@ -59,6 +59,15 @@ def _headline(recipe: Recipe, config: LLMConfig) -> list[tuple[str, str]]:
         ("stop", stop),
         ("expect", expect or "nothing"),
     ]
+
+
+def _environment(config: LLMConfig) -> str:
+    members = config.mixture_members
+    if not members:
+        return str(config.env)
+    total = sum(member.weight for member in members)
+    shares = [f"{m.name} {m.weight / total:.0%}" for m in members]
+    return f"a mixture of {', '.join(shares)}"
 
 
 def _turns(plan: Plan) -> str:

@@ -15,7 +15,8 @@ def play(
         str,
         typer.Argument(
             metavar="ENV[:KEY=VALUE,...]",
-            help="Registered name, Gymnasium id or package.module:Name, with options.",
+            help="Registered name, Gymnasium id or package.module:Name, with options, "
+            "or a recipe (.yaml), whose environments take turns.",
         ),
     ],
     run: Annotated[

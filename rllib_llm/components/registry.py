@@ -55,6 +55,23 @@ Specs = Spec | Sequence[Spec]
 
 
 @dataclasses.dataclass(frozen=True)
+class ComponentSpecs:
+    """Components of an environment that process whole groups on the driver.
+
+    Attributes:
+        rewards: Components of kind ``reward``.
+        reward_transforms: Components of kind ``reward_transform``.
+        filters: Components of kind ``filter``.
+        curriculum: Component of kind ``curriculum``; None without one.
+    """
+
+    rewards: Specs = ()
+    reward_transforms: Specs = ()
+    filters: Specs = ()
+    curriculum: Spec | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Component:
     """An entry of the registry.
 

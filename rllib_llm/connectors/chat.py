@@ -106,6 +106,11 @@ class ChatRenderer:
         """Size of the vocabulary: one more than the highest id of the tokenizer."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Length of the longest token, in characters of the vocabulary."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the caches, which cannot be pickled."""
         return {k: v for k, v in vars(self).items() if k not in _CACHES}

@@ -11,8 +11,10 @@ from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.requested_prompts import requested_prompt
 from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.data.types import Prompt
 
 if TYPE_CHECKING:
@@ -131,6 +133,10 @@ class RenderChat(ConnectorV2):
         module_id = episode.module_id or DEFAULT_MODULE_ID
         renderer = self.renderers.get(module_id)
         text, info = str(episode.get_observations(-1)), episode.get_infos(-1) or {}
+        # The environment's prompt for this agent, then the policy's, then the role's.
+        system = data.system or self.system_prompts.get(module_id)
+        if MODEL_REQUEST in info:
+            return requested_prompt(data, info[MODEL_REQUEST], renderer, system)
         text, info = self._cut(text, module_id), self._cut_results(info, module_id)
         # Not the first observation: render only the part after the sampled tokens.
         if data.messages:
@@ -144,8 +150,6 @@ class RenderChat(ConnectorV2):
                 tools=data.tools,
             )
         agent_id = episode.agent_id or DEFAULT_AGENT_ID
-        # The environment's prompt for this agent, then the policy's, then the role's.
-        system = data.system or self.system_prompts.get(module_id)
         system = system or self.role_prompts.get(agent_id)
         data.messages, data.tools = opening(
             text, info, system=system, renderer=renderer
@@ -170,9 +174,9 @@ class RenderChat(ConnectorV2):
         if limit is None or len(text) <= limit:
             return text
         if module_id not in self._max_chars:
-            vocabulary = self._renderer(module_id).tokenizer.get_vocab()
+            longest = self._renderer(module_id).longest_token
             # One token more than fits, so that a truncated text still overflows.
-            self._max_chars[module_id] = (limit + 1) * max(map(len, vocabulary))
+            self._max_chars[module_id] = (limit + 1) * longest
         max_chars = self._max_chars[module_id]
         if len(text) > max_chars:
             logger.warning(

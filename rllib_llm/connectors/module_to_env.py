@@ -14,8 +14,10 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.env_to_module import WAITING
+from rllib_llm.connectors.requested_prompts import reply_to
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.model_calls import ModelReply
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -83,7 +85,7 @@ class DecodeAction(ConnectorV2):
         waiting: dict[str, list[tuple[int, Any]]],
     ) -> dict[str, Any]:
         """Return each agent's text and turn, for RLlib's stock multi-agent runner."""
-        actions: list[dict[str, str]] = [{} for _ in range(num_episodes)]
+        actions: list[dict[str, Any]] = [{} for _ in range(num_episodes)]
         turns: list[dict[str, Any]] = [{} for _ in range(num_episodes)]
         for module_id, parts in waiting.items():
             new_turns = batch[module_id][columns.TURN]
@@ -93,15 +95,19 @@ class DecodeAction(ConnectorV2):
                 turns[index][part.agent_id] = turn
         return {Columns.ACTIONS: actions, columns.TURN: turns}
 
-    def _text(self, data: EpisodeData, module_id: str) -> str:
+    def _text(self, data: EpisodeData, module_id: str) -> str | ModelReply:
         if data.sampled is None:  # RLlib's stock runner passes finished episodes too
             return ""
         renderer = self.renderers[module_id]
         assert renderer is not None, f"{module_id} is no language model."
         text = renderer.decode(data.sampled)
-        # Decoded once: a second call must not record the turn again.
-        data.sampled = None
         # With thinking: the next prompt is rendered from the messages, and whether the
         # template keeps thinking is the template's decision.
         data.messages.append({"role": "assistant", "content": text})
-        return self.preprocess(text) if self.preprocess is not None else text
+        shown = self.preprocess(text) if self.preprocess is not None else text
+        action = (
+            reply_to(data, renderer, text, shown) if data.request is not None else shown
+        )
+        # Decoded once: a second call must not record the turn again.
+        data.sampled = None
+        return action

@@ -72,6 +72,7 @@ def opening(
             # The format that the environment reads, whichever the template would write.
             described = text_format(tools, env_format).describe(tools)
             observation, tools = f"{described}\n\n{observation}", None
+    system = system or info.get("system_prompt")
     before: Sequence[Message] = info.get("preceding_messages") or ()
     if before and before[0]["role"] == "system":
         system = None

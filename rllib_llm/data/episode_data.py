@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
+from rllib_llm.data.model_calls import ModelRequest
 from rllib_llm.data.types import (
     FinishReason,
     Message,
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(slots=True)
+class Conversation:
+    """An agent's conversation that is not the one of its last turn.
+
+    Attributes:
+        messages: The conversation as text.
+        tools: JSON schemas of the tools that the chat template presents.
+        ids: The conversation as tokens.
+    """
+
+    messages: list[Message] = dataclasses.field(default_factory=list)
+    tools: Sequence[dict[str, Any]] | None = None
+    ids: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
 class EpisodeData:
     """Conversation state of a running episode, and its outcome once it has ended.
 
@@ -41,13 +57,19 @@ class EpisodeData:
         messages: The conversation as text, for people and environments.
         tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens, as the engine saw and sampled them.
+        conversation: Number of this conversation; an agent has several if a program
+            starts them (docs/agent_programs.md).
+        other_conversations: The agent's other conversations, by number.
+        request: The program's request that the next turn answers, if there is one.
         prompt: Tokens to append before the next turn (None while none is due).
         is_over: Whether the episode has ended.
         sampled: Ids of the turn just sampled (None once they are decoded).
+        sampled_logps: Their log-probabilities, in nats. float32 [T]
         last_finish: Reason that the last turn ended.
         num_turns: Turns so far.
         num_sampled: Sampled tokens so far.
         stop_reason: Reason that the episode ended.
+        error: The environment's description of the failure that ended the episode.
         stop_policy: Treatment of the episode in training.
         success: Whether the task was solved, where that is defined.
         metrics: Numbers reported by the environment.
@@ -68,13 +90,20 @@ class EpisodeData:
     messages: list[Message] = dataclasses.field(default_factory=list)
     tools: Sequence[dict[str, Any]] | None = None
     ids: list[int] = dataclasses.field(default_factory=list)
+    conversation: int = 0
+    other_conversations: dict[int, Conversation] = dataclasses.field(
+        default_factory=dict
+    )
+    request: ModelRequest | None = None
     prompt: Prompt | None = None
     is_over: bool = False
     sampled: list[int] | None = None
+    sampled_logps: np.ndarray | None = None
     last_finish: FinishReason | None = None
     num_turns: int = 0
     num_sampled: int = 0
     stop_reason: StopReason | None = None
+    error: str | None = None
     stop_policy: StopPolicy = StopPolicy.TRAIN
     success: bool | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -92,6 +121,23 @@ class EpisodeData:
         assert self.prompt is not None, "No prompt was rendered."
         return self.prompt
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all conversations."""
+        others = self.other_conversations.values()
+        return len(self.ids) + sum(len(other.ids) for other in others)
+
+    def enter_conversation(self, number: int) -> None:
+        """Make another conversation the current one; a new one is empty."""
+        if number == self.conversation:
+            return
+        self.other_conversations[self.conversation] = Conversation(
+            self.messages, self.tools, self.ids
+        )
+        other = self.other_conversations.pop(number, None) or Conversation()
+        self.messages, self.tools, self.ids = other.messages, other.tools, other.ids
+        self.conversation = number
+
     def record(self, turn: Turn) -> None:
         """Append a sampled turn to the conversation's tokens."""
         sampled = turn.action_ids.tolist()
@@ -101,6 +147,7 @@ class EpisodeData:
         self.ids += turn.prompt_ids.tolist()
         self.ids += sampled
         self.sampled, self.last_finish = sampled, turn.finish
+        self.sampled_logps = turn.action_logps
         self.num_turns += 1
         self.num_sampled += len(sampled)
         self.prompt = None
@@ -150,4 +197,4 @@ def policy_episodes(episode: Episode) -> list[SingleAgentEpisode]:
 
 def num_tokens(episode: Episode) -> int:
     """Return how many tokens the conversations of an episode have."""
-    return sum(len(episode_data(part).ids) for part in agent_episodes(episode))
+    return sum(episode_data(part).num_tokens for part in agent_episodes(episode))

@@ -86,6 +86,12 @@ class SampledEpisodes:
         self._table.replay = replay
         return self._table
 
+    def table_of(self, indices: Sequence[int]) -> TurnTable:
+        """Return these trajectories as columns."""
+        if len(indices) == len(self.trajectories):
+            return self.table()
+        return TurnTable([self.trajectories[index] for index in indices])
+
     def select(self, numbers: Collection[int]) -> SampledEpisodes:
         """Return the episodes with these numbers, in order, and their trajectories."""
         kept = sorted(numbers)

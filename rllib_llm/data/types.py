@@ -126,6 +126,8 @@ class Turn:
         choice: The other admissible actions, if it was chosen from them as a whole.
         version_changes: Updates of the weights in the middle of the turn: index of the
             first token that the new weights sampled, and their version.
+        conversation: Number of the conversation among the agent's. ``extends`` refers
+            to the ids of this conversation.
     """
 
     prompt_ids: np.ndarray
@@ -140,6 +142,7 @@ class Turn:
     invalid: bool = False
     choice: Choice | None = None
     version_changes: VersionChanges = ()
+    conversation: int = 0
 
     @property
     def token_versions(self) -> np.ndarray:
@@ -149,6 +152,10 @@ class Turn:
         """
         count = max(1, len(self.action_ids))
         return token_versions(self.weights_seq_no, self.version_changes, count)
+
+
+MIXTURE_ENVIRONMENT = "mixture_environment"
+"""Option of ``reset`` with the name of an environment in a mixture."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,6 +174,11 @@ class Task:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     assignment: dict[str, str] = dataclasses.field(default_factory=dict)
     max_turns: int | None = None
+
+    @property
+    def environment(self) -> str | None:
+        """Name of the task's environment in a mixture; None without a mixture."""
+        return self.options.get(MIXTURE_ENVIRONMENT)
 
 
 @dataclasses.dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -51,6 +51,7 @@ class ActorEngine(HistoryEngine):
         has_tokenizer: Whether the engine in the actor can find stop strings.
         num_gpus: GPUs of the actor, a share of one if below 1. Its CPU time is not
             reserved.
+        resources: Custom resources of the actor, which choose its node.
         wait_s: Maximum time that :meth:`step` waits for a first result, in seconds.
             Environments that reply meanwhile wait at most this long.
         limit: The longest time of a call. An actor that does not answer counts as
@@ -68,6 +69,7 @@ class ActorEngine(HistoryEngine):
         max_context_tokens: int,
         has_tokenizer: bool = False,
         num_gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
         wait_s: float = 0.05,
         limit: TimeLimit = _LIMIT,
     ) -> None:
@@ -81,6 +83,7 @@ class ActorEngine(HistoryEngine):
             "get_if_exists": True,
             "num_cpus": 0,
             "num_gpus": num_gpus,
+            "resources": dict(resources or {}),
             "max_concurrency": _MAX_CALLS,
         }
         self._wait_s, self._limit = wait_s, limit

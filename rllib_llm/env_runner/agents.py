@@ -8,6 +8,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID
 
 if TYPE_CHECKING:
     from rllib_llm.envs.make import AnyEnv
+    from rllib_llm.envs.mixture import MultiAgentMixture
     from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
     from rllib_llm.types import PlayableEnv
 
@@ -28,7 +29,15 @@ def agents_of(env: PlayableEnv) -> list[str] | None:
     return getattr(env, "possible_agents", None)
 
 
-def texts_of(env: MultiAgentAdapter, step: MultiAgentStep) -> dict[str, str]:
+def program_envs(env: PlayableEnv) -> list[Any]:
+    """Return the environments that serve policies to programs, also of a mixture."""
+    envs = [each.unwrapped for each in getattr(env, "environments", [env])]
+    return [each for each in envs if hasattr(each, "serve_policies")]
+
+
+def texts_of(
+    env: MultiAgentAdapter | MultiAgentMixture, step: MultiAgentStep
+) -> dict[str, str]:
     """Return the text observations of a MultiAgentStep, by AgentID."""
     observations = step.observations
     # Agents with a declared numeric space observe arrays, not text.

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.connectors.requested_prompts import ServedPolicy
 from rllib_llm.data.types import Task
-from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.env_runner.episode_limits import RolloutLimits
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.multi_agent_recorder import MultiAgentRecorder
@@ -20,7 +21,7 @@ from rllib_llm.env_runner.slots import ActionSource
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError
 from rllib_llm.monitoring.live.board import Publisher
-from rllib_llm.policy_mapping import MappedPolicies
+from rllib_llm.policy_mapping import MappedPolicies, mapped_policies
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -142,6 +143,43 @@ def recorder_factory(
     spaces = non_llm_spaces(config)
     encoders = {m: Encoder(observed) for m, (observed, _) in spaces.items()}
     return lambda task: MultiAgentRecorder(task, agents, mapping, names, encoders)
+
+
+def env_factory(config: LLMConfig) -> Callable[[], Any]:
+    """Return a function that builds an environment of this EnvRunner.
+
+    Environments of programs get the policies that they serve.
+    """
+    env = config.make_text_env()
+    serves = bool(program_envs(env))
+    policies = _served_policies(config, agents_of(env) or []) if serves else {}
+    env.close()
+    if not serves:
+        return config.make_sampled_env
+
+    def make() -> Any:
+        env = config.make_sampled_env()
+        for each in program_envs(env):
+            each.serve_policies(policies)
+        return env
+
+    return make
+
+
+def _served_policies(config: LLMConfig, agents: list[str]) -> dict[str, ServedPolicy]:
+    served = {}
+    for agent, module_id in mapped_policies(config, agents).items():
+        if module_id not in config.llm_module_ids:
+            continue  # a script has no limits
+        policy_config = config.get_config_for_module(module_id)
+        served[agent] = ServedPolicy(
+            renderer=policy_config.chat_renderer(),
+            max_context_tokens=policy_config.resolved_context_tokens(),
+            temperature=policy_config.temperature,
+            top_p=policy_config.top_p,
+            system=policy_config.system_prompt,
+        )
+    return served
 
 
 def monitor(config: LLMConfig, worker_index: int) -> RolloutMonitor:

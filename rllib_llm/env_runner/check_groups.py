@@ -41,7 +41,8 @@ def check_first_texts(episodes: Iterable[Any], env: object) -> None:
 
 
 def _message(task: Task, agent: str, one: str | None, two: str, env: object) -> str:
-    name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
+    name = task.environment or env
+    name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     return (
         f"Rollouts of group {task.group_id} (seed {task.seed}) of the environment "
         f"{name} began with different texts for {agent}: {_clip(one)} and {_clip(two)}."

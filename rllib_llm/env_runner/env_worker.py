@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.env_runner.remote_env import RemoteEnv, RemoteMultiAgentEnv
 from rllib_llm.envs.process_env import ProcessEnv
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class EnvReply:
     token: Any
     value: Any = None
     error: BaseException | None = None
+
+
+_END_EPISODE = object()  # in the queue of calls
 
 
 class EnvWorker:
@@ -66,14 +70,27 @@ class EnvWorker:
     def abandon(self) -> None:
         """Close the environment, at once if it runs in a process of its own."""
         self.close()
-        if isinstance(self._env, ProcessEnv):
+        if isinstance(self._env, ProcessEnv | RemoteEnv | RemoteMultiAgentEnv):
             # Without the process, a hanging call returns with an error, and the
             # thread ends.
             self._env.kill()
+        elif hasattr(self._env, "unwrapped"):
+            interrupt = getattr(self._env.unwrapped, "interrupt", None)
+            if interrupt is not None:
+                interrupt()
+
+    def end_episode(self) -> None:
+        """Announce that no step of the episode follows, to environments that wait."""
+        self._calls.put(_END_EPISODE)
 
     def _run(self) -> None:
         env = None
         while (item := self._calls.get()) is not None:
+            if item is _END_EPISODE:
+                end = getattr(getattr(env, "unwrapped", None), "end_episode", None)
+                if end is not None:
+                    end()
+                continue
             token, method, args, kwargs = item
             try:
                 # Built here and not in __init__, so that slow builds overlap as well.

@@ -371,7 +371,7 @@ class LLMEnvRunner(RunnerState):
                 config, self.engines, self.actors, self.action_scorers, self._assignment
             )
             self._rollout = Rollout(
-                make_env=config.make_sampled_env,
+                make_env=build.env_factory(config),
                 make_recorder=build.recorder_factory(config, self._assignment),
                 action_sources=self._action_sources,
                 env_to_module=self._env_to_module,

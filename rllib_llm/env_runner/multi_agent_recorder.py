@@ -198,6 +198,7 @@ class MultiAgentRecorder:
         self._final_observations |= self._encoded(reply.final_observations)
         if reply.success is not None:
             self.data.success = checked_success(reply.success, self.task)
+        self.data.error = reply.error
         if reply.metrics:
             self.data.metrics = dict(reply.metrics)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core.columns import Columns
 
+from rllib_llm.data.model_calls import ModelReply
 from rllib_llm.data.types import StopPolicy, StopReason, Task, Turn
 from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
@@ -348,10 +349,12 @@ class Rollout:
         self, slot: Slot, agent_state: AgentState, action_source: ActionSource
     ) -> None:
         # The generation keeps sessions of consecutive episodes in a slot apart.
-        session = (slot.index, slot.generation, agent_state.index)
+        conversation = agent_state.data.conversation
+        session = (slot.index, slot.generation, agent_state.index, conversation)
         if session not in self._by_session:
             action_source.engine.open(session, **action_source.open_settings)
             self._by_session[session] = (slot, agent_state)
+            slot.sessions[session] = action_source.engine
         num_sampled, seed = slot.recorder.num_sampled, self._seed(slot, agent_state)
         request_turn(
             action_source, agent_state, session, num_sampled=num_sampled, seed=seed
@@ -430,10 +433,12 @@ class Rollout:
             explore=self._explore,
             shared_data={},
         )
-        for (slot, agent_state), text in zip(
+        for (slot, agent_state), action in zip(
             sampled, batch[Columns.ACTIONS], strict=True
         ):
-            self._set_action(slot, agent_state, text)
+            if isinstance(action, ModelReply):
+                agent_state.recorded = action.text
+            self._set_action(slot, agent_state, action)
 
     def _record(self, slot: Slot, agent_state: AgentState, turn: Turn) -> None:
         self._monitor.turn_finished()
@@ -473,7 +478,10 @@ class Rollout:
             self._limits.stop_policies.__getitem__, time.perf_counter() - slot.started
         )
         if recorder.data.stop_policy is StopPolicy.DROP:
-            self._retry(slot, f"stop reason {recorder.data.stop_reason.value}")
+            why = (
+                recorder.data.error or f"stop reason {recorder.data.stop_reason.value}"
+            )
+            self._retry(slot, why)
             return
         self._tasks.finish(slot.task_index, recorder.episode)
         self._on_event("on_episode_end", recorder.episode)
@@ -506,10 +514,12 @@ class Rollout:
         self._tasks.drop(slot.task_index, recorder.task, attempt, reason, why)
 
     def _free(self, slot: Slot) -> None:
-        for agent_state in slot.recorder.agent_states:
-            session = (slot.index, slot.generation, agent_state.index)
-            if self._by_session.pop(session, None) is not None:
-                self._action_sources[agent_state.module_id].engine.close(session)
+        for session, engine in slot.sessions.items():
+            del self._by_session[session]
+            engine.close(session)
+        slot.sessions.clear()
+        # A program that a limit has stopped would wait for its reply.
+        slot.worker.end_episode()
         slot.generation += 1  # late replies of this episode are ignored from now on
         slot.waiting_for = slot.recorder = None
 

@@ -81,6 +81,7 @@ class Slot:
         started: Start of the episode, on the same clock.
         generation: Incremented whenever the slot is freed, so that late replies to an
             earlier episode can be recognised.
+        sessions: The episode's open sessions, and the engine of each.
     """
 
     index: int
@@ -94,3 +95,4 @@ class Slot:
     since: float = 0.0
     started: float = 0.0
     generation: int = 0
+    sessions: dict[Any, Any] = dataclasses.field(default_factory=dict)

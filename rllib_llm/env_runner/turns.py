@@ -23,7 +23,11 @@ def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
     """Return the sampling seed of the agent's next turn."""
     # The rollout is part of the seed, since rollouts of a group share the task's seed.
     # So is the attempt: a repeated episode must not repeat the turn that made it fail.
-    return stable_seed(task.seed, task.rollout, attempt, *agent_state.seed_parts())
+    request = agent_state.data.request
+    parts = agent_state.seed_parts()
+    if request is not None and request.seed is not None:
+        parts = request.seed_parts(agent_state.index)
+    return stable_seed(task.seed, task.rollout, attempt, *parts)
 
 
 def request_turn(
@@ -53,10 +57,16 @@ def request_turn(
         # If the engine lacks all ids, there is nothing to extend.
         extends = unseen < len(data.ids)
     budget = action_source.turn_budget(prompt_length(agent_state), num_sampled)
+    sampling = action_source.sampling
+    request = data.request
+    if request is not None:
+        budget = min(budget, request.max_tokens or budget)
+        stop = (*sampling.get("stop_strings", ()), *request.stop)
+        sampling = {**sampling, "stop_strings": stop}
     agent_state.request_id = action_source.engine.submit(
         session,
         ids,
-        SamplingParams(max_new_tokens=budget, seed=seed, **action_source.sampling),
+        SamplingParams(max_new_tokens=budget, seed=seed, **sampling),
         extends=extends,
     )
 
@@ -76,4 +86,5 @@ def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
         module_id=agent_state.module_id,
         seconds=result.seconds,
         version_changes=result.version_changes,
+        conversation=agent_state.data.conversation,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.envs.check_common import (
     SINGLE_AGENT_CHECKS,
     CheckReport,
+    combined,
     name_of,
     run_checks,
 )
@@ -16,6 +17,8 @@ from rllib_llm.envs.check_episodes import Subject, raised_by
 from rllib_llm.envs.check_remedies import described
 from rllib_llm.envs.env_kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
+from rllib_llm.envs.mixture import check_mixture
+from rllib_llm.envs.mixture_members import MIXTURE, read_members
 from rllib_llm.errors import RLlibLLMError
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ def check_env(
 
     Args:
         spec: Any argument of :func:`make_env`. Multi-agent environments are checked by
-            :func:`~rllib_llm.envs.multi_checks.check_multi_env`.
+            :func:`~rllib_llm.envs.multi_checks.check_multi_env`, and each environment
+            of a mixture for itself.
         env_config: Options of the environment.
         tokenizer: Any object with ``encode(text, add_special_tokens=False)`` and
             ``decode(ids)``. If given, both must preserve texts, and so must its chat
@@ -54,6 +58,22 @@ def check_env(
             empty.
     """
     config, seeds = dict(env_config or {}), list(seeds)
+    if spec == MIXTURE:
+        check_mixture(config)
+        return combined(
+            MIXTURE,
+            {
+                member.name: check_env(
+                    member.env,
+                    member.env_config,
+                    tokenizer=tokenizer,
+                    max_context_tokens=max_context_tokens,
+                    seeds=seeds,
+                    env_processes=env_processes,
+                )
+                for member in read_members(config)
+            },
+        )
     started = time.perf_counter()
     try:
         env = make_env(spec, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -82,6 +82,23 @@ class CheckReport:
         lines += [f"  warning: {warning}" for warning in self.warnings]
         lines += [f"  {name}: {v:.4g}" for name, v in self.measurements.items()]
         return "\n".join(lines)
+
+
+def combined(env: str, reports: Mapping[str, CheckReport]) -> CheckReport:
+    """Return the reports of several environments as one.
+
+    Args:
+        env: Name of the whole.
+        reports: The report of each environment, by its name.
+    """
+    whole = CheckReport(env)
+    for name, report in reports.items():
+        whole.problems += [f"{name}: {problem}" for problem in report.problems]
+        whole.warnings += [f"{name}: {warning}" for warning in report.warnings]
+        whole.measurements |= {
+            f"{name}: {key}": value for key, value in report.measurements.items()
+        }
+    return whole
 
 
 def name_of(spec: EnvSpec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from rllib_llm.envs.env_kinds import (
     is_rllib_env_class,
 )
 from rllib_llm.envs.gym_text import GymTextEnv
+from rllib_llm.envs.mixture_members import MIXTURE
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
@@ -26,6 +27,9 @@ from rllib_llm.imports import import_object
 AnyEnv: TypeAlias = gym.Env | AECEnv | ParallelEnv
 EnvSpec: TypeAlias = str | type[AnyEnv] | Callable[[dict[str, Any]], AnyEnv]
 
+REMOTE = "remote"
+# By its location, since this package does not import Ray.
+_MAKE_REMOTE = "rllib_llm.env_runner.remote_env:make_remote"
 _ADAPTER_OPTIONS = (
     "max_turns",
     "invalid_action",
@@ -34,13 +38,16 @@ _ADAPTER_OPTIONS = (
 )
 
 
-def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
+def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
     """Return a text environment.
 
     Args:
         spec: One of
 
             - a registered name, e.g. ``"frozen_lake-v0"``;
+            - ``"mixture"``, with ``env_config={"environments": [...]}``;
+            - ``"remote"``, with ``env_config={"env": ..., "runtime_env": {...}}``: in
+              an actor of Ray with packages of its own;
             - a Gymnasium id, made with ``gymnasium.make(id, **env_config)``;
             - ``"package.module:Name"``, where ``Name`` is one of the following, or an
               environment, of which every runner uses a copy;
@@ -54,7 +61,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     Returns:
         An environment whose ``unwrapped`` is a :class:`TextEnv`; or one of PettingZoo
         or a ``MultiAgentEnv`` of RLlib, both for
-        :class:`~rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter`.
+        :class:`~rllib_llm.envs.multi_agent_adapter.MultiAgentAdapter`; or a mixture
+        or a remote environment, which are ready to run.
 
     Raises:
         ConfigError: If ``spec`` does not exist or has another type.
@@ -81,8 +89,14 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> AnyEnv:
     )
 
 
-def has_numbered_tasks(spec: object) -> bool:
+def has_numbered_tasks(spec: EnvSpec, env_config: Mapping[str, Any]) -> bool:
     """Return whether an environment's tasks are numbered; see ``EnvOptions``."""
+    if spec == REMOTE:
+        # This process may lack the packages that the environment's module needs.
+        env = make_playable(spec, dict(env_config))
+        is_numbered = bool(getattr(env.unwrapped, "numbered_tasks", False))
+        env.close()
+        return is_numbered
     if isinstance(spec, str):
         if spec in TEXT_ENVS:
             spec = TEXT_ENVS.get(spec)
@@ -99,7 +113,13 @@ def make_playable(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> An
     return MultiAgentAdapter(env) if is_multi_agent(env) else env
 
 
-def _make_named(spec: str, config: dict[str, Any]) -> AnyEnv:
+def _make_named(spec: str, config: dict[str, Any]) -> Any:
+    if spec == MIXTURE:
+        from rllib_llm.envs.mixture import make_mixture
+
+        return make_mixture(config)
+    if spec == REMOTE:
+        return import_object(_MAKE_REMOTE, "env")(config)
     if spec in TEXT_ENVS:
         return TEXT_ENVS.get(spec)(config)
     if spec in gym.registry:

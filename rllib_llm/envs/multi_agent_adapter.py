@@ -49,6 +49,7 @@ class MultiAgentStep:
         stop_reason: Reason for the end of the episode, from the infos; by default
             ``"max_turns"`` if the last call truncated an agent, else ``"terminated"``.
             None during the episode.
+        error: Description of the failure that ended the episode, from the infos.
     """
 
     observations: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -61,6 +62,7 @@ class MultiAgentStep:
     success: bool | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     stop_reason: str | None = None
+    error: str | None = None
 
 
 class MultiAgentAdapter:
@@ -317,6 +319,7 @@ def _read_results(step: MultiAgentStep, shared: dict[str, Any]) -> None:
         if info.get("success") is not None:
             step.success = bool(info["success"])
         reason = info.get("stop_reason") or reason
+        step.error = info.get("error") or step.error
     if step.is_over:
         guess = StopReason.MAX_TURNS if step.truncated else StopReason.TERMINATED
         step.stop_reason = StopReason(reason or guess).value

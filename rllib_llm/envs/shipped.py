@@ -1,6 +1,7 @@
 """Imports of every shipped environment, which register it."""
 
 from rllib_llm.envs import (  # noqa: F401
+    agent_programs,
     blackjack,
     cliff_walking,
     code_functions,

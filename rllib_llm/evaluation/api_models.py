@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.types import Message, StopReason, Task
 from rllib_llm.env_runner.agents import role_prompts
-from rllib_llm.env_runner.task_groups import TaskSource
-from rllib_llm.envs.make import has_numbered_tasks, make_playable
+from rllib_llm.env_runner.task_groups import held_out_source
+from rllib_llm.envs.make import make_playable
 from rllib_llm.errors import ConfigError, MissingExtraError, RLlibLLMError, summarize
 from rllib_llm.evaluation.outcomes import Outcome
 from rllib_llm.evaluation.summary import Evaluation, optimal_value_of, summarise
@@ -136,9 +136,13 @@ def evaluate_api(
         ApiError: The API cannot be used.
         ConfigError: The environment has agents that do not read text.
     """
+    if env == "agent-v0":
+        raise ConfigError(
+            "agent-v0 runs a program that calls its models itself. Run the program "
+            f"with base_url={settings.url!r} and model={settings.model!r} instead."
+        )
     model = ApiModel(settings)
-    first = 0 if has_numbered_tasks(env) else None
-    tasks = TaskSource(seed=0, split="test", first_number=first).fixed(num_tasks)
+    tasks = held_out_source(env, env_config).fixed(num_tasks)
     rollouts = [
         (number, dataclasses.replace(task, rollout=sample))
         for number, task in enumerate(tasks)

@@ -49,9 +49,24 @@ class Outcome:
     stop_reason: str | None = None
 
 
-def held_out_tasks(config: LLMConfig, num_tasks: int) -> list[Task]:
-    """Return the first held-out tasks of a config, the same tasks in every run."""
-    return config.build_task_source(in_evaluation=True).fixed(num_tasks)
+def held_out_tasks(
+    config: LLMConfig, num_tasks: int, environment: str | None = None
+) -> list[Task]:
+    """Return the first held-out tasks of a config, the same tasks in every run.
+
+    Args:
+        config: The config.
+        num_tasks: Number of tasks.
+        environment: Environment of a mixture that all tasks belong to; None: its
+            environments take turns.
+
+    Raises:
+        ConfigError: If the mixture has no such environment.
+    """
+    source = config.build_task_source(in_evaluation=True)
+    if environment is not None:
+        source = source.of_environment(environment)
+    return source.fixed(num_tasks)
 
 
 def play_tasks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from rllib_llm.evaluation.success_statistics import (
 
 if TYPE_CHECKING:
     from rllib_llm.envs.make import EnvSpec
-    from rllib_llm.types import LLMAlgorithm
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,7 @@ def evaluate_algorithm(
     samples: int = 1,
     env: EnvSpec | None = None,
     env_config: dict[str, Any] | None = None,
+    environment: str | None = None,
 ) -> tuple[Evaluation, list[Outcome]]:
     """Evaluate the algorithm's policies on held-out tasks, the same every time.
 
@@ -82,6 +83,7 @@ def evaluate_algorithm(
         env: Environment in place of that of training.
         env_config: Its options. For the run's own environment, missing options have
             their values of training.
+        environment: Environment of the run's mixture; None: all tasks together.
 
     Returns:
         The evaluation and its outcomes.
@@ -92,14 +94,14 @@ def evaluate_algorithm(
     if env is not None:
         runner = runner_in(runner_of_algo, env, env_config)
     config = runner.config
-    tasks = held_out_tasks(config, num_tasks)
+    tasks = held_out_tasks(config, num_tasks, environment)
     outcomes = play_tasks(algo, tasks, greedy=greedy, samples=samples, runner=runner)
     if runner is not runner_of_algo:
         runner.stop()
     evaluation = summarise(
         outcomes,
-        env=_name(config.env),
-        env_config=dict(config.env_config),
+        env=environment or _name(config.env),
+        env_config=_env_config_of(config, environment),
         greedy=greedy,
         samples=samples,
         optimal_value=optimal_value_of(config.make_text_env(), tasks),
@@ -171,6 +173,13 @@ def _count(reasons: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(reasons).items()))
 
 
+def _env_config_of(config: LLMConfig, environment: str | None) -> dict[str, Any]:
+    for member in config.mixture_members:
+        if member.name == environment:
+            return dict(member.env_config)
+    return dict(config.env_config)
+
+
 def _name(env: EnvSpec) -> str:
     return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
 
@@ -182,12 +191,19 @@ def optimal_value_of(env: Any, tasks: Sequence[Any]) -> float | None:
         env: An environment for this call, which closes it.
         tasks: The tasks.
     """
-    if not hasattr(env.unwrapped, "optimal_value"):
-        env.close()
-        return None
-    values = []
-    for task in tasks:
-        env.reset(seed=task.seed, options=task.options)
-        values.append(env.unwrapped.optimal_value())
+    values = list(_optimal_values(env, tasks))
     env.close()
-    return float(np.mean(values))
+    return None if None in values else float(np.mean(values))
+
+
+def _optimal_values(env: Any, tasks: Sequence[Any]) -> Iterator[Any]:
+    """Yield the optimal value of each task; None, and nothing more, without one."""
+    # A mixture has the methods of a task's environment after the reset.
+    may_have_one = hasattr(env, "environment_names")
+    for task in tasks:
+        if may_have_one or hasattr(env.unwrapped, "optimal_value"):
+            env.reset(seed=task.seed, options=task.options)
+        if not hasattr(env.unwrapped, "optimal_value"):
+            yield None
+            return
+        yield env.unwrapped.optimal_value()

@@ -24,8 +24,11 @@ from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EpisodeOverError
 
 if TYPE_CHECKING:
+    from rllib_llm.engines.base import GenerationEngine
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
     from rllib_llm.env_runner.slots import ActionSource
+
+_Session = tuple[str, int, int, int]
 
 _numbers = itertools.count()
 
@@ -69,8 +72,9 @@ class Conversation:
             sampling = policy_config.sampling_params(explore=self._explore)
             self._action_sources[module_id].sampling = sampling
         self._number = next(_numbers)
-        # Number of ids in the engine's session, by agent index.
-        self._in_engine: dict[int, int] = {}
+        # Number of ids in each open session of the engines, and its engine.
+        self._in_engine: dict[_Session, int] = {}
+        self._engines: dict[_Session, GenerationEngine] = {}
         self._begun = self._over = False
 
     # Public methods ------------------------------------------------------------------
@@ -177,9 +181,10 @@ class Conversation:
             action_logps=np.zeros(len(ids), np.float32),
             finish=FinishReason.STOP,
             module_id=agent_state.module_id,
+            conversation=agent_state.data.conversation,
         )
         if not prompt.extends:  # the engine's session is no prefix of the history
-            self._in_engine[agent_state.index] = 0
+            self._in_engine[self._session(agent_state)] = 0
         self._record(agent_state, turn)
         self._act([agent_state])
 
@@ -209,11 +214,10 @@ class Conversation:
 
     def close(self) -> None:
         """Close the conversation's sessions at the engines."""
-        for agent_state in self._recorder.agent_states:
-            if self._in_engine.pop(agent_state.index, None) is not None:
-                self._action_sources[agent_state.module_id].engine.close(
-                    self._session(agent_state)
-                )
+        for session, engine in self._engines.items():
+            engine.close(session)
+        self._engines.clear()
+        self._in_engine.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -323,21 +327,22 @@ class Conversation:
                 for result in engine.step():
                     agent_state = waiting[result.session_id]
                     self._record(agent_state, sampled_turn(result, agent_state))
-                    self._in_engine[agent_state.index] = len(agent_state.data.ids)
+                    self._in_engine[result.session_id] = len(agent_state.data.ids)
 
     def _submit(self, agent_state: AgentState, action_source: ActionSource) -> None:
-        if agent_state.index not in self._in_engine:
-            action_source.engine.open(
-                self._session(agent_state), **action_source.open_settings
-            )
-            self._in_engine[agent_state.index] = 0
+        session = self._session(agent_state)
+        if session not in self._engines:
+            action_source.engine.open(session, **action_source.open_settings)
+            self._engines[session] = action_source.engine
+            # append_turn() may have set it: then the engine has none of the ids.
+            self._in_engine.setdefault(session, 0)
         request_turn(
             action_source,
             agent_state,
-            self._session(agent_state),
+            session,
             num_sampled=self._recorder.num_sampled,
             seed=self._seed(agent_state),
-            unseen=len(agent_state.data.ids) - self._in_engine[agent_state.index],
+            unseen=len(agent_state.data.ids) - self._in_engine[session],
         )
 
     def _act(self, agent_states: Sequence[AgentState]) -> None:
@@ -362,5 +367,6 @@ class Conversation:
     def _seed(self, agent_state: AgentState) -> int:
         return turn_seed(self._recorder.task, 0, agent_state)
 
-    def _session(self, agent_state: AgentState) -> tuple[str, int, int]:
-        return ("conversation", self._number, agent_state.index)
+    def _session(self, agent_state: AgentState) -> _Session:
+        conversation = agent_state.data.conversation
+        return ("conversation", self._number, agent_state.index, conversation)

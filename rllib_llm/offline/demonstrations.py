@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllib_llm.connectors.tool_prompts import opening
+from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.parallel_episodes import play_all
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rllib_llm.types import PlayableEnv
+
+_TRAIN: Mapping[str, Any] = MappingProxyType({"split": "train"})
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,7 +34,8 @@ class Demonstration:
         rewards: One per turn.
         success: Whether the task was solved; None if the environment does not say.
         agent_id: The agent; None with a single agent.
-        infos: The info of each observation; empty if they hold no tools.
+        infos: The info of each observation; empty if they hold neither tools nor
+            requests of a program.
     """
 
     observations: list[str]
@@ -46,7 +51,11 @@ class Demonstration:
 
 
 def demonstrate_together(
-    env: PlayableEnv, *, seed: int, mistake_rate: float, split: str = "train"
+    env: PlayableEnv,
+    *,
+    seed: int,
+    mistake_rate: float,
+    options: Mapping[str, Any] = _TRAIN,
 ) -> list[Demonstration]:
     """Play one episode of a MultiAgentAdapter and return the acting agents' parts.
 
@@ -56,7 +65,8 @@ def demonstrate_together(
         ConfigError: If the environment has no scripted experts.
     """
     rng = np.random.default_rng([seed, 1])
-    game, step = env.unwrapped, env.reset(seed=seed, options={"split": split})
+    step = env.reset(seed=seed, options=dict(options))
+    game = env.unwrapped  # of a mixture: the episode's game
     if not hasattr(game, "expert_action"):  # not derived from MultiAgentTextEnv
         raise _no_expert(f"{type(game).__name__} has no scripted expert.")
     demos: dict[str, Demonstration] = {}
@@ -68,10 +78,14 @@ def demonstrate_together(
                     actions[agent] = env.random_numbers(agent, rng)
                     continue
                 demo = demos.setdefault(agent, Demonstration([], [], [], None, agent))
+                demo.infos.append(step.infos.get(agent, {}))
                 mistake = rng.random() < mistake_rate
                 act = game.random_action if mistake else game.expert_action
                 actions[agent] = act(agent, rng)
                 demo.observations.append(observation)
+                info = step.infos.get(agent, {})
+                if MODEL_REQUEST in info:
+                    demo.infos.append(info)
                 demo.completions.append(actions[agent])
                 demo.rewards.append(0.0)
             step = env.step(actions)
@@ -91,9 +105,19 @@ def _no_expert(why: NotImplementedError | str) -> ConfigError:
 
 
 def demonstrate(
-    env: gym.Env, *, seed: int, mistake_rate: float, split: str = "train"
+    env: gym.Env,
+    *,
+    seed: int,
+    mistake_rate: float,
+    options: Mapping[str, Any] = _TRAIN,
 ) -> Demonstration:
     """Play one episode with the expert, each turn random with ``mistake_rate``.
+
+    Args:
+        env: The environment.
+        seed: Seed of the task and of the mistakes.
+        mistake_rate: Share of random turns.
+        options: Options of ``env.reset``.
 
     Raises:
         ConfigError: If the environment has no scripted expert.
@@ -101,7 +125,7 @@ def demonstrate(
     # Not default_rng(seed): the environment draws from that stream, and mistakes would
     # be correlated with its instances.
     rng = np.random.default_rng([seed, 1])
-    observation, info = env.reset(seed=seed, options={"split": split})
+    observation, info = env.reset(seed=seed, options=dict(options))
     demo = Demonstration([observation], [], [], None, infos=[info])
     done = False
     try:
@@ -124,10 +148,13 @@ def demonstrate(
 
 
 def play_expert_with_mistakes(
-    env: PlayableEnv, seed: int, mistake_rate: float, split: str = "train"
+    env: PlayableEnv,
+    seed: int,
+    mistake_rate: float,
+    options: Mapping[str, Any] = _TRAIN,
 ) -> list[Demonstration]:
     """Play one episode with one or several agents; return one part per acting agent."""
-    settings: dict[str, Any] = {"mistake_rate": mistake_rate, "split": split}
+    settings: dict[str, Any] = {"mistake_rate": mistake_rate, "options": options}
     if agents_of(env) is None:
         return [demonstrate(env, seed=seed, **settings)]
     return demonstrate_together(env, seed=seed, **settings)

@@ -119,7 +119,19 @@ def _sft_model(
 
 def _env_key(config: LLMConfig) -> Any:
     """Return a cache key of the environment: its class, source file and options."""
-    env = config.make_text_env()
+    members = config.mixture_members
+    envs = config.make_each_env()
+    if not members:
+        (env,) = envs.values()
+        return _key_of_env(env, config.env, config.env_config)
+    return [
+        [_key_of_env(envs[m.name], m.env, m.env_config), m.name, m.weight]
+        for m in members
+    ]
+
+
+def _key_of_env(env: Any, spec: Any, env_config: dict[str, Any]) -> list[Any]:
+    """Return a cache key of one environment, and close it."""
     kind = type(env.unwrapped)
     env.close()
     try:
@@ -127,8 +139,8 @@ def _env_key(config: LLMConfig) -> Any:
     except (OSError, TypeError):  # defined in a notebook or an interpreter
         source = b""
     digest = hashlib.blake2b(source, digest_size=8).hexdigest()
-    name = config.env if isinstance(config.env, str) else kind.__qualname__
-    return [name, kind.__module__, digest, dict(config.env_config)]
+    name = spec if isinstance(spec, str) else kind.__qualname__
+    return [name, kind.__module__, digest, dict(env_config)]
 
 
 def _model_key(model: str) -> Any:

@@ -71,12 +71,13 @@ def store_random_result(
     count = min(_MOST_EPISODES, config.sft_demonstrations)
     tasks = config.build_task_source(in_evaluation=True).fixed(count)
 
-    def play(env: PlayableEnv, seed: int) -> bool | None:
-        return play_expert_with_mistakes(env, seed, 1.0, split="test")[0].success
+    def play(env: PlayableEnv, number: int) -> bool | None:
+        task = tasks[number]
+        return play_expert_with_mistakes(env, task.seed, 1.0, task.options)[0].success
 
     outcomes = play_all(
         config.make_text_env,
-        [task.seed for task in tasks],
+        range(count),
         play,
         most_envs=config.most_envs_in_threads,
         on_progress=on_progress,

@@ -12,10 +12,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.requested_prompts import requested_prompt
 from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.types import FinishReason, Turn
+from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.model_calls import MODEL_REQUEST
+from rllib_llm.data.types import FinishReason, Prompt, Turn
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.demonstrations import (
     Demonstration,
@@ -159,21 +161,8 @@ def demonstration_episode(
     data = episode_data(episode)
     last = len(demo.completions) - 1
     for i, completion in enumerate(demo.completions):
-        observed = demo.observations[i], demo.info(i)
-        if i == 0:
-            data.messages, data.tools = opening(
-                *observed, system=system_prompt, renderer=renderer
-            )
-            prompt, extends = renderer.first(data.messages, data.tools), True
-        else:
-            data.messages += later(*observed, data.tools)
-            rendered = renderer.next(
-                data.messages,
-                data.ids,
-                last_sampled_id=data.ids[-1],
-                tools=data.tools,
-            )
-            prompt, extends = rendered.ids, rendered.extends
+        rendered = _rendered(demo, i, data, renderer, system_prompt)
+        prompt, extends = rendered.ids, rendered.extends
         action = renderer.encode_reply(completion)
         data.messages.append({"role": "assistant", "content": completion})
         data.ids = [*(data.ids if extends else []), *prompt, *action]
@@ -183,6 +172,7 @@ def demonstration_episode(
             action_ids=np.asarray(action, np.int32),
             action_logps=np.zeros(len(action), np.float32),
             finish=FinishReason.STOP,
+            conversation=data.conversation,
         )
         episode.add_env_step(
             observation=demo.observations[i + 1],
@@ -193,3 +183,28 @@ def demonstration_episode(
             extra_model_outputs={columns.TURN: turn},
         )
     return episode
+
+
+def _rendered(
+    demo: Demonstration,
+    index: int,
+    data: EpisodeData,
+    renderer: ChatRenderer,
+    system_prompt: str | None,
+) -> Prompt:
+    """Return the prompt of a demonstrated turn; write its messages into ``data``."""
+    observation, info = demo.observations[index], demo.info(index)
+    if MODEL_REQUEST in info:
+        request = info[MODEL_REQUEST]
+        prompt = requested_prompt(data, request, renderer, system_prompt)
+        assert prompt is not None, "A renderer returns a prompt."
+        return prompt
+    if index == 0:
+        data.messages, data.tools = opening(
+            observation, info, system=system_prompt, renderer=renderer
+        )
+        return Prompt(renderer.first(data.messages, data.tools), extends=True)
+    data.messages += later(observation, info, data.tools)
+    return renderer.next(
+        data.messages, data.ids, last_sampled_id=data.ids[-1], tools=data.tools
+    )

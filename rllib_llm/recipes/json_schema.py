@@ -10,14 +10,21 @@ from typing import Any
 
 from rllib_llm.algorithms.config.schema import SECTIONS, Setting, settings_of
 from rllib_llm.algorithms.registry import ALGORITHMS
+from rllib_llm.components.registry import Spec, Specs
+from rllib_llm.envs.mixture_members import COMPONENTS, MIXTURE
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.recipes.recipe import FIELDS, VERSIONS
 from rllib_llm.recipes.search_spaces import SPACES
 from rllib_llm.recipes.stages import STAGES
 from rllib_llm.recipes.tune_settings import TuneSettings
+from rllib_llm.schema import PositiveFloat
 from rllib_llm.schema.json_schema import SEARCH_SPACE, json_schema_of
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_COMPONENTS: dict[str, Any] = {
+    **dict.fromkeys(COMPONENTS, Specs),
+    "curriculum": Spec | None,
+}
 _NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
 
 
@@ -71,8 +78,9 @@ def _fields() -> dict[str, Any]:
         "description": text,
         "algo": {"enum": list(ALGORITHMS), "description": "The algorithm."},
         "env": {
-            "anyOf": [{"enum": list(TEXT_ENVS.names())}, text],
-            "description": "A registered name, a Gymnasium id or 'module:Name'.",
+            "anyOf": [{"enum": list(TEXT_ENVS.names())}, text, _mixture()],
+            "description": "A registered name, a Gymnasium id, 'module:Name', or a "
+            "mixture.",
         },
         "env_config": {"type": "object", "description": "Options of the environment."},
         "seed": json_schema_of(int | None),
@@ -85,6 +93,29 @@ def _fields() -> dict[str, Any]:
     missing = {*FIELDS} - {*fields, *SECTIONS, STAGES}
     assert not missing, missing
     return fields
+
+
+def _mixture() -> dict[str, Any]:
+    text = {"type": "string"}
+    environment = {
+        "type": "object",
+        "properties": {
+            "env": {"anyOf": [{"enum": list(TEXT_ENVS.names())}, text]},
+            "name": text,
+            "weight": json_schema_of(PositiveFloat),
+            "env_config": {"type": "object"},
+            **{name: json_schema_of(kind) for name, kind in _COMPONENTS.items()},
+        },
+        "required": ["env"],
+        "additionalProperties": False,
+    }
+    environments = {"type": "array", "items": environment, "minItems": 2}
+    return {
+        "type": "object",
+        "properties": {MIXTURE: environments},
+        "required": [MIXTURE],
+        "additionalProperties": False,
+    }
 
 
 def _sections(algorithm: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rllib_llm.callbacks.metric_names import check_metric_name
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.boundary import errors_as_config_error
+from rllib_llm.recipes.environment_field import environment_of, is_mixture
 from rllib_llm.recipes.expectations import check_expectations
 from rllib_llm.recipes.loggers import check_loggers, require_loggers
 from rllib_llm.recipes.names import check_run_name, find_recipe
@@ -135,10 +136,10 @@ class Recipe:
         for n in range(max(1, search_spaces.most_values(self.resolved))):
             config = self.build_config(search_spaces.nth_of(n))
             config.validate()
-            env = config.make_text_env()
-            # Environments read some of their options only in reset().
-            env.reset(seed=0, options={"split": "train"})
-            env.close()
+            for env in config.make_each_env().values():
+                # Environments read some of their options only in reset().
+                env.reset(seed=0, options={"split": "train"})
+                env.close()
 
     def _check_all_spaces_are_seen(self) -> None:
         """Reject search spaces in settings whose values Tune does not search."""
@@ -327,6 +328,8 @@ def _check_fields(data: dict[str, Any]) -> None:
     for key, example in (("algo", "LLMPPO"), ("env", "frozen_lake-v0")):
         if data.get(key) is None:
             raise ConfigError(f"The field {key!r} is missing, e.g. {key}: {example}.")
+        if key == "env" and is_mixture(data[key]):
+            continue
         if not isinstance(data[key], str):
             raise ConfigError(
                 f"{key}: {show(data[key])} must be one name, e.g. {key}: {example}. "
@@ -336,12 +339,12 @@ def _check_fields(data: dict[str, Any]) -> None:
 
 def _build_config(resolved: dict[str, Any], values: Callable[[Any], Any]) -> Any:
     config = ALGORITHMS.get(resolved["algo"]).config_class()()
-    env_config = resolved.get("env_config", {})
+    env, env_config = environment_of(resolved)
     hint = "It maps the environment's options to values; those can be search spaces."
     if search_spaces.is_space(env_config):
         raise ConfigError(f"env_config={show(env_config)} must be a mapping. {hint}")
     require("env_config", env_config, dict[str, Any], hint)
-    config.environment(resolved["env"], env_config=values(env_config))
+    config.environment(env, env_config=values(env_config))
     for section in SECTIONS:
         apply_section(config, section, values(resolved.get(section)))
     if "seed" in resolved:

@@ -105,6 +105,24 @@ def check_format(tool_format: object) -> str:
     return tool_format
 
 
+def load_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as OpenAI's API encodes them.
+
+    Raises:
+        ConfigError: If the text is not a JSON object.
+    """
+    try:
+        arguments = load_json(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ConfigError(
+            f"The arguments of a tool call are {text[:100]!r}; they must be a text "
+            "with a JSON object. Send them back as they were received."
+        )
+    return arguments
+
+
 def _json_call(value: object, keys: tuple[str, ...]) -> Call:
     """Parse ``{"name": ..., <one of keys>: {...}}``."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

@@ -195,6 +195,7 @@ def transcript_record(
         "group_id": task.group_id if task else None,
         "rollout": task.rollout if task else None,
         "seed": task.seed if task else None,
+        "environment": task.environment if task else None,
         "return": number(episode.get_return()),
         "success": data.success,
         "stop_reason": data.stop_reason.value if data.stop_reason else None,

@@ -18,7 +18,7 @@ TRANSCRIPTS_FILE = "transcripts.jsonl"
 SCHEMA_FILE = Path(__file__).with_name("transcripts.schema.json")
 
 # Fields that version 1 did not have.
-_NEW_IN_RECORDS = {"episode": None, "trained": None}
+_NEW_IN_RECORDS = {"episode": None, "trained": None, "environment": None}
 _NEW_IN_TURNS: dict[str, Any] = {
     "index": None,
     "agent_index": None,
@@ -94,7 +94,7 @@ def _current(record: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the record with the fields of this version."""
     version = record.get("version")
     if version == VERSION:
-        return record
+        return {"environment": None, **record}  # which the first ones did not have
     if version != 1:
         raise ConfigError(
             f"{path} contains transcripts of version {version!r}, but this package "

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import ray
 import torch
 from setting_looks import (
     alarmed,
@@ -24,6 +26,7 @@ from team_helpers import Alone, PairTogether, make_team_learner
 
 from rllib_llm import GRPO, GRPOConfig, SelfPlay, SelfPlayConfig
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.driver import placement
 from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
@@ -321,6 +324,25 @@ def bundles(algo, env=None, **sections):
         getattr(config, name)(**values)
     request = config.algo_class.default_resource_request(config.to_dict())
     return [request.bundles, request.strategy]
+
+
+def wait_for_nodes(algo, env=None, **sections):
+    """Return how long an algorithm waits for nodes that do not come."""
+    config, waits = config_of(algo).copy(copy_frozen=False), []
+    config.resources(**sections["resources"]).env_runners(
+        num_env_runners=1, custom_resources_per_env_runner={"chip": 1.0}
+    )
+    request = config.algo_class.default_resource_request(config)
+    with (
+        mock.patch.object(placement, "node_resources", lambda: [{"CPU": 8.0}]),
+        mock.patch.object(ray.util, "get_current_placement_group", lambda: None),
+        mock.patch.object(
+            placement, "_can_be_placed", lambda b, s, wait_s: waits.append(wait_s)
+        ),
+        pytest.raises(ConfigError, match="1 CPU, 1 chip"),
+    ):
+        placement.require_nodes_of_actors(request, config)
+    return waits
 
 
 def engine_bundle(algo, env=None, **sections):

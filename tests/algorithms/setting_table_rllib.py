@@ -50,6 +50,7 @@ from setting_places import (
     during_backward,
     explored,
     more_slots,
+    wait_for_nodes,
 )
 from setting_runs import (
     OwnLearner,
@@ -107,6 +108,10 @@ RLLIB = {
         during_backward(torch.get_num_threads), "PPO", 2, 3
     ),
     "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
+    "resources.placement": needing(
+        of(bundles, "PPO", {"env_runners": "samplers"}), own={"num_env_runners": 1}
+    ),
+    "resources.wait_for_nodes_s": of(wait_for_nodes, "PPO", 5.0),
     "evaluation.evaluation_before_training": needing(
         of(first_step, "PPO", False), own={"evaluation_interval": 5}
     ),

@@ -146,7 +146,7 @@ def test_rewards_that_remember_are_in_the_state():
     first, second = (
         DriverComponents(config(rewards=[Asked, "format"])) for _ in range(2)
     )
-    first.rewards(example_table().trajectories)
+    first.only.rewards(example_table().trajectories)
     second.set_state(first.get_state())
-    assert second.rewards.parts[1].call.asked == 8
+    assert second.only.rewards.parts[1].call.asked == 8
     assert DriverComponents(config()).assign_rewards(SampledEpisodes(), 0) == {}

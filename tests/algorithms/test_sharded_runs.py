@@ -12,6 +12,7 @@ import pytest
 from side_by_side import flat
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.errors import LearnerError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -132,4 +133,29 @@ def test_a_learner_killed_in_an_update():
         algo.train()
     assert time.monotonic() - begin < 60
     assert "update() after weights version 1" in str(error.value)
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_remote_env_runners_get_whole_weights():
+    made = config(2, LLMPPOConfig).env_runners(num_env_runners=1)
+    algo = made.build_algo()
+
+    def held(runner):
+        module = runner.modules["default_policy"]
+        tensors = module.shared_tensors(inference_only=True)
+        return {n: tensor.detach().numpy().copy() for n, tensor in tensors.items()}
+
+    def on_runner():
+        limit = algo.config.call_limit
+        group = algo.env_runner_group
+        return call_runners(group, held, limit=limit, version=None)[1]
+
+    before = on_runner()
+    algo.train()
+    after, learned = on_runner(), state_of(algo)["rl_module"]["default_policy"]
+    changed = [n for n in after if not np.array_equal(after[n], before[n])]
+    assert changed
+    for name, value in after.items():
+        assert np.array_equal(value, learned[name]), name
     algo.stop()

@@ -161,17 +161,17 @@ def driver_components() -> DriverComponents:
 
 
 def use_rewards_filters(components: DriverComponents) -> None:
-    taught(components.curriculum.call)
-    components.rewards(played().trajectories)
-    components.filters(played())
+    taught(components.only.curriculum.call)
+    components.only.rewards(played().trajectories)
+    components.only.filters(played())
 
 
 def look_at_rewards_filters(components: DriverComponents) -> list[Any]:
-    rewards = components.rewards(played().trajectories)
-    outcomes, _ = components.filters(played())
+    rewards = components.only.rewards(played().trajectories)
+    outcomes, _ = components.only.filters(played())
     parts = {name: part.tolist() for name, part in rewards.items()}
     return [
-        assigned(components.curriculum.call),
+        assigned(components.only.curriculum.call),
         parts,
         [v.is_dropped for v in outcomes],
     ]

@@ -173,8 +173,13 @@ def test_export_loads_with_the_auto_classes(call, after_sft, tmp_path):
     (tmp_path / "new").write_text("")
     access = {p.stat().st_mode for p in (*out.iterdir(), tmp_path / "new")}
     assert len(access) == 1  # these have the permissions of new files
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "| training iterations | 2 |" in card and "`copy_probe-v0`" in card
+    assert "trained from | tiny" in card
     status, _, err = call("export", after_sft, out)
     assert status == 1 and "exists" in err
+    status, _, err = call("export", after_sft, tmp_path / "x", "--private")
+    assert status == 1 and "no effect without --push" in err
     status, _, err = call("export", after_sft, tmp_path / "x", "--adapter")
     assert status == 1 and "without LoRA" in err
 

@@ -172,5 +172,6 @@ def test_trying_out_changes_nothing():
     before = str(components.get_state())
     components.try_out()
     assert (
-        str(components.get_state()) == before and not components.curriculum.call._given
+        str(components.get_state()) == before
+        and not components.only.curriculum.call._given
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,27 @@ from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
 RECORD = Path(__file__).parent / "peer_names.yaml"
-LIBRARIES = ("verl", "TRL", "RAGEN", "MARFT", "SkyRL", "RLlib")
+LIBRARIES = (
+    "verl",
+    "TRL",
+    "RAGEN",
+    "MARFT",
+    "SkyRL",
+    "verifiers",
+    "prime-rl",
+    "OpenRLHF",
+    "AReaL",
+    "NeMo-RL",
+    "rLLM",
+    "ART",
+    "Agent Lightning",
+    "AgileRL",
+    "tinker",
+    "Unsloth",
+    "RLlib",
+)
+# Folder with wheels of peers: pip install --no-deps --target FOLDER NAME==VERSION ...
+PEERS = os.environ.get("RLLIB_LLM_PEERS")
 
 
 def rows() -> list[tuple[str, str, list[str]]]:
@@ -69,6 +92,32 @@ def test_names_of_others_were_looked_up_in_the_version_that_the_page_gives():
         assert named[library] == set(entry["names"]), library
         (version,) = re.findall(rf"^\| {library} \| ([^|]+) \|$", text, re.MULTILINE)
         assert entry["version"] in version and entry["source"], library
+
+
+def words_of_wheel(package: str, version: str) -> set[str]:
+    """Return the words in the sources of an installed package of this version."""
+    path = [*([PEERS] if PEERS else []), *sys.path]
+    found = list(importlib.metadata.distributions(name=package, path=path))
+    installed = [each for each in found if each.version == version]
+    if not installed:
+        pytest.skip(f"{package} {version} is not installed (RLLIB_LLM_PEERS)")
+    words: set[str] = set()
+    for file in installed[0].files or ():
+        if file.suffix in (".py", ".yaml", ".toml", ".json"):
+            text = Path(file.locate()).read_text(encoding="utf-8", errors="ignore")
+            words.update(re.findall(r"\w+", text))
+    return words
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_names_of_others_are_in_their_wheels(library):
+    entry = yaml.safe_load(RECORD.read_text(encoding="utf-8"))[library]
+    if "wheel" not in entry:
+        pytest.skip("its names are those of a repository, or tested below")
+    words = words_of_wheel(entry["wheel"], entry["version"])
+    names = set(entry["names"]) - set(entry.get("not_in_wheel", ()))
+    missing = [n for n in names if not words.issuperset(re.findall(r"\w+", n))]
+    assert not missing
 
 
 def test_names_of_rllib_are_those_of_the_installed_version():

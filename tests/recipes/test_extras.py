@@ -41,8 +41,10 @@ def entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def needed(recipe: dict[str, Any]) -> set[str]:
-    found = {_ENVS.get(recipe["env"].split("/")[0]), _ALGORITHMS.get(recipe["algo"])}
+    found = {_ALGORITHMS.get(recipe["algo"])}
     for key, value in entries(recipe):
+        if key == "env" and isinstance(value, str):
+            found.add(_ENVS.get(value.split("/")[0]))
         if key == "lora" and value:
             found.add("lora")
         if isinstance(value, str):

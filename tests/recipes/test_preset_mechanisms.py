@@ -136,7 +136,7 @@ def test_mt_grpo_gives_the_first_turn_its_own_reward_too():
 
 def rewards_of(name, *trajectories, iteration=0, stage=-1):
     """Return the rewards of a preset in each turn of each trajectory."""
-    DriverComponents(config_of(name, stage=stage)).rewards(trajectories, iteration)
+    DriverComponents(config_of(name, stage=stage)).only.rewards(trajectories, iteration)
     return [t.rewards for t in trajectories]
 
 
@@ -234,7 +234,7 @@ def test_ppr_takes_half_of_both_signals():
 def test_demystifying_punishes_length_softly():
     (part,) = [
         p
-        for p in DriverComponents(config_of("demystifying")).rewards.parts
+        for p in DriverComponents(config_of("demystifying")).only.rewards.parts
         if p.component.name == "overlong"
     ]
     longest, buffer = part.settings["longest"], part.settings["buffer"]
@@ -250,7 +250,7 @@ def test_demystifying_punishes_length_softly():
 
 def left(name, made):
     """Return the rollouts that a preset learns from."""
-    results, _ = DriverComponents(config_of(name)).filters(TurnTable(made))
+    results, _ = DriverComponents(config_of(name)).only.filters(TurnTable(made))
     return [t for t, v in zip(made, results, strict=True) if not v.is_dropped]
 
 

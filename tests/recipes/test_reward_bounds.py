@@ -172,7 +172,7 @@ NOT_BY_OUTCOME = {
 def returns(name, iteration, *, is_long=False):
     """Return the episodes, their returns [N] and whether each is solved [N]."""
     made = copy.deepcopy(played(name, is_long))
-    DriverComponents(config_of(name)).rewards(made, iteration=iteration)
+    DriverComponents(config_of(name)).only.rewards(made, iteration=iteration)
     solved = SOLVED.get(name, lambda t: t.success)
     returns_ = np.array([t.episode_return for t in made])
     return made, returns_, np.array([bool(solved(t)) for t in made])

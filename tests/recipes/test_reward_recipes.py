@@ -219,8 +219,8 @@ def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     assert 6 < sum(map(right, played)) < 30 and sum(map(is_form, played)) < 30
     assert len(set(map(num_calls, played))) > 2
     components = DriverComponents(config)
-    parts = components.rewards(played, iteration=1)
-    results, shares = components.filters(TurnTable(played))
+    parts = components.only.rewards(played, iteration=1)
+    results, shares = components.only.filters(TurnTable(played))
     left = [t for t, v in zip(played, results, strict=True) if not v.is_dropped]
     reward_parts = {part: p.sum() / len(played) for part, p in parts.items()}
     assert returns(played).std() > 0.05

@@ -76,6 +76,7 @@ def make_record(seed, *, iteration=1, turns=4, agents=(), text=None, **fields):
         "group_id": seed // 4,
         "rollout": seed % 4,
         "seed": 1000 + seed // 4,
+        "environment": None,
         "return": round(float(rng.normal()), 4),
         "success": bool(seed % 2),
         "stop_reason": "terminated",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
@@ -71,25 +71,25 @@ def _validate(config: LLMConfig) -> None:
 
 
 def _validate_env(config: LLMConfig, scoring: set[str]) -> None:
-    """Reset the environment once and check that it lists the policies' actions."""
-    env = config.make_text_env()
-    # The first list is checked before training; later ones by the EnvRunner.
-    # Training's split, since the test split may have other instances.
-    result = env.reset(seed=0, options={"split": "train"})
-    agents = agents_of(env)
-    if agents is None:
-        infos = {config.module_ids[0]: result[1]}
-    else:
-        mapped = mapped_policies(config, agents)
-        infos = {
-            agent: result.infos.get(agent, {})
-            for agent in result.observations
-            if mapped[agent] in scoring
-        }
-    env.close()
-    for agent_id, info in infos.items():
-        where = f"{config.env!r} after reset" + (f" ({agent_id})" if agents else "")
-        try:
-            admissible_actions(info, where)
-        except EnvContractError as error:
-            raise ConfigError(str(error)) from error
+    """Reset each environment once and check that it lists the policies' actions."""
+    for name, env in config.make_each_env().items():
+        # The first list is checked before training; later ones by the EnvRunner.
+        # Training's split, since the test split may have other instances.
+        result: Any = env.reset(seed=0, options={"split": "train"})
+        agents = agents_of(env)
+        if agents is None:
+            infos = {config.module_ids[0]: result[1]}
+        else:
+            mapped = mapped_policies(config, agents)
+            infos = {
+                agent: result.infos.get(agent, {})
+                for agent in result.observations
+                if mapped[agent] in scoring
+            }
+        env.close()
+        for agent_id, info in infos.items():
+            where = f"{name!r} after reset" + (f" ({agent_id})" if agents else "")
+            try:
+                admissible_actions(info, where)
+            except EnvContractError as error:
+                raise ConfigError(str(error)) from error

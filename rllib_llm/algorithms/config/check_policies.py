@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies, mapped_policies
 
@@ -29,6 +29,12 @@ def validate_policies(config: LLMConfig) -> None:
     """
     env = config.make_text_env()
     agents = agents_of(env)
+    if config.env_processes and program_envs(env):
+        raise ConfigError(
+            f"env_processes=True, but {config.env!r} runs its programs itself: give a "
+            "command line as the program to run it as a process. Set env_processes to "
+            "False."
+        )
     env.close()
     if agents is None:
         if config.is_multi_agent:

@@ -14,8 +14,15 @@ from rllib_llm.algorithms.config.language_model import LanguageModelSettings
 from rllib_llm.algorithms.config.multi_agent import MultiAgentSettings
 from rllib_llm.algorithms.config.rollouts import RolloutSettings
 from rllib_llm.algorithms.config.training import TrainingSettings
+from rllib_llm.components.registry import ComponentSpecs
 from rllib_llm.data.types import DEFAULT_STOP_POLICIES, StopPolicy, StopReason
 from rllib_llm.env_runner.agents import role_prompts
+from rllib_llm.envs.mixture_members import (
+    COMPONENTS,
+    MIXTURE,
+    MixtureMember,
+    read_members,
+)
 
 if TYPE_CHECKING:
     from rllib_llm.losses.composed_loss import ComposedLoss
@@ -43,6 +50,9 @@ class DerivedSettings(
 
         @property
         def call_limit(self) -> TimeLimit: ...
+
+        @property
+        def engine_resources(self) -> dict[str, float]: ...
 
     @property
     def uses_reference(self) -> bool:
@@ -183,6 +193,29 @@ class DerivedSettings(
         """Return one new environment."""
         return validation.make_env(self.env, self.env_config)
 
+    @property
+    def mixture_members(self) -> list[MixtureMember]:
+        """The environments of a mixture; empty without a mixture."""
+        return read_members(self.env_config) if self.env == MIXTURE else []
+
+    def make_each_env(self) -> dict[str, Any]:
+        """Return one new environment of each kind that is sampled, by its name."""
+        members = self.mixture_members
+        if not members:
+            return {str(self.env): self.make_text_env()}
+        return {m.name: validation.make_env(m.env, m.env_config) for m in members}
+
+    def component_specs(self) -> dict[str | None, ComponentSpecs]:
+        """Return rewards, filters and curriculum of each environment, by its name.
+
+        The name is None without a mixture.
+        """
+        of_run = {name: getattr(self, name) for name in COMPONENTS}
+        members = self.mixture_members
+        if not members:
+            return {None: ComponentSpecs(**of_run)}
+        return {m.name: ComponentSpecs(**(of_run | m.components)) for m in members}
+
     def make_sampled_env(self) -> Any:
         """Return one new environment for an EnvRunner, in this process or its own."""
         if not self.env_processes:
@@ -208,14 +241,15 @@ class DerivedSettings(
             in_evaluation: Evaluation tasks are of the held-out split and independent of
                 the run's seed, so that all runs are compared on the same ones.
         """
-        from rllib_llm.env_runner.task_groups import TaskSource
-        from rllib_llm.envs.make import has_numbered_tasks
+        from rllib_llm.env_runner.task_groups import (
+            TaskSource,
+            environment_tasks,
+            held_out_source,
+        )
 
-        numbered = has_numbered_tasks(self.env)
         if in_evaluation:
             # Independent of the run's seed: evaluations of all runs use the same tasks.
-            first = 0 if numbered else None
-            return TaskSource(seed=0, split="test", first_number=first)
+            return held_out_source(self.env, self.env_config)
         # A prime above any usual number of seeds, so that EnvRunners of different runs
         # do not share tasks.
         shift = 100_003 * offset
@@ -223,7 +257,7 @@ class DerivedSettings(
             seed=(self.seed or 0) + shift,
             group_size=self.group_size,
             split="train",
-            first_number=shift if numbered else None,
+            environments=environment_tasks(self.env, self.env_config, shift),
         )
 
     def build_generation_engine(

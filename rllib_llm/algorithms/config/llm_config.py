@@ -150,6 +150,7 @@ class LLMConfigMixin(
         self._dont_auto_sync_env_runner_states = bool(self.sample_ahead)
         # RLlib would advise leaving its new API stack, which api_stack() refuses.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
+        self.place_actors()
         super().validate()
         self.resolve_policies()
         self.validate_alarms()
@@ -157,6 +158,7 @@ class LLMConfigMixin(
         self.validate_learners()
         if not self.in_evaluation:
             self.validate_sampling_ahead()
+            self.validate_placement()
             validation.validate(self)
 
     @override(AlgorithmConfig)

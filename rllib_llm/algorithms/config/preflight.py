@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
@@ -14,7 +14,7 @@ from rllib_llm.modules.context_length import model_context_length, text_config
 from rllib_llm.modules.max_positions import why_shorter
 
 if TYPE_CHECKING:
-    from rllib_llm.types import LLMConfig
+    from rllib_llm.types import LLMConfig, PlayableEnv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +46,30 @@ def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
             f"positions of {model!r} that can be used.{_why_shorter(model)} Set "
             f"max_context_tokens={limit} or less."
         )
+    context = config.resolved_context_tokens()
+    longest = 0
+    for name, env in config.make_each_env().items():
+        tokens = _longest_first_prompt(config, env, num_resets)
+        longest = max(longest, tokens)
+        # One token at least must be sampled.
+        if tokens + 1 > context:
+            raise ConfigError(
+                f"The first prompt of {name!r} has {tokens} tokens, but "
+                f"max_context_tokens={context} leaves no room to answer. Raise "
+                "generation.max_context_tokens or shorten the prompt."
+            )
+    return Preflight(longest, context)
+
+
+def _longest_first_prompt(config: LLMConfig, env: PlayableEnv, num_resets: int) -> int:
+    """Return the largest number of tokens of a few first prompts; close ``env``."""
     renderer = config.chat_renderer()
-    env = config.make_text_env()
     roles = role_prompts(env)
     longest = 0
     # A sample of the tasks; a longer prompt in training ends its episode with
     # `max_context`.
     for seed in range(num_resets):
-        result = env.reset(seed=seed, options={"split": "train"})
+        result: Any = env.reset(seed=seed, options={"split": "train"})
         is_single_agent = agents_of(env) is None
         first = (
             {DEFAULT_AGENT_ID: result[0]} if is_single_agent else texts_of(env, result)
@@ -61,21 +77,13 @@ def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
         for agent, observation in first.items():
             messages, tools = opening(
                 observation,
-                result[1] if is_single_agent else {},
+                result[1] if is_single_agent else result.infos.get(agent, {}),
                 system=config.system_prompt or roles.get(agent),
                 renderer=renderer,
             )
             longest = max(longest, len(renderer.first(messages, tools)))
     env.close()
-    context = config.resolved_context_tokens()
-    # One token at least must be sampled.
-    if longest + 1 > context:
-        raise ConfigError(
-            f"The first prompt of {config.env!r} has {longest} tokens, but "
-            f"max_context_tokens={context} leaves no room to answer. Raise "
-            "generation.max_context_tokens or shorten the prompt."
-        )
-    return Preflight(longest, context)
+    return longest
 
 
 def _why_shorter(model: str) -> str:

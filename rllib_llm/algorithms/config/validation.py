@@ -18,6 +18,8 @@ from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverCompone
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.make import make_env as make_registered_env
 from rllib_llm.envs.make import make_playable
+from rllib_llm.envs.mixture import check_mixture
+from rllib_llm.envs.mixture_members import ENVIRONMENTS, MIXTURE, read_members
 from rllib_llm.envs.registry import TEXT_ENVS
 from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
@@ -328,6 +330,8 @@ def _resolved(env: EnvSpec, env_config: dict[str, Any] | None) -> tuple[Any, Any
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
     config = dict(env_config or {})
+    if env == MIXTURE:
+        return env, {**config, ENVIRONMENTS: _resolved_members(config)}
     is_foreign = isinstance(env, str) and env not in TEXT_ENVS
     if is_foreign and _global_registry.contains(ENV_CREATOR, env):
         creator = _global_registry.get(ENV_CREATOR, env)
@@ -335,6 +339,18 @@ def _resolved(env: EnvSpec, env_config: dict[str, Any] | None) -> tuple[Any, Any
             # RLlib passes an EnvContext to creators.
             return creator, EnvContext(config, worker_index=0)
     return env, config
+
+
+def _resolved_members(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the environments of a mixture with ids of RLlib's registry resolved."""
+    resolved = []
+    for member in read_members(config):
+        env, env_config = _resolved(member.env, member.env_config)
+        if isinstance(env, str) and env in TEXT_ENVS:
+            env = TEXT_ENVS.get(env)  # another process may not have imported its module
+        entry = {"env": env, "env_config": env_config, "name": member.name}
+        resolved.append({**entry, "weight": member.weight})
+    return resolved
 
 
 def register_env(env: EnvSpec | None, env_config: dict[str, Any]) -> None:
@@ -351,6 +367,10 @@ def register_env(env: EnvSpec | None, env_config: dict[str, Any]) -> None:
             "No environment is set. Use .environment('frozen_lake-v0'); "
             f"shipped: {', '.join(TEXT_ENVS.names())}."
         )
+    if env == MIXTURE:
+        # Every time: the name is registered once, for all mixtures.
+        _, resolved = _resolved(env, env_config)
+        check_mixture(resolved)
     if isinstance(env, str) and not _global_registry.contains(ENV_CREATOR, env):
         # An unknown name or option fails here, with a suggestion. Registration alone
         # would accept any name.

@@ -79,6 +79,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
         max_context_tokens=context,
         has_tokenizer=True,
         num_gpus=config.engine_num_gpus,
+        resources=config.engine_resources,
         limit=config.call_limit,
     )
 
@@ -91,14 +92,14 @@ def new_actor_name() -> str:
 
 
 def with_engine_bundle(request: PlacementGroupFactory, config: LLMConfig) -> Any:
-    """Return a Tune trial's resource request with the GPUs of an engine's actor.
+    """Return a Tune trial's resource request with the resources of an engine's actor.
 
     Actors started by a trial run inside its placement group; without a bundle this one
     would wait for ever.
     """
-    if not config.engine_num_gpus:
+    if not config.engine_num_gpus and not config.engine_resources:
         return request
-    bundle = {"CPU": 0.0, "GPU": config.engine_num_gpus}
+    bundle = {"CPU": 0.0, "GPU": config.engine_num_gpus, **config.engine_resources}
     return PlacementGroupFactory(
         [*request.bundles, bundle], strategy=config.placement_strategy
     )

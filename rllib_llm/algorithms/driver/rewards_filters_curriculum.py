@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_llm.components.registry import BoundComponent, bind
+from rllib_llm.components.registry import BoundComponent, ComponentSpecs, bind
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
-from rllib_llm.filters.apply import Filters
+from rllib_llm.filters.apply import FilterResult, Filters
 from rllib_llm.rewards.combine import Rewards
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 
-class DriverComponents:
-    """The curriculum, rewards and filters of a configuration.
+class EnvironmentComponents:
+    """The curriculum, rewards and filters of one environment.
 
     Args:
-        config: The algorithm's configuration.
+        specs: The components as configured.
+        turns_may_be_masked: Whether filters may mask single turns.
     """
 
-    def __init__(self, config: LLMConfig) -> None:
-        self.rewards = Rewards(config.rewards, config.reward_transforms)
-        self.filters = Filters(
-            # A masked turn takes its reward with it, which the critic's returns need.
-            config.filters,
-            turns_may_be_masked=not config.use_critic,
-        )
-        self.config = config
+    def __init__(self, specs: ComponentSpecs, *, turns_may_be_masked: bool) -> None:
+        self.rewards = Rewards(specs.rewards, specs.reward_transforms)
+        self.filters = Filters(specs.filters, turns_may_be_masked=turns_may_be_masked)
         self.curriculum: BoundComponent | None = None
-        if config.curriculum is not None:
-            self.curriculum = bind("curriculum", config.curriculum)
+        if specs.curriculum is not None:
+            self.curriculum = bind("curriculum", specs.curriculum)
 
-    def try_out(self) -> None:
+    @property
+    def observe(self) -> Callable[[TurnTable], None] | None:
+        """The curriculum's function that reads results; None without one."""
+        return getattr(getattr(self.curriculum, "call", None), "observe", None)
+
+    def try_out(self, make_env: Callable[[], Any]) -> None:
         """Run all components on example turns, to detect bad settings early.
+
+        Args:
+            make_env: Builds the environment.
 
         Raises:
             ConfigError: If a setting is wrong.
@@ -51,104 +58,224 @@ class DriverComponents:
         if self.curriculum is not None:
             trial = copy.deepcopy(self.curriculum)
             _check_task(trial, Task(group_id=0, rollout=0, seed=0))
-            self._try_options(trial)
+            _try_options(trial, make_env)
 
-    def _try_options(self, curriculum: BoundComponent) -> None:
-        """Start an episode with each of the options that the curriculum may set."""
-        if not hasattr(curriculum.call, "all_options"):
-            return
-        env = self.config.make_text_env()
-        try:
-            for options in curriculum.call.all_options():
-                env.reset(seed=0, options={**options, "split": "train"})
-        except ConfigError as error:
-            name = curriculum.component.name
-            raise ConfigError(f"curriculum {name!r}: {error}") from error
-        finally:
-            env.close()
+    @property
+    def bound(self) -> list[BoundComponent]:
+        """All components, in the order of their states in checkpoints."""
+        curriculum = [] if self.curriculum is None else [self.curriculum]
+        rewards = (*self.rewards.parts, *self.rewards.transforms)
+        return [*curriculum, *rewards, *self.filters.bound]
+
+
+class DriverComponents:
+    """The curriculum, rewards and filters of a configuration.
+
+    In a mixture each environment has its own, with a state of their own: rewards of
+    different scales are never compared by a filter or a curriculum.
+
+    Args:
+        config: The algorithm's configuration.
+
+    Attributes:
+        by_environment: Components by the environment's name; the only key is None
+            without a mixture.
+    """
+
+    def __init__(self, config: LLMConfig) -> None:
+        self.config = config
+        self.by_environment: dict[str | None, EnvironmentComponents] = {}
+        for name, specs in config.component_specs().items():
+            with _named(name):
+                self.by_environment[name] = EnvironmentComponents(
+                    specs,
+                    # A masked turn takes its reward with it, which the critic's
+                    # returns need.
+                    turns_may_be_masked=not config.use_critic,
+                )
+
+    @property
+    def only(self) -> EnvironmentComponents:
+        """The components of a run without a mixture."""
+        return self.by_environment[None]
+
+    def try_out(self) -> None:
+        """Run all components on example turns, to detect bad settings early.
+
+        Raises:
+            ConfigError: If a setting is wrong.
+        """
+        for name, components in self.by_environment.items():
+            with _named(name):
+                components.try_out(functools.partial(self._make_env, name))
+
+    def _make_env(self, name: str | None) -> Any:
+        if name is None:
+            return self.config.make_text_env()
+        envs = self.config.make_each_env()
+        for other in envs.keys() - {name}:
+            envs[other].close()
+        return envs[name]
 
     def assign(self, tasks: Sequence[Task], iteration: int) -> list[Task]:
-        """Return the tasks as changed by the curriculum, equally within a group."""
-        if self.curriculum is None:
-            return list(tasks)
+        """Return the tasks as changed by the curricula, equally within a group."""
         # Reversed, so that the first task of each group is the one that remains.
         first = {t.group_id: t for t in reversed(tasks)}
-        changed = {
-            g: _check_task(self.curriculum, t, iteration) for g, t in first.items()
-        }
+        changed: dict[int, Task] = {}
+        for group, task in first.items():
+            curriculum = self.by_environment[task.environment].curriculum
+            if curriculum is not None:
+                task = _check_task(curriculum, task, iteration)
+            changed[group] = task
         return [
             dataclasses.replace(changed[t.group_id], rollout=t.rollout) for t in tasks
         ]
 
     def assign_rewards(
         self, episodes: SampledEpisodes, iteration: int
-    ) -> dict[str, float]:
-        """Assign rewards, and report the results of its tasks to the curriculum.
+    ) -> dict[tuple[str, ...], float]:
+        """Assign rewards, and report the results of its tasks to each curriculum.
 
         Returns:
-            Mean reward of each part over trajectories, by name; empty if rewards are
-            the environment's alone.
+            Mean reward of each part over trajectories, by name, in a mixture after the
+            environment's; empty if rewards are the environment's alone.
         """
-        observe = getattr(getattr(self.curriculum, "call", None), "observe", None)
-        if observe is None and not self.rewards.changes_anything:
-            return {}
-        trajectories = episodes.trajectories
-        means: dict[str, float] = {}
-        if self.rewards.changes_anything and trajectories:
-            # Copies: components replace the rewards, and the difference is written into
-            # the reward logs of multi-agent episodes.
-            before = [list(trajectory.rewards) for trajectory in trajectories]
-            parts = self.rewards(trajectories, iteration)
-            means = {
-                name: float(p.sum()) / len(trajectories) for name, p in parts.items()
-            }
-            episodes.write_rewards(before)
-            _keep_parts(episodes, parts)
-        if observe is not None:
-            # After the rewards: the curriculum follows the returns that are trained.
-            observe(episodes.table())
+        means: dict[tuple[str, ...], float] = {}
+        for environment, components in self.by_environment.items():
+            indices = self._indices(episodes, environment)
+            if components.rewards.changes_anything and indices:
+                parts = _assign(components.rewards, episodes, indices, iteration)
+                key = () if environment is None else (environment,)
+                for name, rewards in parts.items():
+                    means[*key, name] = float(rewards.sum()) / len(indices)
+            if components.observe is not None:
+                # After the rewards: it follows the returns that are trained.
+                components.observe(episodes.table_of(indices))
         return means
+
+    def _indices(
+        self, episodes: SampledEpisodes, environment: str | None
+    ) -> Sequence[int]:
+        """Return the indices of an environment's trajectories."""
+        components = self.by_environment[environment]
+        needed = components.rewards.changes_anything or components.filters.bound
+        if not needed and components.observe is None:
+            return ()  # trajectories are built at the first use
+        # Stock EnvRunners have no tasks, and no mixtures.
+        if environment is None:
+            return range(len(episodes.trajectories))
+        return [
+            index
+            for index, trajectory in enumerate(episodes.trajectories)
+            if trajectory.task.environment == environment
+        ]
 
     def select(
         self, episodes: SampledEpisodes
-    ) -> tuple[SampledEpisodes, dict[str, float]]:
+    ) -> tuple[SampledEpisodes, dict[tuple[str, ...], float]]:
         """Drop or mask the trajectories that the filters do not keep.
 
         Returns:
-            The remaining episodes, and the share that each filter removed, by name.
+            The remaining episodes, and the share that each filter removed, by name, in
+            a mixture after the environment's.
         """
-        if not self.filters.bound:
+        if not any(each.filters.bound for each in self.by_environment.values()):
             return episodes, {}
-        results, shares = self.filters(episodes.table())
-        # A dropped trajectory may stay in the batch, because the episode goes only if
-        # no agent's trajectory is kept; it is masked then.
-        episodes.mask([i for i, r in enumerate(results) if r.is_dropped or r.is_masked])
-        kept: set[int] = set()
-        for data, trajectory, result in zip(
-            episodes.data, episodes.trajectories, results, strict=True
-        ):
-            data.masked_turns = result.masked_turns
-            if not result.is_dropped:
-                kept.add(trajectory.episode)
-        return episodes.select(kept), shares
+        results = [FilterResult() for _ in episodes.trajectories]
+        shares: dict[tuple[str, ...], float] = {}
+        for environment, components in self.by_environment.items():
+            indices = self._indices(episodes, environment)
+            if not components.filters.bound or not indices:
+                continue
+            key = () if environment is None else (environment,)
+            filtered, removed = components.filters(episodes.table_of(indices))
+            shares |= {(*key, name): share for name, share in removed.items()}
+            for index, result in zip(indices, filtered, strict=True):
+                results[index] = result
+        return _without_removed(episodes, results), shares
 
-    @property
-    def _bound(self) -> list[BoundComponent]:
-        # This order is that of the states in checkpoints.
-        curriculum = [] if self.curriculum is None else [self.curriculum]
-        rewards = (*self.rewards.parts, *self.rewards.transforms)
-        return [*curriculum, *rewards, *self.filters.bound]
+    def get_state(self) -> Any:
+        """Return the components' state: a list, in a mixture by environment."""
+        states = {
+            name: [bound.get_state() for bound in components.bound]
+            for name, components in self.by_environment.items()
+        }
+        return states.get(None, states)
 
-    def get_state(self) -> list[Any]:
-        """Return the components' state."""
-        return [bound.get_state() for bound in self._bound]
-
-    def set_state(self, state: Sequence[Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Restore :meth:`get_state`'s result."""
-        # By position, since a component may be listed twice. Strict: a resumed run has
-        # the same recipe.
-        for bound, component_state in zip(self._bound, state, strict=True):
-            bound.set_state(component_state)
+        states = {None: state} if None in self.by_environment else state
+        for name, components in self.by_environment.items():
+            # By position, since a component may be listed twice. Strict: a resumed run
+            # has the same recipe.
+            for bound, component_state in zip(
+                components.bound, states[name], strict=True
+            ):
+                bound.set_state(component_state)
+
+
+@contextlib.contextmanager
+def _named(environment: str | None) -> Iterator[None]:
+    """Add an environment's name to a ConfigError, in a mixture."""
+    try:
+        yield
+    except ConfigError as error:
+        if environment is None:
+            raise
+        raise ConfigError(f"mixture, {environment}: {error}") from error
+
+
+def _assign(
+    rewards: Rewards,
+    episodes: SampledEpisodes,
+    indices: Sequence[int],
+    iteration: int,
+) -> dict[str, np.ndarray]:
+    """Write new rewards into these trajectories; return the parts per turn. [M] each"""
+    trajectories = episodes.trajectories
+    # Copies: components replace the rewards, and the difference is written into the
+    # reward logs of multi-agent episodes.
+    before = [list(trajectory.rewards) for trajectory in trajectories]
+    parts = rewards([trajectories[i] for i in indices], iteration)
+    episodes.write_rewards(before)
+    table = episodes.table_of(indices)
+    for name, per_turn in parts.items():
+        for index, of_trajectory in zip(indices, table.split(per_turn), strict=True):
+            # For transcripts.
+            episodes.data[index].reward_parts[name] = of_trajectory.tolist()
+    return parts
+
+
+def _without_removed(
+    episodes: SampledEpisodes, results: Sequence[FilterResult]
+) -> SampledEpisodes:
+    """Return the episodes without dropped ones; mask trajectories and turns."""
+    # A dropped trajectory may stay in the batch, because the episode goes only if no
+    # agent's trajectory is kept; it is masked then.
+    episodes.mask([i for i, r in enumerate(results) if r.is_dropped or r.is_masked])
+    kept: set[int] = set()
+    for data, trajectory, result in zip(
+        episodes.data, episodes.trajectories, results, strict=True
+    ):
+        data.masked_turns = result.masked_turns
+        if not result.is_dropped:
+            kept.add(trajectory.episode)
+    return episodes.select(kept)
+
+
+def _try_options(curriculum: BoundComponent, make_env: Callable[[], Any]) -> None:
+    """Start an episode with each of the options that the curriculum may set."""
+    if not hasattr(curriculum.call, "all_options"):
+        return
+    env = make_env()
+    try:
+        for options in curriculum.call.all_options():
+            env.reset(seed=0, options={**options, "split": "train"})
+    except ConfigError as error:
+        name = curriculum.component.name
+        raise ConfigError(f"curriculum {name!r}: {error}") from error
+    finally:
+        env.close()
 
 
 def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> Task:
@@ -161,13 +288,3 @@ def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> T
             "(dataclasses.replace)."
         )
     return changed
-
-
-def _keep_parts(episodes: SampledEpisodes, parts: dict[str, np.ndarray]) -> None:
-    """Store each component's rewards with the episodes, for transcripts."""
-    table = episodes.table()
-    for name, rewards in parts.items():
-        for data, of_trajectory in zip(
-            episodes.data, table.split(rewards), strict=True
-        ):
-            data.reward_parts[name] = of_trajectory.tolist()

@@ -157,8 +157,11 @@ def split_by_group(tasks: list[Task], parts: int) -> list[list[Task]]:
     """Split tasks into ``parts`` lists without splitting groups."""
     split: list[list[Task]] = [[] for _ in range(parts)]
     # Group statistics are over whole groups, and first observations are compared within
-    # them. Sorted, so that the split does not depend on the order of the tasks.
-    groups = sorted({t.group_id for t in tasks})
+    # them. Sorted, so that the split does not depend on the order of the tasks; by
+    # environment first, so that each part has its share of a mixture's slow ones.
+    groups = [
+        group for _, group in sorted({(t.environment or "", t.group_id) for t in tasks})
+    ]
     place = {group: i % parts for i, group in enumerate(groups)}
     for task in tasks:
         split[place[task.group_id]].append(task)

@@ -29,12 +29,13 @@ def validate_greedy(config: GRPOConfig) -> None:
     Raises:
         ConfigError: If they cannot.
     """
-    if config.reward_transforms:
-        raise ConfigError(
-            "baseline='greedy' gives its rollouts rewards, but not "
-            f"reward_transforms={config.reward_transforms!r}, which change the sampled "
-            "rollouts' rewards. Omit them, or use another baseline."
-        )
+    for specs in config.component_specs().values():
+        if specs.reward_transforms:
+            raise ConfigError(
+                "baseline='greedy' gives its rollouts rewards, but not "
+                f"reward_transforms={specs.reward_transforms!r}, which change the "
+                "sampled rollouts' rewards. Omit them, or use another baseline."
+            )
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
         raise ConfigError(
             "baseline='greedy' repeats tasks, which RLlib's stock EnvRunners cannot. "
@@ -88,10 +89,14 @@ def _returns(algo: GRPO, episodes: Sequence[Any]) -> dict[GroupAgent, float]:
     if algo.config.shared_reward_fraction:
         share_rewards(list(episodes), algo.config.shared_reward_fraction)
     greedy_trajectories = SampledEpisodes(episodes).trajectories
-    # A copy: stateful components must not count the greedy rollouts.
-    rewards: Rewards = copy.deepcopy(algo._driver_components.rewards)
-    if rewards.changes_anything and greedy_trajectories:
-        rewards(greedy_trajectories, algo.iteration)
+    for environment, components in algo._driver_components.by_environment.items():
+        # A copy: stateful components must not count the greedy rollouts.
+        rewards: Rewards = copy.deepcopy(components.rewards)
+        of_environment = [
+            t for t in greedy_trajectories if t.task.environment == environment
+        ]
+        if rewards.changes_anything and of_environment:
+            rewards(of_environment, algo.iteration)
     return {
         (t.task.group_id, t.agent_id): t.episode_return for t in greedy_trajectories
     }

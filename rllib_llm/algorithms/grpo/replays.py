@@ -24,7 +24,10 @@ def try_replays(config: GRPOConfig, advantage_estimator: AdvantageEstimators) ->
     """
     names = ", ".join(bound.component.name for bound in advantage_estimator.estimators)
     # Replays step the environment alone and never reach the driver's rewards.
-    if Rewards(config.rewards, config.reward_transforms).changes_anything:
+    if any(
+        Rewards(specs.rewards, specs.reward_transforms).changes_anything
+        for specs in config.component_specs().values()
+    ):
         raise ConfigError(
             f"advantage_estimator ({names}) plays games again with the environment's "
             "rewards alone, but rewards or reward_transforms change them. Omit those, "

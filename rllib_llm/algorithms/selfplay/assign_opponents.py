@@ -29,8 +29,8 @@ class AssignedTasks(TaskSource):
         super().__init__(*args, **kwargs)
         self.agent = agent
 
-    def _task(self, group: int, rollout: int) -> Task:
-        task = super()._task(group, rollout)
+    def _task(self, group: int, rollout: int, index: int, number: int) -> Task:
+        task = super()._task(group, rollout, index, number)
         # In the task, because the driver has the league and EnvRunners may be remote.
         return dataclasses.replace(task, assignment=self.agent(task))
 

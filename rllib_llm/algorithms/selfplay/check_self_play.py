@@ -13,6 +13,7 @@ from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.selfplay.assign_opponents import assigned_policy
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.envs.adapters.open_spiel_text import GameText
+from rllib_llm.envs.mixture_members import MIXTURE
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.policy_mapping import MappedPolicies
 from rllib_llm.selfplay.exploiter import EXPLOITER, no_best_response
@@ -39,6 +40,11 @@ def declare_slots(config: SelfPlayConfig) -> None:
     Raises:
         ConfigError: If the user's policies conflict with the league.
     """
+    if config.env == MIXTURE:
+        raise ConfigError(
+            "SelfPlay rates policies by the results of one game, but env is a mixture. "
+            "Use one game, or GRPO, LLMPPO or MARFT."
+        )
     register_env(config.env, config.env_config)
     if config.policy_mapping_fn is not assigned_policy:
         config.fixed_policies = _fixed_policies(config)

@@ -171,6 +171,7 @@ class SelfPlayConfig(LeagueSettings, GRPOConfig):
             group_size=plain.group_size,
             split=plain.split,
             options=plain.options,
+            environments=plain.environments,
             agent=TakeTurns(
                 DEFAULT_MODULE_ID,
                 opponent,

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from rllib_llm.cli.env_argument import is_recipe, parse_env
 from rllib_llm.cli.terminal import printable
 from rllib_llm.errors import ConfigError
 from rllib_llm.recipes.overrides import apply_overrides
@@ -24,6 +25,13 @@ def check(
     from rllib_llm.envs.dataset.row_files import is_data_file
 
     env_config = apply_overrides({}, options)
+    if is_recipe(env):
+        if options:
+            raise ConfigError(
+                f"{env} is a recipe, which has its environment's options already. "
+                f"Remove {' '.join(options)}, or change the recipe."
+            )
+        env, env_config = parse_env(env)
     if is_data_file(env):
         env, env_config = "dataset-v0", {"path": env, **env_config}
     if env == "dataset-v0" and not _has_good_rows(env_config):

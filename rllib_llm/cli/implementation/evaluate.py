@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from rllib_llm.cli.env_argument import parse_env
+from rllib_llm.cli.env_argument import parse_envs
 from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import ConfigError
@@ -47,21 +47,25 @@ def evaluate(
         verbose: Show the output of all processes.
     """
     greedy_modes = _greedy_modes(modes, samples)
-    env_specs: list[tuple[str | None, dict[str, Any]]]
-    env_specs = [parse_env(text) for text in envs] or [(None, {})]
+    env_specs = parse_envs(envs)
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
+        chosen: list[dict[str, Any]] = [
+            {"env": env, "env_config": options} for env, options in env_specs
+        ]
+        if not chosen:  # the run's; each environment of a mixture apart
+            members = algo.config.mixture_members
+            chosen = [{"environment": member.name} for member in members] or [{}]
         played = [
             evaluate_algorithm(
                 algo,
                 episodes,
                 greedy=greedy,
                 samples=1 if greedy else samples,
-                env=env,
-                env_config=options,
+                **environment,
             )
-            for env, options in env_specs
+            for environment in chosen
             for greedy in greedy_modes
         ]
         iteration = algo.training_iteration
@@ -118,7 +122,7 @@ def evaluate_api(
     if model is None or not envs:
         raise ConfigError("--api needs --model NAME and --env NAME.")
     played = []
-    for text in envs:
+    for env, env_config in parse_envs(envs):
         for greedy in _greedy_modes(modes, samples):
             settings = api_models.ApiSettings(
                 api,
@@ -130,7 +134,7 @@ def evaluate_api(
             count = 1 if greedy else samples
             played.append(
                 api_models.evaluate_api(
-                    settings, *parse_env(text), episodes, samples=count
+                    settings, env, env_config, episodes, samples=count
                 )
             )
     head = {"api": api, "model": model}

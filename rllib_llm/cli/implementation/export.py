@@ -12,6 +12,10 @@ from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.manifest import built_whole
+from rllib_llm.runs import hub
+from rllib_llm.runs.folders import stored_recipe
+from rllib_llm.runs.model_card import CARD_FILE, CardFacts, model_card
+from rllib_llm.runs.reading import read_run
 
 if TYPE_CHECKING:
     from rllib_llm.modules.llm_rl_module import LLMRLModule
@@ -23,37 +27,70 @@ def export(
     *,
     policy: str | None,
     adapter: bool,
+    license: str | None,
+    push: str | None,
+    private: bool,
     storage: Path | None,
     verbose: bool,
 ) -> None:
-    """Write the newest policy of ``run`` into ``out`` and verify it.
+    """Write the newest policy of ``run`` into ``out``, verify it, and upload it.
+
+    Args:
+        run: Folder or name of a run, trial or checkpoint.
+        out: Folder to write.
+        policy: ModuleID of the policy; None: the only one.
+        adapter: Write the LoRA adapter alone.
+        license: Licence in the model card.
+        push: Repository of the hub to upload to; None: none.
+        private: Whether a new repository is private.
+        storage: Parent of run folders.
+        verbose: Show the output of all processes.
 
     Raises:
-        ConfigError: ``out`` exists, ``adapter`` is set without LoRA, or the policy is
-            ambiguous or unknown.
+        ConfigError: ``out`` exists, ``adapter`` is set without LoRA, the policy is
+            ambiguous or unknown, or the hub refuses the upload.
         CheckpointError: The written model differs from the policy.
     """
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(
             f"{out} exists, and export does not overwrite. Give a new folder."
         )
+    if private and push is None:
+        raise ConfigError("--private has no effect without --push. Remove it.")
+    if push is not None:
+        hub.check_access(push)
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
-        module = _choose(local_runner(algo).modules, policy)
+        name, module = _choose(local_runner(algo).modules, policy)
         # The folder appears only once it is complete and verified.
         with built_whole(out, manifest=False) as work:
             module.save_model(work, merged=not adapter)
             parameters = verify(work, module)
+            facts = CardFacts(
+                name=(push or out.name).rpartition("/")[2],
+                recipe=stored_recipe(paths.run) if paths.run else {},
+                policy=name,
+                iteration=algo.training_iteration,
+                parameters=parameters,
+                base_model=algo.config.get_config_for_module(name).lm_model,
+                is_adapter=adapter,
+                license=license,
+            )
+            trial = read_run(paths.trial).trials[0] if paths.trial else None
+            card = model_card(facts, trial)
+            (work / CARD_FILE).write_text(card, encoding="utf-8")
         algo.stop()
     typer.echo(
         f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
         f"AutoTokenizer. From {paths.checkpoint}"
     )
+    if push is not None:
+        typer.echo(f"uploaded: {hub.push_folder(out, push, private=private)}")
 
 
-def _choose(modules: dict[str, Any], policy: str | None) -> Any:
-    """Return the policy of that name, or the only one."""
+def _choose(modules: dict[str, Any], policy: str | None) -> tuple[str, Any]:
+    """Return the policy of that name, or the only one, with its name."""
     if policy is None and len(modules) == 1:
         policy = next(iter(modules))
     if policy is None:
@@ -64,7 +101,7 @@ def _choose(modules: dict[str, Any], policy: str | None) -> Any:
     if policy not in modules:
         hint = did_you_mean(policy, modules)
         raise ConfigError(f"The run does not have a policy {policy!r}. {hint}")
-    return modules[policy]
+    return policy, modules[policy]
 
 
 def verify(folder: Path, module: LLMRLModule) -> int:

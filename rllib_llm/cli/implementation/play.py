@@ -15,9 +15,8 @@ from rllib_llm import yaml_io
 from rllib_llm.cli.env_argument import parse_env
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.cli.terminal import printable
-from rllib_llm.env_runner.task_groups import TaskSource
+from rllib_llm.env_runner.task_groups import held_out_source
 from rllib_llm.envs.admissible import ADMISSIBLE
-from rllib_llm.envs.make import has_numbered_tasks
 from rllib_llm.errors import ConfigError
 from rllib_llm.inference.game import Game, players_of
 from rllib_llm.inference.match import PERSON, Match, Move, assign_agents
@@ -76,9 +75,7 @@ def play(
     tasks = (
         policy.held_out_tasks(task + episodes)[task:]
         if policy
-        else TaskSource(
-            seed=0, split="test", first_number=0 if has_numbered_tasks(name) else None
-        ).fixed(episodes, first=task)
+        else held_out_source(name, options).fixed(episodes, first=task)
     )
     try:
         for number, each in enumerate(tasks, start=task):

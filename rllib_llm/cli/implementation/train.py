@@ -63,11 +63,15 @@ def train(
         with errors_as_config_error(recipe.name):
             show_plan(recipe)
         return 0
+    from rllib_llm.algorithms.driver.placement import require_nodes
     from rllib_llm.recipes.interruption import interruptible
 
-    cpus = max(_cpus(stage) for stage in recipe.stages)
+    requests = [_request(stage) for stage in recipe.stages]
+    cpus = max(r.required_resources.get("CPU", 1) for r, _ in requests)
     # In this order: ray.init installs a SIGTERM handler, which ours must replace.
     with ray_session(cpus=cpus, verbose=verbose), interruptible() as interruption:
+        for request, wait_s in requests:
+            require_nodes(request.bundles, request.strategy, wait_s)
         try:
             return _run(recipe, run, storage, interruption, as_test=as_test)
         # Any type: with a full disk, Ray, Tune and pyarrow raise errors of their own,
@@ -117,11 +121,11 @@ def _resumed(
     return recipe_of_run(run, given, overrides), run
 
 
-def _cpus(recipe: Recipe) -> float:
-    """Return the number of CPUs that one trial requests."""
+def _request(recipe: Recipe) -> tuple[Any, float]:
+    """Return what one trial requests, and the seconds it may wait for nodes."""
     config = recipe.build_config(search_spaces.first_of)
     request = config.algo_class.default_resource_request(config)
-    return request.required_resources.get("CPU", 1)
+    return request, config.wait_for_nodes_s
 
 
 def _fit(

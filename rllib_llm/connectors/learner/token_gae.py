@@ -114,26 +114,30 @@ class TokenGAE(ConnectorV2):
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
         weights = np.zeros_like(values)
         for owner in np.unique(owners):
-            # Boolean indexing below joins the rows of an episode, which are in time
-            # order, into one sequence of trained tokens. [N]
+            # Boolean indexing below joins the rows of an episode into one sequence of
+            # trained tokens. [N]
             rows = np.flatnonzero(owners == owner)
             trained = mask[rows]
             if not trained.any():
                 continue
-            ends = np.diff(turns[rows][trained], append=-1) != 0  # last token of a turn
+            # In time order: the rows of alternating conversations are not. Stable,
+            # because the tokens of a turn are in order and in one row.
+            order = np.argsort(turns[rows][trained], kind="stable")
+            turn_of = turns[rows][trained][order]
+            ends = np.diff(turn_of, append=-1) != 0  # last token of a turn
             gae, target = episode_gae(
-                rewards[rows][trained],
-                values[rows][trained],
+                rewards[rows][trained][order],
+                values[rows][trained][order],
                 ends,
                 settings,
                 bootstrap_value=_bootstrap_value(data, values, rows),
             )
-            _scatter(advantages, rows, trained, gae)
-            _scatter(targets, rows, trained, target)
+            _scatter(advantages, rows, trained, gae, order)
+            _scatter(targets, rows, trained, target, order)
             # One value per turn: all of an episode's token weights go to its turns'
             # first tokens, so that long turns count no more than short ones.
             share = np.append(True, ends[:-1]) * (len(ends) / ends.sum())
-            _scatter(weights, rows, trained, share)
+            _scatter(weights, rows, trained, share, order)
         if settings.level == "turn":
             weights = weights.astype(np.float32)
             keep(data, columns.VALUE_WEIGHTS, weights)
@@ -216,16 +220,22 @@ def token_penalties(data: dict[str, Any], settings: GAESettings) -> np.ndarray:
 def _bootstrap_value(
     data: dict[str, Any], values: np.ndarray, rows: np.ndarray
 ) -> float:
-    # Only the last row of an episode can have a bootstrap column.
-    last = rows[-1]
-    column = int(read(data, columns.BOOTSTRAP_COLUMN)[last])
-    return float(values[last, column]) if column >= 0 else 0.0
+    # At most one row of an episode has a bootstrap column: that of its last turn.
+    after = read(data, columns.BOOTSTRAP_COLUMN)[rows]
+    last = int(np.argmax(after))
+    return float(values[rows[last], after[last]]) if after[last] >= 0 else 0.0
 
 
 def _scatter(
-    target: np.ndarray, rows: np.ndarray, mask: np.ndarray, values: np.ndarray
+    target: np.ndarray,
+    rows: np.ndarray,
+    mask: np.ndarray,
+    values: np.ndarray,
+    order: np.ndarray,
 ) -> None:
+    in_rows = np.empty_like(values)
+    in_rows[order] = values
     block = np.zeros(mask.shape, target.dtype)
-    block[mask] = values
+    block[mask] = in_rows
     # The mask selects in row-major order, in which the values were joined.
     target[rows] = block

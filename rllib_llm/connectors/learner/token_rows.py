@@ -1,6 +1,6 @@
 """First learner connector: masked token rows from turn records, in padded columns.
 
-An agent's episode yields one row while each prompt extends the stored ids; where a
+An agent's conversation yields one row while each prompt extends the stored ids; where a
 prompt does not (edited context, re-rendered history) a new row starts. Every sampled
 token is in exactly one row, so it is trained exactly once.
 """
@@ -190,6 +190,7 @@ def _rows(episode: SingleAgentEpisode, settings: RowSettings) -> list[Row]:
         episode.get_extra_model_outputs(columns.TURN),
         episode.get_rewards(),
         final_prompt=data.prompt,
+        final_conversation=data.conversation,
         bootstrap=episode.is_truncated and bootstrap,
         row_per_turn=settings.row_per_turn,
     )
@@ -284,6 +285,7 @@ def build_rows(
     rewards: Sequence[float],
     *,
     final_prompt: Prompt | None = None,
+    final_conversation: int = 0,
     bootstrap: bool = False,
     row_per_turn: bool = False,
 ) -> list[Row]:
@@ -293,43 +295,53 @@ def build_rows(
         turns: The recorded turns, in time order.
         rewards: One reward per turn.
         final_prompt: Prompt that would have come next; used if ``bootstrap``.
+        final_conversation: Number of its conversation.
         bootstrap: Whether the episode was truncated, so that the critic's value at its
             end counts. With ``final_prompt`` that value includes the last observation.
         row_per_turn: Start a row at every turn even where the prefix holds. Each row
             then repeats its context: equal gradients at a higher cost.
 
     Returns:
-        At least one row; ``bootstrap`` is set on the last one only.
+        At least one row, in the order in which they start; ``bootstrap`` is set on the
+        row of the last turn or prompt only.
     """
-    rows: list[Row] = []
-    builder: RowBuilder | None = None
-    history: list[np.ndarray] = []
+    started: list[RowBuilder] = []
+    # By conversation: an agent's conversations may alternate.
+    newest: dict[int, RowBuilder] = {}
+    histories: dict[int, list[np.ndarray]] = {}
+
+    def start(conversation: int) -> RowBuilder:
+        builder = newest[conversation] = RowBuilder()
+        started.append(builder)
+        return builder
+
     for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
+        number = turn.conversation
+        history = histories.setdefault(number, [])
         if not turn.extends:
-            history = []
+            history.clear()
         # A row ends where the next prompt does not contain it unchanged.
-        if builder is not None and (row_per_turn or not turn.extends):
-            rows.append(builder.build())
-            builder = None
-        if builder is None:
-            builder = RowBuilder()
+        if number not in newest or row_per_turn or not turn.extends:
+            builder = start(number)
             if history:
                 # Only with row_per_turn: otherwise the builder has the history already.
                 builder.prompt(np.concatenate(history))
+        builder = newest[number]
         builder.prompt(turn.prompt_ids)
         builder.turn(index, turn, reward)
         # Kept for row_per_turn only, whose rows repeat their context.
         history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
-    assert builder is not None, "An episode has at least one turn."
+    assert started, "An episode has at least one turn."
     # The last observation is only a prompt: nothing in it is trained.
     if bootstrap and final_prompt is not None:
-        if not final_prompt.extends:
-            rows.append(builder.build())
-            builder = RowBuilder()
+        if final_conversation not in newest or not final_prompt.extends:
+            start(final_conversation)
+        builder = newest[final_conversation]
         builder.prompt(final_prompt.ids)
-    rows.append(builder.build())
-    rows[-1].bootstrap = bootstrap
-    rows[-1].bootstraps_agent_turn = bootstrap and final_prompt is not None
+    rows = [each.build() for each in started]
+    last = rows[started.index(builder)]
+    last.bootstrap = bootstrap
+    last.bootstraps_agent_turn = bootstrap and final_prompt is not None
     return rows
 
 

@@ -25,6 +25,7 @@ function range(name, title, step) {
 
 function buildFilters(form, episodes, trials, onChange) {
   const agents = choices(episodes.flatMap((e) => e.agents));
+  const environments = choices(episodes.map((e) => e.environment));
   form.replaceChildren(
     el("label", { class: "wide" }, "Text of any turn ( / )",
       el("input", { name: "text", type: "search", autocomplete: "off" })),
@@ -35,6 +36,7 @@ function buildFilters(form, episodes, trials, onChange) {
     select("selected_as", "Selected as", choices(episodes.map((e) => e.selected_as))),
     el("label", {}, "Task (group or seed)", el("input", { name: "task", inputmode: "numeric" })),
     ...(agents.length ? [select("agent", "Agent", agents)] : []),
+    ...(environments.length ? [select("environment", "Environment", environments)] : []),
     ...(trials.length > 1 ? [select("trial", "Trial", trials.map((t) => t.name))] : []),
     el("label", {}, "Order",
       el("select", { name: "order" }, Object.keys(ORDERS).map((o) => el("option", {}, o)))),
@@ -56,6 +58,7 @@ function filtered(form, episodes, trials) {
     within("return"), within("iteration"),
     equal("stop", (e) => e.stop_reason), equal("split", (e) => e.split),
     equal("selected_as", (e) => e.selected_as), equal("trial", (e) => trials[e.trial].name),
+    equal("environment", (e) => e.environment),
     (e) => value("agent") === "" || e.agents.includes(value("agent")),
     (e) => task === "" || String(e.group_id) === task || String(e.seed) === task,
     (e) => text === "" || textOf(e).includes(text),

@@ -17,6 +17,7 @@ function episodeFacts(episode, trials) {
     chip("selected as", episode.selected_as),
     chip("group", known(episode.group_id) ? `${episode.group_id}, rollout ${episode.rollout}` : null),
     chip("seed", episode.seed),
+    chip("environment", episode.environment),
     chip("turns", episode.num_turns), chip("tokens", episode.num_tokens),
     chip("trained on", learnt),
     chip("weights", episode.weights),
