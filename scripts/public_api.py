@@ -104,7 +104,11 @@ def _signature(function: Any) -> str:
         signature = inspect.signature(function)
     except ValueError:  # of a class written in C
         return "(...)"
-    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    parameters = [
+        p.replace(annotation=p.empty)
+        for name, p in signature.parameters.items()
+        if name != "_ray_trace_ctx"  # Ray adds it to methods of classes made actors
+    ]
     plain = signature.replace(parameters=parameters, return_annotation=signature.empty)
     text = re.sub(r"<[\w.]*_NotProvided object at 0x\w+>", "NotProvided", str(plain))
     return re.sub(r" at 0x\w+", "", text)

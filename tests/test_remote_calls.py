@@ -42,6 +42,8 @@ WAITING = {
     # Does not wait; _fetch has a deadline for each call.
     ("algorithms/driver/sample_ahead.py", "_call", "foreach_env_runner_async"): 1,
     ("algorithms/driver/sample_ahead.py", "_fetch", "fetch_ready_async_reqs"): 1,
+    # With a timeout of 60 s per node.
+    ("doctor/cluster.py", "examine_cluster", "ray.get"): 1,
     # With timeout_seconds.
     ("algorithms/algorithm.py", "_sync_weights", "sync_weights"): 1,
 }

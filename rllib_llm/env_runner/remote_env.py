@@ -17,9 +17,16 @@ from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.envs.process_env import EnvProcessError
 from rllib_llm.envs.remote_host import MISSING, VALUE, EnvHost, is_generator
 from rllib_llm.envs.spaces import UnicodeText
-from rllib_llm.errors import ConfigError, MissingExtraError, did_you_mean
+from rllib_llm.errors import (
+    CallTimeoutError,
+    ConfigError,
+    MissingExtraError,
+    did_you_mean,
+)
+from rllib_llm.remote_calls import TimeLimit, result_of
 
-_OPTIONS = ("env", "env_config", "runtime_env", "num_cpus")
+_OPTIONS = ("env", "env_config", "runtime_env", "num_cpus", "timeout_s")
+_TIMEOUT_S = 600.0
 _NO_ATTRIBUTE = "the environment has no attribute"
 
 
@@ -29,7 +36,8 @@ def make_remote(config: Mapping[str, Any]) -> RemoteEnv | RemoteMultiAgentEnv:
     Args:
         config: ``env`` and ``env_config`` of the environment; ``runtime_env``, as
             Ray's ``ray.init(runtime_env=...)`` takes it; ``num_cpus`` of the actor, by
-            default 0.
+            default 0; ``timeout_s``, the longest time in seconds for one call, the
+            first of which includes the installation of ``runtime_env``, by default 600.
 
     Raises:
         ConfigError: If an option is unknown, or the runtime environment is not one of
@@ -56,9 +64,11 @@ class EnvActor:
             hint = did_you_mean(min(unknown), _OPTIONS) if unknown else ""
             raise ConfigError(
                 f"env_config={config!r} of a remote environment must have env, and may "
-                f"have env_config, runtime_env and num_cpus. {hint}"
+                f"have env_config, runtime_env, num_cpus and timeout_s. {hint}"
             )
+        self._limit = TimeLimit(_seconds(config), "env_config.timeout_s")
         self._spec = config["env"]
+        self._name = f"The actor of the environment {self._spec!r}"
         self._env_config = dict(config.get("env_config") or {})
         self._options = {
             "num_cpus": config.get("num_cpus", 0),
@@ -73,13 +83,18 @@ class EnvActor:
 
         Raises:
             ConfigError: If the runtime environment cannot be set up.
-            EnvProcessError: If the actor died.
+            EnvProcessError: If the actor died, or did not answer within ``timeout_s``;
+                it is ended then.
             Exception: Any that the environment raises.
         """
         if self._handle is None:
             self._handle = _IDLE.take(self._key) or self._start()
         try:
-            return ray.get(getattr(self._handle, method).remote(*args))
+            reference = getattr(self._handle, method).remote(*args)
+            return result_of(reference, f"{self._name} in {method}()", self._limit)
+        except CallTimeoutError as error:
+            self.kill()
+            raise EnvProcessError(f"{error} The actor was ended.") from error
         except RuntimeEnvSetupError as error:
             self._handle = None
             raise ConfigError(
@@ -95,8 +110,7 @@ class EnvActor:
         except RayActorError as error:
             self._handle = None
             raise EnvProcessError(
-                f"The actor of the environment {self._spec!r} died in {method}(): "
-                f"{error}"
+                f"{self._name} died in {method}(): {error}"
             ) from error
 
     def run(self, path: str, *args: Any, **keywords: Any) -> Any:
@@ -270,6 +284,17 @@ class _Inner:
         if name.startswith("_"):
             raise AttributeError(name)
         return self._attribute(f"unwrapped.{name}")
+
+
+def _seconds(config: Mapping[str, Any]) -> float:
+    seconds = config.get("timeout_s", _TIMEOUT_S)
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not seconds > 0:
+        raise ConfigError(
+            f"timeout_s={seconds!r} of a remote environment must be a number of "
+            "seconds above 0."
+        )
+    return float(seconds)
 
 
 def _session() -> str:

@@ -18,6 +18,7 @@ from rllib_llm.envs import make_env
 from rllib_llm.envs.make import has_numbered_tasks
 from rllib_llm.envs.process_env import EnvProcessError
 from rllib_llm.errors import ConfigError
+from rllib_llm.remote_calls import TimeLimit
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 HERE = Path(__file__).parent / "clashing"
@@ -82,8 +83,24 @@ def test_killing_ends_the_actor_and_the_next_call_starts_one(alone):
     handle = alone._actor._handle
     alone.kill()
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(handle.agents.remote())
+        while True:  # Ray ends an actor a moment later
+            ray.get(handle.agents.remote(), timeout=60)
     assert alone.reset(seed=0)[0].startswith("tell 1")
+
+
+def test_an_actor_that_does_not_answer_is_ended():
+    env = make_env("remote", {**options("one"), "timeout_s": 20})
+    env.reset(seed=0)
+    env._actor._limit = TimeLimit(0.5, "env_config.timeout_s")
+    with pytest.raises(
+        EnvProcessError,
+        match=r"'clashing_envs:Versioned' in run\(\) did not answer within 0.5 s "
+        r"\(env_config.timeout_s\).*was ended",
+    ):
+        env.step("hang")
+    env._actor._limit = TimeLimit(60, "env_config.timeout_s")
+    assert env.reset(seed=0)[0].startswith("say 1")
+    env.close()
 
 
 def test_closed_environments_leave_one_actor_for_the_next():
@@ -106,6 +123,7 @@ def test_numbered_tasks_are_those_of_the_environment():
     [
         ({}, "must have env"),
         ({"env": "guess_number-v0", "runtime": {}}, "Did you mean 'runtime_env'"),
+        ({"env": "guess_number-v0", "timeout_s": 0}, "timeout_s=0 of a remote"),
         ({"env": "guess_number-v0", "runtime_env": {"pip": 3}}, "not one of Ray's"),
         (
             {"env": "guess_number-v0", "runtime_env": {"py_modules": ["/a/b"]}},

@@ -1,6 +1,7 @@
 """Environments that need a package of which this process has no version."""
 
 import os
+import time
 
 import clash
 
@@ -21,6 +22,8 @@ class Versioned(TextEnv):
     def parse(self, completion):
         if completion == "exit":
             os._exit(3)
+        if completion == "hang":
+            time.sleep(600)
         if completion == "fail":
             raise KeyError("an error of its own")
         return completion or "nothing"

@@ -82,7 +82,8 @@ def test_a_pass_uses_every_row_once_and_the_next_pass_another_order(file):
 
 
 def test_groups_of_a_run_share_a_row_and_evaluation_takes_the_same_rows(file):
-    assert has_numbered_tasks("dataset-v0") and not has_numbered_tasks("sokoban-v0")
+    assert has_numbered_tasks("dataset-v0", {"path": file})
+    assert not has_numbered_tasks("sokoban-v0", {})
     source = TaskSource(seed=3, group_size=4, first_number=0)
     env = make_env("dataset-v0", {"path": file})
     prompts = [
