@@ -109,7 +109,8 @@ RLLIB = {
     ),
     "resources.placement_strategy": of(bundles, "PPO", "SPREAD"),
     "resources.placement": needing(
-        of(bundles, "PPO", {"env_runners": "samplers"}), own={"num_env_runners": 1}
+        of(bundles, "PPO", {"env_runners": "samplers"}),
+        env_runners={"num_env_runners": 1},
     ),
     "resources.wait_for_nodes_s": of(wait_for_nodes, "PPO", 5.0),
     "evaluation.evaluation_before_training": needing(
