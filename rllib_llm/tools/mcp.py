@@ -1,4 +1,4 @@
-"""Tools of MCP servers (Model Context Protocol) that run as child processes."""
+"""Tools of MCP servers (Model Context Protocol): programs, and addresses over HTTP."""
 
 from __future__ import annotations
 
@@ -6,57 +6,76 @@ import asyncio
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.errors import ConfigError
 from rllib_llm.tools import running
-from rllib_llm.tools.tool import Tool, ToolSettings, ToolUnavailable
+from rllib_llm.tools.mcp_connection import Address, Connection, Program, import_mcp
+from rllib_llm.tools.tool import Tool, ToolSettings, ToolTimeout, ToolUnavailable
 
+_PING_S = 5.0  # a working server answers at once, whatever its tools do
 _listed: dict[Any, list[dict[str, Any]]] = {}
-_connections: dict[Any, asyncio.Task[_Connection]] = {}
+_connections: dict[Any, asyncio.Task[Connection]] = {}
 
 
 class McpServer:
-    """An MCP server over stdin and stdout, used as a source of tools.
+    """An MCP server, used as a source of tools: a program or an address.
 
-    The server starts with the first environment of a process. All environments of the
-    process share it, so its state outlives episodes. If it dies, it is restarted.
+    A program (``command``) is started with the first environment of a process and used
+    over stdin and stdout. An address (``url``) is that of a running server with the
+    transport streamable HTTP. All environments of the process share the connection, so the
+    server's state outlives episodes. If it ends, the next call opens it again.
 
     Args:
-        command: Program to start, e.g. ``"python"``.
+        command: Program to start, e.g. ``"python"``; None with ``url``.
         args: Arguments of the program.
         env: Environment variables beside those that MCP passes on.
+        url: Address of a running server, e.g. ``"http://localhost:8000/mcp"``.
+        headers: HTTP headers for ``url``, e.g. ``{"Authorization": "Bearer ..."}``.
         tools: Names of the tools to use; None: all.
-        start_timeout_s: Time to start and to list the tools, in seconds.
-        timeout_s, retries, cost: As in :class:`ToolSettings`, for each of its tools.
+        start_timeout_s: Time to start or to reach the server, and time to list its
+            tools, each in seconds.
+        timeout_s, retries, cost: As in :class:`ToolSettings`, for each of its tools. If
+            a server at an address answers neither a call in ``timeout_s`` nor a ping in
+            five seconds after it, it counts as unavailable.
 
     Raises:
         MissingExtraError: If the package ``mcp`` is not installed.
+        ConfigError: If neither or both of ``command`` and ``url`` are given, ``url`` is
+            not an HTTP address, or a setting belongs to the other kind of server.
     """
 
     def __init__(
         self,
-        command: str,
+        command: str | None = None,
         args: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
+        url: str | None = None,
+        headers: Mapping[str, str] | None = None,
         tools: Sequence[str] | None = None,
         start_timeout_s: float = 30.0,
         timeout_s: float = 30.0,
         retries: int = 1,
         cost: float = 0.0,
     ):
-        _import()
-        self.command, self.args, self.env = command, list(args), dict(env or {})
+        import_mcp()
+        _check(command, args, env, url, headers)
+        self.server: Program | Address
+        if command is not None:
+            self.server = Program(command, args, env or {})
+        else:
+            self.server = Address(url or "", headers or {})
         self.tools = None if tools is None else list(tools)
         self.start_timeout_s = start_timeout_s
         self.settings = ToolSettings(timeout_s=timeout_s, retries=retries, cost=cost)
 
     @property
     def _key(self) -> Any:
-        return self.command, *self.args, *sorted(self.env.items())
+        return self.server.key
 
     def as_tools(self) -> list[Tool]:
-        """Return the server's tools, starting it if it is not running.
+        """Return the server's tools, starting or reaching it if it is not connected.
 
         Raises:
             ToolUnavailable: If the server does not start or does not answer.
@@ -70,39 +89,35 @@ class McpServer:
                 {"type": "function", "function": listed},
                 functools.partial(self._call, listed["name"]),
                 self.settings,
+                connect_s=self.start_timeout_s + 2 * _PING_S,
             )
             for listed in _listed[self._key]
         }
         for name in self.tools or ():
             if name not in tools:
                 raise ConfigError(
-                    f"The MCP server {self.command!r} has no tool {name!r}. Use one of "
-                    f"its tools: {', '.join(tools) or 'none'}."
+                    f"The MCP server {self.server.name!r} has no tool {name!r}. Use "
+                    f"one of its tools: {', '.join(tools) or 'none'}."
                 )
         return [t for name, t in tools.items() if name in (self.tools or tools)]
 
     def close(self) -> None:
-        """Stop the server, if this process has started it."""
-        self._wait(self._close())
+        """End the connection, and the program, if this process has started it."""
+        self._wait(self._close(None))
 
     def _wait(self, work: Any) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, running.background_loop())
         return future.result()
 
     async def _list(self) -> list[dict[str, Any]]:
-        session = await self._session()
-        types, listed, cursor = _import().types, [], None
-        while True:
-            page = await session.list_tools(
-                params=types.PaginatedRequestParams(cursor=cursor)
+        connection = await self._connection()
+        try:
+            listed = await asyncio.wait_for(
+                connection.ask(_each_page(connection.session)), self.start_timeout_s
             )
-            page_fields = page.model_dump(
-                by_alias=True
-            )  # names as sent, in mcp 1 and 2
-            listed += page_fields["tools"]
-            cursor = page_fields.get("nextCursor")
-            if not cursor:
-                break
+        except Exception as error:
+            await self._close(connection)
+            raise self._unavailable(error) from error
         return [
             {
                 "name": tool["name"],
@@ -113,12 +128,17 @@ class McpServer:
         ]
 
     async def _call(self, tool_name: str, /, **arguments: Any) -> str:
-        session = await self._session()
+        connection = await self._connection()
+        request = connection.session.call_tool(tool_name, arguments)
+        limit = self.settings.timeout_s
         try:
-            result = await session.call_tool(tool_name, arguments)
+            result = await asyncio.wait_for(connection.ask(request), limit)
+        except TimeoutError as error:
+            await self._require_ping(connection)
+            raise ToolTimeout from error
         except Exception as error:  # errors of the tool itself arrive as a result
-            await self._close()
-            raise _unavailable(self.command, error) from error
+            await self._close(connection)
+            raise self._unavailable(error) from error
         result_fields = result.model_dump(by_alias=True)
         text = "\n".join(
             part["text"] if part["type"] == "text" else f"({part['type']})"
@@ -128,86 +148,92 @@ class McpServer:
             raise ValueError(text)
         return text
 
-    async def _session(self) -> Any:
-        """Return the session, starting the server if it is not running."""
+    async def _require_ping(self, connection: Connection) -> None:
+        """Distinguish a slow tool from a server that cannot be reached any more."""
+        if isinstance(self.server, Program):
+            return  # its death ends the connection; a slow tool may block its answers
+        try:
+            await asyncio.wait_for(
+                connection.ask(connection.session.send_ping()), _PING_S
+            )
+        except Exception as error:
+            await self._close(connection)
+            silent = f"no answer to a call in {self.settings.timeout_s:g} s, nor to a "
+            raise self._unavailable(TimeoutError(silent + "ping after it")) from error
+
+    async def _connection(self) -> Connection:
+        """Return the connection, opening it if there is none."""
         key = (asyncio.get_running_loop(), self._key)
-        if key not in _connections:
-            connection = _Connection(self)
-            _connections[key] = asyncio.ensure_future(connection.open())
+        opening = _connections.get(key)
+        if opening is None or _has_ended(opening):
+            connection = Connection(self.server, self.start_timeout_s)
+            opening = _connections[key] = asyncio.ensure_future(connection.open())
         try:
             # Other calls may await the same start: do not cancel it with this one.
-            return (await asyncio.shield(_connections[key])).session
-        except Exception as error:  # processes, pipes and anyio raise many types
+            return await asyncio.shield(opening)
+        except Exception as error:  # processes, sockets and anyio raise many types
             _connections.pop(key, None)
-            raise _unavailable(self.command, error) from error
+            raise self._unavailable(error) from error
 
-    async def _close(self) -> None:
-        opened = _connections.pop((asyncio.get_running_loop(), self._key), None)
-        if opened is not None and opened.done() and opened.exception() is None:
-            await opened.result().close()
+    async def _close(self, used: Connection | None) -> None:
+        """End the connection; if ``used`` is given, unless another has replaced it."""
+        key = (asyncio.get_running_loop(), self._key)
+        opening = _connections.get(key)
+        if opening is None or not opening.done() or _has_failed(opening):
+            return
+        if used is None or opening.result() is used:
+            del _connections[key]
+            await opening.result().close()
 
-
-class _Connection:
-    """A running server, opened and closed in one task, which anyio requires."""
-
-    def __init__(self, server: McpServer):
-        self._server = server
-        self.session: Any = None
-
-    async def open(self) -> _Connection:
-        """Start the server."""
-        self._opened = asyncio.get_running_loop().create_future()
-        self._ended = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
-        try:
-            limit = self._server.start_timeout_s
-            await asyncio.wait_for(asyncio.shield(self._opened), limit)
-        except BaseException:
-            # Cancellation as well: no other code would end the server.
-            self._task.cancel()
-            raise
-        return self
-
-    async def close(self) -> None:
-        """End the server."""
-        self._ended.set()
-        await asyncio.wait([self._task], timeout=5.0)
-
-    async def _run(self) -> None:
-        mcp = _import()
-        server = self._server
-        from mcp.client.stdio import get_default_environment, stdio_client
-
-        parameters = mcp.StdioServerParameters(
-            command=server.command,
-            args=server.args,
-            env={**get_default_environment(), **server.env},
+    def _unavailable(self, error: Exception) -> ToolUnavailable:
+        what = str(error) or type(error).__name__
+        return ToolUnavailable(
+            f"The MCP server {self.server.name!r} does not answer: {what}. "
+            f"{self.server.remedy}"
         )
-        try:
-            async with (
-                stdio_client(parameters) as (read, write),
-                mcp.ClientSession(read, write) as session,
-            ):
-                await session.initialize()
-                self.session = session
-                self._opened.set_result(None)
-                await self._ended.wait()
-        except Exception as error:  # any type: open() raises it
-            if not self._opened.done():
-                self._opened.set_exception(error)
 
 
-def _unavailable(command: str, error: Exception) -> ToolUnavailable:
-    what = str(error) or type(error).__name__
-    return ToolUnavailable(
-        f"The MCP server {command!r} does not answer: {what}. Check that the command "
-        "starts an MCP server on its standard input and output."
-    )
+def _has_failed(opening: asyncio.Task[Connection]) -> bool:
+    return opening.cancelled() or opening.exception() is not None
 
 
-def _import() -> Any:
-    try:
-        import mcp
-    except ImportError as error:
-        raise MissingExtraError.for_extra("mcp", "mcp") from error
-    return mcp
+def _has_ended(opening: asyncio.Task[Connection]) -> bool:
+    return opening.done() and (_has_failed(opening) or not opening.result().is_open)
+
+
+async def _each_page(session: Any) -> list[dict[str, Any]]:
+    types, listed, cursor = import_mcp().types, [], None
+    while True:
+        page = await session.list_tools(
+            params=types.PaginatedRequestParams(cursor=cursor)
+        )
+        page_fields = page.model_dump(by_alias=True)  # names as sent, in mcp 1 and 2
+        listed += page_fields["tools"]
+        cursor = page_fields.get("nextCursor")
+        if not cursor:
+            return listed
+
+
+def _check(
+    command: str | None, args: Sequence[str], env: Any, url: str | None, headers: Any
+) -> None:
+    if (command is None) == (url is None):
+        raise ConfigError(
+            f"McpServer(command={command!r}, url={url!r}) needs exactly one of the "
+            "two: command for a program to start, url for a running server."
+        )
+    kind, wrong = ("url", {"args": args, "env": env})
+    if url is None:
+        kind, wrong = ("command", {"headers": headers})
+    for name, value in wrong.items():
+        if value:
+            raise ConfigError(
+                f"McpServer({name}={value!r}) has no effect with {kind}=. Remove it."
+            )
+    if url is not None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"url={url!r} is not an address of an MCP server. Write http:// or "
+                "https://, a host and a path, e.g. 'http://localhost:8000/mcp'."
+            )

@@ -167,6 +167,8 @@ class _Loops:
     def submit(self, tool: Tool, arguments: dict[str, Any]) -> Wait:
         """Start a coroutine function; return a function that waits for its result."""
         timeout_s, loop = tool.settings.timeout_s, self.get()
+        if timeout_s is not None:
+            timeout_s += tool.connect_s
 
         async def limited() -> Any:
             return await asyncio.wait_for(tool.run(**arguments), timeout_s)

@@ -100,12 +100,16 @@ class Tool:
             "parameters"}}``.
         run: Called with the arguments as keywords; may be a coroutine function.
         settings: Execution settings.
+        connect_s: Seconds, >= 0, that a coroutine ``run`` may spend on its connection
+            beside ``timeout_s``. If positive, ``run`` limits the call itself, and
+            raises :class:`ToolUnavailable` for the connection.
     """
 
     name: str
     schema: dict[str, Any]
     run: Callable[..., Any]
     settings: ToolSettings = ToolSettings()
+    connect_s: float = 0.0
 
     @property
     def parameters(self) -> dict[str, Any]:

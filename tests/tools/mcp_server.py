@@ -1,6 +1,8 @@
-"""An MCP server over stdin and stdout, for the tests."""
+"""An MCP server for the tests, over stdin and stdout or over HTTP at a port."""
 
 import os
+import sys
+import time
 
 try:
     from mcp.server import MCPServer
@@ -34,5 +36,24 @@ def die() -> str:
     os._exit(3)
 
 
+@app.tool()
+def wait(seconds: float) -> str:
+    """Wait."""
+    time.sleep(seconds)
+    return "done"
+
+
+def serve(port: int) -> None:
+    """Serve streamable HTTP at ``port`` of this machine."""
+    if hasattr(app.settings, "port"):  # mcp 1
+        app.settings.port = port
+        app.run("streamable-http")
+    else:
+        app.run("streamable-http", port=port)
+
+
 if __name__ == "__main__":
-    app.run("stdio")
+    if len(sys.argv) > 1:
+        serve(int(sys.argv[1]))
+    else:
+        app.run("stdio")

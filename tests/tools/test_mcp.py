@@ -48,7 +48,7 @@ def run(sources, name, **arguments):
 
 def test_tools_of_a_server_are_listed_and_run(server):
     tools = ToolSet([server], tool_format="hermes")
-    assert set(tools.tools) == {"double", "pid", "fail", "die"}
+    assert set(tools.tools) == {"double", "pid", "fail", "die", "wait"}
     (double,) = [s for s in tools.schemas if s["function"]["name"] == "double"]
     assert double["function"]["description"] == "Return twice the number."
     assert double["function"]["parameters"]["required"] == ["number"]
