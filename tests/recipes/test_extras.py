@@ -1,4 +1,4 @@
-"""Shipped recipes that need an extra say so in their first lines, and no others do."""
+"""First lines of shipped recipes name the extras that they need, and enough cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rllib_llm.recipes import load_recipe, shipped_recipes
+from rllib_llm.recipes import load_recipe, search_spaces, shipped_recipes
 
 # Extras by what a recipe names: its environment up to a slash, its algorithm, settings.
 _ENVS = {
@@ -60,6 +60,17 @@ def test_first_lines_name_the_extras(name):
     documented = set(re.findall(r"pip install 'rllib-llm\[(\w+)\]'", head))
     stages = load_recipe(name).stages
     assert documented == set().union(*(needed(stage.resolved) for stage in stages))
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_processes_fit_into_the_cores_that_the_first_lines_name(name):
+    head = shipped_recipes()[name].read_text(encoding="utf-8").split("\ndesc")[0]
+    documented = re.findall(r"Needs: (\d+) CPU cores", head)
+    for stage in load_recipe(name).stages:
+        config = stage.build_config(search_spaces.first_of)
+        request = config.algo_class.default_resource_request(config)
+        cpus = sum(bundle.get("CPU", 0) for bundle in request.bundles)
+        assert all(cpus <= int(cores) for cores in documented)
 
 
 def test_errors_of_environments_name_their_extras():
