@@ -46,6 +46,7 @@ AGENT_CLIENTS = [
     "openai-agents>=0.24,<0.25",
 ]
 RUNTIME_ENV = ["virtualenv>=20.28,<22"]  # Ray's runtime_env needs it for pip
+OPENENV = ["websockets>=15,<18"]  # the client of openenv-v0
 BROWSER = ["selenium>=4.30,<5"]
 GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
@@ -149,11 +150,15 @@ setup(
             *AGENTS,
             *AGENT_CLIENTS,
             *RUNTIME_ENV,
+            *OPENENV,
         ],
         "api": API,
         "agents": AGENTS,
         "agent-clients": [*AGENTS, *API, *AGENT_CLIENTS],
         "runtime-env": RUNTIME_ENV,
+        "openenv": OPENENV,
+        # Needs mcp 1, so a virtual environment of its own.
+        "openenv-server": ["openenv>=0.10,<0.11"],
         "mcp": ["mcp>=1.30,<3"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow-skinny>=3.17,<4"],

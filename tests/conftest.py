@@ -83,6 +83,7 @@ EXTRAS = frozenset(
         "nbclient",
         "nbformat",
         "open_spiel",
+        "openenv",
         "openskill",
         "peft",
         "pydantic_monty",
@@ -98,6 +99,7 @@ EXTRAS = frozenset(
         "virtualenv",
         "vllm",
         "wandb",
+        "websockets",
     ]
 )
 # Those that shall seem to be missing, to try what a checkout without them does.

@@ -27,6 +27,7 @@ from rllib_llm.envs import (  # noqa: F401
 from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand)
     babyai,
     open_spiel_text,
+    openenv,
     pettingzoo_classic,
     reasoning_gym_tasks,
     scienceworld_tasks,

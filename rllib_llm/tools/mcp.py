@@ -23,8 +23,8 @@ class McpServer:
 
     A program (``command``) is started with the first environment of a process and used
     over stdin and stdout. An address (``url``) is that of a running server with the
-    transport streamable HTTP. All environments of the process share the connection, so the
-    server's state outlives episodes. If it ends, the next call opens it again.
+    transport streamable HTTP. All environments of the process share the connection, so
+    the server's state outlives episodes. If it ends, the next call opens it again.
 
     Args:
         command: Program to start, e.g. ``"python"``; None with ``url``.

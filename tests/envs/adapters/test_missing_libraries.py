@@ -21,6 +21,7 @@ LIBRARIES = {
     "reasoning_gym-v0": ("reasoning_gym", "reasoning"),
     "scienceworld-v0": ("scienceworld", "scienceworld"),
     "textworld-v0": ("textworld", "textworld"),
+    "openenv-v0": ("websockets", "openenv"),
 }
 
 
@@ -48,7 +49,7 @@ def test_listing_the_games_imports_no_library():
     code = (
         "import sys, rllib_llm.envs as e, rllib_llm.selfplay; e.TEXT_ENVS.names(); "
         "heavy = {'pyspiel', 'textarena', 'pygame', 'openskill', 'torch', 'ray', "
-        "'minigrid', 'reasoning_gym', 'textworld', 'scienceworld'}; "
+        "'minigrid', 'reasoning_gym', 'websockets', 'textworld', 'scienceworld'}; "
         "print(heavy & set(sys.modules))"
     )
     result = subprocess.run(

@@ -1,0 +1,105 @@
+"""Real OpenEnv servers: environments of this package, and others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_llm.envs import make_env
+from rllib_llm.errors import ConfigError, MissingExtraError
+
+SERVER = str(Path(__file__).parent / "openenv_board.py")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    from rllib_llm.envs.adapters.openenv_server import openenv_app
+
+    monkeypatch.setitem(sys.modules, "openenv.core", None)
+    with pytest.raises(MissingExtraError, match=r"rllib-llm\[openenv-server\]"):
+        openenv_app("frozen_lake-v0")
+
+
+@pytest.fixture
+def serve():
+    pytest.importorskip("openenv")
+    processes = []
+
+    def start(kind):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes.append(subprocess.Popen([sys.executable, SERVER, kind, str(port)]))
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and processes[-1].poll() is None:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 1),
+            ):
+                return f"http://127.0.0.1:{port}", processes[-1]
+            time.sleep(0.1)
+        raise AssertionError("The server of the test did not start.")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_episodes_are_those_of_the_environment_itself(serve):
+    url, process = serve("frozen_lake-v0")
+    local = make_env("frozen_lake-v0")
+    config = {"url": url, "send_split": True, "timeout_s": 20.0}
+    served = [make_env("openenv-v0", config) for _ in range(2)]
+    for seed in range(6):
+        options = {"split": "test" if seed % 2 else "train"}
+        prompt, _ = local.reset(seed=seed, options=options)
+        for env in served:
+            assert env.reset(seed=seed, options=options)[0] == prompt
+        over = False
+        while not over:
+            action = local.expert_action(np.random.default_rng(0))
+            expected = local.step(action)
+            for env in served:
+                step = env.step(action)
+                assert step[:4] == expected[:4]
+                assert step[4]["success"] == expected[4]["success"]
+            over = expected[2] or expected[3]
+    from rllib_llm.envs.adapters.openenv_client import OpenEnvUnavailable
+
+    third = make_env("openenv-v0", config)
+    with pytest.raises(OpenEnvUnavailable):
+        third.reset(seed=0)
+    served[0].reset(seed=0)
+    process.kill()
+    with pytest.raises(OpenEnvUnavailable, match="does not answer"):
+        served[0].step("right")
+
+
+@pytest.mark.slow
+def test_other_environments_are_played_by_their_schema(serve):
+    env = make_env("openenv-v0", {"url": serve("cells")[0]})
+    text, _ = env.reset(seed=0)
+    assert text.startswith('{"board": ["...", "...", "..."]}\nAnswer with a JSON obj')
+    assert env.step("1, 2")[4]["invalid_action"]
+    assert env.step('{"row": 1, "column": 2}')[1:3] == (1.0, True)
+    env.close()
+    env = make_env("openenv-v0", {"url": serve("counts")[0], "success_return": 1.0})
+    text, _ = env.reset(seed=0)
+    assert text.endswith("Answer with a number: amount.")
+    assert env.step("I take 7")[4]["success"] is True
+
+
+def test_games_with_several_agents_are_refused():
+    pytest.importorskip("openenv")
+    from rllib_llm.envs.adapters.openenv_server import openenv_app
+
+    with pytest.raises(ConfigError, match="only environments with one agent"):
+        openenv_app("secret_sum-v0")
