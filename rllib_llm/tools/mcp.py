@@ -165,7 +165,7 @@ class McpServer:
         """Return the connection, opening it if there is none."""
         key = (asyncio.get_running_loop(), self._key)
         opening = _connections.get(key)
-        if opening is None or _has_ended(opening):
+        if opening is None:
             connection = Connection(self.server, self.start_timeout_s)
             opening = _connections[key] = asyncio.ensure_future(connection.open())
         try:
@@ -195,10 +195,6 @@ class McpServer:
 
 def _has_failed(opening: asyncio.Task[Connection]) -> bool:
     return opening.cancelled() or opening.exception() is not None
-
-
-def _has_ended(opening: asyncio.Task[Connection]) -> bool:
-    return opening.done() and (_has_failed(opening) or not opening.result().is_open)
 
 
 async def _each_page(session: Any) -> list[dict[str, Any]]:

@@ -133,11 +133,6 @@ class Connection:
         finally:
             answer.cancel()
 
-    @property
-    def is_open(self) -> bool:
-        """True until the connection ends."""
-        return not self._task.done()
-
     async def close(self) -> None:
         """End the session, and the server if it is a child process."""
         self._ended.set()
