@@ -18,6 +18,8 @@ _EXPORTS = {
     "GRPOConfig": "rllib_llm.algorithms.grpo.grpo",
     "MARFT": "rllib_llm.algorithms.marft.marft",
     "MARFTConfig": "rllib_llm.algorithms.marft.marft",
+    "Pref": "rllib_llm.algorithms.pref.pref",
+    "PrefConfig": "rllib_llm.algorithms.pref.pref",
     "SFT": "rllib_llm.algorithms.sft.sft",
     "SFTConfig": "rllib_llm.algorithms.sft.sft",
     "SelfPlay": "rllib_llm.algorithms.selfplay.self_play",

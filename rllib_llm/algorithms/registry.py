@@ -90,6 +90,16 @@ ALGORITHMS.register(
         summary="Imitation of scripted experts, before RL or instead of it",
     ),
 )
+ALGORITHMS.register(
+    "Pref",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.pref.pref",
+        config_name="PrefConfig",
+        algo_name="Pref",
+        paper="Rafailov et al. 2023, arXiv:2305.18290",
+        summary="DPO and related losses on pairs of sampled or stored episodes",
+    ),
+)
 
 
 def register_algorithm(

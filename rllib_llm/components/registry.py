@@ -33,6 +33,7 @@ _MODULES = {
     "policy_loss": "rllib_llm.losses.policy_losses",
     "loss_term": "rllib_llm.losses.loss_terms",
     "token_advantage_transform": "rllib_llm.losses.token_advantage_transforms",
+    "preference_loss": "rllib_llm.losses.preference_losses",
 }
 KINDS = tuple(_MODULES)
 # Kinds of which only one applies, or which run in sequence: a weight would be ignored.
@@ -43,6 +44,7 @@ _UNWEIGHTED = (
     "curriculum",
     "policy_loss",
     "token_advantage_transform",
+    "preference_loss",
 )
 
 EFFECTS = ("drop", "mask")

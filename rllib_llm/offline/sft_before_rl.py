@@ -14,10 +14,9 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.requested_prompts import requested_prompt
 from rllib_llm.connectors.tool_prompts import later, opening
-from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.model_calls import MODEL_REQUEST
-from rllib_llm.data.types import FinishReason, Prompt, Turn
+from rllib_llm.data.types import Prompt
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.demonstrations import (
     Demonstration,
@@ -25,6 +24,11 @@ from rllib_llm.offline.demonstrations import (
     demonstrations_of,
 )
 from rllib_llm.offline.random_policy import store_random_result
+from rllib_llm.offline.written_turns import (
+    add_written_turn,
+    next_prompt,
+    started_episode,
+)
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -155,32 +159,18 @@ def demonstration_episode(
     demo: Demonstration, renderer: ChatRenderer, system_prompt: str | None = None
 ) -> SingleAgentEpisode:
     """Return a demonstration as an episode with Turn records, like a sampled one."""
-    space = UnicodeText()
-    episode = SingleAgentEpisode(observation_space=space, action_space=space)
-    episode.add_env_reset(observation=demo.observations[0], infos={})
+    episode = started_episode(demo.observations[0])
     data = episode_data(episode)
     last = len(demo.completions) - 1
     for i, completion in enumerate(demo.completions):
-        rendered = _rendered(demo, i, data, renderer, system_prompt)
-        prompt, extends = rendered.ids, rendered.extends
-        action = renderer.encode_reply(completion)
-        data.messages.append({"role": "assistant", "content": completion})
-        data.ids = [*(data.ids if extends else []), *prompt, *action]
-        turn = Turn(
-            prompt_ids=np.asarray(prompt, np.int32),
-            extends=extends,
-            action_ids=np.asarray(action, np.int32),
-            action_logps=np.zeros(len(action), np.float32),
-            finish=FinishReason.STOP,
-            conversation=data.conversation,
-        )
-        episode.add_env_step(
+        add_written_turn(
+            episode,
+            _rendered(demo, i, data, renderer, system_prompt),
+            completion,
+            renderer,
             observation=demo.observations[i + 1],
-            action=completion,
             reward=demo.rewards[i],
-            infos={},
-            terminated=i == last,
-            extra_model_outputs={columns.TURN: turn},
+            is_last=i == last,
         )
     return episode
 
@@ -203,8 +193,6 @@ def _rendered(
         data.messages, data.tools = opening(
             observation, info, system=system_prompt, renderer=renderer
         )
-        return Prompt(renderer.first(data.messages, data.tools), extends=True)
-    data.messages += later(observation, info, data.tools)
-    return renderer.next(
-        data.messages, data.ids, last_sampled_id=data.ids[-1], tools=data.tools
-    )
+    else:
+        data.messages += later(observation, info, data.tools)
+    return next_prompt(data, renderer)

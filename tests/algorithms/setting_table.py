@@ -12,6 +12,7 @@ from setting_looks import (
     sampled_turns,
     update,
 )
+from setting_pairs import conversations, matched, pair_gradient
 from setting_places import (
     Broken,
     Failing,
@@ -264,6 +265,15 @@ TRAINING = {
     "observation_weight": of(one_pass, "SFT", 0.5),
     "role_decay": of(collected, "SelfPlay", 0.1, env=PairTogether),
 }
+TRAINING |= {
+    "preference_loss": of(pair_gradient, "Pref", "hinge"),
+    "nll_weight": of(pair_gradient, "Pref", 0.5),
+    "turn_discount": of(pair_gradient, "Pref", 0.5),
+    "match": of(matched, "Pref", "all", "best_worst"),
+    "margin": of(matched, "Pref", 0.5),
+    "max_pairs_per_task": of(matched, "Pref", 1),
+}
+DATA = {"files": of(demonstrated, "SFT", conversations(), env=Taught)}
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},
     "lr_factor": needing(of(fired, "GRPO", 0.25), own=lowering()),
@@ -334,6 +344,7 @@ PROBES = {
         "generation": GENERATION,
         "rollouts": ROLLOUTS,
         "sft": WARM_START,
+        "data": DATA,
         "training": TRAINING,
         "alarms": ALARMS,
         "league": LEAGUE,

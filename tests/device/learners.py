@@ -32,9 +32,11 @@ from rllib_llm import (
     GRPOConfig,
     LLMPPOConfig,
     MARFTConfig,
+    PrefConfig,
     SelfPlayConfig,
     SFTConfig,
 )
+from rllib_llm.algorithms.pref.pairs import PreferencePair
 from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner import llm_env_runner
@@ -110,6 +112,14 @@ def single(config_class=GRPOConfig, model=None, turns=1, **training) -> Case:
     config.validate()
     config.resolved_model = prepare_language_model(config)
     return Case(config, random_episodes(turns=turns))
+
+
+def paired(**settings) -> Case:
+    """Return a case of preference pairs."""
+    case = single(PrefConfig, preference_loss="ipo", nll_weight=0.3, **settings)
+    sides = case.episodes
+    pairs = [PreferencePair(*sides[i : i + 2]) for i in range(0, len(sides) - 1, 2)]
+    return dataclasses.replace(case, episodes=pairs)
 
 
 def team(config_class=MARFTConfig, env=PairTogether, *, turns=1, **sections) -> Case:
@@ -193,6 +203,7 @@ CASES: dict[str, Callable[..., Case]] = {
         LLMPPOConfig, value_loss="huber", gae_level="turn", **k
     ),
     "sft": lambda **k: single(SFTConfig, observation_weight=0.3, **k),
+    "pref": lambda **k: paired(**k),
     "marft": lambda **k: team(
         training={"critic": "shared", "update_schedule": "sequential"} | REFERENCE, **k
     ),

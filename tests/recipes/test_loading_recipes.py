@@ -84,7 +84,8 @@ def test_sections_set_what_the_fluent_methods_set():
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_an_unknown_key_lists_the_keys_of_its_section(section):
-    algo = {"algo": "SelfPlay"} if section == "league" else {}
+    names = {"league": "SelfPlay", "data": "SFT"}
+    algo = {"algo": names[section]} if section in names else {}
     with pytest.raises(ConfigError) as error:
         recipe(**algo, **{section: {"qqqq": 1}})
     assert f"{section}.qqqq" in str(error.value)

@@ -26,6 +26,8 @@ SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
 CASES = {
     "frozen_lake_ppo": LAKE,
     "frozen_lake_grpo": (*LAKE, *GROUPS),
+    "frozen_lake_dpo": LAKE,
+    "frozen_lake_dmpo": LAKE,
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "deepretrieval": SEARCH,

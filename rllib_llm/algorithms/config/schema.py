@@ -29,6 +29,7 @@ SECTIONS = (
     "multi_agent",
     "league",
     "sft",
+    "data",
     "training",
     "alarms",
     "env_runners",

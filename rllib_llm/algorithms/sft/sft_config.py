@@ -7,10 +7,12 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.algorithms.config.data import DataSettings
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
+from rllib_llm.offline.conversation_files import parse_conversation
 from rllib_llm.schema import Fraction
 
 # Nothing is sampled, so there is neither reward nor advantage, nor an old policy.
@@ -43,7 +45,7 @@ _SAMPLING_SETTINGS = (
 )
 
 
-class SFTConfig(LLMConfigMixin, AlgorithmConfig):
+class SFTConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     """Configuration of :class:`SFT`.
 
     Example:
@@ -87,6 +89,9 @@ class SFTConfig(LLMConfigMixin, AlgorithmConfig):
         super().validate()
         why = "SFT imitates and samples nothing. Leave it out, or use GRPO or LLMPPO."
         refuse_without_effect(self, _SAMPLING_SETTINGS, why)
+        if self.stored_rows(parse_conversation) is not None:
+            why = "data.files replaces the expert, and its mistakes. Leave it out."
+            refuse_without_effect(self, ("mistake_rate",), why)
         if len(self.module_ids) > 1:
             raise ConfigError(
                 f"SFT trains one policy, not {', '.join(self.module_ids)}. Leave "

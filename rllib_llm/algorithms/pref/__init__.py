@@ -1,0 +1,1 @@
+"""Preference optimisation: DPO and related losses of episodes compared in pairs."""

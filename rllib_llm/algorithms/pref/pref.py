@@ -1,0 +1,69 @@
+"""Pref: preference optimisation on pairs of sampled or stored episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.pref.pairs import (
+    PreferencePair,
+    pairs_of_episodes,
+    parse_pair,
+    stored_pair,
+)
+from rllib_llm.algorithms.pref.pref_config import PrefConfig
+from rllib_llm.offline.stored_episodes import next_stored
+
+
+class Pref(LLMAlgorithm):
+    """DPO and related losses (Rafailov et al. 2023, arXiv:2305.18290).
+
+    Each iteration samples groups with the current policy and compares the returns of a
+    task's episodes, or reads ``episodes_per_iteration`` pairs from ``data.files``. The
+    reference is the policy with which the run or stage began.
+    """
+
+    config: PrefConfig
+
+    @classmethod
+    @override(LLMAlgorithm)
+    def get_default_config(cls) -> PrefConfig:
+        return PrefConfig()
+
+    @override(LLMAlgorithm)
+    def setup(self, config: PrefConfig) -> None:
+        self._stored = config.stored_rows(parse_pair)
+        super().setup(config)
+
+    @override(LLMAlgorithm)
+    def collect(self) -> list[Any]:
+        """Return this iteration's pairs; ``minibatch_size`` counts them."""
+        pairs = self._sampled() if self._stored is None else self._read()
+        self.metrics.log_value("num_pairs", len(pairs), reduce="sum")
+        return pairs
+
+    def _sampled(self) -> list[PreferencePair]:
+        config = self.config
+        groups = config.episodes_per_iteration // config.group_size
+        episodes = list(self.process_episodes(self.sample_groups(groups)))
+        return pairs_of_episodes(
+            episodes,
+            margin=config.margin,
+            match=config.match,
+            max_pairs_per_task=config.max_pairs_per_task,
+        )
+
+    def _read(self) -> list[PreferencePair]:
+        assert self._stored is not None
+        pairs = next_stored(self, self._stored, stored_pair)
+        # Learning-rate schedules count turns, sampled or stored.
+        self.metrics.log_value(
+            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
+            sum(map(len, pairs)),
+            reduce="lifetime_sum",
+            with_throughput=True,
+        )
+        return pairs

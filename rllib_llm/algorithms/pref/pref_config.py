@@ -1,0 +1,170 @@
+"""Configuration of Pref."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from annotated_types import Interval
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.algorithms.config.data import DataSettings
+from rllib_llm.algorithms.config.declarations import setting, state
+from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.pref.pairs import MATCHES, parse_pair
+from rllib_llm.components.registry import BoundComponent, Spec, bind
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.errors import ConfigError
+from rllib_llm.losses.preference_losses import PairSums
+from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
+
+# The loss compares sums of log-probabilities: no advantages, ratios or values.
+_UNREAD = (
+    "policy_loss",
+    "loss_terms",
+    "token_advantage_transforms",
+    "tis",
+    "tis_clip",
+    "is_mask_low",
+    "is_mask_high",
+    "is_sequence_mask_low",
+    "is_sequence_mask_high",
+    "old_logps",
+    "ref_kl_coeff",
+    "ref_kl_estimator",
+    "ref_kl_clip",
+    "ref_kl_in",
+    "ref_kl_target",
+    "critic_lr",
+    "critic_warmup_iters",
+    "gamma",
+    "loss_agg_mode",
+    "loss_agg_constant",
+    "shared_reward_fraction",
+)
+_SAMPLING = (
+    "group_size",
+    "rewards",
+    "reward_transforms",
+    "filters",
+    "curriculum",
+    "match",
+    "margin",
+    "max_pairs_per_task",
+)
+UpToOne = Annotated[float, Interval(gt=0, le=1)]
+
+
+class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
+    """Configuration of :class:`Pref`.
+
+    Example:
+        >>> config = (
+        ...     PrefConfig()
+        ...     .environment("frozen_lake-v0")
+        ...     .rollouts(episodes_per_iteration=128, group_size=8)
+        ...     .training(lr=1e-4, preference_loss={"name": "dpo", "beta": 0.1})
+        ... )
+    """
+
+    lr = setting(1e-4)
+    group_size = setting(8)
+    use_critic = state(False)
+    old_logps = setting("engine")
+
+    preference_loss: Spec = setting(
+        "dpo",
+        """Loss of a pair, by name or as a mapping of ``name`` and settings
+        (docs/components.md).""",
+    )
+    nll_weight: NonNegativeFloat = setting(
+        0.0,
+        """Weight of the chosen episode's mean negative log-likelihood, added to the
+        loss (RPO; TRL ``rpo_alpha``).""",
+    )
+    turn_discount: UpToOne = setting(
+        1.0, "Discount of later turns' log-probabilities, in (0, 1] (DMPO); 1: none."
+    )
+    match: Annotated[str, OneOf(MATCHES)] = setting(
+        "one_to_one",
+        """Pairs of a task's episodes, by return: "best_worst" (one pair),
+        "one_to_one" (every episode in at most one pair) or "all".""",
+    )
+    margin: NonNegativeFloat = setting(
+        0.0, "Least difference of the returns of a pair, not included."
+    )
+    max_pairs_per_task: PositiveInt | None = setting(
+        None, "Maximum number of pairs of a task; None: no limit."
+    )
+
+    def __init__(self, algo_class: type[Any] | None = None):
+        if algo_class is None:
+            from rllib_llm.algorithms.pref.pref import Pref as algo_class
+        super().__init__(algo_class=algo_class)
+        self._set_llm_defaults()
+
+    def build_preference_loss(self) -> BoundComponent:
+        """Return the loss of a pair, tried out on an example.
+
+        Raises:
+            ConfigError: It does not exist, or refuses a setting.
+        """
+        import torch
+
+        bound = bind("preference_loss", self.preference_loss)
+        example = [torch.full((1,), value) for value in (-2.0, -3.0, -2.0, -3.0, 4, 5)]
+        try:
+            bound.call(PairSums(*example))
+        except (TypeError, ValueError) as error:
+            name = bound.component.name
+            raise ConfigError(f"preference_loss {name!r}: {error}") from error
+        return bound
+
+    @property
+    def uses_reference(self) -> bool:
+        """True if the loss compares with the frozen policy of the beginning."""
+        needs = getattr(self.build_preference_loss().component.make, "needs", ())
+        return any("reference" in names for names, _ in needs)
+
+    @override(LLMConfigMixin)
+    def ahead_obstacles(self) -> list[tuple[bool, str]]:
+        why = "is not supported by Pref, which samples in turns. Leave it out."
+        return [(True, why)]
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self.build_preference_loss()
+        why = "Pref compares log-probabilities of pairs. Leave it out, or use GRPO."
+        refuse_without_effect(self, _UNREAD, why)
+        if self.stored_rows(parse_pair) is not None:
+            why = "the pairs come from data.files. Leave it out."
+            refuse_without_effect(self, _SAMPLING, why)
+        elif self.group_size < 2:
+            raise ConfigError(
+                f"group_size={self.group_size}: a pair needs two episodes of a task. "
+                "Use group_size >= 2, or data.files."
+            )
+        if self.action_head != "generate":
+            raise ConfigError(
+                f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
+            )
+        self._require_one_agent()
+
+    def _require_one_agent(self) -> None:
+        env = self.make_text_env()
+        agents = agents_of(env)
+        env.close()
+        if agents is not None or len(self.module_ids) > 1:
+            names = ", ".join(agents or self.module_ids)
+            raise ConfigError(
+                f"Pref compares episodes of one agent and one policy, not of {names}. "
+                "Use GRPO or MARFT."
+            )
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Any]:
+        from rllib_llm.algorithms.pref.pref_learner import PrefTorchLearner
+
+        return PrefTorchLearner
