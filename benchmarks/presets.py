@@ -42,12 +42,26 @@ GRPO = (
     "cispo",
     "sapo",
 )
+PREFERENCES = (
+    "frozen_lake_grpo",
+    "better_half_nll",
+    "frozen_lake_dpo",
+    "dpo_rpo",
+    "frozen_lake_dmpo",
+)
+# Names without a file: another preset with these settings.
+VARIANTS = {
+    # Filtered imitation: negative log-likelihood where the advantage is positive.
+    "better_half_nll": ("frozen_lake_grpo", ["training.policy_loss=nll"]),
+    "dpo_rpo": ("frozen_lake_dpo", ["training.nll_weight=0.1"]),
+}
 PPO = ("frozen_lake_ppo", "turn_ppo", "bilevel_ppo", "vapo")
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
     """Train one preset and evaluate it at intervals."""
-    recipe = load_recipe(name, [f"seed={seed}"])
+    preset, changes = VARIANTS.get(name, (name, []))
+    recipe = load_recipe(preset, [f"seed={seed}", *changes])
     config = recipe.build_config()
     config.evaluation(
         evaluation_interval=None, evaluation_duration=HELD_OUT, evaluation_config={}
@@ -102,7 +116,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        for names in (GRPO, PPO):
+        for names in (GRPO, PPO, PREFERENCES):
             print_table(names)
             print()
         return
@@ -110,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
-        for name in args.names or (*GRPO, *PPO):
+        for name in args.names or dict.fromkeys((*GRPO, *PPO, *PREFERENCES)):
             found = run(name, seed)
             (RESULTS / f"{name}_{seed}.json").write_text(json.dumps(found, indent=1))
             successes = [p["success"] for p in found["curve"]]
