@@ -78,8 +78,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def joined(prompt: Any, completion: Any, name: str) -> list[Any]:
     """Return prompt and completion as one list of messages."""
-    before = [_said("user", prompt)] if isinstance(prompt, str) else prompt
-    after = [_said("assistant", completion)] if isinstance(completion, str) else None
+    before = [_message_of("user", prompt)] if isinstance(prompt, str) else prompt
+    after = (
+        [_message_of("assistant", completion)] if isinstance(completion, str) else None
+    )
     after = completion if after is None else after
     for column, part in (("prompt", before), (name, after)):
         if not isinstance(part, list) or not part:
@@ -132,7 +134,7 @@ def conversation_of(raw: Any, tools: Any = None) -> StoredConversation:
     return StoredConversation(messages, trained, tools or None)
 
 
-def _said(role: str, text: str) -> dict[str, str]:
+def _message_of(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
@@ -259,7 +261,7 @@ class ConversationsReport:
         found = [
             problem for _, problem in _scan(local_files([path]), parse_conversation)
         ]
-        return cls(len(found), [problem for problem in found if problem])
+        return cls(len(problems), [each for each in problems if each])
 
     @property
     def ok(self) -> bool:
@@ -305,7 +307,7 @@ def open_rows(files: str | Sequence[str], parse: Parse) -> RowFile:
 
     Args:
         files: A path or several; see :class:`RowFile`.
-        parse: A function of the module, by which rows are told apart.
+        parse: A function of the module, which is part of the key of opened files.
 
     Raises:
         ConfigError: A file or a row cannot be used.

@@ -113,24 +113,24 @@ def outcome_pairs(
         best = sorted(members, key=lambda i: -returns[i])
         worst = sorted(members, key=lambda i: returns[i])
         if match == "all":
-            found = [(b, w) for b in best for w in worst]
-            found.sort(key=lambda pair: returns[pair[1]] - returns[pair[0]])
+            candidates = [(b, w) for b in best for w in worst]
+            candidates.sort(key=lambda pair: returns[pair[1]] - returns[pair[0]])
         else:
             count = 1 if match == "best_worst" else len(members) // 2
-            found = list(zip(best[:count], worst[:count], strict=True))
-        kept = [(b, w) for b, w in found if returns[b] - returns[w] > margin]
+            candidates = list(zip(best[:count], worst[:count], strict=True))
+        kept = [(b, w) for b, w in candidates if returns[b] - returns[w] > margin]
         pairs += kept[:max_pairs_per_task]
     return pairs
 
 
 def pairs_of_episodes(episodes: Sequence[Any], **settings: Any) -> list[PreferencePair]:
     """Return the pairs of sampled episodes; see :func:`outcome_pairs`."""
-    found = outcome_pairs(
+    indices = outcome_pairs(
         [float(np.sum(episode.get_rewards())) for episode in episodes],
         [task_of(episode).group_id for episode in episodes],
         **settings,
     )
-    return [PreferencePair(episodes[b], episodes[w]) for b, w in found]
+    return [PreferencePair(episodes[b], episodes[w]) for b, w in indices]
 
 
 # Pairs from files ---------------------------------------------------------------------

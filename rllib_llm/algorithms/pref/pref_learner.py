@@ -164,5 +164,5 @@ _PLACE = "pair_place"  # 2 * pair + side of each row [B]
 def _pair_places(data: dict[str, Any]) -> tuple[int, np.ndarray]:
     """Return the number of pairs, and ``2 * pair + side`` of every row. [B]"""
     units = read(data, columns.MULTI_AGENT_EPISODE_INDEX)
-    found, pair = np.unique(units, return_inverse=True)
-    return len(found), 2 * pair + read(data, columns.AGENT_INDEX)
+    units, pair = np.unique(units, return_inverse=True)
+    return len(units), 2 * pair + read(data, columns.AGENT_INDEX)
