@@ -258,9 +258,8 @@ class ConversationsReport:
         Raises:
             ConfigError: The file cannot be read.
         """
-        found = [
-            problem for _, problem in _scan(local_files([path]), parse_conversation)
-        ]
+        scanned = _scan(local_files([path]), parse_conversation)
+        problems = [problem for _, problem in scanned]
         return cls(len(problems), [each for each in problems if each])
 
     @property
