@@ -56,7 +56,7 @@ def sft(config: LLMConfig, model: str, folder: Path, on_progress: Progress) -> N
     )
     roles = config.role_prompts()
     learner = _learner(config, model, len(demos))
-    episodes = _as_episodes(demos, learner.config.chat_renderer(), config, roles)
+    episodes = as_episodes(demos, learner.config.chat_renderer(), config, roles)
     size = config.sft_minibatch_size
     order = _epochs(len(episodes), config.sft_epochs, size, seed)
     for step, chosen in enumerate(order):
@@ -86,15 +86,23 @@ def demonstrated_episodes(
         mistake_rate,
         most_envs=config.most_envs_in_threads,
     )
-    return _as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
+    return as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
 
 
-def _as_episodes(
+def as_episodes(
     demos: Sequence[Demonstration],
     renderer: ChatRenderer,
     config: LLMConfig,
     roles: Mapping[str, str],
 ) -> list[SingleAgentEpisode]:
+    """Return demonstrations as episodes with Turn records.
+
+    Args:
+        demos: The demonstrations.
+        renderer: Renders them.
+        config: The run's config, with its system prompt.
+        roles: System prompts by AgentID, where the config has none.
+    """
     return [
         demonstration_episode(
             demo,

@@ -29,10 +29,9 @@ def pair_gradient(algo, env=None, **sections):
 
 def matched(algo, env=None, **sections):
     """Return the returns of the pairs of two tasks."""
-    config = PrefConfig().environment("guess_number-v0")
-    config.rollouts(group_size=4, episodes_per_iteration=8)
+    config = make_config(PrefConfig, **sections["training"])
     driver = Pref.__new__(Pref)
-    driver.config = config.training(**sections["training"])
+    driver.config = config.rollouts(group_size=4, episodes_per_iteration=8)
     returns = [0.0, 1.0, 0.5, 1.0, 0.2, 0.1, 0.0, 0.6]
     driver.sample_groups = lambda count: [
         fake_episode(i, reward=r, group=i // 4) for i, r in enumerate(returns)

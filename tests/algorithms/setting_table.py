@@ -270,6 +270,7 @@ TRAINING |= {
     "nll_weight": of(pair_gradient, "Pref", 0.5),
     "turn_discount": of(pair_gradient, "Pref", 0.5),
     "match": of(matched, "Pref", "all", "best_worst"),
+    "expert_episodes": of(matched, "Pref", True),
     "margin": of(matched, "Pref", 0.5),
     "max_pairs_per_task": of(matched, "Pref", 1),
 }

@@ -26,12 +26,14 @@ from rllib_llm.algorithms.pref.pairs import (
     parse_pair,
     stored_pair,
 )
+from rllib_llm.algorithms.pref.pref import Pref
 from rllib_llm.components.registry import bind
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import PairSums
+from rllib_llm.offline.demonstrations import demonstrate
 
 # Pairs --------------------------------------------------------------------------------
 
@@ -227,6 +229,16 @@ def pref(**training):
         (lambda c: c.training(turn_discount=0.0), r"turn_discount=0.0 must be"),
         (lambda c: c.training(nll_weight=-1.0), "nll_weight=-1.0 must be"),
         (lambda c: c.training(match="some"), "match='some'"),
+        (
+            lambda c: (
+                PrefConfig().environment("blackjack-v0").training(expert_episodes=True)
+            ),
+            "expert_episodes=True needs a scripted expert",
+        ),
+        (
+            lambda c: c.rollouts(rewards=["format"]).training(expert_episodes=True),
+            "compares the environment's rewards",
+        ),
         (lambda c: c.training(margin=-1), "margin=-1 must be"),
         (lambda c: c.training(max_pairs_per_task=0), "max_pairs_per_task=0 must be"),
         (lambda c: c.training(ref_kl_coeff=0.1), "ref_kl_coeff=0.1 would have no"),
@@ -312,3 +324,23 @@ def test_stored_pairs_share_the_tokens_of_their_prompt():
         for e in (made["chosen"], made["rejected"])
     )
     assert one == two
+
+
+def test_the_experts_episode_is_compared_with_the_worst():
+    config = make_config(PrefConfig, expert_episodes=True, match="best_worst")
+    driver = Pref.__new__(Pref)
+    driver.config = config.rollouts(group_size=2, episodes_per_iteration=4)
+    own = [fake_episode(i, reward=-0.1 * i, group=i // 2) for i in range(4)]
+    driver.sample_groups, driver.process_episodes = lambda count: own, list
+    pairs = driver._sampled()
+    env = config.make_text_env()
+    for pair, group in zip(pairs, (0, 1), strict=True):
+        task = own[2 * group].custom_data[columns.EPISODE_DATA].task
+        expected = demonstrate(
+            env, seed=task.seed, mistake_rate=0.0, options=task.options
+        )
+        chosen, rejected = pair.agent_episodes.values()
+        messages = episode_data(chosen).messages
+        replies = [m["content"] for m in messages if m["role"] == "assistant"]
+        assert replies == expected.completions
+        assert sum(rejected.get_rewards()) == pytest.approx(-0.1 * (2 * group + 1))

@@ -28,6 +28,8 @@ CASES = {
     "frozen_lake_grpo": (*LAKE, *GROUPS),
     "frozen_lake_dpo": LAKE,
     "frozen_lake_dmpo": LAKE,
+    "eto": LAKE,
+    "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "deepretrieval": SEARCH,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -17,7 +17,11 @@ from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import PairSums
+from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
+
+if TYPE_CHECKING:
+    from rllib_llm.types import PlayableEnv
 
 # The loss compares sums of log-probabilities: no advantages, ratios or values.
 _UNREAD = (
@@ -50,6 +54,7 @@ _SAMPLING = (
     "filters",
     "curriculum",
     "match",
+    "expert_episodes",
     "margin",
     "max_pairs_per_task",
 )
@@ -90,6 +95,11 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         "one_to_one",
         """Pairs of a task's episodes, by return: "best_worst" (one pair),
         "one_to_one" (every episode in at most one pair) or "all".""",
+    )
+    expert_episodes: bool = setting(
+        False,
+        """Compare the expert's episode of every task, too (ETO; with
+        match="best_worst" one pair of expert and worst own episode).""",
     )
     margin: NonNegativeFloat = setting(
         0.0, "Least difference of the returns of a pair, not included."
@@ -155,6 +165,8 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     def _require_one_agent(self) -> None:
         env = self.make_text_env()
         agents = agents_of(env)
+        if agents is None and self.expert_episodes:
+            self._try_expert(env)
         env.close()
         if agents is not None or len(self.module_ids) > 1:
             names = ", ".join(agents or self.module_ids)
@@ -162,6 +174,22 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
                 f"Pref compares episodes of one agent and one policy, not of {names}. "
                 "Use GRPO or MARFT."
             )
+
+    def _try_expert(self, env: PlayableEnv) -> None:
+        """Play an episode of the expert, which not every environment has."""
+        if self.rewards or self.reward_transforms:
+            raise ConfigError(
+                "expert_episodes=True compares the environment's rewards, but "
+                "rewards or reward_transforms change those of sampled episodes. Leave "
+                "one of the two out."
+            )
+        try:
+            play_expert_with_mistakes(env, seed=0, mistake_rate=0.0)
+        except ConfigError as error:
+            raise ConfigError(
+                "expert_episodes=True needs a scripted expert. Implement "
+                "expert_action(), or leave it out."
+            ) from error
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[Any]:

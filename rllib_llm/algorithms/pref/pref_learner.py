@@ -153,8 +153,8 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
 
     @override(LLMLearnerMixin)
     def _log_lag(self, episodes: Sequence[Episode]) -> None:
-        """Log the age of the weights that sampled; stored turns have none."""
-        if self.config.data_files is None:
+        """Log the age of the weights that sampled; written turns have none."""
+        if self.config.data_files is None and not self.config.expert_episodes:
             super()._log_lag(episodes)
 
 
