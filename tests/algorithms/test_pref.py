@@ -16,6 +16,7 @@ from learner_helpers import (
 )
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+from test_rewards_filters_runs import Counting
 from test_sft_files import chat, say, write
 
 from rllib_llm import PrefConfig
@@ -230,9 +231,7 @@ def pref(**training):
         (lambda c: c.training(nll_weight=-1.0), "nll_weight=-1.0 must be"),
         (lambda c: c.training(match="some"), "match='some'"),
         (
-            lambda c: (
-                PrefConfig().environment("blackjack-v0").training(expert_episodes=True)
-            ),
+            lambda c: PrefConfig().environment(Counting).training(expert_episodes=True),
             "expert_episodes=True needs a scripted expert",
         ),
         (
