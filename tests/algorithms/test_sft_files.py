@@ -263,3 +263,10 @@ def test_the_command_lists_every_bad_line(tmp_path):
     assert all(f"a.jsonl, line {n}" in shown.output for n in range(2, 9))
     shown = CliRunner().invoke(app, ["check", write(tmp_path / "b.jsonl", [good])])
     assert shown.exit_code == 0
+
+
+def test_a_file_of_a_package():
+    name = "rllib_llm:envs/data/frozen_lake_conversations.jsonl"
+    assert len(open_rows(name, parse_conversation)) == 400
+    with pytest.raises(ConfigError, match="'no_such_package' cannot be imported"):
+        open_rows("no_such_package:a.jsonl", parse_conversation)

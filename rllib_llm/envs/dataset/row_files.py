@@ -6,6 +6,7 @@ import csv
 import glob
 import gzip
 import hashlib
+import importlib.resources
 import json
 import os
 import re
@@ -25,6 +26,8 @@ MAX_LINE_BYTES = 16 * 2**20
 _HUB_FILE = re.compile(
     r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)"
 )
+# A drive letter of Windows is no package.
+_PACKAGE_FILE = re.compile(r"(?P<package>[A-Za-z_][\w.]+):(?P<file>[^/\\].*)")
 _WILDCARDS = re.compile(r"[*?\[]")
 
 
@@ -39,7 +42,8 @@ def local_files(paths: Iterable[str]) -> list[Path]:
     Files in other formats are converted once, into the cache.
 
     Args:
-        paths: Paths, patterns with ``*``, or ``hf://datasets/OWNER/NAME/FILE``.
+        paths: Paths, patterns with ``*``, ``hf://datasets/OWNER/NAME/FILE``, or
+            ``PACKAGE:FILE`` for a file of an installed package.
 
     Raises:
         ConfigError: A file does not exist, has another format or cannot be read.
@@ -84,7 +88,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 def _files(path: str) -> list[Path]:
     if path.startswith(HUB):
         return [_from_hub(path)]
-    expanded = _absolute(path)
+    expanded = _absolute(_in_package(path))
     if _WILDCARDS.search(path):
         files = sorted(Path(name) for name in glob.glob(expanded, recursive=True))
         if not files:
@@ -101,6 +105,21 @@ def _files(path: str) -> list[Path]:
             "absolute path that exists on every machine of the run."
         )
     return [file]
+
+
+def _in_package(path: str) -> str:
+    """Return the path of a package's file; other paths as they are."""
+    match = _PACKAGE_FILE.fullmatch(path)
+    if match is None:
+        return path
+    try:
+        folder = importlib.resources.files(match["package"])
+    except (ImportError, TypeError) as error:
+        raise ConfigError(
+            f"path={path!r}: the package {match['package']!r} cannot be imported. Write "
+            "'PACKAGE:FILE', or the path of a file."
+        ) from error
+    return str(folder / match["file"])
 
 
 def _absolute(path: str) -> str:
