@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from rllib_llm.envs.make import make_env
 from rllib_llm.offline.demonstrations import demonstrate
@@ -37,7 +38,7 @@ def main() -> None:
         for read, reply in zip(demo.observations, demo.completions, strict=False):
             messages.append({"role": "user", "content": read})
             messages.append({"role": "assistant", "content": reply})
-        print(json.dumps({"messages": messages}))
+        sys.stdout.write(json.dumps({"messages": messages}) + "\n")
         written += 1
 
 

@@ -116,8 +116,8 @@ def _in_package(path: str) -> str:
         folder = importlib.resources.files(match["package"])
     except (ImportError, TypeError) as error:
         raise ConfigError(
-            f"path={path!r}: the package {match['package']!r} cannot be imported. Write "
-            "'PACKAGE:FILE', or the path of a file."
+            f"path={path!r}: the package {match['package']!r} cannot be "
+            "imported. Write 'PACKAGE:FILE', or the path of a file."
         ) from error
     return str(folder / match["file"])
 
