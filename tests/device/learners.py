@@ -116,7 +116,7 @@ def single(config_class=GRPOConfig, model=None, turns=1, **training) -> Case:
 
 def paired(**settings) -> Case:
     """Return a case of preference pairs."""
-    case = single(PrefConfig, preference_loss="ipo", nll_weight=0.3, **settings)
+    case = single(PrefConfig, preference_loss="dpo", nll_weight=0.3, **settings)
     sides = case.episodes
     pairs = [PreferencePair(*sides[i : i + 2]) for i in range(0, len(sides) - 1, 2)]
     return dataclasses.replace(case, episodes=pairs)
@@ -278,6 +278,8 @@ def count_waits(accelerator, name: str, turns: int = 1) -> dict[str, Any]:
     with accelerator.host_syncs() as syncs:
         syncs.phase = REST
         learner._backward = syncs.during(PASSES, counted_backward)
+        if hasattr(learner, "_weigh"):  # Pref's pass before each step
+            learner._weigh = syncs.during(PASSES, learner._weigh)
         # RLlib keeps the method under this name when it builds the Learner.
         learner._possibly_compiled_update = syncs.during(STEPS, counted_step)
         update(learner, case.episodes)
