@@ -34,12 +34,14 @@ class ShardingSettings(TypedDict, total=False):
     reshard_after_forward: bool
     offload: bool
     param_dtype: Literal["bfloat16"] | None
+    checkpoint_format: Literal["full", "sharded"]
 
 
 SHARDING_DEFAULTS: ShardingSettings = {
     "reshard_after_forward": True,
     "offload": False,
     "param_dtype": None,
+    "checkpoint_format": "full",
 }
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import time
 
 import numpy as np
 import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from side_by_side import flat
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
-from rllib_llm.errors import LearnerError
+from rllib_llm.algorithms.learner.optimizer_shards import FOLDER, SaveShards, shards_in
+from rllib_llm.errors import CheckpointError, LearnerError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
 
 
-def config(learners, config_class=GRPOConfig, timeout=1800.0, **language_model):
+def config(
+    learners, config_class=GRPOConfig, timeout=1800.0, kwargs=None, **language_model
+):
     built = (
         config_class()
         .environment("copy_probe-v0")
@@ -32,7 +37,7 @@ def config(learners, config_class=GRPOConfig, timeout=1800.0, **language_model):
         .learners(num_learners=learners, collective_timeout_s=timeout)
     )
     if learners:
-        built.learners(sharding="fsdp2")
+        built.learners(sharding="fsdp2", sharding_kwargs=kwargs or {})
     return built
 
 
@@ -41,6 +46,11 @@ def assert_same(left, right):
     assert left.keys() == right.keys()
     for key, value in left.items():
         assert np.array_equal(value, right[key]), key
+
+
+def moments(optimizer):
+    """Return the number of an optimiser state's tensors."""
+    return sum(len(o["state"]["state"]) for o in optimizer.values())
 
 
 def state_of(algo):
@@ -52,7 +62,19 @@ def state_of(algo):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config_class", "model"),
-    [(GRPOConfig, {}), (LLMPPOConfig, {"value_model": "own", "dtype": "bfloat16"})],
+    [
+        (GRPOConfig, {}),
+        (LLMPPOConfig, {"value_model": "own", "dtype": "bfloat16"}),
+        (GRPOConfig, {"kwargs": {"checkpoint_format": "sharded"}}),
+        (
+            LLMPPOConfig,
+            {
+                "value_model": "own",
+                "dtype": "bfloat16",
+                "kwargs": {"checkpoint_format": "sharded"},
+            },
+        ),
+    ],
 )
 def test_a_checkpoint_moves_from_two_learners_to_one_and_back(
     tmp_path, config_class, model
@@ -64,6 +86,16 @@ def test_a_checkpoint_moves_from_two_learners_to_one_and_back(
     two.train()
     saved = state_of(two)
     two.save_to_path(tmp_path / "two")
+    shards = tmp_path / "two" / "learner_group" / FOLDER
+    # Each Learner writes a file, and the first one's state has no moments.
+    assert len([*shards.glob("*.distcp")]) == (2 if "kwargs" in model else 0)
+    assert moments(saved["optimizer"]) > 0
+    written = (shards.parent / "learner" / "state.pkl").read_bytes()
+    optimizer = pickle.loads(written)["optimizer"]
+    assert moments(optimizer) == (
+        0 if "kwargs" in model else moments(saved["optimizer"])
+    )
+    assert_same(state_of(two), saved)  # in memory, the state remains whole
     one = make(0)
     one.restore_from_path(tmp_path / "two")
     assert_same(state_of(one), saved)
@@ -71,11 +103,33 @@ def test_a_checkpoint_moves_from_two_learners_to_one_and_back(
     again = make(2)
     again.restore_from_path(tmp_path / "one")
     assert_same(state_of(again), saved)
+    again.restore_from_path(tmp_path / "two")
+    assert_same(state_of(again), saved)
     for algo in (two, one, again):
         algo.train()
     assert_same(state_of(again), state_of(two))
     for algo in (two, one, again):
         algo.stop()
+
+
+def test_shards_are_read_from_a_disk_only(tmp_path):
+    assert shards_in(tmp_path, None) is None
+    (tmp_path / FOLDER).mkdir()
+    assert shards_in(tmp_path, None) == f"{tmp_path}/{FOLDER}"
+    bucket = SubTreeFileSystem(str(tmp_path), LocalFileSystem())  # any that is no disk
+    with pytest.raises(CheckpointError, match="not from subtree. Copy"):
+        shards_in("", bucket)
+
+
+@pytest.mark.slow
+def test_learners_that_do_not_see_the_folder_raise_together(tmp_path):
+    kwargs = {"checkpoint_format": "sharded"}
+    algo = config(2, timeout=5.0, kwargs=kwargs).build_algo()
+    elsewhere = tmp_path / "on another machine" / FOLDER
+    with pytest.raises(CheckpointError, match="2 of 2 Learners do not see"):
+        algo.learner_group.foreach_learner(SaveShards(str(elsewhere)))
+    algo.train()  # they go on
+    algo.stop()
 
 
 def signalled(algo, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.driver.checkpoint_state import PACKAGE_STATE, PackageState
+from rllib_llm.algorithms.driver.learner_group import LLMLearnerGroup
 from rllib_llm.callbacks.result_keys import ITERATION
 from rllib_llm.manifest import require_whole, write_manifest
 from rllib_llm.modules.checkpointed_module import HF_FOLDER
@@ -76,11 +78,18 @@ class CheckpointedAlgorithm(GuardedAlgorithm):
     @override(Algorithm)
     def save_to_path(self, *args: Any, **kwargs: Any) -> str:
         """Write a checkpoint and, last, its manifest (local file systems only)."""
-        written = super().save_to_path(*args, **kwargs)
+        with self._saving():
+            written = super().save_to_path(*args, **kwargs)
         if Path(written).is_dir():
             # Last: a checkpoint without a manifest was interrupted.
             write_manifest(Path(written))
         return written
+
+    def _saving(self) -> contextlib.AbstractContextManager[None]:
+        group = self.learner_group
+        if isinstance(group, LLMLearnerGroup):
+            return group.saving_a_checkpoint()
+        return contextlib.nullcontext()
 
     @override(Algorithm)
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ from ray.rllib.utils.actor_manager import (
 )
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.algorithms.learner.optimizer_shards import (
+    FOLDER,
+    LoadShards,
+    SaveShards,
+    shards_in,
+)
 from rllib_llm.distributed import is_first
 from rllib_llm.errors import LearnerError, RLlibLLMError, summarize
 from rllib_llm.remote_calls import TimeLimit, name_of
@@ -42,6 +49,7 @@ class LLMLearnerGroup(LearnerGroup):
         """Start the Learners; the arguments are RLlib's."""
         super().__init__(**kwargs)
         self._version = 0  # as Learners count
+        self._saves_shards = False
         if not self.is_local:
             self._worker_manager = LearnerActors(
                 self._workers,
@@ -104,6 +112,7 @@ class LLMLearnerGroup(LearnerGroup):
             self._get_subcomponents(COMPONENT_LEARNER, components),
             self._get_subcomponents(COMPONENT_LEARNER, not_components),
             kwargs,
+            leaves_out_moments=self._saves_shards,
         )
         (answer,) = self.foreach_learner(call, remote_actor_ids=[0])
         return {COMPONENT_LEARNER: answer.get()}
@@ -120,11 +129,26 @@ class LLMLearnerGroup(LearnerGroup):
         """Write RLlib's checkpoint; without ``state`` RLlib would ask one Learner."""
         if self.is_sharded:
             state = state or self.get_state()
-        return super().save_to_path(path, state=state, **kwargs)
+        written = super().save_to_path(path, state=state, **kwargs)
+        if self._saves_shards:
+            self.foreach_learner(SaveShards(str(Path(written, FOLDER))))
+        return written
+
+    @contextlib.contextmanager
+    def saving_a_checkpoint(self) -> Iterator[None]:
+        """Let states and folders that are written have the configured format."""
+        format_ = self.config.complete_sharding_kwargs()["checkpoint_format"]
+        self._saves_shards = self.is_sharded and format_ == "sharded"
+        try:
+            yield
+        finally:
+            self._saves_shards = False
 
     @override(LearnerGroup)
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
         super().restore_from_path(path, **kwargs)
+        if folder := shards_in(path, kwargs.get("filesystem")):
+            self.foreach_learner(LoadShards(folder))
         self._ask_version()
 
     def _ask_version(self) -> None:
@@ -290,11 +314,16 @@ class _State:
     components: Any
     not_components: Any
     options: dict[str, Any]
+    leaves_out_moments: bool = False
 
     def __call__(self, learner: LLMLearnerMixin) -> dict[str, Any] | None:
-        state = learner.get_state(
-            self.components, not_components=self.not_components, **self.options
-        )
+        learner.leaves_out_moments = self.leaves_out_moments
+        try:
+            state = learner.get_state(
+                self.components, not_components=self.not_components, **self.options
+            )
+        finally:
+            learner.leaves_out_moments = False
         return state if is_first() else None
 
 

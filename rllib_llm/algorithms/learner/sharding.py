@@ -38,9 +38,12 @@ class ShardingMixin(LearnerStats):
 
     Attributes:
         is_sharded: Whether this Learner holds shards.
+        leaves_out_moments: Whether :meth:`get_state` leaves out the tensors of the
+            optimisers, which are saved apart.
     """
 
     is_sharded = False
+    leaves_out_moments = False
 
     @override(TorchLearner)
     def _make_module(self) -> MultiRLModule:
@@ -117,6 +120,8 @@ class ShardingMixin(LearnerStats):
         states = {}
         for name, optimizer in self._named_optimizers.items():
             state = optimizer.state_dict()
+            if self.leaves_out_moments:
+                state["state"] = {}
             state["state"] = {
                 index: {k: _to_numpy(v) for k, v in of_parameter.items()}
                 for index, of_parameter in state["state"].items()
