@@ -29,6 +29,8 @@ WAITING = {
     ("algorithms/driver/learner_group.py", "foreach_actor", "foreach_actor"): 1,
     ("algorithms/driver/learner_group.py", "get_state", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "_ask_version", "foreach_learner"): 1,
+    ("algorithms/driver/learner_group.py", "save_to_path", "foreach_learner"): 1,
+    ("algorithms/driver/learner_group.py", "restore_from_path", "foreach_learner"): 1,
     ("algorithms/driver/weight_sync.py", "pack_weights", "foreach_learner"): 1,
     (
         "algorithms/driver/init_from_checkpoint.py",
