@@ -41,8 +41,9 @@ def check(
 ) -> None:
     """Play an environment, or read a data file, and report what would break training.
 
-    A data file (JSON Lines, Parquet, CSV) is checked line by line: for SFT, if its
-    rows have messages or completions and no option is given, else as dataset-v0.
+    A data file (JSON Lines, Parquet, CSV) is checked line by line: for data.files, if
+    its first row has messages, a completion or a preference pair and no option is
+    given, else as dataset-v0.
     """
     configure_output(verbose=False)
     from rllib_llm.cli.implementation import check as implementation

@@ -96,7 +96,7 @@ def dpo(pairs: PairSums, *, beta: float = 0.1, label_smoothing: float = 0.0) -> 
 @component(
     "preference_loss",
     "robust_dpo",
-    paper="Chowdhury et al. 2024, arXiv:2403.00409, eq. 12",
+    paper="Chowdhury et al. 2024, arXiv:2403.00409",
 )
 @requires("reference")
 def robust_dpo(
@@ -118,7 +118,7 @@ def robust_dpo(
     return loss / (1 - 2 * wrong)
 
 
-@component("preference_loss", "ipo", paper="Azar et al. 2023, arXiv:2310.12036, eq. 17")
+@component("preference_loss", "ipo", paper="Azar et al. 2023, arXiv:2310.12036")
 @requires("reference")
 def ipo(
     pairs: PairSums, *, beta: float = 0.1, length_normalized: bool = True
@@ -149,7 +149,7 @@ def hinge(pairs: PairSums, *, beta: float = 0.1) -> Tensor:
     return torch.relu(1 - beta * pairs.margin)
 
 
-@component("preference_loss", "exo", paper="Ji et al. 2024, arXiv:2402.00856, eq. 16")
+@component("preference_loss", "exo", paper="Ji et al. 2024, arXiv:2402.00856")
 @requires("reference")
 def exo(pairs: PairSums, *, beta: float = 0.1, label_smoothing: float = 1e-3) -> Tensor:
     """Return the reverse KL of the pair's policy distribution to its smoothed labels.
@@ -225,7 +225,7 @@ def _check_smoothing(value: float) -> None:
 
 
 def turn_weights(turn_ids: Tensor, num_turns: Tensor, discount: float) -> Tensor:
-    """Return DMPO's weight of every token's turn (Shi et al. 2024, 2406.14868, eq. 12).
+    """Return DMPO's weight of every token's turn (Shi et al. 2024, 2406.14868).
 
     ``w_h = g**h (1 - g**(H - h)) / (1 - g**H)`` for turn ``h`` of ``H``; with a
     discount of 1 all weights are 1 (DPO), not the limit ``1 - h/H``.

@@ -13,7 +13,8 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data.episode_data import episode_data, num_tokens
 from rllib_llm.data.types import Message
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import RowFile, StoredConversation
+from rllib_llm.offline.conversation_files import StoredConversation
+from rllib_llm.offline.row_file import RowFile
 from rllib_llm.offline.written_turns import (
     add_written_turn,
     next_prompt,

@@ -24,7 +24,6 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import (
     PreferencePair,
     outcome_pairs,
-    parse_pair,
     stored_pair,
 )
 from rllib_llm.algorithms.pref.pref import Pref
@@ -34,6 +33,7 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import PairSums
+from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.demonstrations import demonstrate
 
 # Pairs --------------------------------------------------------------------------------

@@ -16,13 +16,10 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import (
-    RowFile,
-    open_rows,
-    parse_conversation,
-)
+from rllib_llm.offline.conversation_files import parse_conversation
 from rllib_llm.offline.demonstrations import demonstrate
 from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.offline.row_file import RowFile, open_rows
 from rllib_llm.offline.sft_before_rl import demonstration_episode
 from rllib_llm.offline.stored_episodes import conversation_episode
 
@@ -259,10 +256,15 @@ def test_the_command_lists_every_bad_line(tmp_path):
     path = write(tmp_path / "a.jsonl", [good, *[{"messages": []}] * 7, good])
     shown = CliRunner().invoke(app, ["check", path])
     assert shown.exit_code == 1
-    assert "2 of 9 rows are conversations" in shown.output
+    assert "2 of 9 rows can be trained on" in shown.output
     assert all(f"a.jsonl, line {n}" in shown.output for n in range(2, 9))
     shown = CliRunner().invoke(app, ["check", write(tmp_path / "b.jsonl", [good])])
     assert shown.exit_code == 0
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    pairs = write(tmp_path / "c.jsonl", [pair, {**pair, "rejected": "b"}])
+    shown = CliRunner().invoke(app, ["check", pairs])
+    assert shown.exit_code == 1
+    assert "c.jsonl, line 2: chosen and rejected are equal" in shown.output
 
 
 def test_a_file_of_a_package():

@@ -7,7 +7,8 @@ from rllib_llm.algorithms.config.declarations import (
     fluent_method,
     setting,
 )
-from rllib_llm.offline.conversation_files import Parse, RowFile, open_rows
+from rllib_llm.offline.conversation_files import Parser
+from rllib_llm.offline.row_file import RowFile, open_rows
 
 
 class DataSettings(DeclaredSettings):
@@ -22,7 +23,7 @@ class DataSettings(DeclaredSettings):
         expert's episodes (SFT), or pairs of sampled episodes (Pref).""",
     )
 
-    def stored_rows(self, parse: Parse) -> RowFile | None:
+    def stored_rows(self, parse: Parser) -> RowFile | None:
         """Return the rows of ``data_files``; None if there are no files.
 
         Raises:

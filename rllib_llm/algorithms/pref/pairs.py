@@ -11,13 +11,7 @@ import numpy as np
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, task_of
-from rllib_llm.envs.dataset.dataset_rows import RowError
-from rllib_llm.offline.conversation_files import (
-    StoredConversation,
-    conversation_of,
-    joined,
-    parse_object,
-)
+from rllib_llm.offline.conversation_files import StoredPair
 from rllib_llm.offline.stored_episodes import conversation_episode
 
 MATCHES = ("best_worst", "one_to_one", "all")
@@ -134,46 +128,6 @@ def pairs_of_episodes(episodes: Sequence[Any], **settings: Any) -> list[Preferen
 
 
 # Pairs from files ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredPair:
-    """A preference pair of a data file."""
-
-    chosen: StoredConversation
-    rejected: StoredConversation
-
-
-def parse_pair(line: bytes) -> StoredPair:
-    """Return the pair in a line of JSON.
-
-    It has ``chosen`` and ``rejected``: whole conversations as lists of messages, or
-    continuations of ``prompt``, each a text or a list of messages.
-
-    Raises:
-        RowError: The line has not this form, or both sides are equal.
-    """
-    row = parse_object(line)
-    for name in ("chosen", "rejected"):
-        if name not in row:
-            raise RowError(
-                f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'chosen' "
-                "and 'rejected', and 'prompt' unless they are whole conversations."
-            )
-    sides = {name: _side(row, name) for name in ("chosen", "rejected")}
-    if sides["chosen"].messages == sides["rejected"].messages:
-        raise RowError("chosen and rejected are equal.")
-    return StoredPair(**sides)
-
-
-def _side(row: dict[str, Any], name: str) -> StoredConversation:
-    raw = row[name]
-    if "prompt" in row:
-        raw = joined(row["prompt"], raw, name)
-    try:
-        return conversation_of(raw, row.get("tools"))
-    except RowError as error:
-        raise RowError(f"{name}: {error}") from None
 
 
 def stored_pair(

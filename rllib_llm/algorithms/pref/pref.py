@@ -12,11 +12,11 @@ from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.pref.pairs import (
     PreferencePair,
     pairs_of_episodes,
-    parse_pair,
     stored_pair,
 )
 from rllib_llm.algorithms.pref.pref_config import PrefConfig
 from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.demonstrations import Demonstration, play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
 from rllib_llm.offline.sft_before_rl import as_episodes

@@ -11,42 +11,23 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.algorithms.config.data import DataSettings
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.algorithms.pref.pairs import MATCHES, parse_pair
+from rllib_llm.algorithms.config.without_effect import (
+    OF_POLICY_GRADIENTS,
+    refuse_without_effect,
+)
+from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import PairSums
+from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
 
 if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
 
-# The loss compares sums of log-probabilities: no advantages, ratios or values.
-_UNREAD = (
-    "policy_loss",
-    "loss_terms",
-    "token_advantage_transforms",
-    "tis",
-    "tis_clip",
-    "is_mask_low",
-    "is_mask_high",
-    "is_sequence_mask_low",
-    "is_sequence_mask_high",
-    "old_logps",
-    "ref_kl_coeff",
-    "ref_kl_estimator",
-    "ref_kl_clip",
-    "ref_kl_in",
-    "ref_kl_target",
-    "critic_lr",
-    "critic_warmup_iters",
-    "gamma",
-    "loss_agg_mode",
-    "loss_agg_constant",
-    "shared_reward_fraction",
-)
+_UNREAD = (*OF_POLICY_GRADIENTS, "loss_agg_mode", "loss_agg_constant")
 _SAMPLING = (
     "group_size",
     "rewards",
@@ -134,7 +115,8 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     @property
     def uses_reference(self) -> bool:
         """True if the loss compares with the frozen policy of the beginning."""
-        needs = getattr(self.build_preference_loss().component.make, "needs", ())
+        bound = bind("preference_loss", self.preference_loss)
+        needs = getattr(bound.component.make, "needs", ())
         return any("reference" in names for names, _ in needs)
 
     @override(LLMConfigMixin)

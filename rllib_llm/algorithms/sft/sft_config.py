@@ -10,7 +10,10 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.algorithms.config.data import DataSettings
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
-from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.config.without_effect import (
+    OF_POLICY_GRADIENTS,
+    refuse_without_effect,
+)
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_conversation
 from rllib_llm.schema import Fraction
@@ -23,25 +26,7 @@ _SAMPLING_SETTINGS = (
     "filters",
     "curriculum",
     "row_per_turn",
-    "policy_loss",
-    "loss_terms",
-    "token_advantage_transforms",
-    "shared_reward_fraction",
-    "tis",
-    "tis_clip",
-    "is_mask_low",
-    "is_mask_high",
-    "is_sequence_mask_low",
-    "is_sequence_mask_high",
-    "old_logps",
-    "ref_kl_coeff",
-    "ref_kl_estimator",
-    "ref_kl_clip",
-    "ref_kl_in",
-    "ref_kl_target",
-    "critic_lr",
-    "critic_warmup_iters",
-    "gamma",
+    *OF_POLICY_GRADIENTS,
 )
 
 

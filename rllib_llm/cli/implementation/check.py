@@ -23,7 +23,7 @@ def check(
     """Print the report of :func:`rllib_llm.envs.check_env`; return True if it is ok."""
     from rllib_llm.envs import check_env
     from rllib_llm.envs.dataset.row_files import is_data_file
-    from rllib_llm.offline.conversation_files import holds_conversations
+    from rllib_llm.offline.row_file import check_stored_rows
 
     env_config = apply_overrides({}, options)
     if is_recipe(env):
@@ -33,8 +33,11 @@ def check(
                 f"Remove {' '.join(options)}, or change the recipe."
             )
         env, env_config = parse_env(env)
-    if is_data_file(env) and not env_config and holds_conversations(env):
-        return _has_good_conversations(env)
+    if is_data_file(env) and not env_config:
+        stored = check_stored_rows(env)
+        if stored is not None:
+            typer.echo(printable(str(stored)))
+            return stored.ok
     if is_data_file(env):
         env, env_config = "dataset-v0", {"path": env, **env_config}
     if env == "dataset-v0" and not _has_good_rows(env_config):
@@ -56,15 +59,6 @@ def _has_good_rows(env_config: dict[str, Any]) -> bool:
     from rllib_llm.envs.dataset.check_rows import check_rows
 
     report = check_rows(DatasetEnv(env_config).spec())
-    typer.echo(printable(str(report)))
-    return report.ok
-
-
-def _has_good_conversations(path: str) -> bool:
-    """Print the rows that SFT cannot read; return whether there are none."""
-    from rllib_llm.offline.conversation_files import ConversationsReport
-
-    report = ConversationsReport.of(path)
     typer.echo(printable(str(report)))
     return report.ok
 

@@ -102,7 +102,7 @@ class OpenEnv(TextEnv):
         """Return the action in the text, by ``action`` or by the server's schema."""
         try:
             return self._to_action(completion, self._schema)
-        except Exception as error:
+        except Exception as error:  # any type: a function of the user's
             raise EnvContractError(
                 f"env_config.action={self._opened[-1]!r} raised {summarize(error)}. "
                 "Return None for a text that holds no action."

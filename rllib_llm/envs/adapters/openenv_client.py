@@ -50,7 +50,7 @@ class OpenEnvSession:
                 f"url={url!r} is not an address of an OpenEnv server. Write http:// or "
                 "https:// and a host, e.g. 'http://localhost:8000'."
             )
-        self._connect = import_websockets()
+        self._connect, self._failures = import_websockets()
         self.url, self._timeout_s = url, timeout_s
         path = parts.path.rstrip("/")
         scheme = _SCHEMES[parts.scheme]
@@ -85,7 +85,7 @@ class OpenEnvSession:
                 self._connection = self._connect(
                     self._ws, open_timeout=self._timeout_s, max_size=_MOST_BYTES
                 )
-            except Exception as error:  # sockets and handshakes raise many types
+            except self._failures as error:
                 raise self._unavailable(error) from error
         return self._ask("reset", options)
 
@@ -107,10 +107,11 @@ class OpenEnvSession:
             connection.close()
 
     def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        message = json.dumps({"type": kind, "data": data})
         try:
-            self._connection.send(json.dumps({"type": kind, "data": data}))
+            self._connection.send(message)
             text = self._connection.recv(self._timeout_s)
-        except Exception as error:
+        except self._failures as error:
             self.close()  # a late answer would be taken for that to the next message
             if isinstance(error, TimeoutError):
                 error = TimeoutError(f"no answer to {kind} in {self._timeout_s:g} s")
@@ -157,14 +158,15 @@ class OpenEnvSession:
         )
 
 
-def import_websockets() -> Any:
-    """Import the function that opens WebSockets.
+def import_websockets() -> tuple[Any, tuple[type[Exception], ...]]:
+    """Import the function that opens WebSockets, and the errors of using them.
 
     Raises:
         MissingExtraError: If the package ``websockets`` is not installed.
     """
     try:
+        from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
     except ModuleNotFoundError as error:
         raise MissingExtraError.for_extra("websockets", "openenv") from error
-    return connect
+    return connect, (OSError, WebSocketException)

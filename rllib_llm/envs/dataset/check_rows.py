@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_llm.envs.dataset.index import DatasetSpec, files_of, scan
-
-_MAX_SHOWN = 50
+from rllib_llm.envs.dataset.row_reader import report_lines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,11 +37,8 @@ class RowsReport:
             f"{good:,} of {self.num_rows:,} rows can be tasks; "
             f"the longest prompt has {self.longest_prompt:,} characters"
         ]
-        for title, entries in (("error", self.problems), ("note", self.notes)):
-            lines += [f"{title}: {entry}" for entry in entries[:_MAX_SHOWN]]
-            if len(entries) > _MAX_SHOWN:
-                lines.append(f"... and {len(entries) - _MAX_SHOWN:,} more")
-        return "\n".join(lines)
+        lines += report_lines("error", self.problems)
+        return "\n".join([*lines, *report_lines("note", self.notes)])
 
 
 def check_rows(spec: DatasetSpec) -> RowsReport:

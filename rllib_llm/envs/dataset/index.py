@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import os
 import shutil
 import tempfile
 import threading
@@ -22,11 +22,11 @@ from rllib_llm.envs.dataset.row_files import (
     local_files,
     numbered_lines,
 )
+from rllib_llm.envs.dataset.row_reader import ENTRY, RowReader, describe_problems
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.errors import ConfigError
 
 _VERSION = 1  # increase when the index or the rules of rows change
-_ENTRY = np.dtype([("file", "<i4"), ("length", "<i4"), ("offset", "<i8")])
 _MAX_SHOWN = 5
 _BUILDING = threading.Lock()
 
@@ -106,10 +106,8 @@ class Dataset:
     def __init__(
         self, files: list[Path], rows: dict[str, np.ndarray], columns: Columns
     ) -> None:
-        self._files = files
         self._rows = rows
-        self._columns = columns
-        self._opened = [os.open(file, os.O_RDONLY) for file in files]
+        self._reader = RowReader(files, functools.partial(parse_row, columns=columns))
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
@@ -124,16 +122,7 @@ class Dataset:
         Raises:
             ConfigError: The file has changed since the index was made.
         """
-        file, length, offset = self._rows[split][number].tolist()
-        # pread() has no position that threads would share.
-        line = os.pread(self._opened[file], length, offset)
-        try:
-            return parse_row(line, self._columns)
-        except RowError as error:
-            raise ConfigError(
-                f"{self._files[file]} has changed while it is in use: {error} "
-                "Start the run again."
-            ) from error
+        return self._reader.read(self._rows[split][number])
 
 
 @lru_cache(maxsize=8)
@@ -186,20 +175,10 @@ def _built(
         if spec.test_paths:
             places[split].setdefault(digest, (each.file, each.line))
     if problems:
-        raise ConfigError(_summary(problems, count))
+        raise ConfigError(describe_problems(problems, count, "be tasks"))
     _refuse_leaks(places, files)
     _refuse_empty({split: len(rows) for split, rows in entries.items()}, spec)
-    return {split: np.array(rows, _ENTRY) for split, rows in entries.items()}
-
-
-def _summary(problems: list[str], count: int) -> str:
-    more = len(problems) - _MAX_SHOWN
-    return (
-        f"{len(problems):,} of {count:,} rows cannot be tasks.\n"
-        + "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN])
-        + (f"\n  ... and {more:,} more" if more > 0 else "")
-        + "\n'rllib-llm check FILE' lists all of them."
-    )
+    return {split: np.array(rows, ENTRY) for split, rows in entries.items()}
 
 
 def _refuse_leaks(
