@@ -34,6 +34,7 @@ from rllib_llm.recipes import load_recipe
 RESULTS = Path(__file__).parent / "results" / "examples"
 # Metrics of the training episodes that are kept of every iteration.
 TRAINED = ("success_rate", "episode_return_mean", "turns_mean", "num_completion_tokens")
+PARTS = "reward_parts/"
 
 
 class Clock:
@@ -60,11 +61,8 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
     clock = Clock()
     configs[0].resolved_model = prepare_language_model(configs[0])
     record["sft"] = clock.minutes()
-    record["rows"], record["rl"], checkpoint = (
-        [],
-        dict.fromkeys(clock.minutes(), 0.0),
-        "",
-    )
+    record |= {"rows": [], "parts": [], "rl": dict.fromkeys(clock.minutes(), 0.0)}
+    checkpoint = ""
     for stage, config in zip(recipe.stages, configs, strict=True):
         config.evaluation(evaluation_interval=None, evaluation_config={})
         if checkpoint:
@@ -73,8 +71,12 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
         record.setdefault("before", evaluate(algo, held_out))
         clock = Clock()
         for _ in range(int(stage.total_iterations or 0)):
-            found = algo.train()["env_runners"]
+            result = algo.train()
+            found = result["env_runners"]
             record["rows"].append([float(found.get(k, np.nan)) for k in TRAINED])
+            # The return of the environment says nothing where its weight is 0.
+            parts = {k: float(v) for k, v in result.items() if k.startswith(PARTS)}
+            record["parts"].append(parts)
         record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
