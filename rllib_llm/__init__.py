@@ -20,6 +20,8 @@ _EXPORTS = {
     "MARFTConfig": "rllib_llm.algorithms.marft.marft",
     "Pref": "rllib_llm.algorithms.pref.pref",
     "PrefConfig": "rllib_llm.algorithms.pref.pref",
+    "RewardModel": "rllib_llm.algorithms.reward_model.reward_model",
+    "RewardModelConfig": "rllib_llm.algorithms.reward_model.reward_model",
     "SFT": "rllib_llm.algorithms.sft.sft",
     "SFTConfig": "rllib_llm.algorithms.sft.sft",
     "SelfPlay": "rllib_llm.algorithms.selfplay.self_play",

@@ -100,6 +100,16 @@ ALGORITHMS.register(
         summary="DPO and related losses on pairs of sampled or stored episodes",
     ),
 )
+ALGORITHMS.register(
+    "RewardModel",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.reward_model.reward_model",
+        config_name="RewardModelConfig",
+        algo_name="RewardModel",
+        paper="Ouyang et al. 2022, arXiv:2203.02155",
+        summary="A model that scores conversations, from comparisons or outcomes",
+    ),
+)
 
 
 def register_algorithm(

@@ -59,6 +59,14 @@ _Concurrency = Annotated[
     int | None,
     typer.Option(min=1, help="With --api: episodes at a time. Default: 8."),
 ]
+_Pairs = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Of a reward model: files with preference pairs that were not trained "
+        "on. Default: those of data.held_out, or episodes of held-out tasks.",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Out = Annotated[
     Path | None, typer.Option(help="Write JSON with all outcomes to this file.")
@@ -78,12 +86,16 @@ def evaluate(
     temperature: _Temperature = None,
     max_new_tokens: _MaxNewTokens = None,
     concurrency: _Concurrency = None,
+    pairs: _Pairs = None,
     json: _Json = False,
     out: _Out = None,
     storage: Storage = None,
     verbose: Verbose = False,
 ) -> None:
-    """Evaluate a run's newest checkpoint, or a model of an API, on held-out tasks."""
+    """Evaluate a run's newest checkpoint, or a model of an API, on held-out tasks.
+
+    Of a RewardModel run: accuracy and calibration of its scores on preference pairs.
+    """
     configure_output(verbose=verbose)
     from rllib_llm.cli.implementation import evaluate as implementation
 
@@ -98,6 +110,8 @@ def evaluate(
     given = [name for name, value in of_api.items() if value is not None]
     if api is None and given:
         raise ConfigError(f"{given[0]} has no effect without --api. Remove it.")
+    if pairs and api is not None:
+        raise ConfigError("--pairs has no effect with --api. Remove one of them.")
     if api is not None or run is None:
         code = implementation.evaluate_api(
             api,
@@ -120,6 +134,7 @@ def evaluate(
         samples=samples,
         modes=given_modes,
         envs=env or [],
+        pairs=pairs or [],
         as_json=json,
         out=out,
         storage=storage,

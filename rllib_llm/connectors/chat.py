@@ -26,6 +26,7 @@ _USER_2 = "Answer-b6d9"
 _ASSISTANT = "Reply-91c4"
 _SYSTEM = "System-5e20"
 _THOUGHT = "<think>\nThought-2d8b\n</think>\n\n"
+_OTHERS = ("user", "tool")  # roles of messages that no policy of the run writes
 _CACHES = ("_first_ids", "_delta_ids", "_reply_ids")
 _CACHED_TEXTS = 512
 
@@ -186,6 +187,30 @@ class ChatRenderer:
             return Prompt(added, extends=True)
         return Prompt(ids, extends=False)
 
+    def conversation(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the ids of a finished conversation, for models that score it.
+
+        The names of control tokens are plain text in replies, too: a policy must not
+        write messages of another role into what is scored.
+        """
+        text = self._render(
+            self._fold_system(messages),
+            prompt=False,
+            tools=tools,
+            plain=(*_OTHERS, "assistant"),
+        )
+        return self._encode(text)
+
+    def closing(self, last_sampled_id: int) -> list[int]:
+        """Return the tokens that the template writes after the last reply."""
+        user, reply = ({"role": "user", "content": _USER}, _ASSISTANT)
+        shown = [user, {"role": "assistant", "content": reply}]
+        text = self._render(shown, prompt=False)
+        ids, end = self._encode(text.split(reply, 1)[1]), self.end_of_turn_id
+        return ids[ids.index(end) + 1 :] if last_sampled_id == end in ids else ids
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of a sampled turn.
 
@@ -220,14 +245,22 @@ class ChatRenderer:
         *,
         prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
+        plain: Sequence[str] = _OTHERS,
     ) -> str:
-        """Return the template's text, with marks for control tokens in user texts."""
+        """Return the template's text, with marks for control tokens in user texts.
+
+        Args:
+            messages: The conversation.
+            prompt: Whether the opening of the next reply follows.
+            tools: JSON schemas of tools.
+            plain: Roles in whose messages control tokens' names are plain text.
+        """
         extra = dict(self.template_kwargs)
         if tools:
             extra["tools"] = self._mark_tools(tools)
         try:
             return self.tokenizer.apply_chat_template(
-                [self._mark(m) for m in messages],
+                [self._mark(m, plain) for m in messages],
                 tokenize=False,
                 add_generation_prompt=prompt,
                 **extra,
@@ -256,10 +289,10 @@ class ChatRenderer:
 
     # Control tokens in observations --------------------------------------------------
 
-    def _mark(self, message: Message) -> Message:
+    def _mark(self, message: Message, plain: Sequence[str]) -> Message:
         """Return the message with marks for control tokens that it contains."""
         content = self._controls.clean(message["content"])
-        if message["role"] in ("user", "tool"):
+        if message["role"] in plain:
             content = self._controls.mark(content)
         return {**message, "content": content}
 

@@ -35,6 +35,7 @@ SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
+SCORES = "scores"  # of a reward model, at the ends of turns [M]
 PREDICTED_VALUES = "predicted_values"  # of RLlib's loss, at trained tokens [N]
 PACKED_ROWS = "packed_rows"  # of a micro-batch whose rows are packed: a PackedRows
 HOST = "host_columns"  # copies of some columns in host memory: a HostColumns

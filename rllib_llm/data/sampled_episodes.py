@@ -174,4 +174,5 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         stop_reason=data.stop_reason,
         is_trained=data.stop_policy is not StopPolicy.MASK,
         greedy_return=data.greedy_return,
+        messages=data.messages,
     )

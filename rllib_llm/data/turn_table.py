@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.data.types import StopReason, Task
+from rllib_llm.data.types import Message, StopReason, Task
 from rllib_llm.errors import ConfigError
 
 
@@ -43,6 +43,8 @@ class Trajectory:
         is_trained: Whether it is trained on; otherwise only statistics count it.
         greedy_return: The agent's return in the greedy rollout of the task; None
             without such a rollout.
+        messages: The conversation of the last turn, system message included, as the
+            policy read it and wrote it.
     """
 
     task: Task
@@ -62,6 +64,7 @@ class Trajectory:
     stop_reason: StopReason | None = None
     is_trained: bool = True
     greedy_return: float | None = None
+    messages: list[Message] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         """Return the number of turns."""

@@ -20,6 +20,7 @@ class ValueHead(nn.Module):
         detach: Whether to stop the critic's gradient before the trunk.
         trunk: A separate trunk of the critic, trained with the head; None means the
             policy's trunk.
+        bias: Whether the last layer adds a constant.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class ValueHead(nn.Module):
         kind: str = "mlp",
         detach: bool = False,
         trunk: nn.Module | None = None,
+        bias: bool = True,
     ):
         super().__init__()
         if kind not in ("linear", "mlp"):
@@ -36,10 +38,11 @@ class ValueHead(nn.Module):
         # gradient.
         self.detach = detach and trunk is None
         self.trunk = trunk
-        self.out = nn.Linear(hidden_size, 1)
+        self.out = nn.Linear(hidden_size, 1, bias=bias)
         # Random initial values would be noise in the first advantages.
         nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
+        if bias:
+            nn.init.zeros_(self.out.bias)
         self.body: nn.Module = nn.Identity()
         if kind == "mlp":
             self.body = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU())

@@ -1,8 +1,9 @@
 """Reward functions, in addition to the environment's rewards.
 
 A reward function takes a :class:`~rllib_llm.components.Trajectory` and returns one
-number for its last turn, or one number per turn; it may be ``async``. The weighted sum
-is added to the environment's rewards. Importing this package registers its functions.
+number for its last turn, or one number per turn; it may be ``async``. An object with a
+method ``of_all`` gets all trajectories of an iteration at once. The weighted sum is
+added to the environment's rewards. Importing this package registers its functions.
 """
 
 from rllib_llm.rewards import (
@@ -12,6 +13,7 @@ from rllib_llm.rewards import (
     gate,
     lookup,
     retrieval,
+    scored,
     team_transforms,
     tools,
     transforms,
@@ -24,6 +26,7 @@ __all__ = [
     "gate",
     "lookup",
     "retrieval",
+    "scored",
     "team_transforms",
     "tools",
     "transforms",

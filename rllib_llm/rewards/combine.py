@@ -126,6 +126,10 @@ class Rewards:
             return per_turn(part, reward, len(trajectory))
 
         async def every(part: BoundComponent) -> list[np.ndarray]:
+            if hasattr(part.call, "of_all"):
+                rewards = part.call.of_all(trajectories)
+                pairs = zip(rewards, trajectories, strict=True)
+                return [per_turn(part, reward, len(t)) for reward, t in pairs]
             return list(await asyncio.gather(*(one(part, t) for t in trajectories)))
 
         return list(await asyncio.gather(*map(every, self.parts)))

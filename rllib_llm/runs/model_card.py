@@ -19,6 +19,21 @@ CARD_FILE = "README.md"
 _LIBRARY = "transformers"
 _ENVIRONMENTS = "environments/"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CLASSIFIER = """## Use
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = "PATH_OR_REPOSITORY"
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+ids = tokenizer.apply_chat_template(
+    messages, tokenize=True, return_dict=True, return_tensors="pt"
+)
+score = model(**ids).logits[0, 0]
+```
+
+The messages end with a reply; the score is that of the whole conversation."""
 _MOST_POINTS = 12  # of the learning curve
 
 
@@ -35,6 +50,7 @@ class CardFacts:
         base_model: Model that the policy was trained from.
         is_adapter: Whether the folder holds a LoRA adapter alone.
         license: Identifier of a licence, e.g. ``"apache-2.0"``; None: not stated.
+        is_classifier: Whether it is a reward model.
     """
 
     name: str
@@ -45,6 +61,7 @@ class CardFacts:
     base_model: str
     is_adapter: bool = False
     license: str | None = None
+    is_classifier: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +184,9 @@ def _metadata(facts: CardFacts, scores: list[Score]) -> str:
         library_name="peft" if facts.is_adapter else _LIBRARY,
         license=facts.license,
         model_name=facts.name,
-        pipeline_tag="text-generation",
+        pipeline_tag=(
+            "text-classification" if facts.is_classifier else "text-generation"
+        ),
         tags=["reinforcement-learning", "llm-agent", "rllib-llm", *_tags(facts)],
         eval_results=results or None,
     )
@@ -181,10 +200,13 @@ def _tags(facts: CardFacts) -> list[str]:
 
 def _summary(facts: CardFacts) -> str:
     kind = "LoRA adapter" if facts.is_adapter else "model"
+    if facts.is_classifier:
+        kind = "reward model, which scores conversations,"
     description = " ".join(str(facts.recipe.get("description", "")).split())
+    by = "" if facts.is_classifier else " by reinforcement learning"
     return (
-        f"A {kind} with {facts.parameters:,} parameters, trained by reinforcement "
-        f"learning with rllib_llm {__version__}. {description}"
+        f"A {kind} with {facts.parameters:,} parameters, trained{by} with rllib_llm "
+        f"{__version__}. {description}"
     ).strip()
 
 
@@ -313,6 +335,8 @@ def _loading(facts: CardFacts) -> str:
             'model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_REPOSITORY")\n'
         )
         note = f"The adapter needs its base model, `{facts.base_model}`. "
+    elif facts.is_classifier:
+        return _CLASSIFIER
     else:
         code = (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
 
-from rllib_llm import PrefConfig
+from rllib_llm import PrefConfig, RewardModelConfig
 from rllib_llm.algorithms.pref.pairs import PreferencePair
 from rllib_llm.algorithms.pref.pref import Pref
+from rllib_llm.algorithms.reward_model.finished_episodes import FinishedEpisode
+from rllib_llm.algorithms.reward_model.reward_model import RewardModel
 
 
 def pair_gradient(algo, env=None, **sections):
@@ -41,6 +43,55 @@ def matched(algo, env=None, **sections):
         [sum(side.get_rewards()) for side in pair.agent_episodes.values()]
         for pair in driver._sampled()
     ]
+
+
+def score_gradient(algo, env=None, **sections):
+    """Return the gradient of scores on five pairs, or on their ten episodes."""
+    config = make_config(RewardModelConfig, **sections["training"])
+    learner, driver = make_learner(config), reward_driver(config)
+    with torch.no_grad():
+        policy(learner).value_head.out.weight += 0.1
+    sides = [fake_episode(i, turns=1 + i % 3) for i in range(10)]
+    finished = [
+        FinishedEpisode(side, config.chat_renderer(), i % 2 == 0)
+        for i, side in enumerate(sides)
+    ]
+    units = [PreferencePair(*finished[i : i + 2]) for i in range(0, 10, 2)]
+    if config.score_loss == "outcome":
+        units = finished
+    found = gradients(learner, driver._with_noise(units))
+    return torch.cat([g.flatten() for g in found.values()]).numpy()
+
+
+def compared(algo, env=None, **sections):
+    """Return the returns of the pairs of a reward model."""
+    config = make_config(RewardModelConfig, **sections["training"])
+    returns = [0.0, 1.0, 0.5, 1.0, 0.2, 0.1, 0.0, 0.6]
+    episodes = [fake_episode(i, reward=r, group=i // 4) for i, r in enumerate(returns)]
+    return [
+        [sum(side.get_rewards()) for side in pair.agent_episodes.values()]
+        for pair in reward_driver(config)._units(episodes)
+    ]
+
+
+def held_out(algo, env=None, **sections):
+    """Return the number of held-out rows."""
+    rows = make_config(RewardModelConfig).data(**sections["data"]).held_out_rows()
+    return 0 if rows is None else len(rows)
+
+
+def reward_driver(config):
+    driver = RewardModel.__new__(RewardModel)
+    driver.config, driver._stored, driver._iteration = config, None, 0
+    return driver
+
+
+def comparisons() -> str:
+    """Return the path of a file with one pair, kept until the tests end."""
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    path = Path(_FOLDER.name) / "pairs.jsonl"
+    path.write_text(json.dumps(row))
+    return str(path)
 
 
 def conversations() -> str:

@@ -12,7 +12,15 @@ from setting_looks import (
     sampled_turns,
     update,
 )
-from setting_pairs import conversations, matched, pair_gradient
+from setting_pairs import (
+    compared,
+    comparisons,
+    conversations,
+    held_out,
+    matched,
+    pair_gradient,
+    score_gradient,
+)
 from setting_places import (
     Broken,
     Failing,
@@ -274,7 +282,17 @@ TRAINING |= {
     "margin": of(matched, "Pref", 0.5),
     "max_pairs_per_task": of(matched, "Pref", 1),
 }
-DATA = {"files": of(demonstrated, "SFT", conversations(), env=Taught)}
+TRAINING |= {
+    "score_loss": of(score_gradient, "RewardModel", "outcome"),
+    "score_margin": of(score_gradient, "RewardModel", 0.5),
+    "centering": of(score_gradient, "RewardModel", 0.5),
+    "label_noise": of(score_gradient, "RewardModel", 0.5),
+    "pair_margin": of(compared, "RewardModel", 0.5),
+}
+DATA = {
+    "files": of(demonstrated, "SFT", conversations(), env=Taught),
+    "held_out": of(held_out, "RewardModel", comparisons()),
+}
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},
     "lr_factor": needing(of(fired, "GRPO", 0.25), own=lowering()),

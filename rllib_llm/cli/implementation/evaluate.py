@@ -9,11 +9,13 @@ from typing import Any
 
 import typer
 
+from rllib_llm.algorithms.reward_model.reward_model import RewardModel
 from rllib_llm.cli.env_argument import parse_envs
 from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import Outcome
+from rllib_llm.evaluation.pair_statistics import PairEvaluation
 from rllib_llm.evaluation.success_statistics import Estimate
 from rllib_llm.evaluation.summary import Evaluation, evaluate_algorithm
 
@@ -27,6 +29,7 @@ def evaluate(
     samples: int,
     modes: list[str],
     envs: list[str],
+    pairs: list[str],
     as_json: bool,
     out: Path | None,
     storage: Path | None,
@@ -41,6 +44,7 @@ def evaluate(
         modes: At most one of ``"greedy"``, ``"sampled"`` and ``"both"``; empty: greedy,
             or sampled if there are several samples.
         envs: Environments as ``NAME[:key=value,...]``; empty: the run's.
+        pairs: Files with preference pairs, of a reward model.
         as_json: Print JSON.
         out: File for JSON with all outcomes.
         storage: Parent of run folders.
@@ -51,6 +55,24 @@ def evaluate(
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
+        head = {
+            "checkpoint": str(paths.checkpoint),
+            "iteration": algo.training_iteration,
+        }
+        if isinstance(algo, RewardModel):
+            if envs or modes or samples > 1:
+                raise ConfigError(
+                    "The run trained a reward model, which plays nothing: leave --env, "
+                    "--samples, --greedy, --sampled and --both out."
+                )
+            result = algo.evaluate_on_pairs(pairs or None, episodes)
+            algo.stop()
+            return _print_pairs(head, result, as_json=as_json, out=out)
+        if pairs:
+            raise ConfigError(
+                f"--pairs is for runs of RewardModel, not of {type(algo).__name__}. "
+                "Remove it."
+            )
         chosen: list[dict[str, Any]] = [
             {"env": env, "env_config": options} for env, options in env_specs
         ]
@@ -68,11 +90,10 @@ def evaluate(
             for environment in chosen
             for greedy in greedy_modes
         ]
-        iteration = algo.training_iteration
         algo.stop()
     return _print(
-        {"checkpoint": str(paths.checkpoint), "iteration": iteration},
-        f"checkpoint: {paths.checkpoint}, after {iteration} iterations",
+        head,
+        f"checkpoint: {paths.checkpoint}, after {head['iteration']} iterations",
         played,
         as_json=as_json,
         out=out,
@@ -154,6 +175,26 @@ def _print(
         for evaluation, _ in played:
             typer.echo("\n".join(_report(evaluation)))
     return 0 if all(evaluation.episodes for evaluation, _ in played) else 1
+
+
+def _print_pairs(
+    head: dict[str, Any], result: PairEvaluation, *, as_json: bool, out: Path | None
+) -> int:
+    """Print and write the evaluation of a reward model; return the exit status."""
+    text = json.dumps({**head, "pairs": dataclasses.asdict(result)}, indent=2)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    lines = (
+        f"checkpoint: {head['checkpoint']}, after {head['iteration']} iterations",
+        f"{result.pairs} preference pairs",
+        f"  accuracy     {_with_interval(result.accuracy)}",
+        f"  log loss     {result.log_loss:.3f}  (0.693 for equal scores)",
+        f"  calibration  {result.calibration_error:.3f}  (expected error of the "
+        "probability that the chosen one is better)",
+        f"  scores       {result.score_mean:.3f} +- {result.score_std:.3f}",
+    )
+    typer.echo(text if as_json else "\n".join(lines))
+    return 0
 
 
 def _greedy_modes(modes: list[str], samples: int) -> list[bool]:

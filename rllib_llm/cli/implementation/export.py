@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import typer
+from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_llm.algorithms.reward_model.reward_model import RewardModel
 from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.manifest import built_whole
+from rllib_llm.modules.classifiers import Classifier
+from rllib_llm.modules.loading import load_tokenizer
+from rllib_llm.modules.reward_model import RewardRLModule
 from rllib_llm.runs import hub
 from rllib_llm.runs.folders import stored_recipe
 from rllib_llm.runs.model_card import CARD_FILE, CardFacts, model_card
@@ -62,11 +68,16 @@ def export(
     paths = locate(run, storage)
     with ray_session(verbose=verbose):
         algo = load_algorithm(paths.checkpoint)
-        name, module = _choose(local_runner(algo).modules, policy)
+        modules = local_runner(algo).modules
+        if isinstance(algo, RewardModel):
+            modules = {DEFAULT_MODULE_ID: algo.scored_module()}
+        name, module = _choose(modules, policy)
         # The folder appears only once it is complete and verified.
         with built_whole(out, manifest=False) as work:
             module.save_model(work, merged=not adapter)
-            parameters = verify(work, module)
+            is_scored = isinstance(module, RewardRLModule)
+            check = verify_classifier if is_scored else verify
+            parameters = check(work, module)
             facts = CardFacts(
                 name=(push or out.name).rpartition("/")[2],
                 recipe=stored_recipe(paths.run) if paths.run else {},
@@ -76,13 +87,15 @@ def export(
                 base_model=algo.config.get_config_for_module(name).lm_model,
                 is_adapter=adapter,
                 license=license,
+                is_classifier=is_scored,
             )
             trial = read_run(paths.trial).trials[0] if paths.trial else None
             card = model_card(facts, trial)
             (work / CARD_FILE).write_text(card, encoding="utf-8")
         algo.stop()
+    loader = "SequenceClassification" if is_scored else "CausalLM"
     typer.echo(
-        f"{out}: {parameters:,} parameters, loaded back with AutoModelForCausalLM and "
+        f"{out}: {parameters:,} parameters, loaded back with AutoModelFor{loader} and "
         f"AutoTokenizer. From {paths.checkpoint}"
     )
     if push is not None:
@@ -104,13 +117,38 @@ def _choose(modules: dict[str, Any], policy: str | None) -> tuple[str, Any]:
     return policy, modules[policy]
 
 
+def verify_classifier(folder: Path, module: RewardRLModule) -> int:
+    """Load ``folder`` as a classifier and compare a score with ``module``'s.
+
+    Returns:
+        The number of parameters loaded.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    classifier = Classifier(str(folder), dtype=_dtype_name(module))
+    ids = load_tokenizer(str(folder)).encode("Hello, world.", add_special_tokens=False)
+    (score,) = classifier.scores([ids], max_tokens=len(ids))
+    expected = module.score_of(ids)
+    tolerance = 1e-4 if classifier.model.dtype == torch.float32 else 0.05
+    if abs(score - expected) > tolerance * max(1.0, abs(expected)):
+        raise CheckpointError(
+            f"The exported reward model gives the score {score:.6g} in place of "
+            f"{expected:.6g}, so the export was deleted. Please report this as a bug."
+        )
+    return sum(p.numel() for p in classifier.model.parameters())
+
+
+def _dtype_name(module: RewardRLModule) -> str:
+    return str(next(module.trunk.parameters()).dtype).removeprefix("torch.")
+
+
 def verify(folder: Path, module: LLMRLModule) -> int:
     """Load ``folder`` with the Auto classes and compare logits with ``module``'s.
 
     Returns:
         The number of parameters loaded.
     """
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device = next(module.lm.parameters()).device

@@ -1,0 +1,1 @@
+"""Reward models: scores of episodes, trained on comparisons or outcomes."""
