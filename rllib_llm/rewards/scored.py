@@ -108,6 +108,8 @@ class Scored:
 
     def _prefixes(self, trajectory: Trajectory) -> list[list[int]]:
         """Return the conversations to score as tokens: the whole, or at every turn."""
+        if not len(trajectory):
+            return []
         messages = trajectory.messages
         ends = [i + 1 for i, m in enumerate(messages) if m["role"] == "assistant"]
         if not ends:

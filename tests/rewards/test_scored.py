@@ -108,6 +108,10 @@ def test_long_conversations_are_refused_or_cut_with_a_warning(folder, caplog):
     assert "tokens of a conversation are cut" in caplog.text
 
 
+def test_no_turns_have_no_reward(folder):
+    assert scored(folder).call(played(messages=[], turns=0)) == []
+
+
 def test_turns_need_one_conversation(folder):
     with pytest.raises(ConfigError, match="3 turns have 2"):
         scored(folder, per="turn").call(played(turns=3))
