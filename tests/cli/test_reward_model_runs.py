@@ -45,10 +45,12 @@ def test_train_evaluate_export_and_use(call, tmp_path):
     assert train([str(recipe)], as_test=False, storage=storage, **options) == 0
     (run,) = storage.glob("judge_*")
     other = pairs(tmp_path / "other.jsonl", range(30, 50))
-    status, out, err = call("evaluate", run, "--pairs", other, "--json")
+    numbers = tmp_path / "numbers.json"
+    status, out, err = call("evaluate", run, "--pairs", other, "--out", numbers)
     assert status == 0, err
-    found = json.loads(out)["pairs"]
+    found = json.loads(numbers.read_text())["pairs"]
     assert found["pairs"] == 20 and found["accuracy"]["mean"] > 0.8
+    assert "20 preference pairs" in out and "calibration" in out
     status, _, err = call("evaluate", run)
     assert status != 0 and "Give files with pairs" in " ".join(err.split())
     folder = tmp_path / "judge"
