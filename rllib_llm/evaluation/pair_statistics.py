@@ -42,7 +42,7 @@ def evaluate_pairs(scores: np.ndarray) -> PairEvaluation:
     """Return the agreement of scores with pairs.
 
     Args:
-        scores: Of the chosen and the rejected episode. [P, 2], P >= 1
+        scores: Scores of the chosen and the rejected episode. [P, 2], P >= 1
     """
     difference = scores[:, 0] - scores[:, 1]
     is_right = 0.5 * (1 + np.sign(difference))

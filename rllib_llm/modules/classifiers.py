@@ -162,7 +162,7 @@ class Classifier:
     Args:
         model: Folder or hub id.
         dtype: Data type of the weights.
-        device: Where it computes; None: an accelerator, if there is one.
+        device: Device to compute on; None: an accelerator, if there is one.
 
     Raises:
         ModelError: It cannot be loaded, or lacks weights.

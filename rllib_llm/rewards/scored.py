@@ -49,7 +49,7 @@ class Scored:
         max_tokens: Longest conversation in tokens; None: the model's positions.
         batch_tokens: Most token positions of a forward pass.
         dtype: Data type of the weights.
-        device: Where it computes, e.g. "cuda:0"; None: an accelerator, if there is one.
+        device: Device to compute on, e.g. "cuda:0"; None: an accelerator, if any.
     """
 
     def __init__(

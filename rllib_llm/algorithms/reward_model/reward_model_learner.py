@@ -176,5 +176,5 @@ class RewardModelTorchLearner(LLMLearnerMixin, TorchLearner):
                 unit = read(part, columns.MULTI_AGENT_EPISODE_INDEX)[row]
                 side = read(part, columns.AGENT_INDEX)[row]
                 scores[int(unit), int(side)] = computed[place]
-        found = np.array([scores[key] for key in sorted(scores)])
-        return found if len(found) == len(units) else found.reshape(len(units), -1)
+        ordered = np.array([scores[key] for key in sorted(scores)])
+        return ordered if len(ordered) == len(units) else ordered.reshape(-1, 2)
