@@ -165,8 +165,9 @@ class LLMAlgorithm(
         ):
             # The PPO base class would sample here; groups, rewards and filters need
             # whole episodes on the driver.
-            episodes = self.collect()
-        annotate_advantages(self.metrics, episodes)
+            sampled = self.collect()
+        annotate_advantages(self.metrics, sampled)
+        episodes = self.with_replayed(sampled)
         # Each Learner needs an episode, since rows of one episode stay together.
         learners = max(1, self.config.num_learners or 0)
         is_skipped = len(episodes) < learners
@@ -202,10 +203,14 @@ class LLMAlgorithm(
         ):
             self._sync_weights()
 
-    def collect(self) -> list[Any]:
+    def collect(self) -> Sequence[Any] | SampledEpisodes:
         """Sample this iteration's episodes and assign their advantages."""
         groups = self.config.episodes_per_iteration // self.config.group_size
-        return list(self.process_episodes(self.sample_groups(groups)))
+        return self.process_episodes(self.sample_groups(groups))
+
+    def with_replayed(self, episodes: Any) -> list[Any]:
+        """Return the episodes to train on; subclasses may add earlier ones."""
+        return list(episodes)
 
     def sample_groups(self, num_groups: int) -> SampledEpisodes:
         """Sample the next ``num_groups`` groups and assign their rewards.

@@ -33,6 +33,7 @@ CHOICE_STARTS = "choice_starts"  # column where its turn's action starts, or -1 
 CANDIDATES = "candidates"  # number of the token's action; 0: taken, -1: none [B, T]
 SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score [B, T]
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
+SOURCE = "source"  # place of the row's SOURCES; absent: all are sampled [B]
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 SCORES = "scores"  # of a reward model, at the ends of turns [M]

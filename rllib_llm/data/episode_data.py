@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
     from rllib_llm.types import Episode
 
+SAMPLED = "sampled"  # in this iteration, or ahead for it
+REPLAY = "replay"  # in an earlier iteration (docs/replay.md)
+FILE = "file"  # written in a data file
+SOURCES = (SAMPLED, REPLAY, FILE)
+
 
 @dataclasses.dataclass(slots=True)
 class Conversation:
@@ -81,6 +86,7 @@ class EpisodeData:
         advantage: Written by the driver: one advantage per turn, or one for all turns.
         is_annotated: Whether a transcript shows the episode with its advantages.
         annotates_tokens: Whether the transcript shows the Learner's data per token.
+        source: Origin of the episode, one of ``SOURCES``.
     """
 
     task: Task | None = None
@@ -113,6 +119,7 @@ class EpisodeData:
     advantage: float | Sequence[float] | np.ndarray | None = None
     is_annotated: bool = False
     annotates_tokens: bool = False
+    source: str = SAMPLED
     seconds: float = 0.0
 
     @property

@@ -33,6 +33,7 @@ NAMES = (
     columns.CHOICE_STARTS,
     columns.CANDIDATES,
     columns.SUCCESS,
+    columns.SOURCE,
 )
 # Fixed cost of a forward and backward pass, in tokens. Measured on a CPU with models
 # of one million parameters; it is lower for larger models.
@@ -80,6 +81,19 @@ def keep(batch: dict[str, Any], name: str, array: np.ndarray) -> None:
     """Keep a copy of a new column, which the caller uploads."""
     if columns.HOST in batch:
         batch[columns.HOST] = batch[columns.HOST].replace(**{name: array})
+
+
+def select_rows(batch: Mapping[str, Any], index: np.ndarray) -> dict[str, Any]:
+    """Return the rows with these indices, of all columns."""
+    # Uploaded once for all columns.
+    on_device = upload(index, batch[Columns.LOSS_MASK].device)
+    selected = {
+        k: v[on_device] if isinstance(v, Tensor) and v.ndim else v
+        for k, v in batch.items()
+    }
+    if columns.HOST in batch:
+        selected[columns.HOST] = batch[columns.HOST].select(index)
+    return selected
 
 
 def count(batch: Mapping[str, Any]) -> int:

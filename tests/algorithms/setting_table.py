@@ -56,6 +56,7 @@ from setting_places import (
     survived,
     sync_dtype,
 )
+from setting_replay import replayed, with_replayed
 from setting_runs import (
     all_rows,
     answering_model,
@@ -293,6 +294,20 @@ DATA = {
     "files": of(demonstrated, "SFT", conversations(), env=Taught),
     "held_out": of(held_out, "RewardModel", comparisons()),
 }
+REPLAY = {
+    "episodes_per_iteration": of(replayed, "GRPO", 2, 4),
+    "capacity_tokens": of(replayed, "GRPO", 150),
+    "max_age": of(replayed, "GRPO", 1),
+    "keep": of(replayed, "GRPO", "success"),
+    "positive_only": of(replayed, "GRPO", True),
+    "draw": of(replayed, "GRPO", "recency"),
+    "alpha": needing(of(replayed, "GRPO", 9.0), own={"draw": "priority"}),
+    "advantages": of(replayed, "GRPO", "rebased"),
+    "window": needing(of(replayed, "GRPO", 1), own={"advantages": "rebased"}),
+    "old_logps": of(with_replayed, "GRPO", "learner"),
+    "loss": of(with_replayed, "GRPO", "cispo"),
+    "coeff": of(with_replayed, "GRPO", 0.3),
+}
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},
     "lr_factor": needing(of(fired, "GRPO", 0.25), own=lowering()),
@@ -364,6 +379,7 @@ PROBES = {
         "rollouts": ROLLOUTS,
         "sft": WARM_START,
         "data": DATA,
+        "replay": REPLAY,
         "training": TRAINING,
         "alarms": ALARMS,
         "league": LEAGUE,

@@ -92,6 +92,13 @@ def grpo():
             "ref_kl_target": 1e-9,
             "loss_terms": [Fading, {"name": "entropy_target", "target": 9.0}],
         },
+        replay={
+            "episodes_per_iteration": 4,
+            "capacity_tokens": 400,
+            "keep": Passing,
+            "draw": "priority",
+            "advantages": "rebased",
+        },
         alarms={"entropy_explosion": {"above": 0.01, "action": "lower_lr"}},
     )
 

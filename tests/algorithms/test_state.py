@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from learner_helpers import fake_episode, make_config, make_learner, weights
+from setting_replay import drawn_by, remember, replay_buffer
 from test_sample_ahead import Runners, iterate, sampler
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
@@ -49,6 +50,7 @@ OF_RUNS = {
     "LLMAlgorithm",
     "LLMLearnerGroup",
     "PackageState",
+    "ReplaysEpisodes",
     "SelfPlay",
 }
 
@@ -451,6 +453,9 @@ CASES = {
         lambda: sampler(Runners(2)),
         lambda of: iterate(of, of._runners, 3),
         SampleAhead.get_state,
+    ),
+    "ReplayBuffer": Case(
+        replay_buffer, lambda of: remember(of, 0), lambda of: drawn_by(of, 5)
     ),
     "LLMLearnerMixin": Case(
         lambda: learner(use_kl_loss=True, kl_target=1e-9), use_learner, look_at_learner

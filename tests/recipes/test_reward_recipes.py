@@ -122,6 +122,18 @@ def rorecomp(played, left, result):
                     assert better <= 0
 
 
+def spear(played, left, result):
+    fading = np.interp(1, [0, 50], [1.0, 0.854])
+    for t in played:
+        worked = sum(bool(i["tool"]) and not i["tool_error"] for i in t.infos)
+        bonus = fading * min(0.1 * worked, 1.0)
+        assert t.episode_return == pytest.approx(float(bool(t.success)) + bonus)
+    if "replay" in result:
+        # Of the first iteration, since an episode is drawn from the next one on.
+        assert 0 < result["replay"]["num_episodes_stored"] < 32
+        assert result["replay"]["num_episodes_drawn"] <= 32
+
+
 def scaling_inter_rl(played, left, result):
     assert max(len(t) for t in played) <= 6
 
@@ -162,6 +174,7 @@ CASES = {
     "ppr_renorm": (ppr_renorm, PPO),
     "grpo_roc": (grpo_roc, (*GRPO, *SEARCH)),
     "rorecomp": (rorecomp, (*GRPO, *SEARCH)),
+    "spear": (spear, (*GRPO, *SEARCH)),
     "scaling_inter_rl": (scaling_inter_rl, (*GRPO, *LAKE)),
     "starpo": (starpo, (*GRPO, *LAKE)),
     "starpo_s": (starpo_s, (*GRPO, *LAKE)),

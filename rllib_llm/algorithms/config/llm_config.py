@@ -90,6 +90,11 @@ class LLMConfigMixin(
         super().__init_subclass__(**kwargs)
         check_calls(cls)
 
+    @property
+    def uses_replay(self) -> bool:
+        """True if earlier episodes join the updates; not every algorithm can."""
+        return False
+
     def _set_llm_defaults(self) -> None:
         self._set_declared_defaults()
         install_defaults(self)  # exact means, transcripts

@@ -30,6 +30,7 @@ SECTIONS = (
     "league",
     "sft",
     "data",
+    "replay",
     "training",
     "alarms",
     "env_runners",

@@ -16,7 +16,9 @@ from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.replay import ReplaySettings, validate_replay
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
 from rllib_llm.components.registry import Specs
@@ -54,7 +56,7 @@ _CRITIC_SETTINGS = (
 )
 
 
-class GRPOConfig(LLMConfigMixin, PPOConfig):
+class GRPOConfig(ReplaySettings, LLMConfigMixin, PPOConfig):
     """Configuration of :class:`GRPO`.
 
     Example:
@@ -134,6 +136,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 "advantage_baseline='none' needs advantage_scale='none': raw returns "
                 "that are all equal have no deviation to divide by. Set it to 'none'."
             )
+        validate_replay(self)
         self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
@@ -175,6 +178,12 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
                 }
             ]
         return AdvantageEstimators(estimators, self.advantage_transforms)
+
+    @property
+    def uses_reference(self) -> bool:
+        """True if a frozen reference policy is needed."""
+        needs = self.build_replay_loss().needs if self.uses_replay else ()
+        return super().uses_reference or "reference" in needs
 
     @property
     def compares_rollouts(self) -> bool:
@@ -263,7 +272,7 @@ class GRPOConfig(LLMConfigMixin, PPOConfig):
         return GRPOTorchLearner
 
 
-class GRPO(LLMAlgorithm):
+class GRPO(ReplaysEpisodes, LLMAlgorithm):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
 
     config: GRPOConfig
@@ -282,7 +291,7 @@ class GRPO(LLMAlgorithm):
         super().setup(config)
 
     @override(LLMAlgorithm)
-    def collect(self) -> list[Any]:
+    def collect(self) -> SampledEpisodes:
         """Sample groups, replace zero-variance ones, assign advantages."""
         config = self.config
         num_groups = config.episodes_per_iteration // config.group_size
@@ -297,12 +306,14 @@ class GRPO(LLMAlgorithm):
             episodes = episodes + more
         # Advantages may depend on the whole batch (advantage_scale="batch").
         self._set_advantages(episodes)
-        return list(episodes)
+        return episodes
 
     @override(LLMAlgorithm)
     def sample_groups(self, num_groups: int) -> SampledEpisodes:
         """Sample groups, and greedy rollouts if advantages need them."""
         episodes = super().sample_groups(num_groups)
+        if self._buffer is not None:
+            self._buffer.observe(episodes)
         return with_greedy_returns(self, episodes) if self._needs_greedy else episodes
 
     @override(LLMAlgorithm)

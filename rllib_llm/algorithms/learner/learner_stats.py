@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Means from which other metrics are made; not metrics themselves.
 IS_WEIGHT_SQUARE = "is_weight_square"
+REPLAY_RATIO_SQUARE = "replay_ratio_square"
 _INTERMEDIATE_STATS = ("value_target_square", "value_error_mean", "value_error_square")
 
 
@@ -195,6 +196,10 @@ class LearnerStats(RLlibLearner):
             if square:  # 0 if masks have left no token
                 share = means["is_weight_mean"] ** 2 / square
                 means["is_effective_sample_frac"] = share
+            square = means.pop(REPLAY_RATIO_SQUARE, 0.0)
+            if square:
+                share = means["replay_ratio_mean"] ** 2 / square
+                means["replay_effective_sample_frac"] = share
             for key, value in means.items():
                 self.metrics.log_value((module_id, key), value, window=1)
         for path, maxima in self._maxima.items():
@@ -247,14 +252,18 @@ class LearnerStats(RLlibLearner):
             self._add_stat(
                 module_id, "trained_token_frac", trained / attended, attended
             )
-            if not trained:
-                continue
-            advantages = d[Columns.ADVANTAGES][trained_places(d)]
-            self._add_histogram_values(module_id, "advantages", advantages)
-            magnitude = advantages.abs().mean()
-            self._add_stat(module_id, "advantage_abs_mean", magnitude, trained)
-            if not self._mismatch_in_first_pass and not self._is_critic(module_id):
-                self._add_mismatch_stats(module_id, d[Columns.ACTION_LOGP], d)
+
+    def _log_advantages(self, module_id: str, data: dict[str, Any]) -> None:
+        """Log advantages, and the mismatch unless the first pass measures it."""
+        trained = count(data)
+        if not trained:
+            return
+        advantages = data[Columns.ADVANTAGES][trained_places(data)]
+        self._add_histogram_values(module_id, "advantages", advantages)
+        magnitude = advantages.abs().mean()
+        self._add_stat(module_id, "advantage_abs_mean", magnitude, trained)
+        if not self._mismatch_in_first_pass and not self._is_critic(module_id):
+            self._add_mismatch_stats(module_id, data[Columns.ACTION_LOGP], data)
 
 
 def _to_floats(values: Sequence[torch.Tensor | float]) -> list[float]:

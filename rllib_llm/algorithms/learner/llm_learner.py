@@ -23,10 +23,17 @@ from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, Reference
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
 from rllib_llm.algorithms.learner.sharding import ShardingMixin
+from rllib_llm.algorithms.learner.stored_rows import (
+    DENOMINATOR,
+    SOURCE_OF_PART,
+    StoredRowsMixin,
+    episodes_by_source,
+)
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import count, micro_batches, read
+from rllib_llm.data.episode_data import SAMPLED
+from rllib_llm.data.micro_batches import count, micro_batches, read, select_rows
 from rllib_llm.distributed import (
     all_reduce_sum,
     equal_passes,
@@ -39,7 +46,6 @@ from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.seeding import stable_seed
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
-from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.training_data import TrainingData
@@ -47,11 +53,10 @@ if TYPE_CHECKING:
 
     from rllib_llm.types import LLMConfig
 
-DENOMINATOR = "loss_denominator"
-
 
 class LLMLearnerMixin(
     ComposedLossMixin,
+    StoredRowsMixin,
     NonLLMLearnerMixin,
     ReferenceKLMixin,
     ShardingMixin,
@@ -144,7 +149,7 @@ class LLMLearnerMixin(
         **kwargs: Any,
     ) -> Iterator[MultiAgentBatch]:
         self._begin_annotations(training_data.episodes or ())
-        self._log_lag(training_data.episodes or ())
+        self._log_lag(self.sampled_only(training_data.episodes or ()))
         # Of run, update and epoch: a resumed run shuffles alike, on every rank.
         run, update = self.config.seed or 0, self._weights_seq_no
         seeds = [
@@ -170,16 +175,22 @@ class LLMLearnerMixin(
             self._prepare_tokens(of_tokens)
         self._log_batch(of_tokens)
         for module_id, columns_of_module in of_tokens.items():
+            self._log_sources(module_id, columns_of_module)
+        for module_id, columns_of_module in of_tokens.items():
             has_logps = Columns.ACTION_LOGP in columns_of_module
             if has_logps and module_id in self._mismatch_settings:
-                self._correct_mismatch(module_id, columns_of_module)
+                correct = functools.partial(self._correct_mismatch, module_id)
+                self.on_sampled(columns_of_module, correct)
         return self._minibatches(data, seeds, minibatch_size, batch.env_steps())
 
     def _defer_old_logps(
         self, training_data: TrainingData, num_epochs: int, minibatch_size: int | None
     ) -> bool:
         """Let the training pass compute old log-probabilities if it is the only one."""
-        episodes = all_reduce_sum([len(training_data.episodes or ())], self._device)[0]
+        given = training_data.episodes or ()
+        counts = [len(self.sampled_only(given)), len(given)]
+        sampled, episodes = all_reduce_sum(counts, self._device)
+        episodes = sampled or episodes
         # With one optimiser step the training pass itself sees the weights before the
         # update, so a separate forward pass would compute the same numbers.
         one_step = num_epochs == 1 and (minibatch_size or math.inf) >= episodes > 0
@@ -223,10 +234,14 @@ class LLMLearnerMixin(
         # The empty array gives np.concatenate something to do without any rows.
         # [episodes]
         ids = np.unique(np.concatenate([*owners.values(), np.zeros(0, np.int64)]))
+        by_source = episodes_by_source(data, owners, ids)
         steps = 1
         if minibatch_size:
-            total = all_reduce_sum([len(ids)], self._device)[0]
-            steps = max(1, math.ceil(total / minibatch_size))
+            counts = [len(by_source[0]), len(ids)]
+            sampled, total = all_reduce_sum(counts, self._device)
+            # Episodes that were not sampled now are spread over the steps of the
+            # others.
+            steps = max(1, math.ceil((sampled or total) / minibatch_size))
         has_logps = all(Columns.ACTION_LOGP in d for d in data.values())
         assert has_logps or steps * len(seeds) == 1, (
             "Old log-probabilities are missing."
@@ -234,13 +249,16 @@ class LLMLearnerMixin(
         # Each Learner splits its own episodes into the same number of steps, so that
         # no collective call waits for a rank without one.
         for seed in seeds:
-            order = np.random.default_rng(seed).permutation(ids)
+            rng = np.random.default_rng(seed)
             # array_split, because the number of episodes need not be a multiple of
             # steps; parts may be empty.
-            for part in np.array_split(order, steps):
+            splits = [
+                np.array_split(rng.permutation(each), steps) for each in by_source
+            ]
+            for part in map(np.concatenate, zip(*splits, strict=True)):
                 masks = {mid: np.isin(owners[mid], part) for mid in data}
                 selected = {
-                    mid: _select(data[mid], rows)
+                    mid: SampleBatch(select_rows(data[mid], np.flatnonzero(rows)))
                     for mid, rows in masks.items()
                     if rows.any()
                 }
@@ -288,20 +306,30 @@ class LLMLearnerMixin(
         if module_id in self._non_llm_ids:
             return self._backward_non_llm(module_id, data)
         config = self.config.get_config_for_module(module_id)
-        local_units = 0.0 if data is None else self._count_units(data, config)
+        coeffs = {s: self.source_coeff(s, config) for s in self._sources}
+        of_source = self.by_source(data)
+        local_units = [
+            self._count_units(of_source[s], config) if coeff and s in of_source else 0.0
+            for s, coeff in coeffs.items()
+        ]
         # Before the early return: a rank without rows must join the collective call.
-        total = all_reduce_sum([local_units], self._device)[0]
+        units = all_reduce_sum(local_units, self._device)
+        total = sum(units)
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
         # A rank without rows must join the passes of sharded layers as well.
         if total == 0 or (data is None and not self.is_sharded):
             return fwd_out, loss_sum, total
-        parts = () if data is None else self._parts(module_id, data, config)
+        denominators = {
+            s: number / coeffs[s]
+            for s, number in zip(coeffs, units, strict=True)
+            if number
+        }
+        parts = self._parts_by_source(module_id, of_source, denominators, config)
         for part in equal_passes(parts, self._device, is_sharded=self.is_sharded):
             if part is None:
                 loss = self._idle_loss(module_id, config)
             else:
-                part[DENOMINATOR] = total
                 fwd_out, loss = self._pass(module_id, part, config)
             # Per micro-batch: frees its activations, and gradients add up in `.grad`.
             loss.backward()
@@ -328,14 +356,21 @@ class LLMLearnerMixin(
     ) -> tuple[Any, torch.Tensor]:
         """Return the forward pass of a micro-batch and its part of the loss."""
         self._add_padding(module_id, part)
+        source = part.pop(SOURCE_OF_PART)
         fwd_out = self.module[module_id].unwrapped().forward_train(part)
         if Columns.ACTION_LOGP not in part:
             # Deferred old log-probabilities: those of this pass, i.e. ratios of
             # exactly 1.
-            scores = fwd_out[Columns.ACTION_DIST_INPUTS].detach()
-            add_old_logps(part, scores[..., 0])
-            if module_id in self._mismatch_settings:
+            logp = fwd_out[Columns.ACTION_DIST_INPUTS].detach()[..., 0]
+            add_old_logps(part, logp)
+            if source == SAMPLED and module_id in self._mismatch_settings:
                 self._correct_mismatch(module_id, part)
+        if self._has_recorded_logps(source):
+            add_old_logps(part, part[columns.BEHAVIOUR_LOGP])
+        if source != SAMPLED:
+            scores = fwd_out[Columns.ACTION_DIST_INPUTS]
+            total = part[DENOMINATOR]
+            return fwd_out, self._stored_loss(module_id, config, part, scores, total)
         loss = self.compute_loss_for_module(
             module_id=module_id, config=config, batch=part, fwd_out=fwd_out
         )
@@ -418,16 +453,3 @@ class LLMLearnerMixin(
         for mid in self.module.keys():
             if hasattr(self, "entropy_coeff_schedulers_per_module"):
                 self.entropy_coeff_schedulers_per_module[mid].update(timestep=steps)
-
-
-def _select(data: dict[str, Any], rows: np.ndarray) -> SampleBatch:
-    index = np.flatnonzero(rows)
-    # Uploaded once for all columns.
-    on_device = upload(index, data[Columns.LOSS_MASK].device)
-    selected = {
-        k: v[on_device] if isinstance(v, torch.Tensor) and v.ndim else v
-        for k, v in data.items()
-    }
-    if columns.HOST in data:
-        selected[columns.HOST] = data[columns.HOST].select(index)
-    return SampleBatch(selected)

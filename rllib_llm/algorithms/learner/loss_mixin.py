@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from rllib_llm.seeding import stable_seed
 from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rllib_llm.types import LLMConfig
 
 _STATE = "llm_composed_loss"
@@ -37,6 +40,14 @@ class ComposedLossMixin(LearnerStats):
     with the algorithm's own loss takes no step here.
     """
 
+    _replay_losses: dict[str, ComposedLoss]
+
+    if TYPE_CHECKING:
+
+        def on_sampled(
+            self, data: dict[str, Any], change: Callable[[dict[str, Any]], None]
+        ) -> None: ...
+
     def build(self) -> None:
         """Build the Learner and its loss components."""
         super().build()
@@ -50,7 +61,12 @@ class ComposedLossMixin(LearnerStats):
         }
         needs = {m: loss.needs for m, loss in self._composed_loss.items()}
         self._token_needs: frozenset[str] = frozenset().union(*needs.values())
-        self._uncut_sequences = frozenset(m for m in needs if "sequences" in needs[m])
+        replay_needs = {m: loss.needs for m, loss in self._replay_losses.items()}
+        self._uncut_sequences = frozenset(
+            m
+            for m in needs
+            if "sequences" in needs[m] | replay_needs.get(m, frozenset())
+        )
         # Policies without correction have no entry.
         corrections = {m: config.mismatch_settings() for m, config in configs.items()}
         self._mismatch_settings = {m: s for m, s in corrections.items() if s}
@@ -61,17 +77,25 @@ class ComposedLossMixin(LearnerStats):
         for module_id, components in sorted(self._composed_loss.items()):
             batch = data.get(module_id)
             if "success" in components.needs:
-                self._share_success(module_id, batch)
+                share = functools.partial(self._share_success, module_id)
+                share(None) if batch is None else self.on_sampled(batch, share)
             if "scores" not in components.needs or (
                 batch is None and world_size() == 1
             ):
                 continue
             # The other Learners wait for this one's part of moments and ranks.
             batch = self._no_rows() if batch is None else batch
-            tokens = self._scored(module_id, batch)
-            batch[columns.ENTROPY_RANK] = tokens.entropy_rank
-            batch[columns.COVARIANCE_RANK] = tokens.covariance_rank
-            batch[Columns.ADVANTAGES] = components.transform(tokens)
+            rank = functools.partial(self._rank, module_id, components)
+            self.on_sampled(batch, rank)
+
+    def _rank(
+        self, module_id: str, components: ComposedLoss, batch: dict[str, Any]
+    ) -> None:
+        """Add the ranks of tokens to a batch, and transform its advantages."""
+        tokens = self._scored(module_id, batch)
+        batch[columns.ENTROPY_RANK] = tokens.entropy_rank
+        batch[columns.COVARIANCE_RANK] = tokens.covariance_rank
+        batch[Columns.ADVANTAGES] = components.transform(tokens)
 
     def _no_rows(self) -> dict[str, Any]:
         """Return a batch without rows, with the columns of :meth:`token_batch`."""

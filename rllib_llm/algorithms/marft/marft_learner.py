@@ -11,7 +11,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import VF_LOSS_KEY, Learner
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR
+from rllib_llm.algorithms.learner.stored_rows import DENOMINATOR
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import (

@@ -13,9 +13,10 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.algorithms.learner.non_llm_learner import RLLIB_MEANS
 from rllib_llm.algorithms.learner.rllib_loss import rllib_ppo_loss
+from rllib_llm.algorithms.learner.stored_rows import DENOMINATOR
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import count, read
 from rllib_llm.losses.aggregation import weighted_loss

@@ -12,7 +12,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.learner.llm_learner import DENOMINATOR, LLMLearnerMixin
+from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
+from rllib_llm.algorithms.learner.stored_rows import DENOMINATOR
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import micro_batches, read

@@ -23,7 +23,7 @@ from rllib_llm.connectors.learner.rejected_actions import (
     pad_choices,
 )
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.data.episode_data import SOURCES, agent_episodes, episode_data
 from rllib_llm.data.types import Choice, Prompt, StopPolicy, Turn
 from rllib_llm.losses.aggregation import token_weights
 
@@ -114,6 +114,7 @@ class TokenRows(ConnectorV2):
         trained: list[bool] = []
         advantages: list[Any] = []
         success: list[float] = []
+        sources: list[int] = []
         for index, (episode, multi_agent_index) in enumerate(parts):
             data = episode_data(episode)
             new_rows = _rows(episode, settings)
@@ -124,6 +125,7 @@ class TokenRows(ConnectorV2):
             # NaN, not 0: an unknown outcome is no failure.
             solved = np.nan if data.success is None else float(data.success)
             success += [solved] * len(new_rows)
+            sources += [SOURCES.index(data.source)] * len(new_rows)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
         names = (
             columns.EPISODE_INDEX,
@@ -133,6 +135,8 @@ class TokenRows(ConnectorV2):
         for name, values in zip(names, zip(*owners, strict=True), strict=True):
             out[name] = np.asarray(values, np.int64)
         out[columns.SUCCESS] = np.asarray(success, np.float32)
+        if any(sources):
+            out[columns.SOURCE] = np.asarray(sources, np.int64)
         # Filters mask single turns; the tokens stay as context of later turns.
         mask = out[Columns.LOSS_MASK]
         for row, (part, _, _) in enumerate(owners):

@@ -1,0 +1,139 @@
+"""Settings of ``replay``: own earlier episodes beside those of the iteration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+
+from rllib_llm.algorithms.config.declarations import (
+    DeclaredSettings,
+    fluent_method,
+    setting,
+)
+from rllib_llm.algorithms.config.rllib_kinds import Schedule
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.components.registry import Spec, Specs
+from rllib_llm.errors import ConfigError
+from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.episode_store import DRAWS
+from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+    from rllib_llm.losses.composed_loss import ComposedLoss
+
+# Over the iteration's sampled rows, which replayed ones are not part of.
+_SAMPLED_ONLY = ("scores", "success")
+
+
+class ReplaySettings(DeclaredSettings):
+    """Settings of ``replay``."""
+
+    replay = fluent_method(
+        "Learn from episodes of earlier iterations, too.", prefix="replay_"
+    )
+
+    replay_episodes_per_iteration: NonNegativeInt = setting(
+        0, "Earlier episodes that join each update; 0: none."
+    )
+    replay_capacity_tokens: PositiveInt = setting(
+        1_000_000,
+        "Tokens of the episodes that are kept, on disk; the oldest leave first.",
+    )
+    replay_max_age: PositiveInt | None = setting(
+        5, "Iterations after which an episode is no longer used; None: no limit."
+    )
+    replay_keep: Specs = setting(
+        (), "Filters of the episodes that are kept, e.g. ``success``."
+    )
+    replay_positive_only: bool = setting(
+        False,
+        """Use only episodes whose advantage is positive (self-imitation learning, Oh
+        et al. 2018), when they are kept and when they are drawn.""",
+    )
+    replay_draw: Annotated[str, OneOf(DRAWS)] = setting(
+        "uniform",
+        """"uniform", "recency" (the newest), "task_balanced" (equally many of each
+        task) or "priority" (by the magnitude of advantages).""",
+    )
+    replay_alpha: NonNegativeFloat = setting(
+        1.0, 'Exponent of priorities with "priority", as of RLlib\'s replay buffers.'
+    )
+    replay_advantages: Literal["stored", "rebased"] = setting(
+        "stored",
+        """"stored": those of the iteration that sampled the episode. "rebased": its
+        return minus the median of the recent groups' mean returns (SPEAR).""",
+    )
+    replay_window: PositiveInt = setting(
+        256, 'Groups in the median of "rebased", per agent.'
+    )
+    replay_old_logps: Literal["engine", "learner"] = setting(
+        "engine",
+        """Old log-probabilities of replayed tokens. "engine": those recorded while
+        sampling, so that the ratio is to the policy that sampled. "learner": those
+        before the update; the ratio of the two weights the advantages, truncated at
+        ``tis_clip`` (decoupled objective).""",
+    )
+    replay_loss: Spec | None = setting(
+        None, "Policy loss of replayed tokens; None: the one of sampled tokens."
+    )
+    replay_coeff: NonNegativeFloat | Schedule = setting(
+        1.0,
+        """Weight of their mean loss beside that of sampled tokens: a number, or pairs
+        ``[[0, value], [update, value], ...]``, interpolated linearly.""",
+    )
+
+    @property
+    def uses_replay(self) -> bool:
+        """True if earlier episodes join the updates."""
+        return bool(self.replay_episodes_per_iteration)
+
+    def replay_coeff_at(self, update: int) -> float:
+        """Return the weight of replayed tokens' loss in an update, from 0."""
+        if isinstance(self.replay_coeff, int | float):
+            return float(self.replay_coeff)
+        at, values = zip(*self.replay_coeff, strict=True)
+        return float(np.interp(update, at, values))
+
+    def build_replay_loss(self) -> ComposedLoss:
+        """Return the policy loss of replayed tokens; empty: that of sampled tokens."""
+        from rllib_llm.losses.composed_loss import ComposedLoss
+
+        return ComposedLoss(self.replay_loss)
+
+
+def validate_replay(config: GRPOConfig) -> None:
+    """Check the settings of ``replay``.
+
+    Raises:
+        ConfigError: If one is wrong or would have no effect.
+    """
+    if not config.uses_replay:
+        names = set(ReplaySettings._declared) - {"replay_episodes_per_iteration"}
+        why = "nothing is replayed. Set replay.episodes_per_iteration."
+        refuse_without_effect(config, tuple(sorted(names)), why)
+        return
+    if config.replay_draw != "priority":
+        why = "it is for replay.draw='priority'. Leave it out."
+        refuse_without_effect(config, ("replay_alpha",), why)
+    if config.replay_advantages != "rebased":
+        why = "it is for replay.advantages='rebased'. Leave it out."
+        refuse_without_effect(config, ("replay_window",), why)
+    Filters(config.replay_keep, turns_may_be_masked=False).try_out()
+    _check_loss(config)
+
+
+def _check_loss(config: GRPOConfig) -> None:
+    loss = config.build_replay_loss()
+    loss.try_out()
+    for need in loss.needs.intersection(_SAMPLED_ONLY):
+        raise ConfigError(
+            f"replay.loss={config.replay_loss!r} compares the sampled tokens of an "
+            f"iteration ({need}), which replayed ones are not part of. Use another."
+        )
+    if config.replay_old_logps == "learner" and "unweighted" in loss.needs:
+        raise ConfigError(
+            f"replay.loss={config.replay_loss!r} is not linear in the advantages, "
+            "which replay.old_logps='learner' weighs. Set it to 'engine'."
+        )

@@ -1,0 +1,75 @@
+"""Effects of the settings of replay: on what is drawn, and on the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
+
+from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.driver.replay import ReplayBuffer
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import REPLAY, episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
+
+
+def replay_buffer(**replay: Any) -> ReplayBuffer:
+    """Return an empty buffer."""
+    config = make_config(GRPOConfig).replay(**{"episodes_per_iteration": 3, **replay})
+    config.validate()
+    return ReplayBuffer(config)
+
+
+def remember(buffer: ReplayBuffer, iteration: int) -> None:
+    """Add a group of four episodes with different returns."""
+    rewards = [float((7 * iteration + i * i) % 4) for i in range(4)]
+    episodes = [
+        fake_episode(4 * iteration + i, reward=r, group=iteration)
+        for i, r in enumerate(rewards)
+    ]
+    for episode, reward in zip(episodes, rewards, strict=True):
+        data = episode_data(episode)
+        data.advantage, data.success = reward - float(np.mean(rewards)), reward == 3
+    sampled = SampledEpisodes(episodes)
+    buffer.observe(sampled)
+    buffer.add(sampled, iteration)
+
+
+def drawn_by(buffer: ReplayBuffer, iteration: int) -> list[Any]:
+    """Return rollouts and advantages of what is drawn."""
+    episodes, _ = buffer.draw(iteration)
+    found = [episode_data(e) for e in episodes]
+    return [(d.task.rollout, round(d.advantage, 6)) for d in found if d.task]
+
+
+def replayed(algo: str, env: Any = None, **sections: Any) -> list[Any]:
+    """Return what is drawn in some iterations."""
+    buffer = replay_buffer(**sections["replay"])
+    seen = []
+    for iteration in range(5):
+        remember(buffer, iteration)
+        seen.append(drawn_by(buffer, iteration + 1))
+    return seen
+
+
+def with_replayed(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the gradient of two sampled and two replayed episodes."""
+    config = make_config(GRPOConfig)
+    config.replay(**{"episodes_per_iteration": 2, **sections["replay"]})
+    learner = make_learner(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy(learner).lm.parameters():
+            p += 0.02 * torch.randn(p.shape, generator=generator)
+    episodes = [fake_episode(n) for n in range(4)]
+    for n, episode in enumerate(episodes):
+        data = episode_data(episode)
+        data.advantage = (-1.0) ** n
+        if n < 2:
+            data.source = REPLAY
+        for turn in episode.get_extra_model_outputs(columns.TURN):
+            turn.action_logps = turn.action_logps - 5.0
+    found = gradients(learner, episodes)
+    return torch.cat([g.flatten() for g in found.values()]).numpy()

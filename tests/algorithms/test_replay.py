@@ -1,0 +1,262 @@
+"""Replayed episodes: their part of the gradient, and which of them come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from learner_helpers import (
+    assert_close,
+    fake_episode,
+    gradients,
+    make_config,
+    make_learner,
+    policy,
+    update,
+)
+
+from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.driver.replay import ReplayBuffer
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import REPLAY, episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.errors import ConfigError
+
+MODULE = "default_policy"
+
+
+def config_of(replay=None, **training):
+    config = make_config(GRPOConfig, **{"micro_batch_tokens": 64, **training})
+    return config.replay(**{"episodes_per_iteration": 4, **(replay or {})})
+
+
+def moved(config):
+    """A learner whose policy is not the one that sampled."""
+    learner = make_learner(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy(learner).lm.parameters():
+            p += 0.02 * torch.randn(p.shape, generator=generator)
+    return learner
+
+
+def episodes_of(first, count=4, source="sampled"):
+    episodes = [fake_episode(n, turns=1 + n % 3) for n in range(first, first + count)]
+    for n, episode in enumerate(episodes):
+        data = episode_data(episode)
+        data.advantage, data.source = (-1.0) ** n * (1 + 0.3 * n), source
+        # Near the policy, so that neither clip nor truncation hides a difference.
+        for turn in episode.get_extra_model_outputs(columns.TURN):
+            turn.action_logps = turn.action_logps - 5.0
+    return episodes
+
+
+def joint(replay=None, **training):
+    """The gradient of four sampled and four replayed episodes."""
+    learner = moved(config_of(replay, **training))
+    return gradients(learner, [*episodes_of(0), *episodes_of(4, source=REPLAY)])
+
+
+def alone(first, **training):
+    """The gradient of four episodes that count as sampled."""
+    plain = make_config(GRPOConfig, **{"micro_batch_tokens": 64, **training})
+    return gradients(moved(plain), episodes_of(first))
+
+
+def summed(sampled, replayed, coeff=1.0):
+    return {n: sampled[n] + coeff * replayed[n] for n in sampled}
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_sources_have_means_of_their_own(mode):
+    expected = summed(
+        alone(0, loss_agg_mode=mode),
+        alone(4, loss_agg_mode=mode, old_logps="engine"),
+        coeff=0.25,
+    )
+    assert_close(joint({"coeff": 0.25}, loss_agg_mode=mode), expected)
+    # Neither micro-batches nor the order of the pass change it.
+    assert_close(
+        joint({"coeff": 0.25}, loss_agg_mode=mode, micro_batch_tokens=None), expected
+    )
+
+
+def test_ratios_of_replayed_tokens_are_to_the_policy_that_sampled():
+    recorded, recomputed = joint(), summed(alone(0), alone(4))
+    assert any(not torch.allclose(recorded[n], recomputed[n]) for n in recorded)
+    assert_close(recorded, summed(alone(0), alone(4, old_logps="engine")))
+
+
+def test_the_decoupled_objective_truncates_the_ratio_before_the_update():
+    clip = {"tis": "token", "tis_clip": 1.5}
+    decoupled = joint({"old_logps": "learner"}, tis_clip=1.5)
+    assert_close(decoupled, summed(alone(0), alone(4, **clip)))
+
+
+def test_replayed_tokens_may_have_a_loss_of_their_own():
+    loss = {"name": "nll", "above": 0.0}
+    expected = summed(alone(0), alone(4, policy_loss=loss))
+    assert_close(joint({"loss": loss}), expected)
+
+
+def test_terms_and_the_reference_act_on_sampled_tokens_alone():
+    more = {"entropy_coeff": 0.3, "loss_terms": ["entropy"], "ref_kl_coeff": 0.5}
+    expected = summed(alone(0, **more), alone(4, old_logps="engine"))
+    assert_close(joint(**more), expected)
+
+
+def test_transforms_see_sampled_tokens_alone():
+    more = {"token_advantage_transforms": ["top_entropy"]}
+    expected = summed(alone(0, **more), alone(4, old_logps="engine"))
+    assert_close(joint(**more), expected)
+
+
+def test_a_schedule_of_the_coefficient_begins_at_the_first_update():
+    none = joint({"coeff": [[0, 0.0], [10, 1.0]]})
+    assert_close(none, alone(0))
+
+
+def test_an_update_may_have_replayed_episodes_alone():
+    learner = moved(config_of())
+    only = gradients(learner, episodes_of(4, source=REPLAY))
+    assert_close(only, alone(4, old_logps="engine"))
+
+
+def test_replayed_episodes_are_spread_over_the_steps_of_sampled_ones():
+    learner = moved(config_of())
+    seen = []
+    backward = learner._backward
+
+    def watch(module_id, data):
+        sources = data[columns.HOST].arrays.get(columns.SOURCE)
+        episodes = data[columns.HOST].arrays[columns.MULTI_AGENT_EPISODE_INDEX]
+        seen.append(sorted(dict(zip(episodes, sources, strict=True)).values()))
+        return backward(module_id, data)
+
+    learner._backward = watch
+    mixed = [*episodes_of(0), *episodes_of(4, 8, source=REPLAY)]
+    update(learner, mixed, minibatch_size=2)
+    assert seen == [[0, 0, 1, 1, 1, 1]] * 2
+
+
+def test_metrics_keep_sources_apart():
+    learner = moved(config_of())
+    mixed = [*episodes_of(0), *episodes_of(4, source=REPLAY)]
+    results = update(learner, mixed)[MODULE]
+    plain = moved(make_config(GRPOConfig, micro_batch_tokens=64))
+    sampled = update(plain, episodes_of(0))[MODULE]
+    seen = {k: results[k].peek() for k in results if k != "histograms"}
+    tokens = [
+        sum(len(t.action_ids) for t in e.get_extra_model_outputs(columns.TURN))
+        for e in mixed
+    ]
+    share = sum(tokens[4:]) / sum(tokens)
+    assert seen["replayed_token_frac"] == pytest.approx(share)
+    assert seen["replay_ratio_mean"] > 0
+    assert 0 < seen["replay_effective_sample_frac"] <= 1
+    for name in ("policy_loss", "ratio_mean", "advantage_abs_mean"):
+        assert seen[name] == pytest.approx(float(sampled[name].peek()), rel=1e-5)
+    assert seen["train_inference_mismatch_mean"] == pytest.approx(
+        float(sampled["train_inference_mismatch_mean"].peek()), rel=1e-5
+    )
+
+
+# On the driver ------------------------------------------------------------------------
+
+
+def buffer_of(**replay):
+    given = {"episodes_per_iteration": 16, "capacity_tokens": 10**6, **replay}
+    config = make_config(GRPOConfig).replay(**given)
+    config.validate()
+    return ReplayBuffer(config)
+
+
+def group(first, rewards, iteration=0):
+    episodes = [
+        fake_episode(first + i, reward=r, group=first) for i, r in enumerate(rewards)
+    ]
+    for episode, reward in zip(episodes, rewards, strict=True):
+        episode_data(episode).advantage = reward - float(np.mean(rewards))
+        episode_data(episode).success = reward >= 1
+    return SampledEpisodes(episodes)
+
+
+def drawn(buffer, iteration):
+    episodes, _ = buffer.draw(iteration)
+    return {episode_data(e).task.rollout: episode_data(e).advantage for e in episodes}
+
+
+def test_advantages_are_those_of_the_group_that_sampled():
+    buffer = buffer_of()
+    buffer.add(group(0, [0.0, 1.0, 2.0]), 0)
+    assert drawn(buffer, 1) == {0: -1.0, 1: 0.0, 2: 1.0}
+
+
+def test_filters_choose_what_is_kept():
+    buffer = buffer_of(keep="success")
+    buffer.add(group(0, [0.0, 1.0, 2.0]), 0)
+    assert drawn(buffer, 1) == {1: 0.0, 2: 1.0}
+
+
+def test_rebased_advantages_fall_as_the_policy_improves():
+    buffer = buffer_of(advantages="rebased", positive_only=True, window=2)
+    for iteration, rewards in enumerate(([0.0, 1.0], [0.4, 0.6], [0.9, 0.9])):
+        sampled = group(10 * iteration, rewards)
+        buffer.observe(sampled)
+        buffer.add(sampled, iteration)
+    # The two newest groups' means are 0.5 and 0.9; the median of two is 0.7. An equal
+    # group has no positive advantage, so it is not kept.
+    assert drawn(buffer, 3) == pytest.approx({1: 0.3})
+    buffer.observe(group(50, [2.0, 2.0]))
+    assert drawn(buffer, 4) == {}
+
+
+def test_masked_episodes_are_not_kept():
+    buffer = buffer_of()
+    sampled = group(0, [0.0, 1.0])
+    sampled.mask([1])
+    buffer.add(sampled, 0)
+    assert list(drawn(buffer, 1)) == [0]
+
+
+def test_episodes_leave_by_age_and_metrics_say_so():
+    buffer = buffer_of(max_age=2)
+    for iteration in range(3):
+        buffer.add(group(10 * iteration, [0.0, 1.0]), iteration)
+    _, metrics = buffer.draw(3)
+    assert metrics["num_episodes_drawn"] == metrics["num_episodes_stored"] == 4
+    assert metrics["age_mean"] == 1.5
+
+
+def test_a_buffer_on_disk_continues_as_the_one_that_wrote_it(tmp_path):
+    written, read = (buffer_of(advantages="rebased", draw="priority") for _ in "ab")
+    for iteration in range(3):
+        sampled = group(10 * iteration, [0.0, 1.0, iteration])
+        written.observe(sampled)
+        written.add(sampled, iteration)
+    written.save_to_path(tmp_path)
+    read.add(group(90, [5.0, 6.0]), 0)  # replaced
+    read.restore_from_path(tmp_path)
+    assert drawn(read, 3) == drawn(written, 3) != {}
+    copy = buffer_of(advantages="rebased", draw="priority")
+    copy.set_state(written.get_state())
+    assert drawn(copy, 4) == drawn(written, 4)
+
+
+@pytest.mark.parametrize(
+    ("replay", "message"),
+    [
+        ({"episodes_per_iteration": 0, "keep": "success"}, "nothing is replayed"),
+        ({"alpha": 2.0}, "replay.draw='priority'"),
+        ({"window": 3}, "replay.advantages='rebased'"),
+        ({"keep": "succes"}, "Did you mean 'success'"),
+        ({"draw": "newest"}, "recency"),
+        ({"coeff": [[5, 1.0], [0, 0.0]]}, "coeff"),
+        ({"old_logps": "learner", "loss": "nll"}, "not linear"),
+        ({"capacity_tokens": 0}, "capacity_tokens"),
+    ],
+)
+def test_bad_settings_are_named(replay, message):
+    config = make_config(GRPOConfig)
+    with pytest.raises(ConfigError, match=message):
+        config.replay(**{"episodes_per_iteration": 4, **replay}).validate()
