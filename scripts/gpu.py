@@ -66,9 +66,21 @@ PARTS = {
         240,
         ("--engine", "vllm_actor"),
     ),
+    "weights_ipc": Part(
+        "Weights to vLLM over CUDA IPC",
+        "training.py",
+        300,
+        ("--engine", "vllm_actor", "--weight_sync", "ipc"),
+    ),
+    "weights_nccl": Part(
+        "Weights to vLLM over NCCL",
+        "training.py",
+        300,
+        ("--engine", "vllm_actor", "--weight_sync", "nccl"),
+    ),
     "examples": Part("Tuned examples", "examples.py", 180),
 }
-MINUTES = 40
+MINUTES = 50
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,7 +31,8 @@ WAITING = {
     ("algorithms/driver/learner_group.py", "_ask_version", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "save_to_path", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "restore_from_path", "foreach_learner"): 1,
-    ("algorithms/driver/weight_sync.py", "pack_weights", "foreach_learner"): 1,
+    ("algorithms/driver/weight_sync.py", "pack", "foreach_learner"): 1,
+    ("algorithms/driver/weight_transfer.py", "pack", "foreach_learner"): 1,
     (
         "algorithms/driver/init_from_checkpoint.py",
         "initialise_from",

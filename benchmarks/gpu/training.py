@@ -21,8 +21,17 @@ def main(part: Part) -> None:
     require(part, "peft")
     import ray
 
+    sync = part.args.weight_sync
+    if sync == "nccl" and part.device_name == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            part.skip("NCCL needs a GPU for the Learner and one for the engine")
     ray.init(include_dashboard=False, log_to_driver=False)
-    for name, lora in (("0.6B", None), ("0.6B", LORA), ("1.7B", LORA)):
+    kinds = [("0.6B", None), ("0.6B", LORA), ("1.7B", LORA)]
+    if sync != "object_store":  # all weights, so without LoRA
+        kinds = [("0.6B", None), ("1.7B", None), ("4B", None)]
+    for name, lora in kinds:
         if not part.is_small or lora is None:
             measure(part, *part.models(name), lora)
 
@@ -53,10 +62,14 @@ def config_of(part: Part, name: str, lora: dict[str, int] | None) -> Any:
         config.generation(
             engine_kwargs={"gpu_memory_utilization": 0.4}, engine_sleep=True
         )
+    sync, share = part.args.weight_sync, 1 if engine == "torch" else 0.5
+    if sync == "nccl":
+        share = 1
     if engine == "vllm_actor":
-        config.generation(engine_num_gpus=0.5)
+        config.generation(engine_num_gpus=share)
+        config.rollouts(weight_sync=sync)
     if part.device_name == "cuda":
-        config.learners(num_gpus_per_learner=1 if engine == "torch" else 0.5)
+        config.learners(num_gpus_per_learner=share)
     return config
 
 
@@ -107,4 +120,5 @@ if __name__ == "__main__":
         "ray",
         "gymnasium",
         engine=("torch", "vllm", "vllm_actor"),
+        weight_sync=("object_store", "ipc", "nccl"),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +37,11 @@ from rllib_llm.algorithms.driver.init_from_checkpoint import (
 )
 from rllib_llm.algorithms.driver.placement import require_nodes_of_actors
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
-from rllib_llm.algorithms.driver.runner_calls import sleep, wake_up
+from rllib_llm.algorithms.driver.runner_calls import sleep
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
-from rllib_llm.algorithms.driver.weight_sync import pack_weights, send_weights
+from rllib_llm.algorithms.driver.weight_transfer import weight_sync_of
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
 from rllib_llm.callbacks.stats import EPISODE_MEAN
@@ -136,6 +135,7 @@ class LLMAlgorithm(
         self._task_source: TaskSource = config.build_task_source()
         self._driver_components = DriverComponents(config)
         super().setup(config)
+        self.weight_sync = weight_sync_of(self.config, self.learner_group)
         self._ahead = self._build_sample_ahead()
         self._share_weights()
         # Serialised once up front: a state that cannot be saved must fail before
@@ -180,8 +180,8 @@ class LLMAlgorithm(
         with (
             self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
             self.phase(UPDATING),
-            self._engines_asleep(),
         ):
+            self._let_engines_sleep()
             results = self.learner_group.update(
                 training_data=LLMTrainingData(episodes=episodes),
                 timesteps={
@@ -245,25 +245,18 @@ class LLMAlgorithm(
     def _peek(self, *key: str) -> int:
         return self.metrics.peek(key, default=0)
 
-    @contextlib.contextmanager
-    def _engines_asleep(self) -> Iterator[None]:
-        """Let engines release memory while the Learner needs it (``engine_sleep``)."""
+    def _let_engines_sleep(self) -> None:
+        """Let engines release memory for the update; new weights wake them."""
         if not self.config.engine_sleep:
-            yield
             return
-        self._update_engines(sleep)
-        yield
-        self._update_engines(wake_up)
-
-    def _update_engines(self, call: Callable[[Any], None]) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is None:
                 continue
             if group.local_env_runner is not None:
-                call(group.local_env_runner)
+                sleep(group.local_env_runner)
             call_runners(
                 group,
-                call,
+                sleep,
                 limit=self.config.call_limit,
                 version=self._weights_version,
             )
@@ -293,12 +286,7 @@ class LLMAlgorithm(
         return SampleAhead(
             self.env_runner_group,
             self.next_tasks,
-            functools.partial(
-                pack_weights,
-                self.learner_group,
-                dtype=config.weight_sync_dtype,
-                everything=True,
-            ),
+            functools.partial(self.weight_sync.pack, everything=True),
             groups=config.episodes_per_iteration // config.group_size,
             ahead=config.sample_ahead,
             max_staleness=config.largest_staleness,
@@ -309,11 +297,7 @@ class LLMAlgorithm(
 
     def _post_weights(self, ahead: SampleAhead, everything: bool) -> None:
         """Give weights to EnvRunners that sample ahead, with their next calls."""
-        weights = pack_weights(
-            self.learner_group,
-            dtype=self.config.weight_sync_dtype,
-            everything=everything,
-        )
+        weights = self.weight_sync.pack(everything=everything)
         ahead.set_weights(weights)
         # RLlib starts EnvRunners anew with the state of the local one.
         if self.env_runner is not None and not self._weights_are_shared:
@@ -334,12 +318,9 @@ class LLMAlgorithm(
         if self._ahead is not None:
             self._post_weights(self._ahead, everything=module_ids is not None)
         elif issubclass(group.env_runner_cls, LLMEnvRunner):
-            sent = send_weights(
-                self.learner_group,
+            sent = self.weight_sync.send(
                 group,
-                dtype=self.config.weight_sync_dtype,
                 also_local=not self._weights_are_shared,
-                limit=self.config.call_limit,
                 module_ids=module_ids,
             )
             self._weights_version = sent.version
@@ -382,14 +363,7 @@ class LLMAlgorithm(
             self._sync_weights(module_ids)
         evaluators = self.eval_env_runner_group
         if evaluators and issubclass(evaluators.env_runner_cls, LLMEnvRunner):
-            send_weights(
-                self.learner_group,
-                evaluators,
-                dtype=self.config.weight_sync_dtype,
-                also_local=True,
-                limit=self.config.call_limit,
-                module_ids=module_ids,
-            )
+            self.weight_sync.send(evaluators, also_local=True, module_ids=module_ids)
 
 
 def with_models(config: LLMConfig, on_progress: Progress | None = None) -> Any:

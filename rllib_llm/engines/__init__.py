@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rllib_llm.engines.torch_engine import TorchEngine
     from rllib_llm.engines.vllm_actor import ActorEngine
     from rllib_llm.engines.vllm_engine import VLLMEngine
+    from rllib_llm.engines.vllm_transfer import TransferEngine
 
 __all__ = [
     "ActorEngine",
@@ -29,6 +30,7 @@ __all__ = [
     "SessionError",
     "SessionId",
     "TorchEngine",
+    "TransferEngine",
     "VLLMEngine",
     "generate",
 ]
@@ -37,6 +39,7 @@ _ENGINES = {
     "TorchEngine": "torch_engine",
     "VLLMEngine": "vllm_engine",
     "ActorEngine": "vllm_actor",
+    "TransferEngine": "vllm_transfer",
 }
 
 

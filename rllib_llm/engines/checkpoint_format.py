@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,12 +43,16 @@ class CheckpointFormat:
         return bool(fused_experts(self._skeleton))
 
     def __call__(
-        self, named_tensors: Iterable[tuple[str, torch.Tensor]]
+        self,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights of the model in the format of its files.
 
         Args:
             named_tensors: All weights, by the parameter names of transformers.
+            prepare: Called on the tensors of a layer before it is converted, so that
+                the results for one layer exist at a time; None: nothing.
 
         Raises:
             ModelError: If some cannot be converted.
@@ -58,6 +62,8 @@ class CheckpointFormat:
             match = _LAYER.match(name)
             layers.setdefault(match[1] if match else "", {})[name] = tensor
         for layer, tensors in layers.items():
+            if prepare is not None:
+                tensors = {name: prepare(tensor) for name, tensor in tensors.items()}
             try:
                 converted = compat.checkpoint_weights(self._skeleton, tensors)
             except Exception as error:  # transformers' conversions raise any type

@@ -56,6 +56,9 @@ class ActorEngine(HistoryEngine):
             Environments that reply meanwhile wait at most this long.
         limit: The longest time of a call. An actor that does not answer counts as
             dead, and is started anew.
+        from_learners: Whether the Learners send weights to the actor. Clients then only
+            announce versions, and an actor that dies is not replaced, since no client
+            has its weights.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -72,6 +75,7 @@ class ActorEngine(HistoryEngine):
         resources: Mapping[str, float] | None = None,
         wait_s: float = 0.05,
         limit: TimeLimit = _LIMIT,
+        from_learners: bool = False,
     ) -> None:
         """Store the actor's options; the first request starts it."""
         super().__init__(
@@ -87,6 +91,7 @@ class ActorEngine(HistoryEngine):
             "max_concurrency": _MAX_CALLS,
         }
         self._wait_s, self._limit = wait_s, limit
+        self._from_learners = from_learners
         self._client = uuid.uuid4().hex
         self._host: Any = None
         self._was_connected = False
@@ -134,6 +139,22 @@ class ActorEngine(HistoryEngine):
         self._version = version
         if self._host is not None:
             self._attempt(lambda host: self._send_weights(host, is_older))
+
+    @property
+    def shares_weights(self) -> bool:
+        """True if the Learners send weights, of which clients learn the version."""
+        return self._from_learners
+
+    def set_weights_version(self, version: int) -> None:
+        """Announce a version that the Learners have sent to the actor."""
+        if not self._from_learners:
+            super().set_weights_version(version)
+        self._version = version
+
+    def handle(self) -> ActorHandle:
+        """Return the actor, with its engine started."""
+        self.start()
+        return self._host
 
     def start(self) -> None:
         """Start the actor and its engine, if they do not run yet."""
@@ -238,6 +259,13 @@ class ActorEngine(HistoryEngine):
         host, self._host = self._host, None
         self._failures += 1
         init_failed = getattr(error, "actor_init_failed", False)
+        if self._from_learners and not init_failed:
+            raise EngineDiedError(
+                f"The engine's actor {self._options['name']!r} failed with weights "
+                f"version {self._version}, which only the Learners can send again, so "
+                "the run ends. tune.max_failures=1 or more restarts it from the newest "
+                f"checkpoint. The error: {error}"
+            ) from error
         if init_failed or self._failures > _MAX_FAILURES:
             raise EngineDiedError(
                 f"The engine's actor {self._options['name']!r} failed "

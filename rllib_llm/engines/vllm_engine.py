@@ -7,8 +7,6 @@ each loads its own weights.
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import math
 import weakref
 from collections.abc import Iterable, Mapping
@@ -21,6 +19,7 @@ from rllib_llm.engines.adapter_files import memory_folder, write_adapter
 from rllib_llm.engines.base import Generation, SamplingParams, SessionError
 from rllib_llm.engines.checkpoint_format import CheckpointFormat
 from rllib_llm.engines.requests import Request
+from rllib_llm.engines.vllm_process import Live, repack, running, start_vllm
 from rllib_llm.engines.vllm_sessions import HistoryEngine
 from rllib_llm.errors import ModelError
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
-
-logger = logging.getLogger("rllib_llm")
 
 _COUNTERS = (
     "prefill_tokens",
@@ -39,32 +36,6 @@ _COUNTERS = (
     "forwards",
 )
 _ADAPTER = "policy"
-
-
-@dataclasses.dataclass
-class _Live:
-    """The only vLLM engine of the process.
-
-    Attributes:
-        llm: vLLM's ``LLMEngine``.
-        arguments: Its ``EngineArgs``.
-        holder: The VLLMEngine whose weights it holds.
-        requests: The holder's unfinished requests.
-        is_asleep: Whether its memory is released.
-        is_loaded: Whether it holds all weights of the holder.
-        is_changed: Whether its weights differ from those of the model's folder.
-    """
-
-    llm: LLMEngine
-    arguments: dict[str, Any]
-    holder: weakref.ref[VLLMEngine] | None = None
-    requests: dict[int, Request] = dataclasses.field(default_factory=dict)
-    is_asleep: bool = False
-    is_loaded: bool = False
-    is_changed: bool = False
-
-
-_live: _Live | None = None
 
 
 class VLLMEngine(HistoryEngine):
@@ -84,6 +55,7 @@ class VLLMEngine(HistoryEngine):
         sleeps: Whether :meth:`sleep` releases memory (not on a CPU).
         engine_kwargs: Further arguments of vLLM's ``EngineArgs``.
         vocabulary: Number of ids that may be sampled, from 0; None means all.
+        transfer_backend: See :class:`TransferEngine`.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -102,12 +74,15 @@ class VLLMEngine(HistoryEngine):
         sleeps: bool = False,
         engine_kwargs: Mapping[str, Any] | None = None,
         vocabulary: int | None = None,
+        transfer_backend: str | None = None,
     ) -> None:
         """Check the settings; the first request starts vLLM."""
         super().__init__(
             max_context_tokens=max_context_tokens, has_tokenizer=tokenizer is not None
         )
-        vllm_setup.check_engine_kwargs(engine_kwargs or {})
+        vllm_setup.check_engine_kwargs(
+            engine_kwargs or {}, transfers=transfer_backend is not None
+        )
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._lora = None if lora is None else dict(lora)
@@ -119,6 +94,7 @@ class VLLMEngine(HistoryEngine):
             "lora_rank": lora["rank"] if lora else None,
             "sleeps": sleeps,
             "engine_kwargs": dict(engine_kwargs or {}),
+            "transfer_backend": transfer_backend,
         }
         self._source: list[tuple[str, torch.Tensor]] = []
         self._format: CheckpointFormat | None = None
@@ -156,16 +132,19 @@ class VLLMEngine(HistoryEngine):
         self._version = version
         live = self._held()
         if live is not None:
-            self.wake_up()
-            self._push(live)
+            live.is_loaded = False
+            self._make_ready(live)
 
     def start(self) -> None:
         """Start vLLM, unless it runs in this process already."""
-        if _live is None:
+        if running() is None:
             self._acquire()
 
     def sleep(self) -> None:
-        """Release GPU memory and move weights to main memory; no effect on a CPU.
+        """Release GPU memory; no effect on a CPU.
+
+        Weights that can be loaded again are discarded (vLLM's level 2); those that
+        only vLLM has, as the base model under LoRA, move to main memory (level 1).
 
         Raises:
             SessionError: If requests are unfinished.
@@ -176,17 +155,19 @@ class VLLMEngine(HistoryEngine):
                 "unfinished. Finish or abort them first."
             )
         live = self._held()
-        if live is not None and not live.is_asleep:
-            # Level 1 keeps the weights in main memory; level 2 would discard them.
-            live.llm.sleep(level=1)
-            live.is_asleep = True
+        if live is None or live.asleep:
+            return
+        level = 2 if self._gets_weights_again else 1
+        live.llm.sleep(level=level)
+        live.asleep = {"weights", "kv_cache"}
+        if level == 2:
+            live.is_loaded, live.is_changed = False, True
 
     def wake_up(self) -> None:
         """Allocate the released memory again; a request does so automatically."""
         live = self._held()
-        if live is not None and live.is_asleep:
-            live.llm.wake_up()
-            live.is_asleep = False
+        if live is not None and live.asleep:
+            self._make_ready(live)
 
     def stats(self) -> dict[str, int]:
         """Return the counters; see :meth:`GenerationEngine.stats`."""
@@ -213,23 +194,44 @@ class VLLMEngine(HistoryEngine):
         if live is not None:
             live.llm.abort_request([str(request.request_id)])
 
-    def _held(self) -> _Live | None:
+    def _held(self) -> Live | None:
         """Return the process's vLLM if it holds this engine's weights."""
-        return _live if _live and _live.holder and _live.holder() is self else None
+        live = running()
+        return live if live and live.holder and live.holder() is self else None
 
     def _acquire(self) -> LLMEngine:
         """Return vLLM's engine, awake and holding this engine's weights."""
-        live = self._held()
-        if live is None:
-            live = _start_vllm(self._settings)
-            live.holder, live.requests = weakref.ref(self), self._requests
-            live.is_loaded = False
-        self.wake_up()
-        if not live.is_loaded:
-            self._push(live)
+        live = self._hold()
+        self._make_ready(live)
         return live.llm
 
-    def _push(self, live: _Live) -> None:
+    def _hold(self) -> Live:
+        """Return the process's vLLM, started or taken over, with any weights."""
+        live = self._held()
+        if live is None:
+            live = start_vllm(self._settings)
+            live.holder, live.requests = weakref.ref(self), self._requests
+            live.is_loaded = False
+        return live
+
+    def _make_ready(self, live: Live) -> None:
+        # In this order: while weights are loaded, the cache's memory is still free.
+        self._wake(live, "weights")
+        if not live.is_loaded:
+            self._push(live)
+        self._wake(live, "kv_cache")
+
+    @staticmethod
+    def _wake(live: Live, part: str) -> None:
+        if part in live.asleep:
+            live.llm.wake_up(tags=[part])
+            live.asleep.remove(part)
+
+    @property
+    def _gets_weights_again(self) -> bool:
+        return bool(self._source) and self._lora is None
+
+    def _push(self, live: Live) -> None:
         """Load the weights into vLLM and drop everything computed with older ones."""
         live.is_loaded = False  # until all of them are loaded without an error
         if self._lora is not None and self._source:
@@ -243,7 +245,7 @@ class VLLMEngine(HistoryEngine):
                 live.llm.collective_rpc(
                     "reload_weights", kwargs={"weights_iterator": weights}
                 )
-                live.llm.apply_model(_repack)
+                live.llm.apply_model(repack)
             except (KeyError, ValueError, AssertionError, RuntimeError) as error:
                 raise ModelError(
                     f"vLLM did not accept the weights of version {self._version}: "
@@ -254,9 +256,13 @@ class VLLMEngine(HistoryEngine):
                 "vLLM holds the weights of another engine of this process; call "
                 "update_weights() first."
             )
+        self._drop_cached(live)
+        live.is_loaded = True
+
+    @staticmethod
+    def _drop_cached(live: Live) -> None:
         # Cached prefixes have keys and values of the old weights.
         live.llm.reset_prefix_cache(reset_running_requests=True)
-        live.is_loaded = True
 
     def _checkpoint_format(self) -> CheckpointFormat:
         if self._format is None:
@@ -321,82 +327,6 @@ class VLLMEngine(HistoryEngine):
         block = llm.vllm_config.cache_config.block_size
         expected = min(request.session.cached, request.prompt_length - 1)
         self._stats["reprefills"] += num_cached < expected // block * block
-
-
-def _start_vllm(settings: dict[str, Any]) -> _Live:
-    """Return the process's vLLM engine, idle and with these settings."""
-    global _live
-    vllm_setup.prepare_environment()
-    from vllm import EngineArgs, LLMEngine
-    from vllm.platforms import current_platform
-
-    arguments = vllm_setup.engine_arguments(
-        **settings, on_cpu=current_platform.is_cpu()
-    )
-    if _live is not None:
-        _release(_live)
-        # vLLM supports one engine per process.
-        if not _serves(_live.arguments, arguments):
-            _stop(_live)
-            _live = None
-    if _live is None:
-        logger.info("Starting vLLM with %s", arguments)
-        llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        _live = _Live(llm, arguments)
-    return _live
-
-
-def _repack(model: torch.nn.Module) -> None:
-    """Process the weights that vLLM does not process when it reloads them.
-
-    On a CPU vLLM multiplies with packed weights. An output layer that is tied to the
-    embedding loads no weights itself and would keep the packed copy of the old ones.
-    Experts are packed at the first load only, and reloaded weights would be read as if
-    they were packed.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.platforms import current_platform
-
-    for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
-        if method is not None and isinstance(layer, ParallelLMHead):
-            method.process_weights_after_loading(layer)
-        kernel = getattr(method, "moe_kernel", None)
-        if kernel is not None and current_platform.is_cpu():
-            kernel.fused_experts.process_weights_after_loading(layer)
-
-
-def _serves(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether the running engine can serve an engine with other arguments."""
-    # These change the speed, not the results.
-    free = ("max_num_seqs", "max_num_batched_tokens", "load_format")
-    names = (running.keys() | wanted.keys()).difference(free)
-    return all(running.get(name) == wanted.get(name) for name in names)
-
-
-def _release(live: _Live) -> None:
-    """Abort the requests of a deleted holder.
-
-    Raises:
-        SessionError: If the holder still exists and has unfinished requests.
-    """
-    if not live.requests:
-        return
-    if live.holder is not None and live.holder() is not None:
-        raise SessionError(
-            "vLLM supports one engine per process, and another one has "
-            f"{len(live.requests)} unfinished requests. Finish those first."
-        )
-    live.llm.abort_request([str(name) for name in live.requests])
-
-
-def _stop(live: _Live) -> None:
-    """Stop vLLM's engine and free its memory."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    logger.info("Stopping vLLM: other settings are needed.")
-    live.llm.engine_core.shutdown()
-    cleanup_dist_env_and_memory()
 
 
 def _vllm_params(params: SamplingParams, room: int, unknown: range) -> Any:

@@ -76,7 +76,7 @@ class EngineHost:
 
     def __init__(self, factory: Callable[[], GenerationEngine]) -> None:
         """Build the engine."""
-        self._engine = factory()
+        self._engine: Any = factory()
         self._mailboxes: dict[str, _Mailbox] = {}
         self._owners: dict[int, tuple[str, int]] = {}
         self._stepping: asyncio.Task[None] | None = None
@@ -161,6 +161,25 @@ class EngineHost:
             if self._pending is not None:
                 self._pending[1].set()
                 self._pending = None
+
+    # vLLM's weight transfer; the engine is a TransferEngine.
+
+    async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """Connect the engine to the Learners; blocks until they are there."""
+        self._engine.init_weight_transfer(init_info)
+
+    async def start_weight_update(self) -> None:
+        """Prepare the engine for new weights."""
+        self._engine.start_weight_update()
+
+    async def receive_weights(self, update_info: Mapping[str, Any]) -> None:
+        """Receive some of them; blocks until they have arrived."""
+        self._engine.receive_weights(update_info)
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Sample with the weights that have arrived."""
+        self._engine.finish_weight_update(version)
+        self._failure = None
 
     async def drain_stats(self) -> dict[str, int]:
         """Return the engine's counters and set them to zero.

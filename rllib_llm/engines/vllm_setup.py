@@ -44,6 +44,7 @@ _SET_BY_CONFIG = {
     "enable_lora": "language_model(lora=...)",
     "max_lora_rank": "language_model(lora=...)",
     "enable_sleep_mode": "generation(engine_sleep=...)",
+    "weight_transfer_config": "rollouts(weight_sync=...)",
 }
 # Arguments whose value this package relies on.
 _FIXED = (
@@ -59,7 +60,6 @@ _FIXED = (
     "convert",
 )
 _PARALLEL = (
-    "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
 )
@@ -102,8 +102,14 @@ def prepare_environment() -> None:
         )
 
 
-def check_engine_kwargs(engine_kwargs: Mapping[str, Any]) -> None:
+def check_engine_kwargs(
+    engine_kwargs: Mapping[str, Any], *, transfers: bool = False
+) -> None:
     """Check that vLLM has the arguments and that users may set them.
+
+    Args:
+        engine_kwargs: Arguments of vLLM's ``EngineArgs``.
+        transfers: Whether Learners send weights to vLLM's workers.
 
     Raises:
         ConfigError: If an argument does not exist or cannot be set here.
@@ -123,8 +129,14 @@ def check_engine_kwargs(engine_kwargs: Mapping[str, Any]) -> None:
             )
         if name in _PARALLEL and value != 1:
             raise ConfigError(
+                f"engine_kwargs: {name}={value!r} is not supported. Use "
+                "tensor_parallel_size, or one GPU per engine."
+            )
+        if name == "tensor_parallel_size" and value != 1 and not transfers:
+            raise ConfigError(
                 f"engine_kwargs: {name}={value!r} needs several processes, which "
-                "cannot receive weights from memory. Use one GPU per engine."
+                "cannot receive weights from memory. Use engine='vllm_actor' with "
+                "rollouts(weight_sync='nccl'), or one GPU per engine."
             )
         if name not in arguments:
             raise ConfigError(
@@ -157,6 +169,7 @@ def engine_arguments(
     sleeps: bool,
     on_cpu: bool,
     engine_kwargs: Mapping[str, Any],
+    transfer_backend: str | None = None,
 ) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``EngineArgs``.
 
@@ -169,6 +182,8 @@ def engine_arguments(
         sleeps: Whether ``sleep`` frees memory.
         on_cpu: Whether vLLM runs on a CPU.
         engine_kwargs: Further arguments, which override the defaults set here.
+        transfer_backend: vLLM's name of the transport by which Learners send all
+            weights; None: they are loaded from memory.
 
     Raises:
         ConfigError: If an argument does not work on a CPU.
@@ -183,8 +198,8 @@ def engine_arguments(
         )
     arguments: dict[str, Any] = {
         "model": str(folder) if folder.is_dir() else model,
-        # "dummy": random weights, which update_weights replaces.
-        "load_format": "dummy" if is_bare else "auto",
+        # "dummy": random weights, which are replaced before the first request.
+        "load_format": "dummy" if is_bare or transfer_backend else "auto",
         "dtype": dtype,
         "max_num_seqs": max_slots,
         "max_model_len": max_context_tokens,
@@ -206,6 +221,10 @@ def engine_arguments(
                 (r for r in _LORA_RANKS if r >= lora_rank), lora_rank
             ),
         }
+    if transfer_backend is not None:
+        arguments["weight_transfer_config"] = {"backend": transfer_backend}
+        if engine_kwargs.get("tensor_parallel_size", 1) > 1:
+            arguments["distributed_executor_backend"] = "mp"
     if on_cpu:
         check_cpu_arguments(max_context_tokens, engine_kwargs)
         budget = max(max_context_tokens, max_slots, _CPU_PREFILL_TOKENS)

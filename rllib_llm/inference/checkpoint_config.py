@@ -28,6 +28,8 @@ def local_config(checkpoint: Path) -> Any:
     config.env_runners(num_env_runners=0)
     config.learners(num_learners=0)
     config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
+    if config.weight_sync != "object_store":  # there are no Learners
+        config.rollouts(weight_sync="object_store", weight_sync_bucket_mib=None)
     if not torch.cuda.is_available():
         config.learners(num_gpus_per_learner=0, optimizer_offload=False)
     return config

@@ -139,5 +139,6 @@ def call_limits(algo: str, env: Any = None, **sections: Any) -> list[float]:
     group = Group([1, 2])
     run: Any = sampler(algo, sections, group)
     run.play_groups(1)
-    LLMAlgorithm._update_engines(run, lambda runner: None)
+    run.config.engine_sleep = True
+    LLMAlgorithm._let_engines_sleep(run)
     return group.limits

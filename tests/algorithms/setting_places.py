@@ -29,6 +29,7 @@ from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver import placement
 from rllib_llm.algorithms.driver.build_vllm_engines import with_engine_bundle
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.algorithms.driver.weight_transfer import weight_sync_of
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.data import columns
@@ -356,37 +357,36 @@ def engine_bundle(algo, env=None, **sections):
 
 
 def engines_asleep(algo, env=None, **sections):
-    """Return the calls to engines around an update."""
-    engine_calls = []
-    config = SimpleNamespace(engine_sleep=False)
-    real = GRPOConfig().generation(**sections["generation"])
-    config.engine_sleep = real.engine_sleep
-    fake = SimpleNamespace(config=config, _update_engines=engine_calls.append)
-    with LLMAlgorithm._engines_asleep(fake):
-        engine_calls.append("update")
-    return engine_calls
+    """Return the calls to engines before an update."""
+    config = GRPOConfig().generation(**sections["generation"])
+    runner = SimpleNamespace(engines={"default_policy": mock.Mock()})
+    group = SimpleNamespace(local_env_runner=runner)
+    fake = SimpleNamespace(
+        config=SimpleNamespace(engine_sleep=config.engine_sleep, call_limit=None),
+        env_runner_group=group,
+        eval_env_runner_group=None,
+        _weights_version=0,
+    )
+    with mock.patch("rllib_llm.algorithms.algorithm.call_runners"):
+        LLMAlgorithm._let_engines_sleep(fake)
+    return runner.engines["default_policy"].mock_calls
 
 
 def sync_dtype(algo, env=None, **sections):
-    """Return the arguments with which weights are sent."""
-    sent = []
-    fake = SimpleNamespace(
-        config=config_of(algo, env, **sections),
-        _weights_are_shared=False,
-        _ahead=None,
-        learner_group=None,
-        env_runner_group=SimpleNamespace(env_runner_cls=LLMEnvRunner),
-        metrics=Silent(),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "rllib_llm.algorithms.algorithm.send_weights",
-            lambda *args, **kwargs: (
-                sent.append(kwargs["dtype"]) or SimpleNamespace(mib=0.0, version=0)
-            ),
-        )
-        LLMAlgorithm._sync_weights(fake)
-    return sent
+    """Return the data type in which weights are sent."""
+    return weight_sync_of(config_of(algo, env, **sections), None)._dtype
+
+
+def transferred(algo, env=None, **sections):
+    """Return how the Learners send weights to the engine."""
+    config = GRPOConfig().rollouts(**{"weight_sync": "nccl"} | sections["rollouts"])
+    learners = mock.MagicMock()
+    with mock.patch("rllib_llm.algorithms.driver.weight_transfer.build_engine"):
+        weight_sync_of(config, learners)
+    if not learners.foreach_learner.called:
+        return None
+    (call,) = learners.foreach_learner.call_args.args
+    return call.backend, call.bucket_bytes
 
 
 def on_nan(algo, env=None, **sections):

@@ -55,6 +55,7 @@ from setting_places import (
     prepared_size,
     survived,
     sync_dtype,
+    transferred,
 )
 from setting_replay import replayed, with_replayed
 from setting_runs import (
@@ -159,6 +160,8 @@ ROLLOUTS = {
         configured(lambda c: type(c.make_sampled_env()).__name__), "PPO", True
     ),
     "row_per_turn": of(rows, "PPO", True),
+    "weight_sync": of(transferred, "GRPO", "object_store"),
+    "weight_sync_bucket_mib": of(transferred, "GRPO", 64),
     "weight_sync_dtype": of(sync_dtype, "PPO", "bfloat16"),
     "rewards": of(driven, "PPO", [length_of]),
     "reward_transforms": of(driven, "PPO", [{"name": "clip", "high": 0.1}]),

@@ -12,7 +12,7 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
     build_engine,
     with_engine_bundle,
 )
-from rllib_llm.engines import vllm_setup
+from rllib_llm.engines import TransferEngine, vllm_setup
 from rllib_llm.errors import ConfigError, MissingExtraError, ModelError
 from rllib_llm.offline.prepare_model import prepare_language_model
 
@@ -77,6 +77,84 @@ def vllm(tmp_path, monkeypatch):
 def test_invalid_arguments_of_vllm_are_refused(vllm, engine, kwargs, message):
     with pytest.raises(ConfigError, match=message):
         config(engine=engine, engine_kwargs=kwargs).validate()
+
+
+OVER_NCCL = {"weight_sync": "nccl"}
+WITHIN = {"weight_sync": "ipc"}
+HALF = {"engine": "vllm_actor", "engine_num_gpus": 0.5}
+WHOLE = {"engine": "vllm_actor", "engine_num_gpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("generation", "rollouts", "learner", "message"),
+    [
+        ({}, OVER_NCCL, 1, "weight_sync='nccl' would have no effect.*'vllm_actor'"),
+        ({"engine": "vllm"}, WITHIN, 0.5, "weight_sync='ipc' would have no effect"),
+        (WHOLE, {"weight_sync_bucket_mib": 64}, 1, "bucket_mib=64 would have no eff"),
+        (WHOLE, OVER_NCCL, 0, "GPUs of its own.*num_gpus_per_learner=0"),
+        (HALF, OVER_NCCL, 1, "engine_num_gpus=0.5.*weight_sync='ipc'"),
+        (
+            WHOLE | {"engine_kwargs": {"tensor_parallel_size": 2}},
+            OVER_NCCL,
+            1,
+            "2 processes.*engine_num_gpus=2",
+        ),
+        (WHOLE, WITHIN, 1, "on a Learner's GPU.*engine_num_gpus=1.*'nccl'"),
+        (
+            HALF | {"engine_kwargs": {"tensor_parallel_size": 2}},
+            WITHIN,
+            0.5,
+            "tensor_parallel_size=2",
+        ),
+        (
+            WHOLE | {"engine_kwargs": {"weight_transfer_config": {}}},
+            OVER_NCCL,
+            1,
+            r"is set by rollouts\(weight_sync",
+        ),
+    ],
+)
+def test_transfers_that_cannot_work_are_refused(
+    vllm, generation, rollouts, learner, message
+):
+    given = config(**generation).rollouts(**rollouts)
+    with pytest.raises(ConfigError, match=message):
+        given.learners(num_gpus_per_learner=learner).validate()
+
+
+def test_transfers_refuse_adapters(vllm):
+    given = config(**WHOLE).rollouts(**OVER_NCCL).learners(num_gpus_per_learner=1)
+    with pytest.raises(ConfigError, match="LoRA changes only the adapters"):
+        given.language_model(lora={"rank": 4}).validate()
+
+
+def test_an_engine_with_several_gpus_gets_weights_over_nccl(vllm, monkeypatch):
+    two = {"engine_kwargs": {"tensor_parallel_size": 2}, "engine_num_gpus": 2}
+    given = config(engine="vllm_actor", **two).rollouts(**OVER_NCCL)
+    given.learners(num_gpus_per_learner=1).validate()
+    config(**HALF).rollouts(**WITHIN).learners(num_gpus_per_learner=0.5).validate()
+    arguments = vllm_setup.engine_arguments(
+        model="hub/id",
+        dtype="bfloat16",
+        max_slots=8,
+        max_context_tokens=100,
+        lora_rank=None,
+        sleeps=True,
+        on_cpu=False,
+        engine_kwargs=two["engine_kwargs"],
+        transfer_backend="nccl",
+    )
+    assert arguments["weight_transfer_config"] == {"backend": "nccl"}
+    assert arguments["distributed_executor_backend"] == "mp"
+    assert arguments["load_format"] == "dummy"  # the Learners send all weights first
+    given.resolved_model = prepare_language_model(
+        GRPOConfig().environment("guess_number-v0")
+    )
+    engine = build_engine(given)
+    assert engine.shares_weights
+    (made,) = [engine._factory]
+    assert made.func is TransferEngine
+    assert made.keywords["backend"] == "nccl"
 
 
 def test_valid_arguments_pass_and_a_gpu_may_split_prompts(vllm):

@@ -25,11 +25,11 @@ TINY = {
 )
 def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora):
     calls = []
-    tell = LLMAlgorithm._update_engines
+    tell = LLMAlgorithm._let_engines_sleep
     monkeypatch.setattr(
         LLMAlgorithm,
-        "_update_engines",
-        lambda self, call: (calls.append(call.__name__), tell(self, call)),
+        "_let_engines_sleep",
+        lambda self: (calls.append("sleep"), tell(self)),
     )
     config = load_recipe("frozen_lake_grpo").build_config()
     config.language_model(tiny=TINY, lora=lora)
@@ -55,6 +55,6 @@ def test_two_iterations(ray_session, monkeypatch, engine, num_env_runners, lora)
         )
         assert sampled["cached_tokens"] > 0
         assert sampled.get("engine_restarts", 0) == 0
-        assert calls == ["sleep", "wake_up"] * iteration
+        assert calls == ["sleep"] * iteration
     assert result["evaluation"]["env_runners"]["num_episodes"] == 4
     algo.stop()

@@ -14,7 +14,7 @@ from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from runner_helpers import TINY, Countdown, make_runner
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.driver.weight_sync import send_weights
+from rllib_llm.algorithms.driver.weight_sync import WeightSync
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.remote_calls import TimeLimit
 from rllib_llm.weights import pack
@@ -73,7 +73,8 @@ def groups(ray_session):
 
 
 def send(learners, runners, dtype=None):
-    sent = send_weights(learners, runners, dtype=dtype, also_local=False, limit=LIMIT)
+    sync = WeightSync(learners, dtype=dtype, limit=LIMIT)
+    sent = sync.send(runners, also_local=False)
     assert sent.version == learners._weights_seq_no
     return sent.mib
 

@@ -65,10 +65,21 @@ class RolloutSettings(DeclaredSettings):
     row_per_turn: bool = setting(
         False, "One training row per turn instead of merged rows."
     )
+    weight_sync: Literal["object_store", "nccl", "ipc"] = setting(
+        "object_store",
+        """How new weights reach the engines: "object_store", through main memory and
+        EnvRunners; with ``engine="vllm_actor"`` also from the Learners' GPUs directly,
+        by vLLM's own weight transfer: "nccl" between GPUs, "ipc" within one.""",
+    )
+    weight_sync_bucket_mib: PositiveInt | None = setting(
+        None,
+        """MiB of weights that "nccl" and "ipc" send together, which is also the
+        additional memory on each side (twice that with "nccl"). None: 512.""",
+    )
     weight_sync_dtype: Literal["bfloat16"] | None = setting(
         None,
-        """"bfloat16" halves the size of float32 weights sent to EnvRunners in other
-        processes; sampling then differs a little from training
+        """"bfloat16" halves the size of float32 weights sent to other processes;
+        sampling then differs a little from training
         (``train_inference_mismatch_mean``). None sends them unchanged.""",
     )
     rewards: Specs = setting(

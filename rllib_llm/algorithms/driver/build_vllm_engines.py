@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 IN_PROCESS, IN_ACTOR = "vllm", "vllm_actor"
+OBJECT_STORE = "object_store"
 
 
 def validate_engine(config: LLMConfig) -> None:
@@ -30,9 +31,17 @@ def validate_engine(config: LLMConfig) -> None:
     _require_effect(config, "engine_kwargs", (IN_PROCESS, IN_ACTOR))
     _require_effect(config, "engine_sleep", (IN_PROCESS, IN_ACTOR))
     _require_effect(config, "engine_num_gpus", (IN_ACTOR,))
+    _require_effect(config, "weight_sync", (IN_ACTOR,), usual=OBJECT_STORE)
+    if config.weight_sync_bucket_mib and config.weight_sync == OBJECT_STORE:
+        raise ConfigError(
+            f"weight_sync_bucket_mib={config.weight_sync_bucket_mib} would have no "
+            "effect with weight_sync='object_store', which sends all weights at once. "
+            "Leave it out, or set weight_sync to 'nccl' or 'ipc'."
+        )
     if engine == "torch":
         return
-    vllm_setup.check_engine_kwargs(config.engine_kwargs)
+    transfers = config.weight_sync != OBJECT_STORE
+    vllm_setup.check_engine_kwargs(config.engine_kwargs, transfers=transfers)
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     if not issubclass(config.env_runner_cls, LLMEnvRunner):
@@ -41,6 +50,8 @@ def validate_engine(config: LLMConfig) -> None:
             f"{config.env_runner_cls.__name__} samples with the module itself. Leave "
             "env_runner_cls unset."
         )
+    if transfers:
+        _validate_transfer(config)
     num_gpus = (
         config.engine_num_gpus if engine == IN_ACTOR else _num_runner_gpus(config)
     )
@@ -50,17 +61,58 @@ def validate_engine(config: LLMConfig) -> None:
         )
 
 
+def _validate_transfer(config: LLMConfig) -> None:
+    """Check that Learners can send weights to the engine's GPUs.
+
+    Raises:
+        ConfigError: If not.
+    """
+    how = f"rollouts(weight_sync={config.weight_sync!r})"
+    if config.lm_lora:
+        raise ConfigError(
+            f"{how} sends all weights, of which LoRA changes only the adapters. Use "
+            "weight_sync='object_store', which sends adapters alone, or drop lora."
+        )
+    if config.non_llm_module_ids or not config.trained_module_ids:
+        raise ConfigError(
+            f"{how} sends the weights of one trained language model and of no other "
+            "policy. Use weight_sync='object_store'."
+        )
+    workers = config.engine_kwargs.get("tensor_parallel_size", 1)
+    learner, engine = config.num_gpus_per_learner, config.engine_num_gpus
+    if config.weight_sync == "nccl" and (learner < 1 or engine != workers):
+        raise ConfigError(
+            f"{how} needs GPUs of its own for each Learner and for each of the "
+            f"engine's {workers} processes; num_gpus_per_learner={learner:g}, "
+            f"engine_num_gpus={engine:g}. Set num_gpus_per_learner=1 and "
+            f"engine_num_gpus={workers}, or weight_sync='ipc' on a shared GPU."
+        )
+    if config.weight_sync == "ipc" and not (
+        workers == 1 and 0 < learner < 1 and 0 < engine < 1
+    ):
+        raise ConfigError(
+            f"{how} needs an engine on a Learner's GPU; tensor_parallel_size="
+            f"{workers}, num_gpus_per_learner={learner:g}, engine_num_gpus="
+            f"{engine:g}. Set e.g. num_gpus_per_learner=0.5 and engine_num_gpus=0.5, "
+            "or weight_sync='nccl' on separate GPUs."
+        )
+
+
 def build_engine(config: DerivedSettings) -> GenerationEngine:
     """Return the engine for one EnvRunner, not started yet."""
-    from rllib_llm.engines import ActorEngine, VLLMEngine
+    from rllib_llm.engines import ActorEngine, TransferEngine, VLLMEngine
 
     context = config.resolved_context_tokens()
     is_actor = config.generation_engine == IN_ACTOR
     # One actor serves the slots of all EnvRunners.
     clients = max(1, config.num_env_runners or 0) if is_actor else 1
+    transfers = config.weight_sync != OBJECT_STORE
+    engine_class: Any = VLLMEngine
+    if transfers:
+        engine_class = functools.partial(TransferEngine, backend=config.weight_sync)
     # A function instead of an engine: the actor builds it in its own process.
     build = functools.partial(
-        VLLMEngine,
+        engine_class,
         config.resolved_model or config.lm_model,
         max_slots=config.num_envs_per_env_runner * clients,
         max_context_tokens=context,
@@ -81,6 +133,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
         num_gpus=config.engine_num_gpus,
         resources=config.engine_resources,
         limit=config.call_limit,
+        from_learners=transfers,
     )
 
 
@@ -112,9 +165,11 @@ def _num_runner_gpus(config: LLMConfig) -> float:
     return config.num_gpus_per_learner
 
 
-def _require_effect(config: LLMConfig, name: str, engines: tuple[str, ...]) -> None:
+def _require_effect(
+    config: LLMConfig, name: str, engines: tuple[str, ...], usual: object = None
+) -> None:
     value = getattr(config, name)
-    if value and config.generation_engine not in engines:
+    if value and value != usual and config.generation_engine not in engines:
         needed = " or ".join(repr(e) for e in engines)
         raise ConfigError(
             f"{name}={value!r} would have no effect with engine="

@@ -147,12 +147,6 @@ def sleep(runner: LLMEnvRunner) -> None:
         engine.sleep()
 
 
-def wake_up(runner: LLMEnvRunner) -> None:
-    """Let a runner's engines allocate their memory again."""
-    for engine in runner.engines.values():
-        engine.wake_up()
-
-
 def split_by_group(tasks: list[Task], parts: int) -> list[list[Task]]:
     """Split tasks into ``parts`` lists without splitting groups."""
     split: list[list[Task]] = [[] for _ in range(parts)]

@@ -32,7 +32,7 @@ from rllib_llm.remote_calls import TimeLimit, name_of
 if TYPE_CHECKING:
     from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-    from rllib_llm.algorithms.driver.weight_sync import ReceiveWeights
+    from rllib_llm.algorithms.driver.weight_sync import WeightCall
 
 logger = logging.getLogger("rllib_llm")
 
@@ -110,7 +110,7 @@ class SampleAhead:
         self,
         runners: EnvRunnerGroup,
         new_tasks: Callable[[int], list[Task]],
-        pack_all: Callable[[], ReceiveWeights],
+        pack_all: Callable[[], WeightCall],
         *,
         groups: int,
         ahead: int,
@@ -126,12 +126,12 @@ class SampleAhead:
         self._groups: dict[int, Group] = {}  # by group_id, in the order of admission
         self._calls: dict[int, SampleGroups] = {}  # running ones, by EnvRunner
         self._deadlines: dict[int, float] = {}  # of these
-        self._weights: ReceiveWeights | None = None
+        self._weights: WeightCall | None = None
         self._versions: dict[int, int] = {}  # of the weights sent to each EnvRunner
         self._num_batches = self._num_admitted = 0
         self._last_batch_at: float | None = None
 
-    def set_weights(self, weights: ReceiveWeights) -> None:
+    def set_weights(self, weights: WeightCall) -> None:
         """Send these weights with the next call to each EnvRunner."""
         self._weights = weights
 

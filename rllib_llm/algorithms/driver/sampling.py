@@ -20,7 +20,6 @@ from rllib_llm.algorithms.driver.runner_calls import (
     split_by_group,
 )
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
-from rllib_llm.algorithms.driver.weight_sync import send_all_weights
 from rllib_llm.data.episode_data import task_of
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -30,6 +29,7 @@ from rllib_llm.rllib_bases import RLlibAlgorithm
 if TYPE_CHECKING:
     from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
     from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
+    from rllib_llm.algorithms.driver.weight_sync import WeightSync
     from rllib_llm.env_runner.task_groups import TaskSource
 
 logger = logging.getLogger("rllib_llm")
@@ -46,6 +46,7 @@ class SamplingAlgorithm(RLlibAlgorithm):
     _task_source: TaskSource
     _driver_components: DriverComponents
     _ahead: SampleAhead | None = None
+    weight_sync: WeightSync
     _weights_version: int | None = None  # of the last weights that were sent
 
     def play_groups(self, num_groups: int) -> list[Any]:
@@ -194,13 +195,7 @@ class SamplingAlgorithm(RLlibAlgorithm):
     def update_restarted(self, runners: list[int]) -> None:
         """Send all weights to EnvRunners that have restarted between two calls."""
         logger.warning("EnvRunners %s have restarted; they get all weights.", runners)
-        sent = send_all_weights(
-            self.learner_group,
-            self.env_runner_group,
-            runners,
-            dtype=self.config.weight_sync_dtype,
-            limit=self.config.call_limit,
-        )
+        sent = self.weight_sync.send_all(self.env_runner_group, runners)
         self._weights_version = sent.version
         self.metrics.log_value("weight_sync_mib", sent.mib, reduce="sum")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
@@ -24,69 +24,105 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-def send_weights(
-    learner_group: LearnerGroup,
-    runner_group: EnvRunnerGroup,
-    *,
-    dtype: str | None,
-    also_local: bool,
-    limit: TimeLimit,
-    module_ids: Sequence[str] | None = None,
-) -> SentWeights:
-    """Send the Learner's weights to all EnvRunners, and wait for them.
-
-    The weights are put into Ray's object store once, for any number of runners.
-    Parameters that do not require gradients (all but the adapters under LoRA) are left
-    out, except for runners that never received them, such as restarted ones.
+class WeightSync:
+    """Sends the Learners' weights to EnvRunners through Ray's object store.
 
     Args:
         learner_group: LearnerGroup; its first Learner's weights are sent.
-        runner_group: An EnvRunnerGroup of LLMEnvRunners.
         dtype: Dtype in which language models' parameters are sent; None: unchanged.
-        also_local: Whether a local EnvRunner, if there is one, needs them too.
         limit: Time limit of a call to an EnvRunner.
-        module_ids: The policies that have changed; None: those that are trained.
     """
-    changed = pack_weights(learner_group, dtype=dtype, module_ids=module_ids)
-    # 0 is the local one, in this process.
-    local = runner_group.local_env_runner if also_local else None
-    answers = {} if local is None else {0: changed(local)}
-    answers |= call_runners(runner_group, changed, limit=limit, version=changed.version)
-    lacking = [runner for runner, has_loaded in answers.items() if not has_loaded]
-    mib = changed.mib
-    if lacking:
-        # Only on demand: under LoRA the base is many times larger than the adapters.
-        mib += send_all_weights(
-            learner_group, runner_group, lacking, dtype=dtype, limit=limit
-        ).mib
-    return SentWeights(mib, changed.version)
+
+    def __init__(
+        self, learner_group: LearnerGroup, *, dtype: str | None, limit: TimeLimit
+    ) -> None:
+        """Store the arguments; nothing is sent."""
+        self._learners, self._dtype, self._limit = learner_group, dtype, limit
+
+    def send(
+        self,
+        runner_group: EnvRunnerGroup,
+        *,
+        also_local: bool,
+        module_ids: Sequence[str] | None = None,
+    ) -> SentWeights:
+        """Send the Learner's weights to all EnvRunners, and wait for them.
+
+        The weights are put into Ray's object store once, for any number of runners.
+        Parameters that do not require gradients (all but the adapters under LoRA) are
+        left out, except for runners that never received them, such as restarted ones.
+
+        Args:
+            runner_group: An EnvRunnerGroup of LLMEnvRunners.
+            also_local: Whether a local EnvRunner, if there is one, needs them too.
+            module_ids: The policies that have changed; None: those that are trained.
+        """
+        changed = self.pack(module_ids=module_ids)
+        # 0 is the local one, in this process.
+        local = runner_group.local_env_runner if also_local else None
+        answers = {} if local is None else {0: changed(local)}
+        answers |= call_runners(
+            runner_group, changed, limit=self._limit, version=changed.version
+        )
+        lacking = [runner for runner, has_loaded in answers.items() if not has_loaded]
+        mib = changed.mib
+        if lacking:
+            # Only on demand: under LoRA the base is many times larger than adapters.
+            mib += self.send_all(runner_group, lacking).mib
+        return SentWeights(mib, changed.version)
+
+    def send_all(
+        self, runner_group: EnvRunnerGroup, runners: Sequence[int]
+    ) -> SentWeights:
+        """Send all weights, those without gradients too, to some EnvRunners.
+
+        Args:
+            runner_group: See :meth:`send`.
+            runners: Ids of the EnvRunners; 0 is the local one.
+        """
+        whole = self.pack(everything=True)
+        if 0 in runners:
+            whole(runner_group.local_env_runner)
+        remote = [runner for runner in runners if runner]
+        call_runners(
+            runner_group,
+            whole,
+            limit=self._limit,
+            version=whole.version,
+            runners=remote,
+        )
+        return SentWeights(whole.mib, whole.version)
+
+    def pack(
+        self, *, everything: bool = False, module_ids: Sequence[str] | None = None
+    ) -> WeightCall:
+        """Put the weights into the object store; return the call that loads them.
+
+        Args:
+            everything: All policies that are sampled, parameters without gradients
+                included.
+            module_ids: See :meth:`send`.
+        """
+        # All Learners have the same weights; RLlib numbers them from 0.
+        first = None if self._learners.is_local else [0]
+        call = _Pack(self._dtype, everything, module_ids)
+        (result,) = self._learners.foreach_learner(call, remote_actor_ids=first)
+        return result.get()
 
 
-def send_all_weights(
-    learner_group: LearnerGroup,
-    runner_group: EnvRunnerGroup,
-    runners: Sequence[int],
-    *,
-    dtype: str | None,
-    limit: TimeLimit,
-) -> SentWeights:
-    """Send all weights, those without gradients too, to some EnvRunners.
+class WeightCall(Protocol):
+    """A call on an EnvRunner that lets it sample with a version of the weights."""
 
-    Args:
-        learner_group: See :func:`send_weights`.
-        runner_group: See :func:`send_weights`.
-        runners: Ids of the EnvRunners; 0 is the local one.
-        dtype: See :func:`send_weights`.
-        limit: See :func:`send_weights`.
-    """
-    whole = pack_weights(learner_group, dtype=dtype, everything=True)
-    if 0 in runners:
-        whole(runner_group.local_env_runner)
-    remote = [runner for runner in runners if runner]
-    call_runners(
-        runner_group, whole, limit=limit, version=whole.version, runners=remote
-    )
-    return SentWeights(whole.mib, whole.version)
+    @property
+    def version(self) -> int:
+        """The version."""
+
+    @property
+    def mib(self) -> float:
+        """Size of what was sent, in MiB."""
+
+    def __call__(self, runner: LLMEnvRunner) -> bool:
+        """Return False if the EnvRunner needs all weights instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,35 +130,12 @@ class SentWeights:
     """Weights that were sent.
 
     Attributes:
-        mib: Size in Ray's object store, in MiB.
+        mib: Size of what was sent, in MiB.
         version: Their version.
     """
 
     mib: float
     version: int
-
-
-def pack_weights(
-    learner_group: LearnerGroup,
-    *,
-    dtype: str | None,
-    everything: bool = False,
-    module_ids: Sequence[str] | None = None,
-) -> ReceiveWeights:
-    """Put the Learner's weights into the object store; return the call that loads them.
-
-    Args:
-        learner_group: LearnerGroup; its first Learner's weights are sent.
-        dtype: See :func:`send_weights`.
-        everything: All policies that are sampled, parameters without gradients
-            included.
-        module_ids: See :func:`send_weights`.
-    """
-    # All Learners have the same weights; RLlib numbers them from 0.
-    first = None if learner_group.is_local else [0]
-    call = _Pack(dtype, everything, module_ids)
-    (result,) = learner_group.foreach_learner(call, remote_actor_ids=first)
-    return result.get()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ray.rllib.core.learner.training_data import TrainingData
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 
+    from rllib_llm.algorithms.learner.weight_transfer import WeightSender
     from rllib_llm.types import LLMConfig
 
 
@@ -77,6 +78,8 @@ class LLMLearnerMixin(
     an episode stay together. Subclasses write ``compute_loss_for_module``; its batch
     holds ``loss_denominator``, the minibatch's denominator over all Learners.
     """
+
+    weight_sender: WeightSender | None = None  # connection to an engine, once made
 
     # Building ------------------------------------------------------------------------
 
