@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import sharded
 import torch
-from learner_helpers import TINY, fake_episode
+from learner_helpers import TINY, fake_episode, make_config
 from process_group import ProcessGroup
 from team_helpers import Pair, Run, Uneven, set_group_advantages, team_config, turns_of
+from test_pref import pairs as preference_pairs
 from test_scoring_runs import Run as ScoringRun
 from test_scoring_runs import config_of as scoring_config
 from test_sft import sft
 
-from rllib_llm import GRPOConfig, LLMPPOConfig, SelfPlayConfig
+from rllib_llm import GRPOConfig, LLMPPOConfig, PrefConfig, SelfPlayConfig
 from rllib_llm.algorithms.driver.memory_plan import plan_memory
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
@@ -230,6 +231,17 @@ def test_imitation(pair):
     config.resolved_model = prepare_language_model(config)
     played = episodes()
     grads, weights, _ = sharded.step(config, played, steps=2)
+    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
+        assert_equal(found, grads)
+        assert_equal(after, weights, 1e-5)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "simpo"])  # with a reference, without
+def test_preference_pairs(pair, loss):
+    config = make_config(PrefConfig, preference_loss=loss, micro_batch_tokens=48)
+    played = preference_pairs()
+    grads, weights, _ = sharded.step(config, played, steps=2)
+    assert max(float(g.abs().max()) for g in grads.values()) > 1e-4
     for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
         assert_equal(found, grads)
         assert_equal(after, weights, 1e-5)

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from rllib_llm import GRPOConfig
+from rllib_llm.env_runner.remote_env import EnvActor
 from rllib_llm.envs import make_env
 from rllib_llm.envs.make import has_numbered_tasks
 from rllib_llm.envs.process_env import EnvProcessError
@@ -126,6 +127,13 @@ def test_numbered_tasks_are_those_of_the_environment():
         ({"env": "guess_number-v0", "timeout_s": 0}, "timeout_s=0 of a remote"),
         ({"env": "guess_number-v0", "runtime_env": {"pip": 3}}, "not one of Ray's"),
         (
+            {
+                "env": "guess_number-v0",
+                "runtime_env": {"image_uri": "docker.io/a/b:1", "pip": ["c"]},
+            },
+            "image_uri.*cannot be used together",
+        ),
+        (
             {"env": "guess_number-v0", "runtime_env": {"py_modules": ["/a/b"]}},
             "not one of Ray's for actors",
         ),
@@ -136,6 +144,12 @@ def test_numbered_tasks_are_those_of_the_environment():
 def test_bad_options_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         make_env("remote", given)
+
+
+def test_a_container_is_passed_to_ray():
+    container = {"image_uri": "docker.io/a/b:1", "env_vars": {"A": "1"}}
+    made = EnvActor({"env": "guess_number-v0", "runtime_env": container})
+    assert made._options["runtime_env"].to_dict() == container
 
 
 def config(env, env_config):
