@@ -1,8 +1,8 @@
 """Success at several ages of the sampling weights, with and without correction.
 
 Run:     python benchmarks/staleness.py --seeds 0 1 2
-Table:   python benchmarks/staleness.py --table
-Writes:  benchmarks/results/staleness/<variant>_seed<n>.json
+Table:   python benchmarks/staleness.py --table (for another learning rate: --lr 3e-4)
+Writes:  benchmarks/results/staleness/<variant>[_lr<lr>]_seed<n>.json
 
 The recipe ``guess_number_grpo`` at a higher learning rate, with one EnvRunner process.
 The script pauses after each update, so that the EnvRunner is as far ahead as it may be
@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from examples import evaluate
 
-from rllib_llm import GRPOConfig
+from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import load_recipe
@@ -42,6 +42,7 @@ VARIANTS = {
     **{f"{k}_{name}": (k, name) for k in (1, 4) for name in CORRECTIONS},
 }
 LAST = 5  # iterations whose training success is averaged
+LR = 1e-3  # of files without one in their names
 
 
 class Uncorrected(GRPOConfig):
@@ -53,12 +54,22 @@ class Uncorrected(GRPOConfig):
         return True
 
 
+class UncorrectedGRPO(GRPO):
+    """Its algorithm, which validates the config once more."""
+
+    @classmethod
+    def get_default_config(cls) -> Uncorrected:
+        """Return the config that is not refused."""
+        return Uncorrected(cls)
+
+
 def config(variant: str, seed: int, lr: float) -> GRPOConfig:
     """Return the run's config."""
     ahead, correction = VARIANTS[variant]
     made = load_recipe("guess_number_grpo", [f"seed={seed}"]).stages[0].build_config()
     if correction == "none":
         made.__class__ = Uncorrected  # with all settings of the recipe
+        made.algo_class = UncorrectedGRPO
     made.training(lr=lr, max_staleness=ahead or None, **CORRECTIONS[correction])
     made.env_runners(num_env_runners=1, sample_ahead=ahead)
     return made.evaluation(evaluation_interval=None, evaluation_config={})
@@ -99,7 +110,12 @@ def mean_of(rows: list[dict[str, float]], key: str) -> float:
     return statistics.mean(values) if values else math.nan
 
 
-def print_table() -> None:
+def name_of(variant: str, lr: float) -> str:
+    """Return the first part of the names of a variant's files."""
+    return variant if lr == LR else f"{variant}_lr{lr:g}"
+
+
+def print_table(lr: float) -> None:
     """Print one row per variant."""
     print(
         "| age bound | correction | mean age | held-out success, by seed | median "
@@ -108,7 +124,7 @@ def print_table() -> None:
     for variant, (ahead, correction) in VARIANTS.items():
         records = [
             json.loads(p.read_text())
-            for p in sorted(RESULTS.glob(f"{variant}_seed*.json"))
+            for p in sorted(RESULTS.glob(f"{name_of(variant, lr)}_seed*.json"))
         ]
         if not records:
             continue
@@ -137,13 +153,13 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=30)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds")
     parser.add_argument("--held-out", type=int, default=200)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        print_table()
+        print_table(args.lr)
         return
     quiet_loggers()
     torch.set_num_threads(1)
@@ -151,7 +167,7 @@ def main() -> None:
     for seed in args.seeds:
         for variant in args.variants:
             record = run(variant, seed, args)
-            path = RESULTS / f"{variant}_seed{seed}.json"
+            path = RESULTS / f"{name_of(variant, args.lr)}_seed{seed}.json"
             path.write_text(json.dumps(record) + "\n")
             shown = {k: record[k] for k in ("variant", "seed", "before", "after")}
             print(shown, record["rows"][-1], flush=True)
