@@ -38,6 +38,7 @@ WAITING = {
         "initialise_from",
         "foreach_learner",
     ): (1),
+    ("algorithms/reward_model/reward_model.py", "score", "foreach_learner"): 1,
     ("algorithms/selfplay/self_play.py", "_on_learners", "foreach_learner"): 1,
     ("monitoring/alarms/algorithm_mixin.py", "lower_lr", "foreach_learner"): 1,
     ("monitoring/alarms/algorithm_mixin.py", "lr_scales", "foreach_learner"): 1,
