@@ -182,6 +182,8 @@ def test_the_policy_that_samples_stays_as_it_is():
         update(learner, pairs(learner.config.chat_renderer()))
     after = dict(policy(learner).lm.named_parameters())
     assert all(torch.equal(before[n], p) for n, p in after.items())
+    # Otherwise weight decay would change it, and optimisers would hold its moments.
+    assert not any(p.requires_grad for p in after.values())
 
 
 def test_updates_order_the_pairs_and_record_the_scores_statistics():

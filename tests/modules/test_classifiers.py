@@ -70,6 +70,17 @@ def test_an_export_scores_as_the_module(tmp_path, family, lora):
     assert both[0] == pytest.approx(expected, abs=1e-4)
 
 
+def test_padding_is_never_the_token_that_ends_a_conversation(tmp_path):
+    folder = write_folder(tmp_path / "model", "llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token  # as many checkpoints have it
+    tokenizer.save_pretrained(folder)
+    reward_module(folder).save_model(tmp_path / "out")
+    written = AutoTokenizer.from_pretrained(tmp_path / "out")
+    last = ChatRenderer(written, history="rerender").conversation(CHAT)[-1]
+    assert last == tokenizer.eos_token_id != written.pad_token_id
+
+
 @pytest.mark.parametrize("family", WITHOUT)
 def test_architectures_without_a_classifier_are_refused(tmp_path, family):
     folder = write_folder(tmp_path, family)
