@@ -48,6 +48,9 @@ PREFERENCES = (
     "frozen_lake_dpo",
     "dpo_rpo",
     "frozen_lake_dmpo",
+    "m_dpo",
+    "frozen_lake_kto",
+    "m_kto",
 )
 # Names without a file: another preset with these settings.
 VARIANTS = {

@@ -37,11 +37,11 @@ MARKER = "<!-- methods -->"
 STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "works": (frozenset({"yaml"}), frozenset()),
     "by config": (frozenset({"yaml", "change"}), frozenset()),
+    "scripted": (frozenset({"yaml"}), frozenset({"change"})),
     "text only": (frozenset({"yaml", "change"}), frozenset()),
     "incomplete": (frozenset({"lacks"}), frozenset({"yaml", "components", "env"})),
     "out of scope": (frozenset({"why"}), frozenset()),
 }
-_CHANGED = ("by config", "text only")
 _COMMON = {"id", "name", "state", "paper", "note"}
 
 _SECTIONS = {
@@ -172,7 +172,7 @@ def read_methods(data: Mapping[str, Any]) -> Methods:
             )
         methods[method.id] = method
     _check_missing(missing, methods.values())
-    run = {n for row in methods.values() if row.state not in _CHANGED for n in row.yaml}
+    run = {n for row in methods.values() if not row.change for n in row.yaml}
     examples = tuple(sorted(set(shipped_recipes()) - run))
     return Methods(tuple(methods.values()), groups, missing, examples)
 

@@ -87,7 +87,7 @@ def learner_pipeline(
         *([CentralRows(CRITIC_MODULE, rows)] if is_central else []),
         ScoreRows(
             device=device,
-            old_logps=config.old_logps,
+            old_logps=config.scored_old_logps,
             values=[] if critic or not config.use_critic else configs,
             critic=critic,
             references=[m for m, c in configs.items() if c.uses_reference],

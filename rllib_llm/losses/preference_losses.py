@@ -1,9 +1,10 @@
-"""Losses of preference pairs, from the sums of their log-probabilities.
+"""Losses of preferences, from the sums of episodes' log-probabilities.
 
 A preference loss takes :class:`PairSums` and returns the loss of each pair, to be
-minimised [P]. Learners differentiate it with respect to the sums alone: the gradient of
-a sum is one number per episode, so that a pair need not fit into one forward pass
-(``rllib_llm/algorithms/pref/pref_learner.py``).
+minimised [P]; one that requires ``labels`` takes :class:`LabelledSums` and returns the
+loss of each episode [N]. Learners differentiate it with respect to the sums alone: the
+gradient of a sum is one number per episode, so that a pair need not fit into one
+forward pass (``rllib_llm/algorithms/pref/pref_learner.py``).
 """
 
 from __future__ import annotations
@@ -71,6 +72,29 @@ class PairSums:
     def rejected_mean_logp(self) -> Tensor:
         """Mean log-probability of a token. [P]"""
         return self.rejected_logp / self.rejected_length
+
+
+@dataclasses.dataclass
+class LabelledSums:
+    """Sums over the trained tokens of single episodes, each desirable or undesirable.
+
+    Attributes:
+        logp: Weighted sum of the policy's log-probabilities, in nats. [N]
+        ref: That of the frozen reference. [N]
+        desirable: Whether the episode is desirable. bool [N]
+        kl: Estimate of the KL divergence of policy and reference, >= 0, in nats, of all
+            Learners' episodes and without gradient. []
+    """
+
+    logp: Tensor
+    ref: Tensor
+    desirable: Tensor
+    kl: Tensor
+
+    @property
+    def logratio(self) -> Tensor:
+        """Log-ratio of policy and reference. [N]"""
+        return self.logp - self.ref
 
 
 @component(
@@ -206,6 +230,43 @@ def orpo(pairs: PairSums, *, beta: float = 0.1) -> Tensor:
     check_positive("beta", beta, "Use e.g. 0.1.")
     chosen, rejected = pairs.chosen_mean_logp, pairs.rejected_mean_logp
     return -chosen - beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+
+
+@component("preference_loss", "kto", paper="Ethayarajh et al. 2024, arXiv:2402.01306")
+@requires("reference", "labels")
+def kto(
+    episodes: LabelledSums,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """Compare single episodes with the KL divergence ``z``; no pairs are needed.
+
+    With the log-ratio ``D``: ``a (1 - sigmoid(beta (D - z)))`` if desirable, else
+    ``b (1 - sigmoid(beta (z - D)))``.
+
+    Args:
+        episodes: Sums and label of each episode.
+        beta: Strength of the pull to the reference, > 0.
+        desirable_weight: ``a`` (the paper's lambda_D), >= 0.
+        undesirable_weight: ``b`` (lambda_U), >= 0. With unequal numbers of both, the
+            paper keeps the ratio of weight times number between 1 and 4/3.
+    """
+    check_positive("beta", beta, "Use e.g. 0.1.")
+    weights = (desirable_weight, undesirable_weight)
+    if min(weights) < 0 or max(weights) == 0:
+        raise ValueError(
+            f"desirable_weight is {desirable_weight} and undesirable_weight "
+            f"{undesirable_weight}. Both must be >= 0, and one of them > 0, e.g. 1.0."
+        )
+    gain = beta * (episodes.logratio - episodes.kl)
+    # 1 - sigmoid(x) is sigmoid(-x), which loses no digits where x is large.
+    return torch.where(
+        episodes.desirable,
+        desirable_weight * torch.sigmoid(-gain),
+        undesirable_weight * torch.sigmoid(gain),
+    )
 
 
 def _log_odds(logp: Tensor) -> Tensor:

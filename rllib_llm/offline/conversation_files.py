@@ -1,4 +1,4 @@
-"""Conversations and preference pairs in the rows of data files."""
+"""Conversations, preference pairs and labels in the rows of data files."""
 
 from __future__ import annotations
 
@@ -30,6 +30,23 @@ class StoredConversation:
     messages: list[Message]
     trained: tuple[bool, ...]
     tools: list[dict[str, Any]] | None = None
+
+    def with_reply_of(self, other: StoredConversation) -> StoredConversation:
+        """Return this prompt with the other's reply: all from its first trained one."""
+        context = self.trained[: self.trained.index(True)]
+        return StoredConversation(
+            [
+                *self.messages[: self._reply_start()],
+                *other.messages[other._reply_start() :],
+            ],
+            (*context, *other.trained[other.trained.index(True) :]),
+            self.tools,
+        )
+
+    def _reply_start(self) -> int:
+        """Return the number of the first trained reply's message."""
+        replies = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
+        return replies[self.trained.index(True)]
 
 
 def parse_conversation(line: bytes) -> StoredConversation:
@@ -190,8 +207,37 @@ def _side(row: dict[str, Any], name: str) -> StoredConversation:
         raise RowError(f"{name}: {error}") from None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredLabelled:
+    """A conversation of a data file whose reply is desirable or not."""
+
+    conversation: StoredConversation
+    desirable: bool
+
+
+def parse_labelled(line: bytes) -> StoredLabelled:
+    """Return the conversation and its label in a line of JSON.
+
+    It has a form that :func:`parse_conversation` reads, and ``label``, true or false.
+
+    Raises:
+        RowError: The line has not this form.
+    """
+    row = _parse_object(line)
+    label = row.get("label")
+    if not isinstance(label, bool):
+        given = f"label={show(label, 20)}" if "label" in row else "no column 'label'"
+        raise RowError(
+            f"{given}: a row needs 'label', true if its reply is desirable, else "
+            "false, beside 'prompt' and 'completion', or 'messages'."
+        )
+    return StoredLabelled(parse_conversation(line), label)
+
+
 def parser_of(columns: Collection[str]) -> Parser | None:
     """Return what reads rows with these columns; None: they are tasks."""
+    if "label" in columns and {"messages", "completion"} & set(columns):
+        return parse_labelled
     if {"messages", "completion"} & set(columns):
         return parse_conversation
     return parse_pair if {"chosen", "rejected"} & set(columns) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.util import log_once
@@ -14,7 +14,6 @@ from rllib_llm.data.episode_data import episode_data, num_tokens
 from rllib_llm.data.types import Message
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import StoredConversation
-from rllib_llm.offline.row_file import RowFile
 from rllib_llm.offline.written_turns import (
     add_written_turn,
     next_prompt,
@@ -27,9 +26,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rllib_llm")
 
 
+class RowsInPasses(Protocol):
+    """Rows in an endless sequence, as RowFile gives them."""
+
+    def in_passes(self, seed: int, first: int, count: int) -> list[Any]:
+        """Return the rows ``first`` to ``first + count``."""
+
+
 def next_stored(
     algo: LLMAlgorithm,
-    rows: RowFile,
+    rows: RowsInPasses,
     as_unit: Callable[[Any, ChatRenderer, str | None], Any],
 ) -> list[Any]:
     """Return an iteration's units of stored rows; count those that are too long.

@@ -14,6 +14,7 @@ from rllib_llm.algorithms.pref.pairs import PreferencePair
 from rllib_llm.algorithms.pref.pref import Pref
 from rllib_llm.algorithms.reward_model.finished_episodes import FinishedEpisode
 from rllib_llm.algorithms.reward_model.reward_model import RewardModel
+from rllib_llm.data.episode_data import episode_data
 
 
 def pair_gradient(algo, env=None, **sections):
@@ -30,18 +31,22 @@ def pair_gradient(algo, env=None, **sections):
 
 
 def matched(algo, env=None, **sections):
-    """Return the returns of the pairs of two tasks."""
+    """Return index, return and untrained turns of what is compared in two tasks."""
     config = make_config(PrefConfig, **sections["training"])
     driver = Pref.__new__(Pref)
     driver.config = config.rollouts(group_size=4, episodes_per_iteration=8)
     returns = [0.0, 1.0, 0.5, 1.0, 0.2, 0.1, 0.0, 0.6]
     driver.sample_groups = lambda count: [
-        fake_episode(i, reward=r, group=i // 4) for i, r in enumerate(returns)
+        # A task's episodes differ in their returns alone.
+        fake_episode(i // 4, reward=r, group=i // 4)
+        for i, r in enumerate(returns)
     ]
     driver.process_episodes = list
     return [
-        [sum(side.get_rewards()) for side in pair.agent_episodes.values()]
-        for pair in driver._sampled()
+        (data.agent_index, sum(side.get_rewards()), sorted(data.masked_turns))
+        for unit in driver._sampled()
+        for side in unit.agent_episodes.values()
+        for data in [episode_data(side)]
     ]
 
 

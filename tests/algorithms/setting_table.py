@@ -285,6 +285,11 @@ TRAINING |= {
     "expert_episodes": of(matched, "Pref", True),
     "margin": of(matched, "Pref", 0.5),
     "max_pairs_per_task": of(matched, "Pref", 1),
+    "reference": of(pair_gradient, "Pref", "current"),
+    "after_fork": of(matched, "Pref", True),
+    "desirable_return": needing(
+        of(matched, "Pref", 0.5), own={"preference_loss": "kto"}
+    ),
 }
 TRAINING |= {
     "score_loss": of(score_gradient, "RewardModel", "outcome"),

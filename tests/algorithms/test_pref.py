@@ -114,6 +114,15 @@ def pairs(count=5):
     return made
 
 
+def shifted(learner, scale=0.02):
+    """Move the policy away from the reference, where all margins are 0."""
+    with torch.no_grad():
+        for p in policy(learner).lm.parameters():
+            noise = torch.Generator().manual_seed(p.numel())
+            p += scale * torch.randn(p.shape, generator=noise)
+    return learner
+
+
 def log_sums(learner, pair, discount):
     """Sums over both sides' sampled tokens, one row at a time, with the graph."""
     found = []
@@ -153,11 +162,7 @@ def test_two_passes_have_the_gradient_of_the_loss(loss, more, tokens):
     config = make_config(
         PrefConfig, preference_loss=loss, micro_batch_tokens=tokens, **more
     )
-    learner, played = make_learner(config), pairs()
-    with torch.no_grad():  # away from the reference, where all margins are 0
-        for p in policy(learner).lm.parameters():
-            noise = torch.Generator().manual_seed(p.numel())
-            p += 0.02 * torch.randn(p.shape, generator=noise)
+    learner, played = shifted(make_learner(config)), pairs()
     found = gradients(learner, played)
     call, total = bind("preference_loss", loss).call, 0.0
     for pair in played:

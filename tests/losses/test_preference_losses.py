@@ -9,7 +9,7 @@ import torch
 
 from rllib_llm.components.registry import bind
 from rllib_llm.errors import ConfigError
-from rllib_llm.losses.preference_losses import PairSums, turn_weights
+from rllib_llm.losses.preference_losses import LabelledSums, PairSums, turn_weights
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -85,6 +85,22 @@ def test_values_are_those_of_the_papers(name, settings, slow):
     torch.testing.assert_close(
         loss, torch.tensor(expected, dtype=torch.float64), **CLOSE
     )
+
+
+def test_kto_is_that_of_the_paper():
+    p, kl = sums(), 0.7
+    desirable = torch.arange(6) % 3 > 0
+    settings = {"beta": 0.4, "desirable_weight": 1.2, "undesirable_weight": 0.9}
+    loss = bind("preference_loss", {"name": "kto", **settings}).call(
+        LabelledSums(p.chosen_logp, p.chosen_ref, desirable, torch.tensor(kl))
+    )
+    for i, value in enumerate(loss.tolist()):
+        ratio = float(p.chosen_logp[i] - p.chosen_ref[i])
+        if desirable[i]:
+            expected = 1.2 * (1 - sigmoid(0.4 * (ratio - kl)))
+        else:
+            expected = 0.9 * (1 - sigmoid(0.4 * (kl - ratio)))
+        assert value == pytest.approx(expected, abs=1e-7)
 
 
 def gradients(name, p, **settings):

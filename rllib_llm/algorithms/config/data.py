@@ -18,10 +18,10 @@ class DataSettings(DeclaredSettings):
 
     data_files: str | list[str] | None = setting(
         None,
-        """Data files with one conversation (SFT) or one preference pair (Pref,
-        RewardModel) per row: paths, patterns with ``*``, or
-        ``hf://datasets/OWNER/NAME/FILE``. None: the expert's episodes (SFT), or pairs
-        of sampled episodes.""",
+        """Data files with one conversation (SFT), or one preference pair (Pref,
+        RewardModel) or labelled conversation (Pref), per row: paths, patterns with
+        ``*``, or ``hf://datasets/OWNER/NAME/FILE``. None: the expert's episodes (SFT),
+        or sampled episodes.""",
     )
 
     def stored_rows(self, parse: Parser) -> RowFile | None:

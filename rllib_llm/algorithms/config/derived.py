@@ -109,6 +109,11 @@ class DerivedSettings(
         return None if is_off else settings
 
     @property
+    def scored_old_logps(self) -> str:
+        """Source of the old log-probabilities among the scores of rows."""
+        return self.old_logps
+
+    @property
     def old_logps_may_wait(self) -> bool:
         """True if the first training pass can compute the old log-probabilities.
 

@@ -1,65 +1,112 @@
-"""Pairs of episodes, of which one is preferred."""
+"""Pairs of episodes, of which one is preferred, and episodes with a label."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import episode_data, task_of
-from rllib_llm.offline.conversation_files import StoredPair
+from rllib_llm.data.episode_data import episode_data, num_tokens, task_of
+from rllib_llm.offline.conversation_files import StoredLabelled, StoredPair
+from rllib_llm.offline.row_file import RowFile
 from rllib_llm.offline.stored_episodes import conversation_episode
 
-MATCHES = ("best_worst", "one_to_one", "all")
+MATCHES = ("best_worst", "one_to_one", "all", "longest_prefix")
+
+# Agent indices of the episodes in a unit.
+CHOSEN, REJECTED, MISMATCHED = range(3)
 
 
-class PreferencePair:
-    """Two episodes of one task: a unit that Learners and minibatches never split.
+class Compared:
+    """Episodes that a loss compares: a unit that Learners and minibatches never split.
 
     It has what the Learner's pipeline reads of a MultiAgentEpisode.
 
     Args:
-        chosen: The preferred SingleAgentEpisode.
-        rejected: The other one.
+        sides: Episodes with their agent index, by name.
+        from_turn: Earlier turns are context and are not trained.
     """
 
-    def __init__(self, chosen: Any, rejected: Any):
+    def __init__(self, sides: dict[str, tuple[Any, int]], from_turn: int = 0):
         self.agent_episodes = {
-            name: _Side(episode, number)
-            for number, (name, episode) in enumerate(
-                (("chosen", chosen), ("rejected", rejected))
-            )
+            name: _Side(episode, number, from_turn)
+            for name, (episode, number) in sides.items()
         }
         self.custom_data: dict[str, Any] = {}
-        self.id_ = f"{chosen.id_}>{rejected.id_}"
+        self.id_ = ">".join(episode.id_ for episode, _ in sides.values())
 
     def __len__(self) -> int:
-        """Return the number of turns of both episodes."""
+        """Return the number of turns of all episodes."""
         return sum(map(len, self.agent_episodes.values()))
 
     def env_steps(self) -> int:
-        """Return the number of turns of both episodes."""
+        """Return the number of turns of all episodes."""
         return len(self)
 
 
+class PreferencePair(Compared):
+    """Two episodes of one task.
+
+    Args:
+        chosen: The preferred SingleAgentEpisode.
+        rejected: The other one.
+        after_fork: Whether only the turns from the first one in which they differ are
+            compared; earlier ones are context.
+    """
+
+    def __init__(self, chosen: Any, rejected: Any, *, after_fork: bool = False):
+        super().__init__(
+            {"chosen": (chosen, CHOSEN), "rejected": (rejected, REJECTED)},
+            from_turn=common_turns(chosen, rejected) if after_fork else 0,
+        )
+
+
+class LabelledEpisode(Compared):
+    """An episode that is desirable or not (KTO).
+
+    Args:
+        episode: The SingleAgentEpisode.
+        desirable: Its label.
+        mismatched: The episode's prompt with the reply to another one, from which the
+            KL divergence is estimated; None: from the episodes themselves.
+    """
+
+    def __init__(self, episode: Any, desirable: bool, mismatched: Any = None):
+        label = CHOSEN if desirable else REJECTED
+        sides = {"episode": (episode, label)}
+        if mismatched is not None:
+            sides["mismatched"] = (mismatched, MISMATCHED)
+        super().__init__(sides)
+
+    def __len__(self) -> int:
+        """Return the episode's number of turns; the mismatched one is never played."""
+        return len(self.agent_episodes["episode"])
+
+
 class _Side:
-    """An episode in a pair: what the Learner's pipeline reads of an agent's episode.
+    """An episode in a unit: what the Learner's pipeline reads of an agent's episode.
 
     Not the episode itself, which may be in other pairs on the other side.
 
     Args:
         episode: The SingleAgentEpisode.
-        number: 0 for the chosen one, 1 for the rejected one.
+        number: Its agent index.
+        from_turn: Earlier turns are not trained.
     """
 
-    def __init__(self, episode: Any, number: int):
+    def __init__(self, episode: Any, number: int, from_turn: int):
         self._episode = episode
+        data = episode_data(episode)
         data = dataclasses.replace(
-            episode_data(episode), agent_index=number, is_annotated=False
+            data,
+            agent_index=number,
+            is_annotated=False,
+            masked_turns=frozenset(data.masked_turns) | frozenset(range(from_turn)),
         )
         self.custom_data = {**episode.custom_data, columns.EPISODE_DATA: data}
         self.id_, self.module_id = episode.id_, episode.module_id
@@ -75,6 +122,22 @@ class _Side:
         return self._episode.get_extra_model_outputs(key)
 
 
+def common_turns(one: Any, other: Any) -> int:
+    """Return the number of leading turns with equal prompts and replies.
+
+    The last turn of the shorter episode does not count: something is left to compare.
+    """
+    turns = [e.get_extra_model_outputs(columns.TURN) for e in (one, other)]
+    equal = itertools.takewhile(
+        lambda pair: all(
+            np.array_equal(getattr(pair[0], ids), getattr(pair[1], ids))
+            for ids in ("prompt_ids", "action_ids")
+        ),
+        zip(turns[0][:-1], turns[1][:-1], strict=False),
+    )
+    return sum(1 for _ in equal)
+
+
 def outcome_pairs(
     returns: Sequence[float],
     tasks: Sequence[int],
@@ -82,6 +145,7 @@ def outcome_pairs(
     margin: float = 0.0,
     match: str = "one_to_one",
     max_pairs_per_task: int | None = None,
+    shared_turns: Callable[[int, int], int] | None = None,
 ) -> list[tuple[int, int]]:
     """Return index pairs (better, worse) of episodes of the same task.
 
@@ -92,8 +156,11 @@ def outcome_pairs(
         match: "best_worst": one pair per task (PAPRIKA). "one_to_one": the best with
             the worst, the second best with the second worst, and so on, so that every
             episode is in at most one pair. "all": every better one with every worse
-            one, widest margins first.
+            one, widest margins first. "longest_prefix": as "all", but pairs with most
+            leading turns in common first, and every episode in at most one pair.
         max_pairs_per_task: Maximum number of pairs of a task; None: no limit.
+        shared_turns: Returns how many leading turns two episodes share, by their
+            indices; for "longest_prefix".
 
     Returns:
         Pairs in order of the tasks' first episodes; ties in order of the episodes.
@@ -106,35 +173,117 @@ def outcome_pairs(
         # Stable in both directions: equal returns keep the order of the episodes.
         best = sorted(members, key=lambda i: -returns[i])
         worst = sorted(members, key=lambda i: returns[i])
-        if match == "all":
+        if match in ("all", "longest_prefix"):
             candidates = [(b, w) for b in best for w in worst]
             candidates.sort(key=lambda pair: returns[pair[1]] - returns[pair[0]])
         else:
             count = 1 if match == "best_worst" else len(members) // 2
             candidates = list(zip(best[:count], worst[:count], strict=True))
         kept = [(b, w) for b, w in candidates if returns[b] - returns[w] > margin]
+        if match == "longest_prefix":
+            assert shared_turns is not None
+            kept = _once_each(sorted(kept, key=lambda pair: -shared_turns(*pair)))
         pairs += kept[:max_pairs_per_task]
     return pairs
 
 
-def pairs_of_episodes(episodes: Sequence[Any], **settings: Any) -> list[PreferencePair]:
+def _once_each(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pairs, in order, whose members are in no pair before."""
+    kept: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            kept.append(pair)
+            taken.update(pair)
+    return kept
+
+
+def pairs_of_episodes(
+    episodes: Sequence[Any], *, after_fork: bool = False, **settings: Any
+) -> list[PreferencePair]:
     """Return the pairs of sampled episodes; see :func:`outcome_pairs`."""
     indices = outcome_pairs(
-        [float(np.sum(episode.get_rewards())) for episode in episodes],
+        [_return(episode) for episode in episodes],
         [task_of(episode).group_id for episode in episodes],
+        shared_turns=lambda b, w: common_turns(episodes[b], episodes[w]),
         **settings,
     )
-    return [PreferencePair(episodes[b], episodes[w]) for b, w in indices]
+    return [
+        PreferencePair(episodes[b], episodes[w], after_fork=after_fork)
+        for b, w in indices
+    ]
 
 
-# Pairs from files ---------------------------------------------------------------------
+def labelled_episodes(
+    episodes: Sequence[Any], desirable_return: float
+) -> list[LabelledEpisode]:
+    """Return the episodes; those with a higher return than this are desirable."""
+    return [LabelledEpisode(e, _return(e) > desirable_return) for e in episodes]
+
+
+def _return(episode: Any) -> float:
+    return float(np.sum(episode.get_rewards()))
+
+
+# From files ---------------------------------------------------------------------------
 
 
 def stored_pair(
-    pair: StoredPair, renderer: ChatRenderer, system_prompt: str | None = None
+    pair: StoredPair,
+    renderer: ChatRenderer,
+    system_prompt: str | None = None,
+    *,
+    after_fork: bool = False,
 ) -> PreferencePair:
     """Return a stored pair as episodes with Turn records."""
     return PreferencePair(
         conversation_episode(pair.chosen, renderer, system_prompt),
         conversation_episode(pair.rejected, renderer, system_prompt),
+        after_fork=after_fork,
+    )
+
+
+class WithNeighbours:
+    """Rows, each with the row before it in its iteration, whose reply it borrows.
+
+    Args:
+        rows: The rows.
+    """
+
+    def __init__(self, rows: RowFile):
+        self._rows = rows
+
+    def in_passes(
+        self, seed: int, first: int, count: int
+    ) -> list[tuple[StoredLabelled, StoredLabelled]]:
+        """Return an iteration's rows with their neighbours; see RowFile."""
+        rows = self._rows.in_passes(seed, first, count)
+        return list(zip(rows, [*rows[-1:], *rows[:-1]], strict=True))
+
+
+def stored_labelled(
+    rows: tuple[StoredLabelled, StoredLabelled],
+    renderer: ChatRenderer,
+    system_prompt: str | None = None,
+    *,
+    max_tokens: int,
+) -> LabelledEpisode:
+    """Return a stored conversation with its label, and one for the KL divergence.
+
+    Args:
+        rows: The conversation, and another one, whose reply follows its prompt in the
+            second episode.
+        renderer: Renders the messages.
+        system_prompt: System message of conversations without one.
+        max_tokens: Longer second episodes are left out.
+    """
+    row, other = rows
+    episode = conversation_episode(row.conversation, renderer, system_prompt)
+    mismatched = conversation_episode(
+        row.conversation.with_reply_of(other.conversation), renderer, system_prompt
+    )
+    return LabelledEpisode(
+        episode,
+        row.desirable,
+        mismatched if num_tokens(mismatched) <= max_tokens else None,
     )

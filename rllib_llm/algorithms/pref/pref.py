@@ -1,7 +1,8 @@
-"""Pref: preference optimisation on pairs of sampled or stored episodes."""
+"""Pref: preference optimisation on sampled or stored episodes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,16 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.pref.pairs import (
-    PreferencePair,
+    CHOSEN,
+    Compared,
+    WithNeighbours,
+    labelled_episodes,
     pairs_of_episodes,
+    stored_labelled,
     stored_pair,
 )
 from rllib_llm.algorithms.pref.pref_config import PrefConfig
 from rllib_llm.data.episode_data import episode_data, task_of
-from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.demonstrations import Demonstration, play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
 from rllib_llm.offline.sft_before_rl import as_episodes
@@ -30,8 +34,8 @@ class Pref(LLMAlgorithm):
     """DPO and related losses (Rafailov et al. 2023, arXiv:2305.18290).
 
     Each iteration samples groups with the current policy and compares the returns of a
-    task's episodes, or reads ``episodes_per_iteration`` pairs from ``data.files``. The
-    reference is the policy with which the run or stage began.
+    task's episodes, or reads ``episodes_per_iteration`` rows from ``data.files``. KTO
+    compares no pairs: it labels each episode by its return, or reads the labels.
     """
 
     config: PrefConfig
@@ -43,20 +47,31 @@ class Pref(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def setup(self, config: PrefConfig) -> None:
-        self._stored = config.stored_rows(parse_pair)
+        self._stored = config.stored_rows(config.row_parser)
         super().setup(config)
 
     @override(LLMAlgorithm)
-    def collect(self) -> list[Any]:
-        """Return this iteration's pairs; ``minibatch_size`` counts them."""
-        pairs = self._sampled() if self._stored is None else self._read()
-        self.metrics.log_value("num_pairs", len(pairs), reduce="sum")
-        return pairs
+    def collect(self) -> Sequence[Compared]:
+        """Return what this iteration compares; ``minibatch_size`` counts it."""
+        units = self._sampled() if self._stored is None else self._read()
+        counts = {"num_pairs": len(units)}
+        if self.config.compares_labels:
+            labels = [episode_data(u.agent_episodes["episode"]) for u in units]
+            desirable = sum(label.agent_index == CHOSEN for label in labels)
+            counts = {
+                "num_desirable": desirable,
+                "num_undesirable": len(units) - desirable,
+            }
+        for key, value in counts.items():
+            self.metrics.log_value(key, value, reduce="sum")
+        return units
 
-    def _sampled(self) -> list[PreferencePair]:
+    def _sampled(self) -> Sequence[Compared]:
         config = self.config
         groups = config.episodes_per_iteration // config.group_size
         episodes = list(self.process_episodes(self.sample_groups(groups)))
+        if config.compares_labels:
+            return labelled_episodes(episodes, config.desirable_return)
         if config.expert_episodes:
             episodes += self._of_expert(episodes)
         return pairs_of_episodes(
@@ -64,6 +79,7 @@ class Pref(LLMAlgorithm):
             margin=config.margin,
             match=config.match,
             max_pairs_per_task=config.max_pairs_per_task,
+            after_fork=config.after_fork,
         )
 
     def _of_expert(self, episodes: Sequence[Any]) -> list[Any]:
@@ -91,14 +107,25 @@ class Pref(LLMAlgorithm):
             episode_data(episode).task = task
         return shown
 
-    def _read(self) -> list[PreferencePair]:
+    def _read(self) -> Sequence[Compared]:
         assert self._stored is not None
-        pairs = next_stored(self, self._stored, stored_pair)
+        config = self.config
+        if config.compares_labels:
+            units = next_stored(
+                self,
+                WithNeighbours(self._stored),
+                functools.partial(
+                    stored_labelled, max_tokens=config.resolved_context_tokens()
+                ),
+            )
+        else:
+            as_pair = functools.partial(stored_pair, after_fork=config.after_fork)
+            units = next_stored(self, self._stored, as_pair)
         # Learning-rate schedules count turns, sampled or stored.
         self.metrics.log_value(
             (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
-            sum(map(len, pairs)),
+            sum(map(len, units)),
             reduce="lifetime_sum",
             with_throughput=True,
         )
-        return pairs
+        return units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -19,8 +19,8 @@ from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
-from rllib_llm.losses.preference_losses import PairSums
-from rllib_llm.offline.conversation_files import parse_pair
+from rllib_llm.losses.preference_losses import LabelledSums, PairSums
+from rllib_llm.offline.conversation_files import Parser, parse_labelled, parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
 
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
 
 _UNREAD = (*OF_POLICY_GRADIENTS, "loss_agg_mode", "loss_agg_constant")
+_OF_PAIRS = ("match", "margin", "max_pairs_per_task", "expert_episodes")
 _SAMPLING = (
     "group_size",
     "rewards",
     "reward_transforms",
     "filters",
     "curriculum",
-    "match",
-    "expert_episodes",
-    "margin",
-    "max_pairs_per_task",
+    *_OF_PAIRS,
+    "desirable_return",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
 
@@ -61,8 +60,14 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
 
     preference_loss: Spec = setting(
         "dpo",
-        """Loss of a pair, by name or as a mapping of ``name`` and settings
-        (docs/components.md).""",
+        """Loss of a pair, or of an episode with a label (kto), by name or as a mapping
+        of ``name`` and settings (docs/components.md).""",
+    )
+    reference: Literal["initial", "current"] = setting(
+        "initial",
+        """Policy that losses with a reference compare with: "initial", with which the
+        run or stage began, or "current", with which the iteration began (online
+        iterative DPO), which needs no second copy of the model.""",
     )
     nll_weight: NonNegativeFloat = setting(
         0.0,
@@ -75,7 +80,18 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     match: Annotated[str, OneOf(MATCHES)] = setting(
         "one_to_one",
         """Pairs of a task's episodes, by return: "best_worst" (one pair),
-        "one_to_one" (every episode in at most one pair) or "all".""",
+        "one_to_one" (every episode in at most one pair), "all", or "longest_prefix"
+        (episodes that differ latest, each in at most one pair).""",
+    )
+    after_fork: bool = setting(
+        False,
+        """Compare only the turns from the first one in which a pair differs (step-DPO);
+        earlier ones are context.""",
+    )
+    desirable_return: float = setting(
+        0.0,
+        """Return above which a sampled episode is desirable; others are undesirable
+        (kto).""",
     )
     expert_episodes: bool = setting(
         False,
@@ -105,19 +121,41 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
 
         bound = bind("preference_loss", self.preference_loss)
         example = [torch.full((1,), value) for value in (-2.0, -3.0, -2.0, -3.0, 4, 5)]
+        sums: PairSums | LabelledSums = PairSums(*example)
+        if self.compares_labels:
+            label, kl = torch.ones(1, dtype=torch.bool), torch.zeros(())
+            sums = LabelledSums(example[0], example[1], label, kl)
         try:
-            bound.call(PairSums(*example))
+            bound.call(sums)
         except (TypeError, ValueError) as error:
             name = bound.component.name
             raise ConfigError(f"preference_loss {name!r}: {error}") from error
         return bound
 
+    def _loss_needs(self, need: str) -> bool:
+        bound = bind("preference_loss", self.preference_loss)
+        needs = getattr(bound.component.make, "needs", ())
+        return any(need in names for names, _ in needs)
+
+    @property
+    def compares_labels(self) -> bool:
+        """True if the loss takes single episodes with a label instead of pairs."""
+        return self._loss_needs("labels")
+
     @property
     def uses_reference(self) -> bool:
         """True if the loss compares with the frozen policy of the beginning."""
-        bound = bind("preference_loss", self.preference_loss)
-        needs = getattr(bound.component.make, "needs", ())
-        return any("reference" in names for names, _ in needs)
+        return self.reference == "initial" and self._loss_needs("reference")
+
+    @property
+    def scored_old_logps(self) -> str:
+        """Those of the current reference are computed before the update."""
+        return "learner" if self.reference == "current" else "engine"
+
+    @property
+    def row_parser(self) -> Parser:
+        """The function that reads the rows of ``data_files``."""
+        return parse_labelled if self.compares_labels else parse_pair
 
     @override(LLMConfigMixin)
     def ahead_obstacles(self) -> list[tuple[bool, str]]:
@@ -130,10 +168,11 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         self.build_preference_loss()
         why = "Pref compares log-probabilities of pairs. Leave it out, or use GRPO."
         refuse_without_effect(self, _UNREAD, why)
-        if self.stored_rows(parse_pair) is not None:
-            why = "the pairs come from data.files. Leave it out."
+        self._refuse_other_comparisons()
+        if self.stored_rows(self.row_parser) is not None:
+            why = "what is compared comes from data.files. Leave it out."
             refuse_without_effect(self, _SAMPLING, why)
-        elif self.group_size < 2:
+        elif self.group_size < 2 and not self.compares_labels:
             raise ConfigError(
                 f"group_size={self.group_size}: a pair needs two episodes of a task. "
                 "Use group_size >= 2, or data.files."
@@ -143,6 +182,19 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
                 f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
             )
         self._require_one_agent()
+
+    def _refuse_other_comparisons(self) -> None:
+        """Refuse settings that this loss does not read."""
+        loss = bind("preference_loss", self.preference_loss).component.name
+        if self.compares_labels:
+            why = f"preference_loss {loss!r} compares no pairs. Leave it out."
+            refuse_without_effect(self, (*_OF_PAIRS, "after_fork", "nll_weight"), why)
+        else:
+            why = f"preference_loss {loss!r} compares pairs. Leave it out, or use kto."
+            refuse_without_effect(self, ("desirable_return",), why)
+        if not self._loss_needs("reference"):
+            why = f"preference_loss {loss!r} has no reference. Leave it out."
+            refuse_without_effect(self, ("reference",), why)
 
     def _require_one_agent(self) -> None:
         env = self.make_text_env()
