@@ -74,13 +74,14 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
         data[_UNITS], data[_PLACE] = units, upload(units.place, self._device)
         parts = list(self._parts(module_id, data, self.config))
         sums = torch.zeros(3, units.num_sums, device=self._device)
-        if self._is_first_pass and self._is_current:
+        are_known = self._is_first_pass and self._is_current
+        in_training = len(parts) == 1 and not (are_known or self._compares_labels)
+        if are_known:
             self._add_columns(data, data[Columns.ACTION_LOGP], sums)
-        elif len(parts) == 1 and not self._compares_labels:
-            self._add_sums(module_id, (), sums)
+        # Without passes of its own, it joins those of other Learners.
+        self._add_sums(module_id, () if are_known or in_training else parts, sums)
+        if in_training:
             return
-        else:
-            self._add_sums(module_id, iter(parts), sums)
         if self._compares_labels:
             _leave_out(data, units.is_mismatched)
         self._set_advantages(module_id, data, sums)
