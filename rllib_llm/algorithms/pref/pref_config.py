@@ -39,6 +39,8 @@ _SAMPLING = (
     "desirable_return",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
+# Returns have any sign; every number setting has a range.
+Return = Annotated[float, Interval(ge=-1e6, le=1e6)]
 
 
 class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
@@ -88,7 +90,7 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         """Compare only the turns from the first one in which a pair differs (step-DPO);
         earlier ones are context.""",
     )
-    desirable_return: float = setting(
+    desirable_return: Return = setting(
         0.0,
         """Return above which a sampled episode is desirable; others are undesirable
         (kto).""",
