@@ -74,12 +74,12 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
         data[_UNITS], data[_PLACE] = units, upload(units.place, self._device)
         parts = list(self._parts(module_id, data, self.config))
         sums = torch.zeros(3, units.num_sums, device=self._device)
-        are_known = self._is_first_pass and self._is_current
-        in_training = len(parts) == 1 and not (are_known or self._compares_labels)
-        if are_known:
+        has_old_logps = self._is_first_pass and self._is_current
+        in_training = len(parts) == 1 and not (has_old_logps or self._compares_labels)
+        if has_old_logps:
             self._add_columns(data, data[Columns.ACTION_LOGP], sums)
         # Without passes of its own, it joins those of other Learners.
-        self._add_sums(module_id, () if are_known or in_training else parts, sums)
+        self._add_sums(module_id, () if has_old_logps or in_training else parts, sums)
         if in_training:
             return
         if self._compares_labels:
