@@ -8,12 +8,6 @@ from typing import Any
 import numpy as np
 
 N = 4  # tokens of an n-gram
-# Odd factors are invertible modulo 2**64, which makes collisions of n-grams unlikely.
-_FACTORS = np.array(
-    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5],
-    np.uint64,
-)
-_NONE = np.zeros(0, np.uint64)
 
 REPEAT_IN_TURN = "repeat_in_turn_frac"
 REPEAT_OF_TURNS = "repeat_of_turns_frac"
@@ -38,28 +32,27 @@ def repetition(turns: Sequence[Any]) -> dict[str, list[float]]:
         REPEAT_OF_TURNS: [],
         COPIED_PROMPT: [],
     }
-    earlier = _NONE
+    earlier: set[tuple[int, ...]] = set()
     for index, turn in enumerate(turns):
         grams = _ngrams(turn.action_ids)
-        if not len(grams):
+        if not grams:
             continue
-        unique = np.unique(grams)
+        unique = set(grams)
         shares[REPEAT_IN_TURN].append(1.0 - len(unique) / len(grams))
         if index:
-            shares[REPEAT_OF_TURNS].append(float(np.isin(grams, earlier).mean()))
-        prompt = _ngrams(turn.prompt_ids)
-        shares[COPIED_PROMPT].append(float(np.isin(grams, prompt).mean()))
-        earlier = np.union1d(earlier, unique)
+            shares[REPEAT_OF_TURNS].append(_share_in(grams, earlier))
+        shares[COPIED_PROMPT].append(_share_in(grams, set(_ngrams(turn.prompt_ids))))
+        earlier |= unique
     return shares
 
 
-def _ngrams(ids: np.ndarray) -> np.ndarray:
-    """Return a hash of every n-gram. [len(ids) - N + 1]"""
-    ids = np.asarray(ids).astype(np.uint64)
-    count = len(ids) - N + 1
-    if count < 1:
-        return _NONE
-    grams = np.zeros(count, np.uint64)
-    for place, factor in enumerate(_FACTORS):
-        grams += (ids[place : place + count] + np.uint64(1)) * factor  # wraps around
-    return grams
+def _ngrams(ids: np.ndarray) -> list[tuple[int, ...]]:
+    """Return every n-gram. [len(ids) - N + 1]"""
+    # Turns are short: sets of tuples take a tenth of the time of numpy's set functions.
+    tokens = np.asarray(ids).tolist()
+    return list(zip(*(tokens[place:] for place in range(N)), strict=False))
+
+
+def _share_in(grams: list[tuple[int, ...]], others: set[tuple[int, ...]]) -> float:
+    """Return the share of the n-grams that ``others`` contains."""
+    return sum(gram in others for gram in grams) / len(grams)

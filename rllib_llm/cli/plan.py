@@ -78,6 +78,7 @@ def _turns(plan: Plan) -> str:
 
 def _lines(plan: Plan) -> list[tuple[str, str]]:
     per_forward = plan.micro_batch_tokens or "all"
+    advice = f"{plan.why_vllm}; prefer 'vllm' (docs/engines.md)"
     return [
         (
             "per iteration",
@@ -97,6 +98,7 @@ def _lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("parameters", f"{plan.parameters:,}, trained {plan.trained:,}"),
         ("memory", _memory(plan.memory)),
+        *([("engine", advice)] if plan.why_vllm else []),
     ]
 
 

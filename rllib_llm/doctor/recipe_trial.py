@@ -48,6 +48,7 @@ def examine_recipe(
         ("chat template", steps.template),
         ("prompts", steps.plan),
         ("memory estimate", steps.memory),
+        ("engine", steps.engine),
         ("sampling", steps.sample),
         ("log-probabilities", steps.compare),
         ("iteration", steps.iterate),
@@ -170,6 +171,13 @@ class _Steps:
                 "gradient_checkpointing.",
             )
         return Finding("memory estimate", OK, observed)
+
+    def engine(self) -> Finding:
+        """Check that the engine suits the device and the size of the model."""
+        name, why = self._config.generation_engine, self._plan.why_vllm
+        if why is None:
+            return Finding("engine", OK, name)
+        return Finding("engine", WARN, why, "generation.engine=vllm; docs/engines.md.")
 
     def sample(self) -> Finding:
         """Sample a few training episodes."""

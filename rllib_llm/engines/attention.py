@@ -36,8 +36,7 @@ def slot_attention_forward(
         key: Keys. [B, kv_heads, K, head_dim]
         value: Values. [B, kv_heads, K, head_dim]
         attention_mask: Additive mask [B, 1, T, K]. None: a single query attends to all
-            keys, several queries attend causally. If :func:`attends_by_products`, the
-            mask of a single query may cover the last keys alone.
+            keys, several queries attend causally.
         dropout: Dropout probability; 0 in evaluation.
         scaling: Factor of the scores; None is 1 / sqrt(head_dim).
         **kwargs: Further arguments of the model, for transformers' function.
@@ -52,7 +51,8 @@ def slot_attention_forward(
     if is_plain and width == 1:
         # Fold the query heads of one key head into the query axis: no copies of keys.
         query = query.reshape(batch, kv_heads, heads // kv_heads, -1)
-        if attends_by_products(query.dtype, query.device):
+        if query.dtype == torch.float32 and query.device.type == "cpu":
+            # On CPUs two matrix products are faster than the fused kernel.
             out = _products(query, key, value, attention_mask, scaling)
         else:
             out = scaled_dot_product_attention(
@@ -79,14 +79,6 @@ def slot_attention_forward(
     )
 
 
-def attends_by_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether attention of a single query is computed as two matrix products.
-
-    On CPUs they are as fast as the fused kernel and do not need a mask of all keys.
-    """
-    return dtype == torch.float32 and device.type == "cpu"
-
-
 def _products(
     query: Tensor,
     key: Tensor,
@@ -100,17 +92,22 @@ def _products(
         query: Queries. [B, kv_heads, queries, head_dim]
         key: Keys. [B, kv_heads, K, head_dim]
         value: Values. [B, kv_heads, K, head_dim]
-        mask: Additive mask of the last keys. [B, 1, 1, <= K]
+        mask: Additive mask; None: all keys are visible. [B, 1, 1, K]
         scaling: Factor of the scores; None is 1 / sqrt(head_dim).
 
     Returns:
         The attended values. [B, kv_heads, queries, head_dim]
     """
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (query * factor) @ key.mT
-    if mask is not None:
-        scores[..., -mask.shape[-1] :] += mask
-    return scores.softmax(-1) @ value
+    batch, kv_heads = key.shape[:2]
+    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    # One product that scales and adds the mask, instead of three passes over scores.
+    if mask is None:
+        scores = torch.bmm(q * factor, k.mT)
+    else:
+        bias = mask[:, 0].expand(batch, kv_heads, -1).reshape(len(k), 1, -1)
+        scores = torch.baddbmm(bias, q, k.mT, alpha=factor)
+    return torch.bmm(scores.softmax(-1), v).view(query.shape)
 
 
 AttentionInterface.register(ATTENTION_NAME, slot_attention_forward)

@@ -38,21 +38,22 @@ class AttentionMasks:
         # The least finite number, not -inf: a softmax over a fully masked row of -inf
         # would give NaN.
         self._masked = self._unmasked + torch.finfo(dtype).min
+        self._columns = torch.arange(0, device=device)
         layer_types = set(getattr(config, "layer_types", None) or ())
         self._by_type = "sliding_attention" in layer_types
 
-    def of_columns(self, positions: Tensor, visible: int, first: int = 0) -> Masks:
-        """Build the mask(s) of new tokens over the cache. [B, 1, T, K - first] each.
+    def of_columns(self, positions: Tensor, visible: int) -> Masks:
+        """Build the mask(s) of new tokens over the cache. [B, 1, T, K] each.
 
         Args:
             positions: Positions of the new tokens. [B, T]
             visible: Columns that attention reads (K).
-            first: First column of the mask; every row attends to all columns before.
         """
-        if first == visible:
-            return None
-        keys = torch.arange(first, visible, device=self._device)
-        return self.of_keys(positions, keys)
+        if len(self._columns) < visible:
+            # In powers of two, so that few steps of a growing batch make new ones.
+            count = 1 << (visible - 1).bit_length()
+            self._columns = torch.arange(count, device=self._device)
+        return self.of_keys(positions, self._columns[:visible])
 
     def of_keys(self, positions: Tensor, keys: Tensor) -> Masks:
         """Build the mask(s) from positions of queries [B, T] and of keys [K]."""

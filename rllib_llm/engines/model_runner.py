@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rllib_llm.engines.attention import ATTENTION_NAME, attends_by_products
+from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.attention_masks import AttentionMasks, Masks
 from rllib_llm.engines.fused_forward import FusedForward
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
@@ -217,8 +217,7 @@ class ModelRunner:
         )  # [B, T] each
         masks = None
         if not is_causal:
-            first = int(starts.min()) + 1 if width == 1 and self._masks_tails else 0
-            masks = self._masks.of_columns(positions, visible, first)
+            masks = self._masks.of_columns(positions, visible)
         if self._fused is None:
             columns = upload(last, self.device) if width > 1 else None
             return self._run_modules(cache, ids, positions, masks, columns)
@@ -256,13 +255,6 @@ class ModelRunner:
         ):  # the model has no head module for the hook
             return logits[torch.arange(len(last), device=logits.device), last]
         return logits[:, 0]
-
-    @property
-    def _masks_tails(self) -> bool:
-        """True if a mask may start after the columns that all rows attend to."""
-        if self._fused is None or self._masks.window is not None:
-            return False
-        return attends_by_products(self._dtype, self.device)
 
     def _probe(self) -> int:
         """Compare cached with uncached logits; return the cache's bytes per token."""

@@ -57,6 +57,7 @@ class SlotCache:
         self.visible = 0
         self._target: tuple[Tensor, Tensor] | None = None
         self._source: Tensor | None = None
+        self._row_ids: Tensor | None = None  # 0, 1, 2, ... on the device
 
     @property
     def num_bytes(self) -> int:
@@ -103,13 +104,15 @@ class SlotCache:
         block = 1 if is_exact else _VIEW_BLOCK
         self.visible = min(round_up(needed, block), self._columns)
         self._source = None
-        row_ids = np.arange(first_row, first_row + batch)
         if width == 1:
-            self._target = (upload(row_ids, self._device), upload(starts, self._device))
+            if self._row_ids is None:
+                self._row_ids = torch.arange(self._max_rows, device=self._device)
+            row_ids = self._row_ids[first_row : first_row + batch]
+            self._target = (row_ids, upload(starts, self._device))
             return self.visible
         offsets = np.arange(width)
         columns = starts[:, None] + offsets  # [B, T]
-        rows = np.broadcast_to(row_ids[:, None], columns.shape)
+        rows = np.broadcast_to(first_row + np.arange(batch)[:, None], columns.shape)
         is_real = offsets < counts[:, None]
         if not is_real.all():
             # Padding is not written: it would overwrite the columns of later tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,13 @@ class EnvReply:
         token: The caller's identifier of the call, returned unchanged.
         value: The return value, if the call succeeded.
         error: The exception, if it failed; SystemExit and KeyboardInterrupt count.
+        seconds: Wall time of the call, without its wait for the thread.
     """
 
     token: Any
     value: Any = None
     error: BaseException | None = None
+    seconds: float = 0.0
 
 
 _END_EPISODE = object()  # in the queue of calls
@@ -92,13 +95,14 @@ class EnvWorker:
                     end()
                 continue
             token, method, args, kwargs = item
+            began = time.perf_counter()
             try:
                 # Built here and not in __init__, so that slow builds overlap as well.
                 if env is None:
                     env = self._env = self._make()
-                self._replies.put(
-                    EnvReply(token, value=getattr(env, method)(*args, **kwargs))
-                )
+                value = getattr(env, method)(*args, **kwargs)
+                seconds = time.perf_counter() - began
+                self._replies.put(EnvReply(token, value=value, seconds=seconds))
             # BaseException: sys.exit() in an environment must fail its own episode and
             # not end the thread without a reply.
             except BaseException as error:

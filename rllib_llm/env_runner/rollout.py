@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rllib_llm.env_runner.scored_actions import ActionScorer
 
 _POLL_S = 0.05  # wait for an environment between two checks of the time limits
+_QUICK_S = 0.002  # an environment's call that is shorter delays the engines
+_IN_ENV = ("reset", "step")
 
 _NO_AGENT: tuple[None, None] = (None, None)  # in a session that has ended
 
@@ -260,23 +262,40 @@ class Rollout:
     # Environment replies -------------------------------------------------------------
 
     def _collect_replies(self) -> Ready:
-        """Process the environments' replies; block only while the engines are idle."""
+        """Process the environments' replies.
+
+        Waits for any environment while the engines are idle, and for quick ones always:
+        their next turns can then be decoded in the same batch.
+        """
         ready: Ready = []
-        # With unfinished turns the next engine step is more urgent than any reply.
-        block = not any(e.num_unfinished for e in self._engines) and any(
-            s.waiting_for in ("reset", "step") for s in self.slots
-        )
-        while True:
-            try:
-                reply = self._replies.get(block=block, timeout=_POLL_S)
-            except queue.Empty:
-                return ready
-            block = False
+        is_idle = not any(e.num_unfinished for e in self._engines)
+        while (reply := self._next_reply(is_idle)) is not None:
+            is_idle = False
             index, generation = reply.token
             slot = self.slots[index]
             # Replies of an abandoned environment carry an older generation.
             if slot.generation == generation:
+                slot.is_quick = reply.seconds < _QUICK_S
                 self._on_reply(slot, reply, ready)
+        return ready
+
+    def _next_reply(self, is_idle: bool) -> EnvReply | None:
+        """Return a reply, or None if the engines should not wait for one."""
+        try:
+            return self._replies.get_nowait()
+        except queue.Empty:
+            pass
+        in_env = [s for s in self.slots if s.waiting_for in _IN_ENV]
+        quick = [s for s in in_env if s.is_quick]
+        if not (quick or (is_idle and in_env)):
+            return None
+        try:
+            return self._replies.get(timeout=_POLL_S if is_idle else _QUICK_S)
+        except queue.Empty:
+            # Not again during the same calls: they are longer than the last ones were.
+            for slot in quick:
+                slot.is_quick = False
+            return None
 
     def _on_reply(self, slot: Slot, reply: EnvReply, ready: Ready) -> None:
         if reply.error is not None:
@@ -534,7 +553,7 @@ class Rollout:
     def _abort_all(self) -> None:
         """Discard all running episodes after an error and free their slots."""
         for slot in self.slots:
-            if slot.waiting_for in ("reset", "step"):
+            if slot.waiting_for in _IN_ENV:
                 self._replace_env(slot)
             if slot.waiting_for is not None:
                 self._free(slot)

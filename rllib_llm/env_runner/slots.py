@@ -79,6 +79,8 @@ class Slot:
         num_pending: Agents that must still act before the environment steps.
         since: Start of the current wait, in seconds of ``time.perf_counter``.
         started: Start of the episode, on the same clock.
+        is_quick: Whether the environment's last call was so short that the loop waits
+            for the reply to the next one.
         generation: Incremented whenever the slot is freed, so that late replies to an
             earlier episode can be recognised.
         sessions: The episode's open sessions, and the engine of each.
@@ -94,5 +96,6 @@ class Slot:
     num_pending: int = 0
     since: float = 0.0
     started: float = 0.0
+    is_quick: bool = False
     generation: int = 0
     sessions: dict[Any, Any] = dataclasses.field(default_factory=dict)

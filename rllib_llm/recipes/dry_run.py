@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.algorithm import with_models
 from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.algorithms.driver.build_vllm_engines import why_vllm
 from rllib_llm.algorithms.driver.memory_plan import Memory, plan_memory
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Plan:
             share counts once.
         trained: Number of trained parameters.
         memory: Estimated memory of one process.
+        why_vllm: Reason to choose vLLM in place of the torch engine, if there is one.
     """
 
     episodes: int
@@ -54,6 +56,7 @@ class Plan:
     parameters: int
     trained: int
     memory: Memory
+    why_vllm: str | None
 
 
 def make_plan(
@@ -100,6 +103,7 @@ def make_plan(
         parameters=parameters,
         trained=trained,
         memory=memory,
+        why_vllm=why_vllm(config, parameters),
     )
 
 

@@ -145,10 +145,12 @@ def number(value: Any, digits: int = 6) -> float | None:
 
 def compact(values: Sequence[float] | np.ndarray) -> list[float | None] | float | None:
     """Return the values rounded to significant digits; one number if all are equal."""
-    rounded = [_short(value) for value in np.asarray(values, np.float64).tolist()]
-    if len(rounded) > 1 and len(set(rounded)) == 1:
-        return rounded[0]
-    return rounded
+    exact = np.asarray(values, np.float64).tolist()
+    # Equal values are the rule, e.g. the advantage of every token of a turn.
+    rounded = {value: _short(value) for value in set(exact)}
+    if len(exact) > 1 and len(set(rounded.values())) == 1:
+        return _short(exact[0])
+    return [rounded[value] for value in exact]
 
 
 def _short(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,21 @@ def token_texts(
         As many strings as ids; joined they are the text of the turn. [T]
     """
     texts: list[str] = []
-    before = read = 0  # ids[before:read] is the context of the decoder
-    for end in range(1, len(ids) + 1):
-        context = decode_all(tokenizer, ids[before:read])
-        text = decode_all(tokenizer, ids[before:end])
+    tokens = tuple(int(i) for i in ids)
+    before = read = 0  # tokens[before:read] is the context of the decoder
+    for end in range(1, len(tokens) + 1):
+        context = _decoded(tokenizer, tokens[before:read])
+        text = _decoded(tokenizer, tokens[before:end])
         is_incomplete = text.endswith(_UNFINISHED) and end - read < _LONGEST
-        if is_incomplete and end < len(ids):
+        if is_incomplete and end < len(tokens):
             texts.append("")
             continue
         texts.append(text[len(context) :])
         before, read = read, end
     return texts
+
+
+@functools.lru_cache(maxsize=2**15)
+def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
+    """Return the text of one token or a few; turns repeat the same ones."""
+    return decode_all(tokenizer, ids)

@@ -36,6 +36,7 @@ def test_a_sound_recipe(tmp_path):
         "chat template",
         "prompts",
         "memory estimate",
+        "engine",
         "sampling",
         "log-probabilities",
         "iteration",

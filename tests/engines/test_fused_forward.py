@@ -16,8 +16,10 @@ from engine_reference import (
     run_until_idle,
     turn_params,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from rllib_llm.engines import generate
+from rllib_llm.engines.fused_forward import _Norm
 from rllib_llm.engines.fused_layout import why_not_fused
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.lora import add_lora, share_base
@@ -312,3 +314,21 @@ def test_models_on_different_bases_are_refused():
         _with_lora(model, ["q_proj"])
     with pytest.raises(ModelError, match="base weights differ"):
         make_engine(models[0], others=models[1:])
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_norms_of_small_values(size):
+    """Epsilon counts where the mean of the squares is of its size."""
+    torch.manual_seed(0)
+    norms = [Qwen3RMSNorm(8, eps=1e-6).double() for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    x = size * torch.randn(3, 5, 8, dtype=torch.float64)
+    together = _Norm(*norms)
+    together.prepare((4, 1))
+    expected = torch.cat([norms[0](x[:, :4]), norms[1](x[:, 4:])], 1)
+    # transformers squares in float32.
+    torch.testing.assert_close(together(x), expected, rtol=1e-5, atol=1e-6)
+    alone = _Norm(norms[0])
+    alone.prepare((4, 1))
+    torch.testing.assert_close(alone(x), norms[0](x), rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rllib_llm import LLMPPOConfig
+from rllib_llm.algorithms.driver.build_vllm_engines import why_vllm
 from rllib_llm.cli.plan import _lines
 from rllib_llm.recipes import load_recipe
 from rllib_llm.recipes.dry_run import make_plan
@@ -27,6 +28,25 @@ def test_a_game_may_have_no_limit_of_turns(most):
     assert plan.episode_tokens == (12 if most else 200)
     shown = "at most 3 turns each" if most else "turns without a limit"
     assert shown in _lines(plan)[0][1]
+
+
+@pytest.mark.parametrize(
+    "gpus, runners, parameters, is_advised",
+    [
+        ({"num_gpus_per_learner": 1}, 0, 500_000_000, True),
+        ({"num_gpus_per_learner": 1}, 0, 499_999_999, False),
+        ({"num_gpus_per_learner": 1}, 2, 500_000_000, False),
+        ({}, 0, 500_000_000, False),
+    ],
+)
+def test_large_models_on_gpus_are_advised_to_use_vllm(
+    gpus, runners, parameters, is_advised
+):
+    config = LLMPPOConfig().environment("copy_probe-v0")
+    config.learners(**gpus).env_runners(num_env_runners=runners)
+    assert bool(why_vllm(config, parameters)) == is_advised
+    config.generation(engine="vllm")
+    assert why_vllm(config, parameters) is None
 
 
 @pytest.mark.ray

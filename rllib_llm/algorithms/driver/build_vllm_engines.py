@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 IN_PROCESS, IN_ACTOR = "vllm", "vllm_actor"
 OBJECT_STORE = "object_store"
+# Launches of a decoding step grow with the layers, and models of this size have 24 and
+# more (docs/engines.md).
+_LAUNCH_BOUND = 500_000_000  # parameters
 
 
 def validate_engine(config: LLMConfig) -> None:
@@ -155,6 +158,22 @@ def with_engine_bundle(request: PlacementGroupFactory, config: LLMConfig) -> Any
     bundle = {"CPU": 0.0, "GPU": config.engine_num_gpus, **config.engine_resources}
     return PlacementGroupFactory(
         [*request.bundles, bundle], strategy=config.placement_strategy
+    )
+
+
+def why_vllm(config: LLMConfig, parameters: int) -> str | None:
+    """Return the reason to prefer vLLM to the torch engine on a GPU, if there is one.
+
+    Args:
+        config: A validated config.
+        parameters: Number of parameters of its models.
+    """
+    is_torch = config.generation_engine == "torch" and _num_runner_gpus(config) > 0
+    if not is_torch or parameters < _LAUNCH_BOUND:
+        return None
+    return (
+        f"generation.engine='torch' has no CUDA graphs, so with {parameters / 1e9:.1f} "
+        "billion parameters a GPU mostly waits for the host"
     )
 
 
