@@ -47,6 +47,7 @@ AGENT_CLIENTS = [
 ]
 RUNTIME_ENV = ["virtualenv>=20.28,<22"]  # Ray's runtime_env needs it for pip
 OPENENV = ["websockets>=15,<18"]  # the client of openenv-v0
+SERVE = ["ray[serve]>=2.59,<2.61"]  # the same Ray, with FastAPI and Prometheus
 BROWSER = ["selenium>=4.30,<5"]
 GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
@@ -151,12 +152,14 @@ setup(
             *AGENT_CLIENTS,
             *RUNTIME_ENV,
             *OPENENV,
+            *SERVE,
         ],
         "api": API,
         "agents": AGENTS,
         "agent-clients": [*AGENTS, *API, *AGENT_CLIENTS],
         "runtime-env": RUNTIME_ENV,
         "openenv": OPENENV,
+        "serve": SERVE,
         # Needs mcp 1, so a virtual environment of its own.
         "openenv-server": ["openenv>=0.10,<0.11"],
         "mcp": ["mcp>=1.30,<3"],

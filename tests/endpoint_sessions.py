@@ -12,9 +12,9 @@ from rllib_llm.data.types import FinishReason
 from rllib_llm.envs.agent_programs.conversations import Conversations
 from rllib_llm.envs.agent_programs.endpoint import Endpoint
 from rllib_llm.envs.agent_programs.programs import ProgramEndpoint
-from rllib_llm.envs.agent_programs.requests import Sampling
-from rllib_llm.envs.agent_programs.responses import choice_of
 from rllib_llm.envs.agent_programs.session import Interrupted, Session
+from rllib_llm.openai_api.requests import Sampling
+from rllib_llm.openai_api.responses import choice_of
 
 
 def reply_of(text, finish=FinishReason.STOP):

@@ -21,6 +21,7 @@ from rllib_llm.cli.list import list_
 from rllib_llm.cli.play import play
 from rllib_llm.cli.plot import plot
 from rllib_llm.cli.schema import schema
+from rllib_llm.cli.serve import serve, serve_env
 from rllib_llm.cli.train import train
 from rllib_llm.cli.view import view
 from rllib_llm.errors import RLlibLLMError
@@ -75,9 +76,10 @@ def _options(
 
 _command: Callable[..., Any]
 # In the order of ``--help``.
-for _command in (train, export, view):
+for _command in (train, export, serve, view):
     app.command()(_command)
 app.command("list")(list_)
 for _command in (evaluate, play, init, check, doctor, plot, compare, schema):
     app.command()(_command)
+app.command("serve-env")(serve_env)
 app.add_typer(sweep.app, name="sweep")

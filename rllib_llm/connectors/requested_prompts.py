@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rllib_llm.data.episode_data import EpisodeData
 from rllib_llm.data.model_calls import ChatMessage, ModelReply, ModelRequest
 from rllib_llm.data.types import FinishReason, Message, Prompt
@@ -158,29 +160,34 @@ def reply_to(
     request = data.request
     assert request is not None and data.sampled is not None
     assert data.sampled_logps is not None and data.last_finish is not None
-    ids, finish = data.sampled, data.last_finish
-    shown = raw_text if request.prompt is not None else text
-    starts = [shown.find(stop) for stop in request.stop if stop in shown]
-    if starts and finish is FinishReason.STOP:
-        shown = shown[: min(starts)]
     texts: tuple[str, ...] = ()
     if request.wants_token_texts:
-        texts = tuple(token_texts(renderer.tokenizer, ids))
+        texts = tuple(token_texts(renderer.tokenizer, data.sampled))
     return ModelReply(
-        text=shown,
+        text=shown_reply(request, raw_text, text, data.last_finish),
         raw_text=raw_text,
-        finish=finish,
-        prompt_tokens=len(data.ids) - len(ids),
-        token_ids=_int32(ids),
+        finish=data.last_finish,
+        prompt_tokens=len(data.ids) - len(data.sampled),
+        token_ids=np.asarray(data.sampled, np.int32),
         logps=data.sampled_logps,
         token_texts=texts,
     )
 
 
-def _int32(ids: Sequence[int]) -> Any:
-    import numpy as np
+def shown_reply(
+    request: ModelRequest, raw_text: str, text: str, finish: FinishReason
+) -> str:
+    """Return the text of a reply without the stop string that ended it.
 
-    return np.asarray(ids, np.int32)
+    Args:
+        request: The request.
+        raw_text: Text of the turn, which completions without messages show.
+        text: The same without thinking.
+        finish: Reason that the turn ended.
+    """
+    shown = raw_text if request.prompt is not None else text
+    starts = [shown.find(stop) for stop in request.stop if stop in shown]
+    return shown[: min(starts)] if starts and finish is FinishReason.STOP else shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +208,22 @@ class ServedPolicy:
     top_p: float
     system: str | None = None
 
+    def prompt(self, request: ModelRequest) -> list[int]:
+        """Return the ids of a whole conversation, or of a text to complete.
+
+        Args:
+            request: The request, which continues no conversation.
+
+        Raises:
+            PromptTooLongError: If the context cannot hold it.
+            RLlibLLMError: If the chat template refuses it.
+        """
+        assert self.renderer is not None, "The policy is no language model."
+        self._check_length(self._least_tokens(request, self.renderer))
+        ids = self._ids(request, self.renderer, None)
+        self._check_length(len(ids))
+        return ids
+
     def check(self, request: ModelRequest, context: int, last_id: int | None) -> None:
         """Check that a request can be rendered and leaves room for a reply.
 
@@ -216,7 +239,8 @@ class ServedPolicy:
         if self.renderer is None:
             return
         self._check_length(self._least_tokens(request, self.renderer) + context)
-        self._check_length(context + self._num_tokens(request, self.renderer, last_id))
+        ids = self._ids(request, self.renderer, last_id)
+        self._check_length(context + len(ids))
 
     def _check_length(self, length: int) -> None:
         if length + 1 > self.max_context_tokens:
@@ -234,9 +258,9 @@ class ServedPolicy:
         chars += len(request.prompt or "")
         return chars // renderer.longest_token
 
-    def _num_tokens(
+    def _ids(
         self, request: ModelRequest, renderer: ChatRenderer, last_id: int | None
-    ) -> int:
+    ) -> list[int]:
         if request.prompt is not None:
             ids = prompt_ids(request.prompt, renderer)
             wrong = [i for i in ids if not 0 <= i < renderer.vocabulary]
@@ -245,8 +269,8 @@ class ServedPolicy:
                     f"The prompt has the token id {wrong[0]}; ids are below "
                     f"{renderer.vocabulary}. Encode it with the policy's tokenizer."
                 )
-            return len(ids)
+            return ids
         messages, tools = shown_messages(request, renderer, self.system)
         if request.continues:
-            return len(renderer.delta(messages, last_sampled_id=last_id))
-        return len(renderer.first(messages, tools))
+            return renderer.delta(messages, last_sampled_id=last_id)
+        return renderer.first(messages, tools)

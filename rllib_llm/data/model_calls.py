@@ -103,6 +103,8 @@ class ModelReply:
         logps: Their log-probabilities under the distribution sampled from, in nats.
             float32 [T]
         token_texts: Text that each token adds, if the request wants it. [T]
+        inner_tokens: Number of sampled tokens that the reply does not hold: those of a
+            team's inner conversation.
     """
 
     text: str
@@ -116,3 +118,4 @@ class ModelReply:
         default_factory=lambda: np.zeros(0, np.float32)
     )
     token_texts: tuple[str, ...] = ()
+    inner_tokens: int = 0

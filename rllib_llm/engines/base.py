@@ -262,6 +262,13 @@ class GenerationEngine(abc.ABC):
         ``extends=False``), ``forwards`` (forward passes).
         """
 
+    def sampled_so_far(self, request_id: int) -> Sequence[int]:
+        """Return the tokens of an unfinished request, to stream them.
+
+        Engines that do not report them before the end return none.
+        """
+        return ()
+
     def start(self) -> None:  # noqa: B027
         """Start the engine's backend if it does not run yet; may take minutes."""
 

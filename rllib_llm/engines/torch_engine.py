@@ -283,6 +283,13 @@ class TorchEngine(GenerationEngine):
         self._runner.copy_weights(named_tensors)
         self.set_weights_version(version)
 
+    def sampled_so_far(self, request_id: int) -> Sequence[int]:
+        """Return tokens; see :meth:`GenerationEngine.sampled_so_far`."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return ()
+        return request.session.history[request.prompt_length :]
+
     def stats(self) -> dict[str, int]:
         """Return the counters; see :meth:`GenerationEngine.stats`."""
         return dict(self._stats)

@@ -132,7 +132,7 @@ class LLMEnvRunner(RunnerState):
             self.modules = {DEFAULT_MODULE_ID: self.module}
         for module in self.modules.values():
             module.to(self._device)
-        self._num_threads = choose_threads(
+        self.num_threads = choose_threads(
             config.torch_num_threads,
             self.modules.values(),
             processes=config.num_env_runners or 1,
@@ -233,7 +233,7 @@ class LLMEnvRunner(RunnerState):
         self._check_weights()
         with (
             self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
-            threads_in_force(self._num_threads),
+            threads_in_force(self.num_threads),
         ):
             if tasks is not None:
                 episodes = self._play(tasks, explore, max_failed_fraction)
@@ -265,7 +265,7 @@ class LLMEnvRunner(RunnerState):
             self._check_weights()
         with (
             self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
-            threads_in_force(self._num_threads),
+            threads_in_force(self.num_threads),
         ):
             rollout = self._get_rollout(explore=True)
             groups, failures = rollout.run_groups(tasks, wanted)

@@ -14,11 +14,15 @@ from rllib_llm.runs.checkpoints import MODULES
 from rllib_llm.runs.folders import default_storage, find_run, locate_checkpoint
 
 
-def local_config(checkpoint: Path) -> Any:
+def local_config(checkpoint: Path, num_gpus: float | None = None) -> Any:
     """Return the config of a checkpoint, limited to this process.
 
     It has no remote EnvRunners and Learners, so that the checkpoint of a large run
     loads on a small machine.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        num_gpus: GPUs of this process; None: as many as a Learner had.
     """
     with (checkpoint / "class_and_ctor_args.pkl").open("rb") as file:
         stored = pickle.load(file)
@@ -30,16 +34,19 @@ def local_config(checkpoint: Path) -> Any:
     config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
     if config.weight_sync != "object_store":  # there are no Learners
         config.rollouts(weight_sync="object_store", weight_sync_bucket_mib=None)
+    if num_gpus is not None:
+        config.learners(num_gpus_per_learner=num_gpus)
     if not torch.cuda.is_available():
         config.learners(num_gpus_per_learner=0, optimizer_offload=False)
     return config
 
 
-def load_runner(path: str | Path) -> Any:
+def load_runner(path: str | Path, *, num_gpus: float | None = None) -> Any:
     """Return an EnvRunner in this process with a checkpoint's policies, without Ray.
 
     Args:
         path: A run, trial or checkpoint folder, or the name of a run.
+        num_gpus: GPUs of this process; None: as many as a Learner had.
 
     Raises:
         CheckpointError: If there is no complete checkpoint.
@@ -49,7 +56,7 @@ def load_runner(path: str | Path) -> Any:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     checkpoint = locate_checkpoint(find_run(path, default_storage())).checkpoint
-    config = local_config(checkpoint)
+    config = local_config(checkpoint, num_gpus)
     modules = checkpoint / MODULES
     folders = {f.name: f / HF_FOLDER for f in modules.iterdir() if f.is_dir()}
     with model_folders_offered(folders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -49,6 +50,8 @@ class Conversation:
         greedy: Decode greedily, or sample as in training.
         assignment: Policies of agents in place of the training run's mapping.
         system: System message in place of the config's and the environment's.
+        engines: Engine of each policy in place of the runner's.
+        lock: Held while connectors run, if conversations run in several threads.
     """
 
     def __init__(
@@ -59,15 +62,19 @@ class Conversation:
         greedy: bool = False,
         assignment: build.PolicyAssignment | None = None,
         system: str | None = None,
+        engines: Mapping[str, Any] | None = None,
+        lock: contextlib.AbstractContextManager[Any] | None = None,
     ):
         config = runner.config
         self._runner, self._explore, self._system = runner, not greedy, system
+        self._lock = lock or contextlib.nullcontext()
         self._recorder = build.recorder_factory(config, assignment)(task)
         self._limits = build.limits(config)
+        engines = runner.engines if engines is None else engines
         self._action_sources = build.action_sources(
-            config, runner.engines, runner.actors, runner.action_scorers, assignment
+            config, engines, runner.actors, runner.action_scorers, assignment
         )
-        for module_id in runner.engines:
+        for module_id in engines:
             policy_config = config.get_config_for_module(module_id)
             sampling = policy_config.sampling_params(explore=self._explore)
             self._action_sources[module_id].sampling = sampling
@@ -194,6 +201,13 @@ class Conversation:
         return self._recorder.data.stop_reason if self._over else None
 
     @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Tokens of all agents: of their prompts, and sampled ones."""
+        sampled = self._recorder.num_sampled
+        every = sum(len(state.data.ids) for state in self._recorder.agent_states)
+        return every - sampled, sampled
+
+    @property
     def messages(self) -> list[Message]:
         """Messages of the only agent as its policy reads them, with its thinking."""
         return self.messages_of(self._agent(None))
@@ -280,7 +294,9 @@ class Conversation:
             )
 
     def _render(self, agent_states: Sequence[AgentState]) -> None:
-        if agent_states:
+        if not agent_states:
+            return
+        with self._lock:
             self._runner._env_to_module(
                 rl_module=self._runner.module,
                 batch={},
@@ -349,13 +365,14 @@ class Conversation:
         """Decode the sampled turns into actions."""
         if not agent_states:
             return
-        batch = self._runner._module_to_env(
-            rl_module=self._runner.module,
-            batch={},
-            episodes=[agent_state.episode for agent_state in agent_states],
-            explore=self._explore,
-            shared_data={},
-        )
+        with self._lock:
+            batch = self._runner._module_to_env(
+                rl_module=self._runner.module,
+                batch={},
+                episodes=[agent_state.episode for agent_state in agent_states],
+                explore=self._explore,
+                shared_data={},
+            )
         for agent_state, text in zip(agent_states, batch[Columns.ACTIONS], strict=True):
             agent_state.action = text
 

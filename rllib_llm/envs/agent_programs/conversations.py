@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from rllib_llm.data.model_calls import ChatMessage, ModelReply, ModelRequest
-from rllib_llm.envs.agent_programs.requests import ParsedCall
+from rllib_llm.openai_api.requests import ParsedCall
 
 
 @dataclasses.dataclass(slots=True)

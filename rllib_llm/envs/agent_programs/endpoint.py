@@ -7,28 +7,32 @@ import collections
 import hashlib
 import hmac
 import importlib.util
-import json
 import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from rllib_llm.envs.agent_programs import responses
-from rllib_llm.envs.agent_programs.request_fields import RequestError
-from rllib_llm.envs.agent_programs.requests import (
+from rllib_llm.envs.agent_programs.session import Session
+from rllib_llm.errors import MissingExtraError
+from rllib_llm.openai_api import responses
+from rllib_llm.openai_api.request_fields import (
+    BODY_TIMEOUT_S,
+    MOST_BODY_BYTES,
+    RequestError,
+    http_error,
+    late_body,
+    parse_json,
+)
+from rllib_llm.openai_api.requests import (
     ParsedCall,
     parse_chat,
     parse_completion,
 )
-from rllib_llm.envs.agent_programs.responses import Choice
-from rllib_llm.envs.agent_programs.session import Session
-from rllib_llm.errors import MissingExtraError
+from rllib_llm.openai_api.responses import Choice
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-MOST_BODY_BYTES = 8 * 2**20
-_BODY_TIMEOUT_S = 60.0
 _MOST_ENDED = 10_000  # episodes whose end is remembered
 _START_TIMEOUT_S = 30.0
 _BACKLOG = 1024
@@ -134,45 +138,35 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._accepted(request)
-        call = parse_chat(_json(body), session.sampling)
+        call = parse_chat(parse_json(body), session.models)
         return await self._answer(request, session, call, body)
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._accepted(request)
-        call = parse_completion(_json(body), session.sampling)
+        call = parse_completion(parse_json(body), session.models)
         return await self._answer(request, session, call, body)
 
     async def _models(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
         session = self._session(request)
-        return web.json_response(responses.models(list(session.sampling)))
+        return web.json_response(responses.models(list(session.models.sampling)))
 
     async def _model(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
         session, name = self._session(request), request.match_info["model"]
-        if name not in session.sampling:
-            raise RequestError(
-                f"{name[:80]!r} is no policy of this program; its models are "
-                f"{', '.join(session.sampling)}. Use one of these.",
-                status=404,
-                code="model_not_found",
-            )
+        session.models.require(name)
         return web.json_response(responses.model(name))
 
     async def _accepted(self, request: web.Request) -> tuple[Session, bytes]:
         """Return the session of a request whose key is right, and its body."""
         session = self._session(request)
         try:
-            async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 return session, await request.read()
         except TimeoutError as error:
-            raise RequestError(
-                f"The body did not arrive within {_BODY_TIMEOUT_S:g} s. Send it again.",
-                status=408,
-                code="timeout",
-            ) from error
+            raise late_body() from error
 
     def _session(self, request: web.Request) -> Session:
         name = request.match_info["episode"]
@@ -248,20 +242,6 @@ class Endpoint:
         return answer
 
 
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"The body is not JSON: {str(error)[:120]}. Send a JSON object.",
-            code="invalid_json",
-        ) from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _as_json_errors() -> Any:
     """Return the middleware that answers errors in the form of OpenAI's API."""
     from aiohttp import web
@@ -273,11 +253,7 @@ def _as_json_errors() -> Any:
         except RequestError as error:
             return web.json_response(error.body(), status=error.status)
         except web.HTTPException as error:
-            refused = RequestError(
-                _HTTP_REMEDIES.get(error.status, error.reason),
-                status=error.status,
-                code=error.reason.lower().replace(" ", "_"),
-            )
+            refused = http_error(error.status, error.reason)
             return web.json_response(refused.body(), status=error.status)
         except Exception as error:
             logger.exception("The endpoint failed on %s", request.path)
@@ -290,11 +266,3 @@ def _as_json_errors() -> Any:
             return web.json_response(failed.body(), status=500)
 
     return middleware
-
-
-_HTTP_REMEDIES = {
-    404: "There is nothing at this path. Use /chat/completions, /completions or "
-    "/models below base_url.",
-    405: "This path does not accept the method. Completions are POST, models GET.",
-    413: f"The body is longer than {MOST_BODY_BYTES} bytes. Send a shorter one.",
-}

@@ -16,9 +16,6 @@ from rllib_llm.data.types import StopReason
 from rllib_llm.envs.agent_programs.conversations import Conversation, Conversations
 from rllib_llm.envs.agent_programs.endpoint import Endpoint
 from rllib_llm.envs.agent_programs.programs import ProgramEndpoint, make_program
-from rllib_llm.envs.agent_programs.request_fields import RequestError
-from rllib_llm.envs.agent_programs.requests import Sampling
-from rllib_llm.envs.agent_programs.responses import choice_of
 from rllib_llm.envs.agent_programs.results import read_result
 from rllib_llm.envs.agent_programs.session import Call, ProgramEnd, Session
 from rllib_llm.envs.agent_programs.tasks import Tasks
@@ -27,6 +24,9 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, RLlibLLMError
 from rllib_llm.imports import import_object
+from rllib_llm.openai_api.request_fields import RequestError
+from rllib_llm.openai_api.requests import Sampling
+from rllib_llm.openai_api.responses import choice_of
 
 _DEFAULT_MODEL = "default_policy"  # RLlib's name of a policy without a name
 

@@ -9,9 +9,9 @@ import secrets
 import threading
 from typing import Any
 
-from rllib_llm.envs.agent_programs.request_fields import RequestError
-from rllib_llm.envs.agent_programs.requests import ParsedCall, Sampling
-from rllib_llm.envs.agent_programs.responses import Choice
+from rllib_llm.openai_api.request_fields import RequestError
+from rllib_llm.openai_api.requests import ParsedCall, Sampling, ServedModels
+from rllib_llm.openai_api.responses import Choice
 
 MOST_WAITING = 256
 
@@ -100,13 +100,14 @@ class Session:
     Attributes:
         episode: Name of the episode, a part of its address.
         key: Key that its requests must carry.
+        models: The models that requests may name.
         ended: Reason that the episode accepts no more requests; None while it does.
     """
 
     def __init__(self, sampling: dict[str, Sampling]) -> None:
         self.episode = secrets.token_hex(8)
         self.key = f"sk-{secrets.token_urlsafe(24)}"
-        self.sampling = sampling
+        self.models = ServedModels(sampling)
         self.ended: str | None = None
         self._events: queue.SimpleQueue[Call | ProgramEnd | Interrupted] = (
             queue.SimpleQueue()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.dependency_graph import DependencyGraph, dependency_graph
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
 from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
@@ -31,6 +32,12 @@ class Team(MultiAgentTextEnv):
     """
 
     max_turns = 256  # the task has its own limit
+    answer: str | None = None
+    _question: str | None = None
+
+    def ask(self, question: str) -> None:
+        """Make the next episode one round on a user's text, without a reward."""
+        self._question = question
 
     def agent_names(self, agents: Sequence[str] = AGENTS, **_: Any) -> list[str]:
         """Return the names in the option."""
@@ -64,7 +71,10 @@ class Team(MultiAgentTextEnv):
         self.graph: DependencyGraph = dependency_graph(topology, agents)
         self.order = [agent for level in self.graph.levels for agent in level]
         self.is_debate = topology == "debate"
-        self.task = _make_task(task, task_config)
+        question, self._question, self.answer = self._question, None, None
+        self.task = (
+            _make_task(task, task_config) if question is None else _Question(question)
+        )
         seed = int(rng.integers(2**31))
         opening, _ = self.task.reset(seed=seed, options={"split": self.split})
         self.messages: dict[str, str] = {}
@@ -101,6 +111,7 @@ class Team(MultiAgentTextEnv):
 
     def _answer(self, action: str) -> Outcome:
         messages, self.messages = self.messages, {}
+        self.answer = action
         observation, reward, terminated, truncated, info = self.task.step(action)
         for agent, news in self.news.items():
             if self.is_debate:
@@ -125,6 +136,28 @@ class Team(MultiAgentTextEnv):
     def random_action(self, agent: str, rng: np.random.Generator) -> str:
         """Return any valid action of the task."""
         return self.task.random_action(rng)
+
+
+class _Question(TextEnv):
+    """A user's text, to which the first answer is the last."""
+
+    max_turns = 1
+
+    def __init__(self, text: str):
+        self._text = text
+        super().__init__()
+
+    def start(self, rng: np.random.Generator) -> str:
+        """Return the text."""
+        return self._text
+
+    def parse(self, completion: str) -> str:
+        """Accept every text."""
+        return completion
+
+    def reply(self, action: str) -> TurnResult:
+        """End the episode."""
+        return TurnResult("The answer was given.", terminated=True)
 
 
 def _task_class(name: str) -> type[TextEnv]:

@@ -12,8 +12,8 @@ from agent_program_toys import post
 from endpoint_sessions import reply_of, served
 
 from rllib_llm.data.types import FinishReason
-from rllib_llm.envs.agent_programs.requests import MOST_SAMPLES, Sampling
 from rllib_llm.envs.agent_programs.session import MOST_WAITING
+from rllib_llm.openai_api.requests import MOST_SAMPLES, Sampling
 
 pytest.importorskip("aiohttp")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from rllib_llm.data.model_calls import ChatMessage, ModelReply, ToolCall
 from rllib_llm.data.types import FinishReason
-from rllib_llm.envs.agent_programs.requests import ParsedCall
+from rllib_llm.openai_api.request_fields import RequestError
+from rllib_llm.openai_api.requests import ParsedCall
 from rllib_llm.tools.formats import find_calls
 
 _HERMES = re.compile(r"<tool_call>.*?</tool_call>\s*", re.DOTALL)
@@ -91,36 +92,71 @@ def response(call: ParsedCall, choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def chunks(call: ParsedCall, choices: Sequence[Choice]) -> Iterator[bytes]:
-    """Yield the events of a streamed response.
-
-    Turns are streamed when they are complete: one chunk per choice holds the text.
-    """
-    head = _head(call, True)
+    """Yield the events of a streamed response whose replies are complete."""
+    events = Events(call)
     for index, choice in enumerate(choices):
-        parts: list[dict[str, Any]] = []
-        logprobs, ids = _logprobs(call, choice), _ids(call, choice)
-        if call.is_chat:
-            parts.append({"delta": {"role": "assistant", "content": ""}})
+        yield from events.whole(index, choice)
+    yield from events.end(choices)
+
+
+class Events:
+    """Server-sent events of one response.
+
+    Args:
+        call: The request.
+    """
+
+    def __init__(self, call: ParsedCall):
+        self._call, self._head = call, _head(call, True)
+
+    def opening(self, index: int) -> bytes:
+        """Return the event that begins a choice of a chat."""
+        return self._event(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def text(self, index: int, text: str) -> bytes:
+        """Return the event of a part of a choice's text."""
+        part = {"delta": {"content": text}} if self._call.is_chat else {"text": text}
+        return self._event(index, {**part, "logprobs": None})
+
+    def finish(self, index: int, reason: str) -> bytes:
+        """Return the event that ends a choice."""
+        part: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
+        return self._event(index, {**part, "finish_reason": reason})
+
+    def whole(self, index: int, choice: Choice) -> Iterator[bytes]:
+        """Yield the events of a complete choice, whose text is one of them."""
+        logprobs, ids = _logprobs(self._call, choice), _ids(self._call, choice)
+        if self._call.is_chat:
+            yield self.opening(index)
             delta = _message(choice.message)
             for number, each in enumerate(delta.get("tool_calls", ())):
                 each["index"] = number
-            parts.append({"delta": delta, "logprobs": logprobs, **ids})
-            parts.append({"delta": {}, "finish_reason": choice.finish_reason})
+            yield self._event(index, {"delta": delta, "logprobs": logprobs, **ids})
         else:
-            parts.append({"text": choice.message.content, "logprobs": logprobs, **ids})
-            parts.append({"text": "", "finish_reason": choice.finish_reason})
-        for part in parts:
-            shown = {"index": index, "finish_reason": None, **part}
-            yield _event({**head, "choices": [shown]})
-    if call.include_usage:
-        yield _event({**head, "choices": [], "usage": usage(choices)})
-    yield b"data: [DONE]\n\n"
+            part = {"text": choice.message.content, "logprobs": logprobs, **ids}
+            yield self._event(index, part)
+        yield self.finish(index, choice.finish_reason)
+
+    def end(self, choices: Sequence[Choice]) -> Iterator[bytes]:
+        """Yield the events after the last choice."""
+        if self._call.include_usage:
+            yield _event({**self._head, "choices": [], "usage": usage(choices)})
+        yield b"data: [DONE]\n\n"
+
+    def error(self, error: RequestError) -> bytes:
+        """Return the event of an error after the first event."""
+        return _event(error.body())
+
+    def _event(self, index: int, part: dict[str, Any]) -> bytes:
+        shown = {"index": index, "finish_reason": None, **part}
+        return _event({**self._head, "choices": [shown]})
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, int]:
     """Return the numbers of tokens; a prompt counts once for all its replies."""
     prompt = choices[0].reply.prompt_tokens
-    completion = sum(len(choice.reply.token_ids) for choice in choices)
+    replies = [choice.reply for choice in choices]
+    completion = sum(len(r.token_ids) + r.inner_tokens for r in replies)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -1,7 +1,8 @@
-"""Checks of single fields of a request's JSON body."""
+"""Reading of a request's JSON body: errors, and checks of single fields."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -44,6 +45,50 @@ class RequestError(RLlibLLMError, ValueError):
                 "code": self.code,
             }
         }
+
+
+MOST_BODY_BYTES = 8 * 2**20
+BODY_TIMEOUT_S = 60.0
+_REMEDIES = {
+    404: "There is nothing at this path. Use /chat/completions, /completions or "
+    "/models below base_url.",
+    405: "This path does not accept the method. Completions are POST, models GET.",
+    413: f"The body is longer than {MOST_BODY_BYTES} bytes. Send a shorter one.",
+}
+
+
+def http_error(status: int, reason: str) -> RequestError:
+    """Return the error of a request that no handler has accepted."""
+    code = reason.lower().replace(" ", "_")
+    return RequestError(_REMEDIES.get(status, reason), status=status, code=code)
+
+
+def late_body() -> RequestError:
+    """Return the error of a body that does not arrive in time."""
+    return RequestError(
+        f"The body did not arrive within {BODY_TIMEOUT_S:g} s. Send it again.",
+        status=408,
+        code="timeout",
+    )
+
+
+def parse_json(body: bytes) -> Any:
+    """Return a parsed body.
+
+    Raises:
+        RequestError: If it is not JSON.
+    """
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"The body is not JSON: {str(error)[:120]}. Send a JSON object.",
+            code="invalid_json",
+        ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 _SHOWN = 80  # characters of a wrong value in a message
@@ -99,6 +144,15 @@ class Fields:
             raise wrong(name, value, f"must be an integer in [{least}, {most}].")
         return value
 
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """Return a number in [least, most]."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if not _is_number(value) or not least <= value <= most:
+            raise wrong(name, value, f"must be a number in [{least:g}, {most:g}].")
+        return float(value)
+
     def flag(self, name: str) -> bool:
         """Return a bool, False by default."""
         value = self.take(name)
@@ -126,8 +180,11 @@ class Fields:
         if value is not None and value not in allowed:
             raise wrong(name, value, f"is refused: {why} Leave it out.")
 
-    def refuse_rest(self) -> None:
+    def refuse_rest(self, page: str) -> None:
         """Refuse fields that nothing has read.
+
+        Args:
+            page: Page of the documentation that lists the fields.
 
         Raises:
             RequestError: With their names.
@@ -136,7 +193,7 @@ class Fields:
             names = ", ".join(sorted(str(name)[:40] for name in self._left)[:8])
             raise RequestError(
                 f"The endpoint does not support {names}, and ignores no field. Leave "
-                "it out; docs/agent_programs.md lists the fields.",
+                f"it out; {page} lists the fields.",
                 param=str(next(iter(self._left)))[:40],
             )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rllib_llm.data.model_calls import ChatMessage, ToolCall
-from rllib_llm.envs.agent_programs.request_fields import Fields, RequestError, wrong
+from rllib_llm.openai_api.request_fields import Fields, RequestError, wrong
 
 MOST_SAMPLES = 64
 _MOST_STOPS = 16
@@ -22,6 +23,9 @@ _ON_POLICY = (
     "the reply is trained under the distribution of the training run "
     "(generation.{name}), so the program cannot change it."
 )
+_NOT_TRAINABLE = "the Learner could not compute its distribution."
+_NOT_SAMPLED_SO = "the engine does not sample in this way."
+_MOST_TEMPERATURE = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ParsedCall:
         include_usage: Whether a stream ends with the numbers of tokens.
         logprobs: Whether to return log-probabilities.
         token_ids: Whether to return token ids.
+        temperature: Sampling temperature, 0 for greedy; None: the policy's.
+        top_p: Probability mass to sample from; None: the policy's.
     """
 
     model: str
@@ -55,6 +61,8 @@ class ParsedCall:
     include_usage: bool = False
     logprobs: bool = False
     token_ids: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
 
     @property
     def is_chat(self) -> bool:
@@ -64,24 +72,58 @@ class ParsedCall:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of a policy, which a request may repeat but not change."""
+    """Sampling settings of a policy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
 
 
-def parse_chat(body: Any, sampling: dict[str, Sampling]) -> ParsedCall:
+@dataclasses.dataclass(frozen=True)
+class ServedModels:
+    """The policies that a server offers as models.
+
+    Attributes:
+        sampling: Settings of each policy by its name.
+        trains: Whether replies are trained: requests may then repeat the settings of
+            the training run, but not change them.
+        page: Page of the documentation that lists the fields.
+    """
+
+    sampling: Mapping[str, Sampling]
+    trains: bool = True
+    page: str = "docs/agent_programs.md"
+
+    def require(self, name: object) -> None:
+        """Refuse a name that is no model.
+
+        Raises:
+            RequestError: With status 404 and the names of the models.
+        """
+        if name in self.sampling:
+            return
+        rest = "Add it to env_config's models." if self.trains else "Ask one of these."
+        owner = "program" if self.trains else "run"
+        raise RequestError(
+            f"model={str(name)[:80]!r} is no policy of this {owner}; its models are "
+            f"{', '.join(self.sampling)}. {rest}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+
+def parse_chat(body: Any, models: ServedModels) -> ParsedCall:
     """Return a body of ``/v1/chat/completions``, checked.
 
     Args:
         body: The parsed JSON.
-        sampling: Settings of each policy by its name; other names are refused.
+        models: The models; other names are refused.
 
     Raises:
         RequestError: With the field, the rule and the remedy.
     """
     fields = Fields(body)
-    model = _model(fields, sampling)
+    model = _model(fields, models)
     messages = _messages(fields.take("messages"))
     tools = _tools(fields)
     logprobs = fields.flag("logprobs")
@@ -93,7 +135,9 @@ def parse_chat(body: Any, sampling: dict[str, Sampling]) -> ParsedCall:
     fields.must_be_one_of(
         "response_format",
         ({"type": "text"},),
-        "constrained decoding would change the distribution that is trained.",
+        "constrained decoding would change the distribution that is trained."
+        if models.trains
+        else _NOT_SAMPLED_SO,
     )
     fields.must_be_one_of("modalities", (["text"],), "policies write text.")
     call = ParsedCall(
@@ -102,16 +146,16 @@ def parse_chat(body: Any, sampling: dict[str, Sampling]) -> ParsedCall:
         tools=tools,
         max_tokens=min((m for m in limits if m is not None), default=None),
         logprobs=logprobs,
-        **_common(fields, sampling[model]),
+        **_common(fields, models, model),
     )
-    fields.refuse_rest()
+    fields.refuse_rest(models.page)
     return call
 
 
-def parse_completion(body: Any, sampling: dict[str, Sampling]) -> ParsedCall:
+def parse_completion(body: Any, models: ServedModels) -> ParsedCall:
     """Return a body of ``/v1/completions``, checked; see :func:`parse_chat`."""
     fields = Fields(body)
-    model = _model(fields, sampling)
+    model = _model(fields, models)
     prompt = _prompt(fields.take("prompt"))
     logprobs = fields.take("logprobs")
     if logprobs not in (None, 0) or isinstance(logprobs, bool):
@@ -122,47 +166,48 @@ def parse_completion(body: Any, sampling: dict[str, Sampling]) -> ParsedCall:
             "their log-probabilities.",
         )
     fields.must_be_one_of("echo", (False,), "the reply holds sampled tokens only.")
-    fields.must_equal("best_of", 1, "every sampled reply is part of the episode.")
+    fields.must_equal("best_of", 1, "every sampled reply is returned.")
     fields.must_be_one_of("suffix", ("",), "policies do not insert text.")
     call = ParsedCall(
         model=model,
         prompt=prompt,
         max_tokens=fields.integer("max_tokens", 1, 2**31 - 1),
         logprobs=logprobs is not None,
-        **_common(fields, sampling[model]),
+        **_common(fields, models, model),
     )
-    fields.refuse_rest()
+    fields.refuse_rest(models.page)
     return call
 
 
-def _model(fields: Fields, sampling: dict[str, Sampling]) -> str:
+def _model(fields: Fields, models: ServedModels) -> str:
     model = fields.text("model", required=True)
-    if model not in sampling:
-        raise RequestError(
-            f"model={str(model)[:80]!r} is no policy of this program; its models are "
-            f"{', '.join(sampling)}. Add it to env_config's models.",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
+    models.require(model)
     assert model is not None
     return model
 
 
-def _common(fields: Fields, sampling: Sampling) -> dict[str, Any]:
-    for name, value in dataclasses.asdict(sampling).items():
-        fields.must_equal(name, value, _ON_POLICY.format(name=name))
+def _common(fields: Fields, models: ServedModels, model: str) -> dict[str, Any]:
+    sampling: dict[str, float | None] = {}
+    if models.trains:
+        for name, value in dataclasses.asdict(models.sampling[model]).items():
+            fields.must_equal(name, value, _ON_POLICY.format(name=name))
+    else:
+        sampling = {
+            "temperature": fields.number("temperature", 0.0, _MOST_TEMPERATURE),
+            "top_p": fields.number("top_p", 1e-6, 1.0),
+        }
+    why = _NOT_TRAINABLE if models.trains else _NOT_SAMPLED_SO
     for name in ("frequency_penalty", "presence_penalty"):
-        fields.must_equal(name, 0, "the Learner could not compute its distribution.")
-    fields.must_be_one_of(
-        "logit_bias", ({},), "the Learner could not compute its distribution."
-    )
+        fields.must_equal(name, 0, why)
+    fields.must_be_one_of("logit_bias", ({},), why)
     fields.must_be_one_of("service_tier", ("auto", "default"), "there is one tier.")
-    fields.must_be_one_of("store", (False,), "replies are stored as episodes only.")
+    kept = "replies are stored as episodes only." if models.trains else "nothing is."
+    fields.must_be_one_of("store", (False,), kept)
     for name in _LABELS:
         fields.take(name)
     stream = fields.flag("stream")
     return {
+        **sampling,
         "samples": fields.integer("n", 1, MOST_SAMPLES) or 1,
         "stop": _stop(fields.take("stop")),
         "seed": fields.integer("seed", -(2**63), 2**63 - 1),
@@ -182,7 +227,7 @@ def _include_usage(value: Any, stream: bool) -> bool:
     options.must_be_one_of(
         "include_obfuscation", (False, True), "chunks are not padded."
     )
-    options.refuse_rest()
+    options.refuse_rest("OpenAI's reference")
     return include
 
 
@@ -220,8 +265,7 @@ def _tools(fields: Fields) -> tuple[dict[str, Any], ...] | None:
         raise wrong(
             "tool_choice",
             choice,
-            "is refused: constrained decoding would change the distribution that is "
-            'trained. Send "auto" or "none".',
+            'is refused: calls are sampled, not constrained. Send "auto" or "none".',
         )
     fields.must_be_one_of(
         "parallel_tool_calls", (True,), "calls are sampled, not constrained."

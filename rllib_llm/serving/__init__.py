@@ -1,0 +1,1 @@
+"""Trained policies and teams behind an OpenAI-compatible API."""
