@@ -161,7 +161,7 @@ class PolicyServer:
                 code="invalid_api_key",
             )
 
-    def _require_model(self, name: object) -> None:
+    def _require_model(self, name: str) -> None:
         if name == TEAM and self._no_team is not None and TEAM not in self.policies:
             raise RequestError(
                 f"This run has no model {TEAM!r}: {self._no_team} Its models are "
@@ -180,8 +180,9 @@ class PolicyServer:
         try:
             self._check_key(request)
             body = parse_json(await _body(request))
-            if isinstance(body, dict):
-                self._require_model(body.get("model") or "")
+            model = body.get("model") if isinstance(body, dict) else None
+            if isinstance(model, str) and model:
+                self._require_model(model)
             call = parse(body, self.models)
             account.model = call.model
             return await self._answer(request, call, account)

@@ -170,6 +170,7 @@ def test_completions_and_tools(single):
     [
         ({"model": "nobody"}, 404, "is no policy of this run"),
         ({"model": "team"}, 404, "has one agent"),
+        ({"model": [["x"]]}, 400, "model=[['x']] must be a text"),
         ({"temperature": -1}, 400, "temperature=-1 must be a number in"),
         ({"top_p": 0}, 400, "top_p"),
         ({"logit_bias": {"1": 2}}, 400, "does not sample in this way"),
