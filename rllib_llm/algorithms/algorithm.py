@@ -167,7 +167,7 @@ class LLMAlgorithm(
             # whole episodes on the driver.
             sampled = self.collect()
         annotate_advantages(self.metrics, sampled)
-        episodes = self.with_replayed(sampled)
+        episodes = self.with_stored(sampled)
         # Each Learner needs an episode, since rows of one episode stay together.
         learners = max(1, self.config.num_learners or 0)
         is_skipped = len(episodes) < learners
@@ -208,8 +208,8 @@ class LLMAlgorithm(
         groups = self.config.episodes_per_iteration // self.config.group_size
         return self.process_episodes(self.sample_groups(groups))
 
-    def with_replayed(self, episodes: Any) -> list[Any]:
-        """Return the episodes to train on; subclasses may add earlier ones."""
+    def with_stored(self, episodes: Any) -> list[Any]:
+        """Return the episodes to train on; subclasses may add stored ones."""
         return list(episodes)
 
     def sample_groups(self, num_groups: int) -> SampledEpisodes:

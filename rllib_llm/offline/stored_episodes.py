@@ -45,9 +45,29 @@ def next_stored(
         rows: The rows.
         as_unit: Makes an episode, or several that belong together, of a row.
     """
-    config, source = algo.config, algo._task_source
-    count, first = config.episodes_per_iteration, source.cursor
+    count, source = algo.config.episodes_per_iteration, algo._task_source
+    first = source.cursor
     source.next_groups(count)
+    return units_of_rows(algo, rows, as_unit, first, count)
+
+
+def units_of_rows(
+    algo: LLMAlgorithm,
+    rows: RowsInPasses,
+    as_unit: Callable[[Any, ChatRenderer, str | None], Any],
+    first: int,
+    count: int,
+) -> list[Any]:
+    """Return units of the rows ``first`` to ``first + count``; count those too long.
+
+    Args:
+        algo: The algorithm.
+        rows: The rows.
+        as_unit: Makes an episode, or several that belong together, of a row.
+        first: Number of the first row in the endless sequence.
+        count: Number of rows.
+    """
+    config = algo.config
     renderer, longest = config.chat_renderer(), config.resolved_context_tokens()
     units = [
         as_unit(row, renderer, config.system_prompt)

@@ -1,4 +1,4 @@
-"""Effects of the settings of replay: on what is drawn, and on the gradient."""
+"""Effects of the settings of replay and of files beside sampled episodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from setting_pairs import conversations
 
-from rllib_llm import GRPOConfig
+from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.driver.replay import ReplayBuffer
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import REPLAY, episode_data
+from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.errors import ConfigError
+from rllib_llm.offline.conversation_files import parse_conversation
 
 
 def replay_buffer(**replay: Any) -> ReplayBuffer:
@@ -58,6 +62,36 @@ def with_replayed(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the gradient of two sampled and two replayed episodes."""
     config = make_config(GRPOConfig)
     config.replay(**{"episodes_per_iteration": 2, **sections["replay"]})
+    return gradient_with(config, REPLAY)
+
+
+def with_written(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the gradient of two sampled episodes and two of files."""
+    config = make_config(GRPOConfig)
+    given = {"files": conversations(), "episodes_per_iteration": 2}
+    return gradient_with(config.data(**given, **sections["data"]), FILE)
+
+
+def mixed_rows(algo: str, env: Any = None, **sections: Any) -> list[int]:
+    """Return the number of rows that join an update, or the refusal."""
+    config = make_config(GRPOConfig).data(files=conversations(), **sections["data"])
+    try:
+        config.validate()
+    except ConfigError:
+        return []
+    return [len(joined(config))]
+
+
+def joined(config: GRPOConfig) -> list[Any]:
+    """Return the rows of files that join the first update."""
+    algo = GRPO.__new__(GRPO)
+    algo.config, algo._rows = config, config.stored_rows(parse_conversation)
+    algo.metrics = MetricsLogger()
+    return algo.with_stored([])
+
+
+def gradient_with(config: GRPOConfig, source: str) -> Any:
+    """Return the gradient of two sampled episodes and two of another source."""
     learner = make_learner(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -68,7 +102,7 @@ def with_replayed(algo: str, env: Any = None, **sections: Any) -> Any:
         data = episode_data(episode)
         data.advantage = (-1.0) ** n
         if n < 2:
-            data.source = REPLAY
+            data.source = source
         for turn in episode.get_extra_model_outputs(columns.TURN):
             turn.action_logps = turn.action_logps - 5.0
     found = gradients(learner, episodes)

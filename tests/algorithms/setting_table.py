@@ -57,7 +57,7 @@ from setting_places import (
     sync_dtype,
     transferred,
 )
-from setting_replay import replayed, with_replayed
+from setting_replay import mixed_rows, replayed, with_replayed, with_written
 from setting_runs import (
     all_rows,
     answering_model,
@@ -301,6 +301,8 @@ TRAINING |= {
 DATA = {
     "files": of(demonstrated, "SFT", conversations(), env=Taught),
     "held_out": of(held_out, "RewardModel", comparisons()),
+    "episodes_per_iteration": of(mixed_rows, "GRPO", 2),
+    "coeff": of(with_written, "GRPO", 0.3),
 }
 REPLAY = {
     "episodes_per_iteration": of(replayed, "GRPO", 2, 4),

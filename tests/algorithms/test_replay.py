@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -14,13 +16,15 @@ from learner_helpers import (
     policy,
     update,
 )
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_llm import GRPOConfig
+from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.driver.replay import ReplayBuffer
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import REPLAY, episode_data
+from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.errors import ConfigError
+from rllib_llm.offline.conversation_files import parse_conversation
 
 MODULE = "default_policy"
 
@@ -151,7 +155,7 @@ def test_metrics_keep_sources_apart():
         for e in mixed
     ]
     share = sum(tokens[4:]) / sum(tokens)
-    assert seen["replayed_token_frac"] == pytest.approx(share)
+    assert seen["replay_token_frac"] == pytest.approx(share)
     assert seen["replay_ratio_mean"] > 0
     assert 0 < seen["replay_effective_sample_frac"] <= 1
     for name in ("policy_loss", "ratio_mean", "advantage_abs_mean"):
@@ -159,6 +163,22 @@ def test_metrics_keep_sources_apart():
     assert seen["train_inference_mismatch_mean"] == pytest.approx(
         float(sampled["train_inference_mismatch_mean"].peek()), rel=1e-5
     )
+
+
+def test_rows_of_files_have_a_mean_of_their_own():
+    config = config_of({}, token_advantage_transforms=["top_entropy"])
+    config.data(episodes_per_iteration=4, coeff=0.5, files="unread.jsonl")
+    mixed = [
+        *episodes_of(0),
+        *episodes_of(4, source=REPLAY),
+        *episodes_of(8, source=FILE),
+    ]
+    likelihood = {"policy_loss": {"name": "nll", "above": None}}
+    expected = summed(
+        alone(0, token_advantage_transforms=["top_entropy"]),
+        summed(alone(4, old_logps="engine"), alone(8, **likelihood), coeff=0.5),
+    )
+    assert_close(gradients(moved(config), mixed), expected)
 
 
 # On the driver ------------------------------------------------------------------------
@@ -260,3 +280,45 @@ def test_bad_settings_are_named(replay, message):
     config = make_config(GRPOConfig)
     with pytest.raises(ConfigError, match=message):
         config.replay(**{"episodes_per_iteration": 4, **replay}).validate()
+
+
+# Files --------------------------------------------------------------------------------
+
+
+def test_files_go_on_where_the_checkpoint_was_written(tmp_path):
+    rows = [{"prompt": f"Guess {n}.", "completion": str(n)} for n in range(5)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(GRPOConfig).data(files=str(path), episodes_per_iteration=2)
+    config.validate()
+
+    def algo():
+        made = GRPO.__new__(GRPO)
+        made.config, made._rows = config, config.stored_rows(parse_conversation)
+        made.metrics = MetricsLogger()
+        return made
+
+    def texts(of):
+        return [episode_data(e).messages[-1]["content"] for e in of.with_stored([])]
+
+    first = algo()
+    whole = [text for _ in range(5) for text in texts(first)]
+    assert sorted(whole[:5]) == sorted(whole[5:]) == list("01234")
+    second = algo()
+    second.next_row = 6
+    assert texts(second) == whole[6:8]
+    assert all(episode_data(e).source == FILE for e in second.with_stored([]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"files": "rows.jsonl"}, "Set data.episodes_per_iteration"),
+        ({"coeff": 0.5}, "Set data.episodes_per_iteration"),
+        ({"episodes_per_iteration": 2}, "needs data.files"),
+        ({"files": "no.jsonl", "episodes_per_iteration": 2}, "does not exist"),
+    ],
+)
+def test_bad_settings_of_files_are_named(data, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(GRPOConfig).data(**data).validate()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from learner_helpers import make_learner
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -126,6 +128,24 @@ def test_files_that_cannot_be_read(tmp_path, name, message):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ConfigError, match=message):
         sft().data(files=str(tmp_path / name)).validate()
+
+
+def test_a_line_of_ten_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as opened:
+        opened.truncate(10 * 2**30)  # takes no space on the disk
+    with pytest.raises(ConfigError, match="line 1: longer than 16,777,216 bytes"):
+        RowFile([str(path)], parse_conversation)
+
+
+def test_a_parquet_file_without_its_end(tmp_path):
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"prompt": ["Guess."] * 50, "completion": ["4"] * 50})
+    pyarrow.parquet.write_table(table, path)
+    assert len(RowFile([str(path)], parse_conversation)) == 50
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="cannot be read as Parquet.*again"):
+        RowFile([str(path)], parse_conversation)
 
 
 def test_a_file_without_rows(tmp_path):

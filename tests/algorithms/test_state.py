@@ -50,6 +50,7 @@ OF_RUNS = {
     "LLMAlgorithm",
     "LLMLearnerGroup",
     "PackageState",
+    "MixesFiles",
     "ReplaysEpisodes",
     "SelfPlay",
 }

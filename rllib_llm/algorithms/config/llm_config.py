@@ -95,6 +95,11 @@ class LLMConfigMixin(
         """True if earlier episodes join the updates; not every algorithm can."""
         return False
 
+    @property
+    def mixes_files(self) -> bool:
+        """True if conversations of files join the updates of sampled episodes."""
+        return False
+
     def _set_llm_defaults(self) -> None:
         self._set_declared_defaults()
         install_defaults(self)  # exact means, transcripts

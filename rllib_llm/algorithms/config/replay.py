@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-
 from rllib_llm.algorithms.config.declarations import (
     DeclaredSettings,
     fluent_method,
     setting,
 )
 from rllib_llm.algorithms.config.rllib_kinds import Schedule
+from rllib_llm.algorithms.config.schedules import value_at
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.errors import ConfigError
@@ -91,10 +90,7 @@ class ReplaySettings(DeclaredSettings):
 
     def replay_coeff_at(self, update: int) -> float:
         """Return the weight of replayed tokens' loss in an update, from 0."""
-        if isinstance(self.replay_coeff, int | float):
-            return float(self.replay_coeff)
-        at, values = zip(*self.replay_coeff, strict=True)
-        return float(np.interp(update, at, values))
+        return value_at(self.replay_coeff, update)
 
     def build_replay_loss(self) -> ComposedLoss:
         """Return the policy loss of replayed tokens; empty: that of sampled tokens."""

@@ -215,15 +215,16 @@ class ReplaysEpisodes(RLlibAlgorithm):
         self._buffer = ReplayBuffer(config) if config.uses_replay else None
         super().setup(config)
 
-    def with_replayed(self, episodes: SampledEpisodes) -> list[Any]:
-        """Return this iteration's episodes and those that are replayed beside them."""
+    def with_stored(self, episodes: SampledEpisodes) -> list[Any]:
+        """Return the episodes to train on, with earlier ones."""
+        joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
         if self._buffer is None:
-            return list(episodes)
+            return joined
         replayed, metrics = self._buffer.draw(self.iteration)
         for name, value in metrics.items():
             self.metrics.log_value(("replay", name), value, window=1)
         self._buffer.add(episodes, self.iteration)
-        return [*episodes, *replayed]
+        return [*joined, *replayed]
 
     @override(Algorithm)
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:

@@ -14,10 +14,12 @@ from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.group import GROUP_BY, has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.data import MixedDataSettings, validate_mixed_data
 from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.replay import ReplaySettings, validate_replay
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.driver.mixed_files import MixesFiles
 from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
@@ -56,7 +58,7 @@ _CRITIC_SETTINGS = (
 )
 
 
-class GRPOConfig(ReplaySettings, LLMConfigMixin, PPOConfig):
+class GRPOConfig(ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig):
     """Configuration of :class:`GRPO`.
 
     Example:
@@ -137,6 +139,7 @@ class GRPOConfig(ReplaySettings, LLMConfigMixin, PPOConfig):
                 "that are all equal have no deviation to divide by. Set it to 'none'."
             )
         validate_replay(self)
+        validate_mixed_data(self)
         self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
@@ -272,7 +275,7 @@ class GRPOConfig(ReplaySettings, LLMConfigMixin, PPOConfig):
         return GRPOTorchLearner
 
 
-class GRPO(ReplaysEpisodes, LLMAlgorithm):
+class GRPO(ReplaysEpisodes, MixesFiles, LLMAlgorithm):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
 
     config: GRPOConfig

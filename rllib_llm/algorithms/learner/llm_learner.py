@@ -32,7 +32,7 @@ from rllib_llm.algorithms.learner.stored_rows import (
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import SAMPLED
+from rllib_llm.data.episode_data import FILE, SAMPLED
 from rllib_llm.data.micro_batches import count, micro_batches, read, select_rows
 from rllib_llm.distributed import (
     all_reduce_sum,
@@ -373,7 +373,9 @@ class LLMLearnerMixin(
         if source != SAMPLED:
             scores = fwd_out[Columns.ACTION_DIST_INPUTS]
             total = part[DENOMINATOR]
-            return fwd_out, self._stored_loss(module_id, config, part, scores, total)
+            if source == FILE:
+                return fwd_out, self._file_loss(module_id, part, scores, total)
+            return fwd_out, self._replay_loss(module_id, config, part, scores, total)
         loss = self.compute_loss_for_module(
             module_id=module_id, config=config, batch=part, fwd_out=fwd_out
         )

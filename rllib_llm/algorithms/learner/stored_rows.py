@@ -11,11 +11,11 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import REPLAY_RATIO_SQUARE, LearnerStats
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import REPLAY, SAMPLED, SOURCES, episode_data
+from rllib_llm.data.episode_data import FILE, REPLAY, SAMPLED, SOURCES, episode_data
 from rllib_llm.data.micro_batches import count, keep, read, select_rows, trained_places
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.importance_correction import mismatch_weights
-from rllib_llm.losses.surrogate import MAX_LOG_RATIO
+from rllib_llm.losses.surrogate import MAX_LOG_RATIO, negative_log_likelihood
 from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 DENOMINATOR = "loss_denominator"
+_TOKEN_SHARES = {REPLAY: "replay_token_frac", FILE: "file_token_frac"}
 SOURCE_OF_PART = "source_of_part"  # source of a micro-batch's rows
 # Columns that functions of the sampled rows add or change.
 _CHANGED = (
@@ -35,7 +36,7 @@ _CHANGED = (
 
 
 class StoredRowsMixin(LearnerStats):
-    """Mixin that trains on replayed rows beside sampled ones.
+    """Mixin that trains on replayed rows and those of files beside sampled ones.
 
     Each source of rows has micro-batches, a denominator and a coefficient of its own:
     ``loss = mean over sampled + coeff * mean over replayed``. Metrics of sampled rows,
@@ -47,9 +48,11 @@ class StoredRowsMixin(LearnerStats):
         super().build()
         self._sources: tuple[str, ...] = (SAMPLED,)
         self._replay_losses: dict[str, ComposedLoss] = {}
+        if self.config.mixes_files:
+            self._sources = (*self._sources, FILE)
         if not self.config.uses_replay:
             return
-        self._sources = (SAMPLED, REPLAY)
+        self._sources = (*self._sources, REPLAY)
         for module_id in self.config.llm_module_ids:
             config = cast("GRPOConfig", self.config.get_config_for_module(module_id))
             self._replay_losses[module_id] = config.build_replay_loss()
@@ -119,7 +122,9 @@ class StoredRowsMixin(LearnerStats):
             return 1.0
         # RLlib counts the update before it runs; schedules begin at 0.
         update = max(0, self._weights_seq_no - 1)
-        return cast("GRPOConfig", config).replay_coeff_at(update)
+        settings = cast("GRPOConfig", config)
+        is_file = source == FILE
+        return (settings.data_coeff_at if is_file else settings.replay_coeff_at)(update)
 
     def sampled_only(self, episodes: Sequence[Any]) -> list[Any]:
         """Return the episodes that were sampled for this update."""
@@ -131,22 +136,33 @@ class StoredRowsMixin(LearnerStats):
         return source == REPLAY and config.replay_old_logps == "engine"
 
     def _log_sources(self, module_id: str, data: dict[str, Any]) -> None:
-        """Log the share of replayed tokens, and the advantages of sampled ones."""
+        """Log the shares of stored tokens, and the advantages of sampled ones."""
         sampled = self.by_source(data).get(SAMPLED)
         if sampled is not None:
             self._log_advantages(module_id, sampled)
-        if len(self._sources) == 1:
-            return
         mask, trained = read(data, Columns.LOSS_MASK), count(data)
-        number = SOURCES.index(REPLAY)
-        replayed = 0
-        if columns.SOURCE in data:
-            replayed = int(mask[read(data, columns.SOURCE) == number].sum())
-        if trained:
-            share = replayed / trained
-            self._add_stat(module_id, "replayed_token_frac", share, trained)
+        for source in self._sources[1:] if trained else ():
+            of_source = np.zeros(0)
+            if columns.SOURCE in data:
+                number = SOURCES.index(source)
+                of_source = mask[read(data, columns.SOURCE) == number]
+            share = float(of_source.sum()) / trained
+            self._add_stat(module_id, _TOKEN_SHARES[source], share, trained)
 
-    def _stored_loss(
+    def _file_loss(
+        self,
+        module_id: str,
+        batch: dict[str, Any],
+        scores: torch.Tensor,
+        denominator: float,
+    ) -> torch.Tensor:
+        """Return the negative log-likelihood of a micro-batch of files' rows."""
+        trained = count(batch)
+        nll = negative_log_likelihood(scores[..., 0], batch[Columns.LOSS_MASK])
+        self._add_stat(module_id, "file_nll", nll.sum() / trained, trained)
+        return weighted_loss(nll, batch[columns.LOSS_WEIGHTS], denominator)
+
+    def _replay_loss(
         self,
         module_id: str,
         config: LLMConfig,
