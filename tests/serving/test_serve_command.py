@@ -2,12 +2,14 @@
 
 import collections
 import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +65,31 @@ def test_settings_reach_ray_serve():
     config = made["autoscaling_config"]
     assert (config.max_replicas, config.target_ongoing_requests) == (4, 32)
     assert made["max_queued_requests"] == 7 and "num_replicas" not in made
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_the_command_asks_for_the_models_with_and_without_a_key(monkeypatch, key):
+    from rllib_llm.cli.implementation.serve import _models
+
+    received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            received.append((self.path, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "solver"}]}')
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.delenv(KEY, raising=False)
+    if key:
+        monkeypatch.setenv(KEY, key)
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert _models(f"http://127.0.0.1:{server.server_port}/v1") == ["solver"]
+    assert received == [("/v1/models", f"Bearer {key}" if key else None)]
 
 
 class Running:

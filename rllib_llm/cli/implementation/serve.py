@@ -88,7 +88,8 @@ def _models(url: str) -> list[str]:
 
     from rllib_llm.serving.deployment import KEY
 
-    headers = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+    key = os.environ.get(KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     answer = httpx.get(f"{url}/models", headers=headers, timeout=60.0)
     answer.raise_for_status()
     return [model["id"] for model in answer.json()["data"]]
