@@ -9,6 +9,7 @@ from setting_looks import config_of
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.driver.runner_calls import GroupsResult, SampleGroups
+from rllib_llm.algorithms.driver.weight_transfer import weight_sync_of
 
 
 class Runner:
@@ -45,6 +46,7 @@ def _driver(algo: str, env: Any, sections: dict[str, Any]) -> tuple[Any, Runner]
         config=config,
         env_runner_group=runner,
         learner_group=None,
+        weight_sync=weight_sync_of(config, None),  # type: ignore[arg-type]
         next_tasks=config.build_task_source().next_groups,
     )
     return LLMAlgorithm._build_sample_ahead(given), runner  # type: ignore[arg-type]
