@@ -169,7 +169,7 @@ def test_minibatches_are_counted_over_all_learners(monkeypatch):
     learner = make_learner(make_config())
     data = {DEFAULT_MODULE_ID: make_batch(learner, [fake_episode(i) for i in range(4)])}
     assert len(list(learner._minibatches(data, [5], 2, 4))) == 2
-    monkeypatch.setattr(module, "all_reduce_sum", lambda values, _: [values[0] + 4])
+    monkeypatch.setattr(module, "all_reduce_sum", lambda each, _: [n + 4 for n in each])
     assert len(list(learner._minibatches(data, [5], 2, 4))) == 4
 
 

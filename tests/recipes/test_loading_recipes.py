@@ -84,7 +84,7 @@ def test_sections_set_what_the_fluent_methods_set():
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_an_unknown_key_lists_the_keys_of_its_section(section):
-    names = {"league": "SelfPlay", "data": "SFT"}
+    names = {"league": "SelfPlay", "data": "SFT", "replay": "GRPO"}
     algo = {"algo": names[section]} if section in names else {}
     with pytest.raises(ConfigError) as error:
         recipe(**algo, **{section: {"qqqq": 1}})
