@@ -1,4 +1,4 @@
-"""An OpenEnv server of the tests: environments of this package and two others."""
+"""OpenEnv servers of the tests that are not environments of this package."""
 
 import sys
 
@@ -10,8 +10,6 @@ from openenv.core.env_server import (
     State,
     create_fastapi_app,
 )
-
-from rllib_llm.envs.adapters.openenv_server import openenv_app
 
 
 class CellAction(Action):
@@ -58,9 +56,8 @@ def app(kind):
     """Return the application of one kind."""
     if kind == "cells":
         return create_fastapi_app(Board, CellAction, BoardObservation)
-    if kind == "counts":
-        return create_fastapi_app(Board, CountAction, BoardObservation)
-    return openenv_app(kind, max_sessions=2)
+    assert kind == "counts"
+    return create_fastapi_app(Board, CountAction, BoardObservation)
 
 
 if __name__ == "__main__":

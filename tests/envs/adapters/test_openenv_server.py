@@ -35,7 +35,11 @@ def serve():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        processes.append(subprocess.Popen([sys.executable, SERVER, kind, str(port)]))
+        command = [SERVER, kind, str(port)]
+        if kind.endswith("-v0"):
+            command = ["-m", "rllib_llm", "serve-env", kind, "--max-sessions", "2"]
+            command += ["--port", str(port)]
+        processes.append(subprocess.Popen([sys.executable, *command]))
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and processes[-1].poll() is None:
             with (
