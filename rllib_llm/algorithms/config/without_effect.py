@@ -40,6 +40,9 @@ def refuse_without_effect(config: LLMConfig, names: tuple[str, ...], why: str) -
     # Compared with a new config, because "was it given" is not recorded by RLlib.
     default = type(config)()
     for name in names:
-        given = getattr(config, name)
-        if given != getattr(default, name):
+        given, unchanged = getattr(config, name), getattr(default, name)
+        # Tune's record of a run is JSON, from which tuples come back as lists.
+        if isinstance(unchanged, tuple) and isinstance(given, list):
+            unchanged = list(unchanged)
+        if given != unchanged:
             raise ConfigError(f"{name}={given!r} would have no effect: {why}")
