@@ -67,7 +67,7 @@ class RolloutSettings(DeclaredSettings):
     )
     weight_sync: Literal["object_store", "nccl", "ipc"] = setting(
         "object_store",
-        """How new weights reach the engines: "object_store", through main memory and
+        """Path of new weights to the engines: "object_store", through main memory and
         EnvRunners; with ``engine="vllm_actor"`` also from the Learners' GPUs directly,
         by vLLM's own weight transfer: "nccl" between GPUs, "ipc" within one.""",
     )
