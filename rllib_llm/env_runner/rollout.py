@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.core.columns import Columns
-
-from rllib_llm.data.model_calls import ModelReply
-from rllib_llm.data.types import StopPolicy, StopReason, Task, Turn
-from rllib_llm.engines.base import Generation
+from rllib_llm.data.types import StopPolicy, StopReason, Task
+from rllib_llm.env_runner.acting import Acting, Ready
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.monitor import RolloutMonitor
-from rllib_llm.env_runner.non_llm_policies import act_together
-from rllib_llm.env_runner.recorder import AgentState
-from rllib_llm.env_runner.scripted_policies import Script, scripted_turn
 from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
-from rllib_llm.env_runner.turns import (
-    prompt_length,
-    request_turn,
-    sampled_turn,
-    turn_seed,
-)
 from rllib_llm.errors import EnvContractError
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
     from ray.rllib.core.rl_module.rl_module import RLModule
 
-    from rllib_llm.env_runner.scored_actions import ActionScorer
-
 _POLL_S = 0.05  # wait for an environment between two checks of the time limits
 _QUICK_S = 0.002  # an environment's call that is shorter delays the engines
 _IN_ENV = ("reset", "step")
-
-_NO_AGENT: tuple[None, None] = (None, None)  # in a session that has ended
-
-Ready = list[tuple[Slot, AgentState]]
 
 
 class Rollout:
@@ -87,20 +69,18 @@ class Rollout:
     ):
         self._make_env = make_env
         self._make_recorder = make_recorder
-        self._action_sources = action_sources
-        self._actors = {
-            m: v.actor for m, v in action_sources.items() if v.actor is not None
-        }
-        engines = [v.engine for v in action_sources.values() if v.engine is not None]
-        # By identity: several policies may share an engine, which must step once a
-        # round.
-        self._engines = list({id(e): e for e in engines}.values())
-        self._env_to_module = env_to_module
-        self._module_to_env = module_to_env
         self._limits = limits
-        self._module = module
         self._on_event = on_event
         self._monitor = monitor or RolloutMonitor()
+        self._acting = Acting(
+            action_sources,
+            env_to_module=env_to_module,
+            module_to_env=module_to_env,
+            module=module,
+            monitor=self._monitor,
+            on_actions=self._step_env,
+            on_overflow=self._overflow,
+        )
         # One queue for all threads: the loop sleeps on a single object.
         self._replies: queue.SimpleQueue[EnvReply] = queue.SimpleQueue()
         self.slots = [
@@ -108,7 +88,6 @@ class Rollout:
         ]
         self.abandoned: list[EnvWorker] = []
         self._tasks = TaskQueue()
-        self._by_session: dict[Any, tuple[Slot, AgentState]] = {}
         self._next_check = 0.0
         self._paused: float | None = None  # end of the last run_groups()
         self.idle_s = 0.0
@@ -146,7 +125,7 @@ class Rollout:
                 "run_groups() until it has returned all of them, or use another "
                 "EnvRunner."
             )
-        self._explore, self._paused = explore, None
+        self._acting.explore, self._paused = explore, None
         self._tasks = TaskQueue(tasks, self._limits.max_retries, max_failed_fraction)
         self._play_until(GroupsWanted(len(tasks)))
         return self._tasks.episodes
@@ -172,7 +151,7 @@ class Rollout:
         """
         self.idle_s = 0.0
         if self._paused is None:
-            limits, self._explore = self._limits, True
+            limits, self._acting.explore = self._limits, True
             self._tasks = TaskQueue((), limits.max_retries, limits.max_failed_fraction)
         else:
             self.idle_s = time.perf_counter() - self._paused
@@ -194,17 +173,14 @@ class Rollout:
             slot.started += seconds
 
     def _play_until(self, wanted: GroupsWanted) -> None:
-        for engine in self._engines:
-            # Before the monitor's clock starts: starting vLLM takes minutes.
-            engine.start()
+        # Before the monitor's clock starts: starting vLLM takes minutes.
+        self._acting.start_engines()
         try:
             with self._monitor.watching(self):
                 while not self._tasks.has(wanted):
                     self._fill_slots()
-                    self._prompt_ready(self._collect_replies())
-                    for engine in self._engines:
-                        if engine.num_unfinished:
-                            self._deliver(engine.step())
+                    self._acting.prompt(self._collect_replies())
+                    self._acting.step_engines()
                     self._check_time_limits()
         except BaseException:
             # KeyboardInterrupt as well: the next run() needs idle slots.
@@ -234,7 +210,7 @@ class Rollout:
     @property
     def num_unfinished_turns(self) -> int:
         """Number of turns that the engines are generating."""
-        return sum(engine.num_unfinished for engine in self._engines)
+        return self._acting.num_unfinished_turns
 
     # Starting episodes ---------------------------------------------------------------
 
@@ -259,6 +235,10 @@ class Rollout:
         slot.waiting_for, slot.since = method, time.perf_counter()
         slot.worker.call((slot.index, slot.generation), method, *args, **kwargs)
 
+    def _step_env(self, slot: Slot) -> None:
+        """Step the environment, because all agents have acted."""
+        self._ask_env(slot, "step", slot.recorder.action())
+
     # Environment replies -------------------------------------------------------------
 
     def _collect_replies(self) -> Ready:
@@ -268,7 +248,7 @@ class Rollout:
         their next turns can then be decoded in the same batch.
         """
         ready: Ready = []
-        is_idle = not any(e.num_unfinished for e in self._engines)
+        is_idle = not self._acting.num_unfinished_turns
         while (reply := self._next_reply(is_idle)) is not None:
             is_idle = False
             index, generation = reply.token
@@ -316,163 +296,6 @@ class Rollout:
         slot.since = time.perf_counter()
         ready += [(slot, agent_state) for agent_state in agent_states]
 
-    # Prompts -------------------------------------------------------------------------
-
-    def _prompt_ready(self, ready: Ready) -> None:
-        if not ready:
-            return
-        self._render([agent_state for _, agent_state in ready])
-        # Scored and numeric policies act after the loop, one batch per policy.
-        to_score: dict[str, Ready] = {}
-        for slot, agent_state in ready:
-            if slot.waiting_for is None or agent_state.module_id in self._actors:
-                continue  # None: another agent's context overflow ended the episode
-            action_source = self._action_sources[agent_state.module_id]
-            if action_source.script is not None:
-                self._act_by_script(slot, agent_state, action_source.script)
-                continue
-            length = prompt_length(agent_state)
-            if (
-                length + action_source.least_tokens(agent_state)
-                > action_source.max_context_tokens
-            ):
-                self._overflow(slot, agent_state, length, action_source)
-            elif action_source.action_scorer is not None:
-                to_score.setdefault(agent_state.module_id, []).append(
-                    (slot, agent_state)
-                )
-            else:
-                self._submit(slot, agent_state, action_source)
-        for module_id, waiting in to_score.items():
-            self._choose(self._action_sources[module_id].action_scorer, waiting)
-        for slot, agent_state, turn, action in act_together(
-            ready, self._actors, self._seed, explore=self._explore
-        ):
-            self._record(slot, agent_state, turn)
-            self._set_action(slot, agent_state, action)
-
-    def _render(self, agent_states: Iterable[AgentState]) -> None:
-        """Render the last observations of the agents as prompts."""
-        episodes = [s.episode for s in agent_states if s.module_id not in self._actors]
-        if not episodes:
-            return
-        self._env_to_module(
-            rl_module=self._module,
-            batch={},
-            episodes=episodes,
-            explore=self._explore,
-            shared_data={},
-        )
-
-    def _submit(
-        self, slot: Slot, agent_state: AgentState, action_source: ActionSource
-    ) -> None:
-        # The generation keeps sessions of consecutive episodes in a slot apart.
-        conversation = agent_state.data.conversation
-        session = (slot.index, slot.generation, agent_state.index, conversation)
-        if session not in self._by_session:
-            action_source.engine.open(session, **action_source.open_settings)
-            self._by_session[session] = (slot, agent_state)
-            slot.sessions[session] = action_source.engine
-        num_sampled, seed = slot.recorder.num_sampled, self._seed(slot, agent_state)
-        request_turn(
-            action_source, agent_state, session, num_sampled=num_sampled, seed=seed
-        )
-
-    def _choose(self, action_scorer: ActionScorer, waiting: Ready) -> None:
-        """Choose among the admissible actions, for all waiting agents at once."""
-        # Another agent's context overflow may have ended an episode meanwhile.
-        waiting = [
-            (slot, agent_state) for slot, agent_state in waiting if slot.waiting_for
-        ]
-        seeds = [self._seed(slot, agent_state) for slot, agent_state in waiting]
-        agent_states = [agent_state for _, agent_state in waiting]
-        turns = action_scorer.choose(agent_states, seeds, explore=self._explore)
-        for (slot, agent_state), turn in zip(waiting, turns, strict=True):
-            self._record(slot, agent_state, turn)
-        self._act(waiting)
-
-    @staticmethod
-    def _seed(slot: Slot, agent_state: AgentState) -> int:
-        return turn_seed(slot.recorder.task, slot.attempt, agent_state)
-
-    def _overflow(
-        self,
-        slot: Slot,
-        agent_state: AgentState,
-        length: int,
-        action_source: ActionSource,
-    ) -> None:
-        if not agent_state.data.num_turns:
-            raise EnvContractError(
-                f"The first prompt of seed {slot.recorder.task.seed} has at least "
-                f"{length} tokens; max_context_tokens="
-                f"{action_source.max_context_tokens} leaves no room for a completion. "
-                "Raise max_context_tokens or shorten the prompt."
-            )
-        # The observation does not fit in the context: the critic bootstraps from the
-        # state before it.
-        agent_state.data.prompt = None
-        slot.recorder.data.stop_reason = StopReason.CONTEXT_OVERFLOW
-        self._abort_requests(slot)
-        slot.recorder.truncate()
-        self._close_episode(slot)
-
-    def _act_by_script(
-        self, slot: Slot, agent_state: AgentState, script: Script
-    ) -> None:
-        turn = scripted_turn(script, agent_state, self._seed(slot, agent_state))
-        self._record(slot, agent_state, turn)
-        self._set_action(slot, agent_state, turn.text)
-
-    # Engine results ------------------------------------------------------------------
-
-    def _deliver(self, generations: list[Generation]) -> None:
-        sampled: Ready = []
-        for result in generations:
-            slot, agent_state = self._by_session.get(result.session_id, _NO_AGENT)
-            # An aborted request may still finish in the same engine step.
-            if slot is None or agent_state is None:
-                continue
-            if agent_state.request_id != result.request_id:
-                continue
-            turn = sampled_turn(result, agent_state)
-            self._record(slot, agent_state, turn)
-            sampled.append((slot, agent_state))
-        self._act(sampled)
-
-    def _act(self, sampled: Ready) -> None:
-        """Decode the sampled turns and pass them on as actions."""
-        if not sampled:
-            return
-        batch = self._module_to_env(
-            rl_module=self._module,
-            batch={},
-            episodes=[agent_state.episode for _, agent_state in sampled],
-            explore=self._explore,
-            shared_data={},
-        )
-        for (slot, agent_state), action in zip(
-            sampled, batch[Columns.ACTIONS], strict=True
-        ):
-            if isinstance(action, ModelReply):
-                agent_state.recorded = action.text
-            self._set_action(slot, agent_state, action)
-
-    def _record(self, slot: Slot, agent_state: AgentState, turn: Turn) -> None:
-        self._monitor.turn_finished()
-        # Set here, since engines do not know the environment's time.
-        turn.env_t = slot.recorder.env_t
-        agent_state.turn = turn
-        agent_state.data.record(turn)
-
-    def _set_action(self, slot: Slot, agent_state: AgentState, action: object) -> None:
-        """Store an agent's action; step the environment once all agents have acted."""
-        agent_state.action = action
-        slot.num_pending -= 1
-        if not slot.num_pending:
-            self._ask_env(slot, "step", slot.recorder.action())
-
     # Endings -------------------------------------------------------------------------
 
     def _finish(self, slot: Slot) -> None:
@@ -480,15 +303,14 @@ class Rollout:
         if agent_states:
             # Truncated agents: the critic bootstraps from the prompt that would have
             # come next.
-            self._render(agent_states)
-            for agent_state in agent_states:
-                action_source = self._action_sources[agent_state.module_id]
-                if (
-                    agent_state.data.prompt
-                    and prompt_length(agent_state) > action_source.max_context_tokens
-                ):
-                    # Too long for the critic: it bootstraps from the state before it.
-                    agent_state.data.prompt = None
+            self._acting.render_last(agent_states)
+        self._close_episode(slot)
+
+    def _overflow(self, slot: Slot) -> None:
+        """End an episode whose next prompt does not fit in the context."""
+        slot.recorder.data.stop_reason = StopReason.CONTEXT_OVERFLOW
+        self._acting.abort_requests(slot)
+        slot.recorder.truncate()
         self._close_episode(slot)
 
     def _close_episode(self, slot: Slot) -> None:
@@ -533,22 +355,11 @@ class Rollout:
         self._tasks.drop(slot.task_index, recorder.task, attempt, reason, why)
 
     def _free(self, slot: Slot) -> None:
-        for session, engine in slot.sessions.items():
-            del self._by_session[session]
-            engine.close(session)
-        slot.sessions.clear()
+        self._acting.close_sessions(slot)
         # A program that a limit has stopped would wait for its reply.
         slot.worker.end_episode()
         slot.generation += 1  # late replies of this episode are ignored from now on
         slot.waiting_for = slot.recorder = None
-
-    def _abort_requests(self, slot: Slot) -> None:
-        for agent_state in slot.recorder.agent_states:
-            if agent_state.request_id is not None:
-                self._action_sources[agent_state.module_id].engine.abort(
-                    agent_state.request_id
-                )
-                agent_state.request_id = None
 
     def _abort_all(self) -> None:
         """Discard all running episodes after an error and free their slots."""
@@ -579,5 +390,5 @@ class Rollout:
                 late = exceeds(waited, limits.step_timeout_s)
             if late or exceeds(lasted, limits.episode_timeout_s):
                 why = f"{slot.waiting_for} after {waited:.1f} s, episode {lasted:.1f} s"
-                self._abort_requests(slot)
+                self._acting.abort_requests(slot)
                 self._fail(slot, StopReason.TIMEOUT, why)
