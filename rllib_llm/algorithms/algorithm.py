@@ -41,6 +41,7 @@ from rllib_llm.algorithms.driver.runner_calls import sleep
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
 from rllib_llm.algorithms.driver.sampling import SamplingAlgorithm
+from rllib_llm.algorithms.driver.saved_episodes import SavesEpisodes
 from rllib_llm.algorithms.driver.weight_transfer import weight_sync_of
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.callbacks.episode_metrics import returns_std
@@ -74,10 +75,16 @@ Progress = Callable[[str, float], None]
 
 _COMPONENTS_KEY = "llm_driver_components"
 _AHEAD_KEY = "llm_sampled_ahead"
+_SAVER_KEY = "llm_saved_episodes"
 
 
 class LLMAlgorithm(
-    EvaluatesFirst, SamplingAlgorithm, CheckpointedAlgorithm, LiveAlgorithm, PPO
+    EvaluatesFirst,
+    SamplingAlgorithm,
+    CheckpointedAlgorithm,
+    LiveAlgorithm,
+    SavesEpisodes,
+    PPO,
 ):
     """Base Algorithm: sample episodes, assign advantages, update, sync weights.
 
@@ -93,6 +100,7 @@ class LLMAlgorithm(
     ):
         topic = board.new_topic(board.trial_of(config))
         run_config = self._as_config(config)
+        run_config.tune_trial = board.trial_of(config)
         if env is not None:
             run_config.environment(env)
         # Before models are prepared, which can take minutes.
@@ -230,6 +238,7 @@ class LLMAlgorithm(
         std = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
         annotate_rewards(self.metrics, episodes)
+        self.save_episodes(episodes)
         return episodes
 
     def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
@@ -342,6 +351,8 @@ class LLMAlgorithm(
         state = {_COMPONENTS_KEY: self._driver_components.get_state()}
         if self._ahead is not None:
             state[_AHEAD_KEY] = self._ahead.get_state()
+        if self._saver is not None:
+            state[_SAVER_KEY] = self._saver.get_state()
         return state
 
     @override(GuardedAlgorithm)
@@ -350,6 +361,8 @@ class LLMAlgorithm(
             self._driver_components.set_state(state[_COMPONENTS_KEY])
         if self._ahead is not None:
             self._ahead.set_state(state.get(_AHEAD_KEY, ()))
+        if self._saver is not None and _SAVER_KEY in state:
+            self._saver.set_state(state[_SAVER_KEY])
 
     @override(GuardedAlgorithm)
     def sync_all_weights(self) -> None:

@@ -10,11 +10,15 @@ from typing import Any
 
 from rllib_llm.data.types import Message
 from rllib_llm.envs.dataset.dataset_rows import RowError
+from rllib_llm.offline.episode_rows import (
+    ROLES,
+    StoredEpisode,
+    is_episode,
+    read_episode,
+)
 from rllib_llm.schema import show
 
 Parser = Callable[[bytes], Any]
-
-_ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +53,16 @@ class StoredConversation:
         return replies[self.trained.index(True)]
 
 
+def parse_row(line: bytes) -> StoredConversation | StoredEpisode:
+    """Return the conversation or the saved episode in a line of JSON.
+
+    Raises:
+        RowError: The line has no form that can be imitated.
+    """
+    row = _parse_object(line)
+    return read_episode(row) if is_episode(row) else _conversation_in(row)
+
+
 def parse_conversation(line: bytes) -> StoredConversation:
     """Return the conversation in a line of JSON.
 
@@ -59,7 +73,10 @@ def parse_conversation(line: bytes) -> StoredConversation:
     Raises:
         RowError: The line has neither form.
     """
-    row = _parse_object(line)
+    return _conversation_in(_parse_object(line))
+
+
+def _conversation_in(row: dict[str, Any]) -> StoredConversation:
     if "messages" in row:
         raw = row["messages"]
     elif "prompt" in row and "completion" in row:
@@ -67,7 +84,7 @@ def parse_conversation(line: bytes) -> StoredConversation:
     else:
         raise RowError(
             f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'messages', "
-            "or 'prompt' and 'completion'."
+            "or 'prompt' and 'completion', or 'agents'."
         )
     return _conversation_of(raw, row.get("tools"))
 
@@ -147,10 +164,10 @@ def _message_of(role: str, text: str) -> dict[str, str]:
 
 def _message(number: int, raw: Any) -> Message:
     where = f"messages[{number}]"
-    if not isinstance(raw, dict) or raw.get("role") not in _ROLES:
+    if not isinstance(raw, dict) or raw.get("role") not in ROLES:
         raise RowError(
             f"{where}={show(raw, 60)} must be an object with 'role' (one of "
-            f"{', '.join(_ROLES)}) and 'content'."
+            f"{', '.join(ROLES)}) and 'content'."
         )
     if raw.get("tool_calls"):
         raise RowError(
@@ -238,6 +255,6 @@ def parser_of(columns: Collection[str]) -> Parser | None:
     """Return what reads rows with these columns; None: they are tasks."""
     if "label" in columns and {"messages", "completion"} & set(columns):
         return parse_labelled
-    if {"messages", "completion"} & set(columns):
-        return parse_conversation
+    if {"messages", "completion", "agents"} & set(columns):
+        return parse_row
     return parse_pair if {"chosen", "rejected"} & set(columns) else None

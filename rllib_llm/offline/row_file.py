@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from rllib_llm.envs.dataset.row_reader import (
 )
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parser_of
+from rllib_llm.offline.episode_rows import StoredEpisode
 from rllib_llm.seeding import stable_seed
 
 
@@ -30,22 +32,32 @@ class RowFile:
     Args:
         paths: Files, as of :func:`rllib_llm.envs.dataset.row_files.local_files`.
         parse: Returns a line's content; raises RowError.
+        min_return: Saved episodes with a lower return are left out; None: none are.
 
     Raises:
         ConfigError: A file or a row cannot be used, or there are no rows.
     """
 
-    def __init__(self, paths: Sequence[str], parse: Parser):
+    def __init__(
+        self, paths: Sequence[str], parse: Parser, min_return: float | None = None
+    ):
         files = local_files(paths)
-        entries, problems = [], []
-        for entry, problem in _scan(files, parse):
-            entries.append(entry)
+        entries, problems, count = [], [], 0
+        for entry, problem, episode_return in _scan(files, parse, min_return):
+            count += 1
             if problem:
                 problems.append(problem)
+            elif min_return is None or episode_return >= min_return:
+                entries.append(entry)
         if problems:
-            raise ConfigError(describe_problems(problems, len(entries), "be used"))
-        if not entries:
+            raise ConfigError(describe_problems(problems, count, "be used"))
+        if not count:
             raise ConfigError(f"files={list(paths)}: they have no rows. Give others.")
+        if not entries:
+            raise ConfigError(
+                f"min_return={min_return}: none of the {count:,} episodes in "
+                f"files={list(paths)} has such a return. Lower it."
+            )
         self._entries = np.array(entries, ENTRY)
         self._reader: RowReader[Any] = RowReader(files, parse)
 
@@ -81,18 +93,79 @@ class RowFile:
         return rows
 
 
+class RowsToCome(RowFile):
+    """Rows that an earlier stage of the recipe has not written yet."""
+
+    def __init__(self) -> None:
+        self._entries = np.array([], ENTRY)
+
+
+class SharedRows:
+    """Rows of several parts, each with its share of every stretch of the sequence.
+
+    Args:
+        parts: Rows of the parts.
+        shares: Share of each part, > 0; they sum to 1.
+    """
+
+    def __init__(self, parts: Sequence[RowFile], shares: Sequence[float]):
+        self._parts, self._shares = parts, np.asarray(shares, np.float64)
+        self._taken = np.zeros(len(parts), np.int64)  # rows before the next one
+
+    def __len__(self) -> int:
+        """Return the number of rows of all parts."""
+        return sum(map(len, self._parts))
+
+    def in_passes(self, seed: int, first: int, count: int) -> list[Any]:
+        """Return the rows ``first`` to ``first + count``; see :class:`RowFile`."""
+        if first < self._taken.sum():
+            self._taken[:] = 0
+        while self._taken.sum() < first:
+            self._next_part()
+        rows = []
+        for _ in range(count):
+            part = self._next_part()
+            place = int(self._taken[part]) - 1
+            rows += self._parts[part].in_passes(seed, place, 1)
+        return rows
+
+    def _next_part(self) -> int:
+        """Return the part that is furthest behind its share, and count its row."""
+        behind = self._shares * (self._taken.sum() + 1) - self._taken
+        # Rounding must not decide between equal parts.
+        part = int(np.argmax(behind.round(9)))
+        self._taken[part] += 1
+        return part
+
+
 def _scan(
-    files: Sequence[Path], parse: Parser
-) -> Iterator[tuple[tuple[int, int, int], str]]:
-    """Yield file, length and offset of each row, and why it cannot be used, or ""."""
+    files: Sequence[Path], parse: Parser, min_return: float | None = None
+) -> Iterator[tuple[tuple[int, int, int], str, float]]:
+    """Yield each row: file, length and offset; why it cannot be used, or ""; return."""
+    places: dict[str, str] = {}
     for number, file in enumerate(files):
         for line, offset, text in numbered_lines(file):
+            place, episode_return = f"{file.name}, line {line}", math.nan
             problem = ""
             try:
-                parse(text)
+                row = parse(text)
+                if isinstance(row, StoredEpisode):
+                    _check_id(row.id, place, places)
+                    episode_return = row.episode_return
+                elif min_return is not None:
+                    raise RowError("min_return needs saved episodes, with 'agents'.")
             except RowError as error:
-                problem = f"{file.name}, line {line}: {error}"
-            yield (number, len(text), offset), problem
+                problem = f"{place}: {error}"
+            yield (number, len(text), offset), problem, episode_return
+
+
+def _check_id(name: str | None, place: str, places: dict[str, str]) -> None:
+    """Note where an episode is; refuse a second one with its id."""
+    if name is None:
+        return
+    if name in places:
+        raise RowError(f"the id {name!r} is that of {places[name]}, too.")
+    places[name] = place
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +203,7 @@ def check_stored_rows(path: str) -> StoredRowsReport | None:
     parse = parser_of(_first_columns(files))
     if parse is None:
         return None
-    problems = [problem for _, problem in _scan(files, parse)]
+    problems = [problem for _, problem, _ in _scan(files, parse)]
     return StoredRowsReport(len(problems), [each for each in problems if each])
 
 
@@ -145,20 +218,25 @@ def _first_columns(files: Sequence[Path]) -> list[str]:
     return []
 
 
-def open_rows(files: str | Sequence[str], parse: Parser) -> RowFile:
+def open_rows(
+    files: str | Sequence[str], parse: Parser, min_return: float | None = None
+) -> RowFile:
     """Return the rows of files, which are read once per process unless they change.
 
     Args:
         files: A path or several; see :class:`RowFile`.
         parse: A function of the module, which is part of the key of opened files.
+        min_return: See :class:`RowFile`.
 
     Raises:
         ConfigError: A file or a row cannot be used.
     """
     paths = (files,) if isinstance(files, str) else tuple(files)
-    return _opened(paths, parse, cache_key(local_files(paths)))
+    return _opened(paths, parse, min_return, cache_key(local_files(paths)))
 
 
 @lru_cache(maxsize=8)
-def _opened(paths: tuple[str, ...], parse: Parser, key: str) -> RowFile:
-    return RowFile(paths, parse)
+def _opened(
+    paths: tuple[str, ...], parse: Parser, min_return: float | None, key: str
+) -> RowFile:
+    return RowFile(paths, parse, min_return)

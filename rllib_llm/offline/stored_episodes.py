@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.util import log_once
 
 from rllib_llm.connectors.chat import ChatRenderer
-from rllib_llm.data.episode_data import episode_data, num_tokens
-from rllib_llm.data.types import Message
-from rllib_llm.errors import ConfigError
+from rllib_llm.data.episode_data import num_tokens
 from rllib_llm.offline.conversation_files import StoredConversation
-from rllib_llm.offline.written_turns import (
-    add_written_turn,
-    next_prompt,
-    started_episode,
-)
+from rllib_llm.offline.episode_rows import StoredEpisode, StoredTurn
+from rllib_llm.offline.episode_units import stored_episode_unit
+from rllib_llm.offline.written_turns import written_part
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.algorithm import LLMAlgorithm
@@ -93,67 +88,29 @@ def _longest(unit: Any) -> int:
 
 
 def conversation_episode(
-    stored: StoredConversation,
+    stored: StoredConversation | StoredEpisode,
     renderer: ChatRenderer,
     system_prompt: str | None = None,
-) -> SingleAgentEpisode:
-    """Return a stored conversation as an episode with Turn records.
+) -> Any:
+    """Return a stored conversation or episode as an episode with Turn records.
 
     Args:
-        stored: The conversation.
+        stored: The row of a data file.
         renderer: Renders its messages.
         system_prompt: System message of conversations without one.
 
     Raises:
-        ConfigError: The template cannot list the conversation's tools.
+        ConfigError: The template cannot list the conversation's tools, or ids are of
+            another tokenizer and there are no messages.
     """
-    messages = _for_template(stored, renderer)
-    if system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    episode = started_episode(_read_before(messages, replies[0]))
-    data = episode_data(episode)
-    data.tools = stored.tools
-    data.masked_turns = frozenset(
-        turn for turn, is_trained in enumerate(stored.trained) if not is_trained
-    )
-    start = 0
-    for turn, at in enumerate(replies):
-        data.messages += messages[start:at]
-        is_last = at == replies[-1]
-        after = "" if is_last else _read_before(messages, replies[turn + 1])
-        add_written_turn(
-            episode,
-            next_prompt(data, renderer),
-            messages[at]["content"],
-            renderer,
-            observation=after,
-            is_last=is_last,
+    if isinstance(stored, StoredEpisode):
+        return stored_episode_unit(stored, renderer, system_prompt)
+    turns, start = [], 0
+    replies = [i for i, m in enumerate(stored.messages) if m["role"] == "assistant"]
+    for at, is_trained in zip(replies, stored.trained, strict=True):
+        reply = stored.messages[at]["content"]
+        turns.append(
+            StoredTurn(stored.messages[start:at], reply, train=is_trained),
         )
         start = at + 1
-    return episode
-
-
-def _for_template(stored: StoredConversation, renderer: ChatRenderer) -> list[Message]:
-    """Return the messages in roles that the template has."""
-    if renderer.tool_format is not None:
-        return [dict(message) for message in stored.messages]
-    if stored.tools:
-        raise ConfigError(
-            "A stored conversation has tools, which this model's chat template cannot "
-            "list. Describe them in the system message, or use another model."
-        )
-    return [
-        {**m, "role": "user"} if m["role"] == "tool" else dict(m)
-        for m in stored.messages
-    ]
-
-
-def _read_before(messages: Sequence[Message], reply: int) -> str:
-    """Return the text that a reply answers."""
-    read = []
-    for message in reversed(messages[:reply]):
-        if message["role"] in ("assistant", "system"):
-            break
-        read.append(message["content"])
-    return "\n".join(reversed(read))
+    return written_part(turns, renderer, system_prompt, tools=stored.tools)

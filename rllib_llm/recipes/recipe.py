@@ -69,6 +69,8 @@ class Recipe:
         tune: Settings of Tune, defaults included.
         loggers: Settings of loggers by name; see :mod:`rllib_llm.recipes.loggers`.
         resolved: The recipe's fields after translation and overrides; loadable.
+        earlier_stages: Folders of the episodes that earlier stages save, by their
+            names; None before they have run.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Recipe:
     tune: dict[str, Any]
     loggers: dict[str, dict[str, Any]]
     resolved: dict[str, Any]
+    earlier_stages: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -110,7 +113,9 @@ class Recipe:
                 ``to_tune`` (by Tune's objects), ``first_of`` or ``last_of`` (by one
                 value each).
         """
-        return _build_config(self.resolved, values)
+        config = _build_config(self.resolved, values)
+        config.earlier_stages = dict(self.earlier_stages)
+        return config
 
     def validate(self) -> None:
         """Check every setting and reset the environment once.
@@ -275,11 +280,15 @@ def _staged(data: dict[str, Any], name: str, overrides: Iterable[str]) -> Staged
     data.setdefault("name", name)
     check_run_name(data["name"])
     stages = []
+    saving: dict[str, str | None] = {}
     for stage, merged in recipes_of_stages(data, str(data["name"])).items():
         with _prefixed(f"stage {stage!r}"):
             recipe = _single(merged, stage)
             _refuse_search(recipe)
+            recipe.earlier_stages = dict(saving)
             stages.append(recipe)
+        if recipe.config.save_episodes is True:
+            saving[stage] = None
     listed = stages_as_list(data)
     resolved = {k: listed[k] for k in FIELDS if listed.get(k) is not None}
     return StagedRecipe(str(data["name"]), stages, list(data[STAGES]), resolved)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import ResultGrid
 
 from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.algorithms.driver.saved_episodes import EPISODES_FOLDER
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import search_spaces
@@ -139,6 +140,9 @@ def _run_stage(
     if index:
         before = run / recipe.folders[index - 1]
         config.initial_checkpoint = str(locate_checkpoint(before).checkpoint)
+    for folder, earlier in zip(recipe.folders, recipe.stage_names, strict=True):
+        if earlier in config.earlier_stages:
+            config.earlier_stages[earlier] = str(run / folder / EPISODES_FOLDER)
     resume = None
     if (run / name).is_dir():
         try:

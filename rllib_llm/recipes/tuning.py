@@ -15,6 +15,7 @@ from ray import tune
 from ray.tune.tune_config import ResumeConfig
 
 from rllib_llm import compat, yaml_io
+from rllib_llm.algorithms.driver.saved_episodes import EPISODES_FOLDER
 from rllib_llm.algorithms.registry import register_trainables
 from rllib_llm.recipes import search_spaces
 from rllib_llm.recipes.interruption import SaveAndStop
@@ -57,6 +58,8 @@ def make_tuner(
     config = recipe.build_config() if config is None else config
     storage = Path(storage_path or default_storage()).expanduser().resolve()
     name = run_name or f"{recipe.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    if config.save_episodes is True:
+        config.save_episodes = str(storage / name / EPISODES_FOLDER)
     if callbacks is None:
         callbacks = run_callbacks(recipe, config, storage / name)
     with run_lock(storage / name):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Interval
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.algorithms.config.declarations import (
@@ -15,34 +17,87 @@ from rllib_llm.algorithms.config.rllib_kinds import Schedule
 from rllib_llm.algorithms.config.schedules import value_at
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import Parser, parse_conversation
-from rllib_llm.offline.row_file import RowFile, open_rows
-from rllib_llm.schema import NonNegativeFloat, NonNegativeInt
+from rllib_llm.offline.conversation_files import Parser, parse_row
+from rllib_llm.offline.row_file import RowFile, RowsToCome, SharedRows, open_rows
+from rllib_llm.offline.stage_files import paths_by_entry
+from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+
+# Returns have any sign; every number setting has a range.
+Return = Annotated[float, Interval(ge=-1e6, le=1e6)]
 
 
 class DataSettings(DeclaredSettings):
     """Settings of ``data``."""
 
+    if TYPE_CHECKING:  # a state that LLMConfigMixin declares
+        earlier_stages: dict[str, str | None]
+
     data = fluent_method("Train on the rows of data files.", prefix="data_")
 
     data_files: str | list[str] | None = setting(
         None,
-        """Data files with one conversation (SFT), or one preference pair (Pref,
-        RewardModel) or labelled conversation (Pref), per row: paths, patterns with
-        ``*``, or ``hf://datasets/OWNER/NAME/FILE``. None: the expert's episodes (SFT),
-        or sampled episodes.""",
+        """Data files with one conversation or saved episode (SFT), or one preference
+        pair (Pref, RewardModel) or labelled conversation (Pref), per row: paths,
+        patterns with ``*``, ``hf://datasets/OWNER/NAME/FILE``, or ``stage:NAME`` for
+        the episodes that an earlier stage saved. None: the expert's episodes (SFT), or
+        sampled episodes.""",
     )
 
-    def stored_rows(self, parse: Parser) -> RowFile | None:
+    data_shares: list[PositiveFloat] | None = setting(
+        None,
+        """Share of the rows that are read from each entry of ``files``, in their order,
+        e.g. [0.2, 0.8]; they sum to 1. None: every row comes equally often.""",
+    )
+    data_min_return: Return | None = setting(
+        None,
+        "Smallest return of the saved episodes that are read; None: all are.",
+    )
+
+    def stored_rows(self, parse: Parser) -> RowFile | SharedRows | None:
         """Return the rows of ``data_files``; None if there are no files.
 
         Raises:
             ConfigError: A file or a row cannot be used.
         """
-        return None if self.data_files is None else open_rows(self.data_files, parse)
+        self._check_shares()
+        if self.data_files is None:
+            return None
+        entries = paths_by_entry(self.data_files, self.earlier_stages)
+        if entries is None:
+            return RowsToCome()
+        if self.data_shares is None:
+            files = [path for paths in entries for path in paths]
+            return open_rows(files, parse, self.data_min_return)
+        parts = [open_rows(paths, parse, self.data_min_return) for paths in entries]
+        return SharedRows(parts, self.data_shares)
+
+    def _check_shares(self) -> None:
+        shares, files = self.data_shares, self.data_files
+        if files is None:
+            for name in ("shares", "min_return"):
+                given = getattr(self, f"data_{name}")
+                if given is not None:
+                    raise ConfigError(
+                        f"data.{name}={given} would have no effect: data.files is "
+                        "None. Give files, or leave it out."
+                    )
+            return
+        if shares is None:
+            return
+        count = 1 if isinstance(files, str) else len(files)
+        if len(shares) != count:
+            raise ConfigError(
+                f"data.shares={shares}: {len(shares)} shares for {count} entries of "
+                "data.files. Give one for each."
+            )
+        if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise ConfigError(
+                f"data.shares={shares} must sum to 1, not {sum(shares):g}. Write "
+                f"{[round(share / sum(shares), 3) for share in shares]}."
+            )
 
 
 class MixedDataSettings(DataSettings):
@@ -78,9 +133,10 @@ def validate_mixed_data(config: GRPOConfig) -> None:
     """
     if not config.mixes_files:
         why = "no rows join the updates. Set data.episodes_per_iteration."
-        refuse_without_effect(config, ("data_files", "data_coeff"), why)
+        names = ("data_files", "data_coeff", "data_shares", "data_min_return")
+        refuse_without_effect(config, names, why)
         return
-    if config.stored_rows(parse_conversation) is None:
+    if config.stored_rows(parse_row) is None:
         raise ConfigError(
             f"data.episodes_per_iteration={config.data_episodes_per_iteration} needs "
             "data.files, with a conversation per row."

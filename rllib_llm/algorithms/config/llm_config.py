@@ -22,6 +22,7 @@ from rllib_llm.algorithms.config.fault_tolerance import FaultToleranceSettings
 from rllib_llm.algorithms.config.learners import LearnerSettings
 from rllib_llm.algorithms.config.resources import ResourceSettings
 from rllib_llm.algorithms.config.sampling_ahead import SamplingAheadSettings
+from rllib_llm.algorithms.config.saving import validate_saving
 from rllib_llm.algorithms.config.sft import SFTSettings
 from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.errors import ConfigError
@@ -81,8 +82,12 @@ class LLMConfigMixin(
     resolved_model: str | None = state(None)  # written when the algorithm is built
     # Checkpoint from which a later stage initialises its policies.
     initial_checkpoint: str | None = state(None)
+    # Folders of the episodes that earlier stages save, by the stage's name; None: the
+    # stage has not run yet.
+    earlier_stages: dict[str, str | None] = state({})
     # Where the trial's processes publish their progress; set when building.
     live_topic: str | None = state(None)
+    tune_trial: str = state("none")  # its id, which RLlib's config objects drop
     # Only imitation may train prompt tokens: SFT has a setting of this name.
     observation_weight = 0.0
 
@@ -162,6 +167,7 @@ class LLMConfigMixin(
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         self.place_actors()
         super().validate()
+        validate_saving(self)
         self.resolve_policies()
         self.validate_alarms()
         self.validate_fault_tolerance()

@@ -94,3 +94,13 @@ class RolloutSettings(DeclaredSettings):
     curriculum: Spec | None = setting(
         None, "Component that changes tasks before they are sampled."
     )
+    save_episodes: bool | str = setting(
+        False,
+        """Write sampled episodes, texts and tokens, into data files that SFT and Pref
+        read: a folder, or True for ``episodes`` in the run folder.""",
+    )
+    save_where: Specs = setting(
+        (),
+        """Filters of the episodes that are saved, e.g. ``success``; turns that a filter
+        masks are saved with ``train: false``.""",
+    )

@@ -215,7 +215,7 @@ def _validate_env_runner(config: LLMConfig) -> None:
     if stock:
         why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
         components = ("rewards", "reward_transforms", "filters", "curriculum")
-        others = ("env_processes", "sample_ahead")
+        others = ("env_processes", "sample_ahead", "save_episodes")
         refuse_without_effect(config, (*components, *others), why)
         return
     for name, why in _OF_STOCK_RUNNERS.items():

@@ -8,7 +8,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.data.episode_data import FILE, episode_data
-from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.offline.row_file import RowFile
 from rllib_llm.offline.stored_episodes import conversation_episode, units_of_rows
 from rllib_llm.rllib_bases import RLlibAlgorithm
@@ -31,7 +31,7 @@ class MixesFiles(RLlibAlgorithm):
     @override(Algorithm)
     def setup(self, config: Any) -> None:
         if config.mixes_files:
-            self._rows = config.stored_rows(parse_conversation)
+            self._rows = config.stored_rows(parse_row)
         super().setup(config)
 
     def with_stored(self, episodes: Any) -> list[Any]:

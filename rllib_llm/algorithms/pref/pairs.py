@@ -13,8 +13,7 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, num_tokens, task_of
 from rllib_llm.offline.conversation_files import StoredLabelled, StoredPair
-from rllib_llm.offline.row_file import RowFile
-from rllib_llm.offline.stored_episodes import conversation_episode
+from rllib_llm.offline.stored_episodes import RowsInPasses, conversation_episode
 
 MATCHES = ("best_worst", "one_to_one", "all", "longest_prefix")
 
@@ -250,7 +249,7 @@ class WithNeighbours:
         rows: The rows.
     """
 
-    def __init__(self, rows: RowFile):
+    def __init__(self, rows: RowsInPasses):
         self._rows = rows
 
     def in_passes(

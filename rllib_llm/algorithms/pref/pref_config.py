@@ -8,7 +8,7 @@ from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.config.data import DataSettings
+from rllib_llm.algorithms.config.data import DataSettings, Return
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import (
@@ -35,12 +35,11 @@ _SAMPLING = (
     "reward_transforms",
     "filters",
     "curriculum",
+    "save_episodes",
     *_OF_PAIRS,
     "desirable_return",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
-# Returns have any sign; every number setting has a range.
-Return = Annotated[float, Interval(ge=-1e6, le=1e6)]
 
 
 class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):

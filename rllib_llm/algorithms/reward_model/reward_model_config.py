@@ -44,6 +44,7 @@ _SAMPLING = (
     "reward_transforms",
     "filters",
     "curriculum",
+    "save_episodes",
     "match",
     "pair_margin",
     "max_pairs_per_task",

@@ -9,7 +9,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.sft.sft_config import SFTConfig
-from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.offline.stored_episodes import conversation_episode, next_stored
 
 
@@ -29,7 +29,7 @@ class SFT(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def setup(self, config: SFTConfig) -> None:
-        self._conversations = config.stored_rows(parse_conversation)
+        self._conversations = config.stored_rows(parse_row)
         super().setup(config)
 
     @override(LLMAlgorithm)

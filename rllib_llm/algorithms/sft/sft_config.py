@@ -15,7 +15,7 @@ from rllib_llm.algorithms.config.without_effect import (
     refuse_without_effect,
 )
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.schema import Fraction
 
 # Nothing is sampled, so there is neither reward nor advantage, nor an old policy.
@@ -26,6 +26,7 @@ _SAMPLING_SETTINGS = (
     "filters",
     "curriculum",
     "row_per_turn",
+    "save_episodes",
     *OF_POLICY_GRADIENTS,
 )
 
@@ -74,7 +75,7 @@ class SFTConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         super().validate()
         why = "SFT imitates and samples nothing. Leave it out, or use GRPO or LLMPPO."
         refuse_without_effect(self, _SAMPLING_SETTINGS, why)
-        if self.stored_rows(parse_conversation) is not None:
+        if self.stored_rows(parse_row) is not None:
             why = "data.files replaces the expert, and its mistakes. Leave it out."
             refuse_without_effect(self, ("mistake_rate",), why)
         if len(self.module_ids) > 1:

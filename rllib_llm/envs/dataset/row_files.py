@@ -88,7 +88,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 def _files(path: str) -> list[Path]:
     if path.startswith(HUB):
         return [_from_hub(path)]
-    expanded = _absolute(_in_package(path))
+    expanded = absolute_path(_in_package(path))
     if _WILDCARDS.search(path):
         files = sorted(Path(name) for name in glob.glob(expanded, recursive=True))
         if not files:
@@ -122,7 +122,7 @@ def _in_package(path: str) -> str:
     return str(folder / match["file"])
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return a path relative to the working folder, or to that before Tune left it."""
     path = os.path.expanduser(path)
     before = os.environ.get("TUNE_ORIG_WORKING_DIR")

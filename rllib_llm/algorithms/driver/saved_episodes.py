@@ -1,0 +1,129 @@
+"""Sampled episodes of a run, written into data files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.annotations import override
+
+from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
+from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.envs.dataset.row_files import absolute_path
+from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.saved_rows import dump_row, episode_row
+from rllib_llm.rllib_bases import RLlibAlgorithm
+
+EPISODES_FOLDER = "episodes"  # in a run folder
+
+
+class EpisodeSaver:
+    """Writes the episodes of each iteration into a file of its own.
+
+    An iteration that is repeated after a resume replaces its file, so that no episode
+    is in the files twice.
+
+    Args:
+        config: The algorithm's config, with a prepared model.
+        folder: Folder of the files; it is created.
+        trial: Beginning of the files' names, which differs between trials.
+    """
+
+    def __init__(self, config: Any, folder: Path, trial: str) -> None:
+        self.folder, self._trial = folder, trial
+        self._env = str(config.env)
+        self._filters = Filters(config.save_where)
+        self._fingerprints = {
+            module_id: tokenizer_fingerprint(renderer.tokenizer)
+            for module_id, renderer in config.chat_renderers().items()
+            if renderer is not None
+        }
+        self._iteration, self._parts = -1, 0
+
+    def save(self, episodes: SampledEpisodes, iteration: int) -> int:
+        """Write the episodes that the filters keep; return their number."""
+        name = f"{self._trial}-{iteration:06d}"
+        if iteration != self._iteration:
+            for old in self.folder.glob(f"{name}*.jsonl"):
+                old.unlink()
+            self._iteration, self._parts = iteration, 0
+        rows = self._rows(episodes, iteration)
+        if rows:
+            suffix = f"-{self._parts}" if self._parts else ""
+            _write_whole(self.folder / f"{name}{suffix}.jsonl", rows)
+            self._parts += 1
+        return len(rows)
+
+    def get_state(self) -> list[Any]:
+        """Return the filters' state."""
+        return [bound.get_state() for bound in self._filters.bound]
+
+    def set_state(self, state: list[Any]) -> None:
+        """Restore :meth:`get_state`'s result."""
+        for bound, saved in zip(self._filters.bound, state, strict=True):
+            bound.set_state(saved)
+
+    def _rows(self, episodes: SampledEpisodes, iteration: int) -> list[str]:
+        results, _ = self._filters(episodes.table())
+        kept: set[int] = set()
+        untrained: dict[int, dict[int, frozenset[int]]] = {}
+        for trajectory, result in zip(episodes.trajectories, results, strict=True):
+            is_out = result.is_dropped or result.is_masked
+            turns = frozenset(range(len(trajectory))) if is_out else result.masked_turns
+            untrained.setdefault(trajectory.episode, {})[trajectory.agent] = turns
+            if not is_out and len(turns) < len(trajectory):
+                kept.add(trajectory.episode)
+        return [
+            dump_row(
+                episode_row(
+                    episodes[number],
+                    self._fingerprints,
+                    env=self._env,
+                    iteration=iteration,
+                    untrained=untrained[number],
+                )
+            )
+            for number in sorted(kept)
+        ]
+
+
+class SavesEpisodes(RLlibAlgorithm):
+    """Mixin of algorithms that write what they sample into files.
+
+    Put it before the Algorithm class in the bases.
+    """
+
+    _saver: EpisodeSaver | None = None
+
+    @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        given = self.config.save_episodes
+        if given:
+            folder = Path(self.logdir, EPISODES_FOLDER) if given is True else given
+            folder = Path(os.path.abspath(absolute_path(str(folder))))
+            self._saver = EpisodeSaver(self.config, folder, config.tune_trial)
+
+    def save_episodes(self, episodes: SampledEpisodes) -> None:
+        """Write sampled episodes, before filters leave any out of the update."""
+        if self._saver is None:
+            return
+        count = self._saver.save(episodes, self.iteration + 1)
+        self.metrics.log_value("num_episodes_saved", count, reduce="sum")
+
+
+def _write_whole(path: Path, rows: list[str]) -> None:
+    """Write the rows under the file's name once they are complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, delete=False, encoding="utf-8", suffix=".part"
+    ) as part:
+        try:
+            part.writelines(row + "\n" for row in rows)
+        except BaseException:
+            os.unlink(part.name)
+            raise
+    os.replace(part.name, path)
