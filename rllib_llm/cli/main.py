@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rllib_llm.cli import sweep
+from rllib_llm.cli import sweep, transcripts
 from rllib_llm.cli.check import check
 from rllib_llm.cli.compare import compare
 from rllib_llm.cli.doctor import doctor
@@ -83,3 +83,4 @@ for _command in (evaluate, play, init, check, doctor, plot, compare, schema):
     app.command()(_command)
 app.command("serve-env")(serve_env)
 app.add_typer(sweep.app, name="sweep")
+app.add_typer(transcripts.app, name="transcripts")

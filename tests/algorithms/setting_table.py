@@ -64,6 +64,7 @@ from setting_runs import (
     team_run,
     trained,
 )
+from setting_saved import SAVED, imitated_rows, saved
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -167,6 +168,10 @@ ROLLOUTS = {
     "reward_transforms": of(driven, "PPO", [{"name": "clip", "high": 0.1}]),
     "filters": of(driven, "PPO", [{"name": "success", "least": 0.5}]),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
+    "save_episodes": of(saved, "PPO", SAVED.name),
+    "save_where": needing(
+        of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}
+    ),
 }
 WARM_START = {
     "demonstrations": of(imitated, "PPO", 4, 6, env=Taught),
@@ -300,6 +305,8 @@ TRAINING |= {
 }
 DATA = {
     "files": of(demonstrated, "SFT", conversations(), env=Taught),
+    "shares": of(imitated_rows, "SFT", [0.25, 0.75], env=Taught),
+    "min_return": of(imitated_rows, "SFT", 0.5, env=Taught),
     "held_out": of(held_out, "RewardModel", comparisons()),
     "episodes_per_iteration": of(mixed_rows, "GRPO", 2),
     "coeff": of(with_written, "GRPO", 0.3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from learner_helpers import fake_episode, make_config, make_learner, weights
 from setting_replay import drawn_by, remember, replay_buffer
+from setting_saved import SAVED, save
 from test_sample_ahead import Runners, iterate, sampler
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
@@ -22,6 +24,7 @@ from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.role_baselines import RoleBaselines
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.sample_ahead import SampleAhead
+from rllib_llm.algorithms.driver.saved_episodes import EpisodeSaver
 from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.components.registry import bind
@@ -186,6 +189,18 @@ TARGET = {"name": "entropy_target", "target": 9.0, "step": 0.01}
 def term_losses(components: ComposedLoss) -> list[Any]:
     batch = example_batch(components.needs)
     return [(name, loss.tolist()) for name, loss in components.term_losses(batch)]
+
+
+def saver() -> EpisodeSaver:
+    config = make_config(LLMPPOConfig).rollouts(save_episodes=True, save_where=[Asked])
+    return EpisodeSaver(config, Path(SAVED.name), "run")
+
+
+def saved_by(of: EpisodeSaver) -> list[int]:
+    """Return the rollouts that are saved next: the count decides which."""
+    save(of, 9)
+    rows = Path(SAVED.name, "run-000009.jsonl").read_text().splitlines()
+    return [json.loads(row)["task"]["rollout"] for row in rows]
 
 
 # League -------------------------------------------------------------------------------
@@ -414,6 +429,9 @@ CASES = {
     ),
     "DriverComponents": Case(
         driver_components, use_rewards_filters, look_at_rewards_filters
+    ),
+    "EpisodeSaver": Case(
+        saver, lambda of: [save(of, n) for n in range(2)], lambda of: saved_by(of)
     ),
     "EntropyTarget": Case(
         lambda: bind("loss_term", TARGET).call,

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from rllib_llm import yaml_io
+from rllib_llm.errors import ConfigError
 from rllib_llm.recipes import load_recipe
 from rllib_llm.runs import checkpoints
 from rllib_llm.runs import folders as runs
@@ -70,6 +71,37 @@ def json_lines(folder):
     """Return how many results the only trial of a stage reported."""
     (path,) = folder.glob("trial_*/result.json")
     return len(path.read_text().splitlines())
+
+
+def test_a_stage_imitates_what_an_earlier_one_saved(tmp_path):
+    saving = {"name": "rl", **PPO, "rollouts": {"save_episodes": True}}
+    reading = {
+        "name": "imitate",
+        "algo": "SFT",
+        "data": {"files": ["stage:rl"], "min_return": 0.0},
+        "training": {"lr": 1e-2, "minibatch_size": 4},
+    }
+    path = write(tmp_path / "saved.yaml", stages=[saving, reading])
+    assert all(load_recipe(path).run(tmp_path / "runs"))
+    (run,) = (tmp_path / "runs").iterdir()
+    files = sorted(p.name for p in (run / "1_rl" / "episodes").iterdir())
+    assert [name.rpartition("-")[2] for name in files] == [
+        "000001.jsonl",
+        "000002.jsonl",
+    ]
+    assert results(run / "1_rl")[2]["num_episodes_saved"] == 8
+    nll = [
+        row["learners"]["default_policy"]["nll"]
+        for row in results(run / "2_imitate").values()
+    ]
+    assert nll[0] > nll[1] > 0
+
+
+def test_a_stage_that_no_stage_saves_for(tmp_path):
+    reading = {"name": "a", "algo": "SFT", "data": {"files": ["stage:rl"]}}
+    path = write(tmp_path / "saved.yaml", stages=[reading])
+    with pytest.raises(ConfigError, match="stage 'a': .*no earlier stage 'rl' saves"):
+        load_recipe(path).validate()
 
 
 def telling(row):
