@@ -60,7 +60,9 @@ def parse_row(line: bytes) -> StoredConversation | StoredEpisode:
         RowError: The line has no form that can be imitated.
     """
     row = _parse_object(line)
-    return read_episode(row) if is_episode(row) else _conversation_in(row)
+    if is_episode(row):
+        return read_episode(row)
+    return _conversation_in(row, ", or 'agents'")
 
 
 def parse_conversation(line: bytes) -> StoredConversation:
@@ -76,7 +78,7 @@ def parse_conversation(line: bytes) -> StoredConversation:
     return _conversation_in(_parse_object(line))
 
 
-def _conversation_in(row: dict[str, Any]) -> StoredConversation:
+def _conversation_in(row: dict[str, Any], others: str = "") -> StoredConversation:
     if "messages" in row:
         raw = row["messages"]
     elif "prompt" in row and "completion" in row:
@@ -84,7 +86,7 @@ def _conversation_in(row: dict[str, Any]) -> StoredConversation:
     else:
         raise RowError(
             f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'messages', "
-            "or 'prompt' and 'completion', or 'agents'."
+            f"or 'prompt' and 'completion'{others}."
         )
     return _conversation_of(raw, row.get("tools"))
 

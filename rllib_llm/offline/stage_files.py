@@ -28,8 +28,8 @@ def paths_by_entry(
     """
     entries = [files] if isinstance(files, str) else files
     paths = [_paths(given, folders) for given in entries]
-    known = [each for each in paths if each is not None]
-    return known if len(known) == len(paths) else None
+    written = [each for each in paths if each is not None]
+    return written if len(written) == len(paths) else None
 
 
 def _paths(given: str, folders: Mapping[str, str | None]) -> list[str] | None:
@@ -45,10 +45,10 @@ def _paths(given: str, folders: Mapping[str, str | None]) -> list[str] | None:
     folder = folders[name]
     if folder is None:
         return None
-    found = sorted(map(str, Path(folder).glob("*.jsonl")))
-    if not found:
+    files = sorted(map(str, Path(folder).glob("*.jsonl")))
+    if not files:
         raise ConfigError(
             f"files={given!r}: the stage {name!r} saved no episodes in {folder}. None "
             "passed its rollouts.save_where: relax that, or train it longer."
         )
-    return found
+    return files

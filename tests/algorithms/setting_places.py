@@ -42,7 +42,7 @@ from rllib_llm.errors import (
     EnvContractError,
     RLlibLLMError,
 )
-from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.offline.prepare_model import prepare_language_model
 
 # Environments -------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Fake:
         algo._task_source = config.build_task_source()
         algo.asked = []
         if hasattr(config, "stored_rows"):
-            algo._conversations = config.stored_rows(parse_conversation)
+            algo._conversations = config.stored_rows(parse_row)
         if hasattr(config, "build_advantage_estimators"):
             algo._advantage_estimators = estimators_of_policies(config)
             algo._replay = Replay(config.make_text_env)

@@ -16,7 +16,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.offline.conversation_files import parse_row
 
 
 def replay_buffer(**replay: Any) -> ReplayBuffer:
@@ -85,7 +85,7 @@ def mixed_rows(algo: str, env: Any = None, **sections: Any) -> list[int]:
 def joined(config: GRPOConfig) -> list[Any]:
     """Return the rows of files that join the first update."""
     algo = GRPO.__new__(GRPO)
-    algo.config, algo._rows = config, config.stored_rows(parse_conversation)
+    algo.config, algo._rows = config, config.stored_rows(parse_row)
     algo.metrics = MetricsLogger()
     return algo.with_stored([])
 
