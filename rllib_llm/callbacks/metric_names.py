@@ -113,6 +113,7 @@ METRICS = (
     "num_desirable",
     "num_undesirable",
     "num_conversations_too_long",
+    "num_episodes_saved",
     "learners/<module>/preference_loss",
     "learners/<module>/preference_kl",
     "learners/<module>/score_loss",

@@ -33,8 +33,8 @@ from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import LabelledSums
 from rllib_llm.offline.conversation_files import (
-    parse_conversation,
     parse_labelled,
+    parse_row,
     parser_of,
 )
 
@@ -64,7 +64,7 @@ def test_forms_of_a_labelled_row(row, label):
     assert stored.conversation.messages == chat("a", "b")
     assert stored.desirable is label
     assert parser_of([*row, "label"]) is parse_labelled
-    assert parser_of([*row]) is parse_conversation
+    assert parser_of([*row]) is parse_row
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,8 @@ def test_what_is_wrong_with_a_labelled_row(row, message):
 
 
 def test_a_mismatched_conversation_is_the_prompt_with_the_other_reply():
-    own = parse_conversation(
-        line(prompt=[*chat("a", "b"), say("user", "c")], completion="d")
-    )
-    other = parse_conversation(line(messages=chat("e", "f", "g", "h")))
+    own = parse_row(line(prompt=[*chat("a", "b"), say("user", "c")], completion="d"))
+    other = parse_row(line(messages=chat("e", "f", "g", "h")))
     mixed = own.with_reply_of(other)
     texts = [message["content"] for message in mixed.messages]
     assert texts == ["a", "b", "c", "f", "g", "h"]
