@@ -2,7 +2,7 @@
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/floor.py tiny small [--dtype bfloat16]
 
-A hand-written forward pass of the Qwen3 architecture with fused projections, decoding
+A hand-written forward pass of Qwen3 or Llama with fused projections, decoding
 in lock step into a preallocated cache, prefilling new tokens only, and training on rows
 of equal length without padding. No environment, no text, no configuration. Its logits
 are compared with those of transformers before anything is timed.
@@ -65,7 +65,7 @@ class Shape:
 
 
 class Floor:
-    """A Qwen3 model with a minimum number of torch operations.
+    """A Qwen3 or Llama model with a minimum number of torch operations.
 
     Args:
         folder: A Hugging Face folder with tied embeddings.
@@ -79,14 +79,15 @@ class Floor:
         self.dtype = dtype
         self.heads = config["num_attention_heads"]
         self.kv_heads = config["num_key_value_heads"]
-        self.head_dim = config["head_dim"]
         self.hidden = config["hidden_size"]
+        self.head_dim = config.get("head_dim") or self.hidden // self.heads
         self.eps = config["rms_norm_eps"]
         self.layers = config["num_hidden_layers"]
         self.pad_id = config["pad_token_id"]  # transformers does not train it either
         rope = config.get("rope_parameters") or config
         self._make_rope(rope["rope_theta"], 2048)
         self.masters = _fuse(weights, self.layers)
+        self.has_qk_norm = "0.q_norm" in self.masters  # Qwen3 has it, Llama has not
         self.optimizer = torch.optim.AdamW(
             self.masters.values(), lr=lr, weight_decay=0.0, fused=True
         )
@@ -103,9 +104,10 @@ class Floor:
         """Return the parameters of a forward pass in the dtype of the computation."""
         cast = {k: v.to(self.dtype) for k, v in self.masters.items()}
         scale = self.head_dim**-0.5  # attention's, on the queries
+        ones = torch.ones(self.head_dim, dtype=self.dtype)
         for n in range(self.layers):
-            q = cast[f"{n}.q_norm"].expand(self.heads, -1) * scale
-            k = cast[f"{n}.k_norm"].expand(self.kv_heads, -1)
+            q = cast.get(f"{n}.q_norm", ones).expand(self.heads, -1) * scale
+            k = cast.get(f"{n}.k_norm", ones).expand(self.kv_heads, -1)
             cast[f"{n}.qk_norm"] = torch.cat([q, k])
         return cast
 
@@ -132,7 +134,8 @@ class Floor:
             h = F.linear(self._norm(x, p[f"{n}.in"]), p[f"{n}.qkv"])
             h = h.view(rows, length, both + self.kv_heads, self.head_dim)
             qk, v = h[:, :, :both], h[:, :, both:]
-            qk = self._norm(qk, p[f"{n}.qk_norm"])
+            weight = p[f"{n}.qk_norm"]
+            qk = self._norm(qk, weight) if self.has_qk_norm else qk * weight
             qk = qk * cos + qk.roll(self.head_dim // 2, -1) * sin
             out = attend(n, qk[:, :, : self.heads], qk[:, :, self.heads :], v)
             x = x + F.linear(out, p[f"{n}.o"])
@@ -273,8 +276,9 @@ def _fuse(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
         fused[f"{n}.o"] = get(f"{at}.o_proj")
         fused[f"{n}.gate_up"] = get(f"{mlp}.gate_proj", f"{mlp}.up_proj")
         fused[f"{n}.down"] = get(f"{mlp}.down_proj")
-        fused[f"{n}.q_norm"] = get(f"{at}.q_norm")
-        fused[f"{n}.k_norm"] = get(f"{at}.k_norm")
+        for name in ("q_norm", "k_norm"):
+            if f"model.{at}.{name}.weight" in weights:
+                fused[f"{n}.{name}"] = get(f"{at}.{name}")
     return {k: v.clone().requires_grad_() for k, v in fused.items()}
 
 

@@ -29,18 +29,19 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from standing_game import (
+    CALL,
     MAX_NEW_TOKENS,
     MAX_TURNS,
     UPPER,
     NumberGame,
-    parse_call,
+    parse_guess,
 )
 from transformers import AutoTokenizer, DynamicCache, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 from trl.models.utils import unwrap_model_for_generation
 
-GROUPS, GROUP_SIZE = 8, 8
+GROUP_SIZE = 8
 # The tool's answers are shown as user messages, in the tokens that all others see.
 TOOL_TEMPLATE = (
     "{% for m in messages %}"
@@ -60,25 +61,25 @@ class Rollout:
 
     Args:
         tokenizer: Renders the prompt and decodes the turns.
-        variant: "fixed" or "game".
         keeps_cache: Keep keys and values of earlier turns.
-        seed: Seed of the tasks.
+        args: Options of the command line.
     """
 
     def __init__(
-        self, tokenizer: Any, variant: str, keeps_cache: bool, seed: int = 0
+        self, tokenizer: Any, keeps_cache: bool, args: argparse.Namespace
     ) -> None:
         self.tokenizer = tokenizer
-        self.variant = variant
         self.keeps_cache = keeps_cache
-        self.rng = random.Random(seed)
+        self.variant, self.form = args.variant, args.form
+        self.groups = args.groups
+        self.rng = random.Random(args.seed)
         self.success = float("nan")
         self.deltas: dict[str, list[int]] = {}
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Sample one episode per prompt."""
         upper = UPPER[self.variant]
-        secrets = [self.rng.randint(1, upper) for _ in range(GROUPS)]
+        secrets = [self.rng.randint(1, upper) for _ in range(self.groups)]
         # Rollouts of a group stand side by side.
         games = [
             NumberGame(secret, upper, fixed=self.variant == "fixed")
@@ -128,7 +129,8 @@ class Rollout:
             for row, (episode, sampled, text) in enumerate(
                 zip(episodes, turns, texts, strict=True)
             ):
-                reply, episode.reward, done = episode.game.play(parse_call(text))
+                guess = parse_guess(text, self.form)
+                reply, episode.reward, done = episode.game.play(guess)
                 episode.solved = reply == "correct"
                 episode.add(sampled, 1)
                 if not done:
@@ -270,7 +272,7 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     modes: dict[str, Any] = {
         mode: {
-            "rollout_func": Rollout(tokenizer, args.variant, keeps_cache, args.seed),
+            "rollout_func": Rollout(tokenizer, keeps_cache, args),
             "reward_funcs": lambda env_reward, **kwargs: env_reward,
         }
         for mode, keeps_cache in (("rollout_func", True), ("rollout_generate", False))
@@ -287,10 +289,10 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
         gradient_checkpointing=False,
         per_device_train_batch_size=args.part,
         gradient_accumulation_steps=args.minibatch // args.part,
-        steps_per_generation=GROUPS * GROUP_SIZE // args.part,
+        steps_per_generation=args.groups * GROUP_SIZE // args.part,
         num_generations=GROUP_SIZE,
         max_completion_length=256,
-        generation_kwargs={"max_new_tokens": MAX_NEW_TOKENS},
+        generation_kwargs={"max_new_tokens": MAX_NEW_TOKENS[args.form]},
         # The last call needs no answer.
         max_tool_calling_iterations=MAX_TURNS - 1,
         learning_rate=args.learning_rate,
@@ -310,7 +312,22 @@ def build_trainer(args: argparse.Namespace) -> GRPOTrainer:
         args=config,
         train_dataset=data,
         processing_class=tokenizer,
+        peft_config=adapters(args.lora),
         **modes[args.mode],
+    )
+
+
+def adapters(settings: dict[str, Any] | None) -> Any:
+    """Return peft's config of adapters, or None to train all weights."""
+    if settings is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        target_modules=settings["target_modules"],
     )
 
 
@@ -325,11 +342,15 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, default=64, help="rows per step")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--groups", type=int, default=8, help="of 8 episodes")
+    parser.add_argument("--form", default=CALL, help="of a guess")
+    parser.add_argument("--lora", type=json.loads, help="rank, alpha, target_modules")
     args = parser.parse_args()
-    args.part = min(args.part, args.minibatch)
+    episodes = args.groups * GROUP_SIZE
+    args.part = min(args.part, args.minibatch, episodes)
     torch.set_num_threads(1)
     trainer = build_trainer(args)
-    pacer = Pacer(GROUPS * GROUP_SIZE // args.minibatch, trainer.rollout_func)
+    pacer = Pacer(episodes // args.minibatch, trainer.rollout_func)
     trainer._generate = pacer.timed("rollout", trainer._generate)
     collect = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = pacer.timed("collect", collect)

@@ -1,6 +1,7 @@
 """Throughput of floor, this package and TRL on the standing workload.
 
 Run:  python benchmarks/standing.py tiny [--dtype bfloat16] [--peer-python PYTHON]
+      python benchmarks/standing.py smollm --dtype bfloat16 --groups 4 ...
 
 Every repeat measures all implementations one after the other, in CPU seconds of their
 process, so that the ratios do not depend on other load. Prints Markdown tables for
@@ -28,6 +29,7 @@ import torch
 from floor import PART, Floor, Shape, check
 from floor import measure as measure_floor
 from floor_game import measure_trace, trace_of
+from standing_game import form_of
 
 HERE = Path(__file__).parent
 RATES: dict[str, Callable[[Any], float]] = {
@@ -161,7 +163,7 @@ def peak_rss_mib() -> float:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("size", choices=("tiny", "small"))
+    parser.add_argument("size", choices=("tiny", "small", "smollm"))
     parser.add_argument(
         "--variant",
         default="fixed",
@@ -169,6 +171,7 @@ def main() -> None:
         help="game: the floor replays the lengths that we sampled",
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--groups", type=int, default=8, help="of 8 episodes")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peer-python", help="Python of an environment with TRL")
     parser.add_argument(
@@ -213,7 +216,9 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
 
     quiet_loggers()
     torch.set_num_threads(1)
-    config = standing_config(args.size, args.variant, dtype=args.dtype)
+    config = standing_config(
+        args.size, args.variant, dtype=args.dtype, groups=args.groups
+    )
     # Speed is measured here, so the policy stays what it is.
     ours = Ours(config.training(lr=1e-6, drop_zero_variance_groups=False))
     for _ in range(2):
@@ -224,7 +229,7 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     contenders: dict[str, Callable[[], Any]] = {
         "rllib_llm": lambda: dataclasses.replace(ours.measure(), rss_mib=memory),
     }
-    if args.variant == "fixed":
+    if args.variant == "fixed" and args.size != "smollm":
         contenders["floor"] = lambda: measure_floor(floor, Shape(), part)
     else:  # what ours has just played
         contenders["floor"] = lambda: measure_trace(
@@ -233,6 +238,8 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     peers = []
     for mode in args.peer_modes if args.peer_python else ():
         options = {"mode": mode, "variant": args.variant, "dtype": args.dtype}
+        options |= {"groups": args.groups, "form": form_of(args.size)}
+        options["minibatch"] = 8 * args.groups
         peers.append(Peer(args.peer_python, model, **options))
         contenders[f"TRL, {mode}"] = peers[-1].measure
 

@@ -1,7 +1,8 @@
 """Rules of the standing workload, without dependencies, for use by other packages.
 
-The model guesses a hidden number by tool calls and gets the reply "higher" or "lower".
-With ``fixed`` an episode always has all turns, so that runs are comparable.
+The model guesses a hidden number and gets the reply "higher" or "lower". With
+``fixed`` an episode always has all turns, so that runs are comparable. A guess is a
+tool call; for the pretrained model, whose time is arithmetic, two words.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ import dataclasses
 import re
 
 CALL = '<tool_call>{{"name": "guess", "arguments": {{"number": {}}}}}</tool_call>'
+WORDS = "guess {}"
+# Maximum number of sampled tokens of a turn, by the form of a guess.
+MAX_NEW_TOKENS = {CALL: 32, WORDS: 8}
 INVALID = "invalid"
 MAX_TURNS = 5
-MAX_NEW_TOKENS = 32
 UPPER = {"fixed": 999, "game": 15}
 
-_CALL = re.compile(re.escape(CALL.format("#")).replace(r"\#", "([0-9]{1,6})"))
+
+def form_of(size: str) -> str:
+    """Return the form of a guess of the model of this size."""
+    return WORDS if size == "smollm" else CALL
 
 
-def parse_call(text: str) -> int | None:
-    """Return the number of the last tool call in ``text``, or None."""
-    numbers = _CALL.findall(text)
+def parse_guess(text: str, form: str = CALL) -> int | None:
+    """Return the number of the last guess in ``text``, or None."""
+    pattern = re.escape(form.format("#")).replace(r"\#", "([0-9]{1,6})")
+    numbers = re.findall(pattern, text)
     return int(numbers[-1]) if numbers else None
 
 

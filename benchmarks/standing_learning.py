@@ -1,13 +1,15 @@
 """Learning of rllib_llm and TRL on the variant ``game`` of the standing workload.
 
 Run:    python benchmarks/standing_learning.py tiny --lrs 1e-4 1e-3 --seeds 0 1 2
+        python benchmarks/standing_learning.py smollm --lrs 5e-4 --seeds 0 1 2
         python benchmarks/standing_learning.py tiny --peer-python PYTHON ...  (TRL)
 Table:  python benchmarks/standing_learning.py tiny --table
 
 Both start from the same folder, the model after SFT, and play the same game in 64
-episodes per update. A run ends when the mean success of the last 10 updates (640
-training episodes) reaches the target. CPU seconds are those of the process that
-trains, without loading. Every run is stored in benchmarks/results/standing_learning/.
+episodes per update; of smollm both train LoRA adapters on a base in bfloat16. A run
+ends when the mean success of the last 10 updates (640 training episodes) reaches the
+target. CPU seconds are those of the process that trains, without loading. Every run is
+stored in benchmarks/results/standing_learning/.
 """
 
 from __future__ import annotations
@@ -26,12 +28,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from standing import Peer, model_folder
+from standing_game import form_of
 from standing_workload import standing_config
 
 from rllib_llm.cli.session import quiet_loggers
 
 RESULTS = Path(__file__).parent / "results" / "standing_learning"
 WINDOW = 10  # updates over which success is averaged
+PRECISION: dict[str, dict[str, Any]] = {
+    "tiny": {"dtype": "float32"},
+    "small": {"dtype": "float32"},
+    "smollm": {
+        "dtype": "bfloat16",
+        "lora": {"rank": 16, "alpha": 32, "target_modules": ["q_proj", "v_proj"]},
+    },
+}
 # Success, CPU seconds and sampled tokens of one update.
 Update = tuple[float, float, int]
 
@@ -39,7 +50,7 @@ Update = tuple[float, float, int]
 def main() -> None:
     """Run one contender, or print the table of all runs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("size", choices=("tiny", "small"))
+    parser.add_argument("size", choices=("tiny", "small", "smollm"))
     parser.add_argument("--peer-python", help="Python of an environment with TRL")
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--target", type=float, default=0.9)
@@ -87,7 +98,7 @@ def ours(
     args: argparse.Namespace, lr: float, seed: int
 ) -> tuple[Callable[[], Update], Callable[[], Any]]:
     """Return functions that make one update of this package, and that stop it."""
-    config = standing_config(args.size, "game", seed=seed)
+    config = standing_config(args.size, "game", seed=seed, **PRECISION[args.size])
     config.training(lr=lr, minibatch_size=args.minibatch)
     algo = config.build_algo()
 
@@ -113,6 +124,9 @@ def peer(
         learning_rate=lr,
         minibatch=args.minibatch,
         seed=seed,
+        form=form_of(args.size),
+        dtype=PRECISION[args.size]["dtype"],
+        lora=json.dumps(PRECISION[args.size].get("lora")),
     )
 
     def update() -> Update:

@@ -24,7 +24,8 @@ from standing_game import (
     MAX_TURNS,
     UPPER,
     NumberGame,
-    parse_call,
+    form_of,
+    parse_guess,
 )
 
 from rllib_llm.algorithms.grpo.grpo import GRPOConfig
@@ -50,9 +51,10 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 _SHARED = {"vocab_size": 384, "max_position_embeddings": 8192}
-_WARM_START: dict[str, dict[str, Any]] = {
+_SFT: dict[str, dict[str, Any]] = {
     "tiny": {"demonstrations": 3000, "epochs": 3, "lr": 3e-3},
     "small": {"demonstrations": 320, "epochs": 1, "lr": 1e-3},
+    "smollm": {"demonstrations": 160, "epochs": 1, "lr": 1e-4},
 }
 
 # Texts that train the tokenizer: the words of the game three times, so that each is one
@@ -83,15 +85,17 @@ class StandingGame(TextEnv):
         upper: int = UPPER["game"],
         fixed: bool = False,
         filler: int = 0,
+        form: str = CALL,
     ) -> str:
         """Hide a number; ``filler`` digits, a token each, make the prompt long."""
+        self.form = form
         secret = int(rng.integers(1, upper + 1))
         self.game = NumberGame(secret, upper, fixed, self.max_turns)
         return "7" * filler + self.game.prompt
 
     def parse(self, completion: str) -> int | None:
         """Read the tool call."""
-        return parse_call(completion)
+        return parse_guess(completion, self.form)
 
     def reply(self, action: int) -> TurnResult:
         """Answer a guess."""
@@ -103,11 +107,11 @@ class StandingGame(TextEnv):
     def expert_action(self, rng: np.random.Generator) -> str:
         """Return the middle of the possible interval."""
         low, high = self.game.low, self.game.high
-        return CALL.format((low + high) // 2)
+        return self.form.format((low + high) // 2)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return any guess."""
-        return CALL.format(rng.integers(1, self.game.upper + 1))
+        return self.form.format(rng.integers(1, self.game.upper + 1))
 
 
 def standing_config(
@@ -119,17 +123,19 @@ def standing_config(
     turns: int = MAX_TURNS,
     filler: int = 0,
     seed: int = 0,
+    lora: dict[str, Any] | None = None,
 ) -> GRPOConfig:
     """Return the GRPO settings of the standing workload, with a model after SFT.
 
     Args:
-        size: "tiny" or "small".
+        size: "tiny", "small", or "smollm": SmolLM2-135M-Instruct.
         variant: "fixed" or "game".
-        dtype: Dtype of the parameters; SFT runs in float32.
+        dtype: Dtype of the parameters; SFT runs in float32, that of smollm in bfloat16.
         groups: Groups of 8 episodes per update.
         turns: Maximum number of turns of an episode.
         filler: Number of additional tokens in the first prompt.
         seed: Seed of tasks and sampling.
+        lora: Train adapters with these settings instead of all weights.
     """
     config = _base_config(size, variant)
     folder = prepare_language_model(config)
@@ -137,9 +143,11 @@ def standing_config(
     return (
         _base_config(size, variant)
         .environment(StandingGame, env_config=env_config)
-        .language_model(model=folder, dtype=dtype)
+        .language_model(model=folder, dtype=dtype, lora=lora)
         .sft(demonstrations=0)
-        .generation(max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=8192)
+        .generation(
+            max_new_tokens=MAX_NEW_TOKENS[form_of(size)], max_context_tokens=8192
+        )
         .rollouts(
             episodes_per_iteration=8 * groups,
             group_size=8,
@@ -158,12 +166,17 @@ def standing_config(
 
 
 def _base_config(size: str, variant: str) -> GRPOConfig:
-    options = {"upper": UPPER[variant], "fixed": variant == "fixed"}
+    options: dict[str, Any] = {"upper": UPPER[variant], "fixed": variant == "fixed"}
+    if size == "smollm":
+        options["form"] = form_of(size)
+        model = {"model": "smollm2-135m", "dtype": "bfloat16"}
+    else:
+        model = {"model": str(_random_model(size))}
     return (
         GRPOConfig()
         .environment(StandingGame, env_config=options)
-        .language_model(model=str(_random_model(size)))
-        .sft(mistake_rate=0.5, minibatch_size=8, **_WARM_START[size])
+        .language_model(**model)
+        .sft(mistake_rate=0.5, minibatch_size=8, **_SFT[size])
     )
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
 from rllib_llm.envs.registry import register_text_env
-from rllib_llm.envs.text_env import TextEnv, in_split
-from rllib_llm.errors import ConfigError
+from rllib_llm.envs.text_env import TextEnv
 
 Marks = Callable[[str, str], Hashable]
 """The reply to a guess, given the secret."""
@@ -30,8 +29,8 @@ _PATTERN = re.compile(r"\bguess[ \t]+([1-8]{2,5})\b", re.IGNORECASE)
 class Mastermind(TextEnv):
     """Guess a code from counts of correct and misplaced digits. Return 1 if found.
 
-    Codes are split into train and test by their hash, so that codes of ``"test"`` are
-    never answers in training; guesses may be any code.
+    Episodes of both splits are drawn alike: the prompt never reveals the code, and a
+    policy would learn from codes that are never answers in training not to guess them.
     """
 
     max_turns = 6
@@ -48,12 +47,7 @@ class Mastermind(TextEnv):
         require_int("length", length, 2, 5)
         require_int("symbols", symbols, 2, 8)
         self.length, self.symbols = length, symbols
-        codes = [c for c in all_codes(length, symbols) if in_split(c, self.split)]
-        if not codes:
-            raise ConfigError(
-                f"length={length} and symbols={symbols} leave no code for the split "
-                f"{self.split!r}. Raise either of them."
-            )
+        codes = all_codes(length, symbols)
         self.secret = codes[int(rng.integers(len(codes)))]
         self._replies: list[tuple[str, Hashable]] = []
         example = "".join(str(i % symbols + 1) for i in range(length))

@@ -28,12 +28,19 @@ def folder():
 
 @pytest.mark.parametrize("text", ["", "guess 7", standing_game.CALL.format("seven")])
 def test_invalid_calls(text):
-    assert standing_game.parse_call(text) is None
+    assert standing_game.parse_guess(text) is None
 
 
 def test_the_last_call_counts():
     calls = [standing_game.CALL.format(n) for n in (7, 31)]
-    assert standing_game.parse_call("".join(calls)) == 31
+    assert standing_game.parse_guess("".join(calls)) == 31
+
+
+def test_a_guess_of_two_words():
+    words = standing_game.form_of("smollm")
+    assert standing_game.parse_guess("guess 7 guess 12", words) == 12
+    assert standing_game.parse_guess("12", words) is None
+    assert standing_game.form_of("small") == standing_game.CALL
 
 
 def test_fixed_continues_after_the_correct_guess():
