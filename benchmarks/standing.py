@@ -155,6 +155,11 @@ class Peer:
         self._process.wait()
 
 
+def part_of(size: str) -> int:
+    """Return TRL's rows per forward pass: logits of 49,152 tokens take much memory."""
+    return 8 if size == "smollm" else 64
+
+
 def peak_rss_mib() -> float:
     """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -239,7 +244,7 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], Any]:
     for mode in args.peer_modes if args.peer_python else ():
         options = {"mode": mode, "variant": args.variant, "dtype": args.dtype}
         options |= {"groups": args.groups, "form": form_of(args.size)}
-        options["minibatch"] = 8 * args.groups
+        options |= {"minibatch": 8 * args.groups, "part": part_of(args.size)}
         peers.append(Peer(args.peer_python, model, **options))
         contenders[f"TRL, {mode}"] = peers[-1].measure
 

@@ -1,13 +1,13 @@
 """Learning of rllib_llm and TRL on the variant ``game`` of the standing workload.
 
 Run:    python benchmarks/standing_learning.py tiny --lrs 1e-4 1e-3 --seeds 0 1 2
-        python benchmarks/standing_learning.py smollm --lrs 5e-4 --seeds 0 1 2
+        python benchmarks/standing_learning.py smollm --minibatch 32 --lrs 5e-4 ...
         python benchmarks/standing_learning.py tiny --peer-python PYTHON ...  (TRL)
 Table:  python benchmarks/standing_learning.py tiny --table
 
 Both start from the same folder, the model after SFT, and play the same game in 64
-episodes per update; of smollm both train LoRA adapters on a base in bfloat16. A run
-ends when the mean success of the last 10 updates (640 training episodes) reaches the
+episodes per update; of smollm 32 (``--minibatch 32``), and both train LoRA adapters on
+a base in bfloat16. A run ends when the mean success of the last 10 updates reaches the
 target. CPU seconds are those of the process that trains, without loading. Every run is
 stored in benchmarks/results/standing_learning/.
 """
@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from standing import Peer, model_folder
+from standing import Peer, model_folder, part_of
 from standing_game import form_of
 from standing_workload import standing_config
 
@@ -98,7 +98,8 @@ def ours(
     args: argparse.Namespace, lr: float, seed: int
 ) -> tuple[Callable[[], Update], Callable[[], Any]]:
     """Return functions that make one update of this package, and that stop it."""
-    config = standing_config(args.size, "game", seed=seed, **PRECISION[args.size])
+    settings = {"groups": groups_of(args), "seed": seed, **PRECISION[args.size]}
+    config = standing_config(args.size, "game", **settings)
     config.training(lr=lr, minibatch_size=args.minibatch)
     algo = config.build_algo()
 
@@ -125,6 +126,8 @@ def peer(
         minibatch=args.minibatch,
         seed=seed,
         form=form_of(args.size),
+        part=part_of(args.size),
+        groups=groups_of(args),
         dtype=PRECISION[args.size]["dtype"],
         lora=json.dumps(PRECISION[args.size].get("lora")),
     )
@@ -134,6 +137,11 @@ def peer(
         return round(found.success, 4), round(found.total_s, 3), int(found.sampled)
 
     return update, trl.stop
+
+
+def groups_of(args: argparse.Namespace) -> int:
+    """Return the groups of 8 episodes per update."""
+    return max(args.minibatch, 32 if args.size == "smollm" else 64) // 8
 
 
 def reached(run: dict[str, Any], target: float) -> tuple[int, float, int] | None:

@@ -10,6 +10,7 @@ from learner_helpers import TINY, fake_episode, make_config
 from process_group import ProcessGroup
 from team_helpers import Pair, Run, Uneven, set_group_advantages, team_config, turns_of
 from test_pref import pairs as preference_pairs
+from test_pref_labels import labelled
 from test_scoring_runs import Run as ScoringRun
 from test_scoring_runs import config_of as scoring_config
 from test_sft import sft
@@ -18,7 +19,7 @@ from rllib_llm import GRPOConfig, LLMPPOConfig, PrefConfig, SelfPlayConfig
 from rllib_llm.algorithms.driver.memory_plan import plan_memory
 from rllib_llm.algorithms.marft.marft import MARFTConfig
 from rllib_llm.algorithms.selfplay.assign_opponents import TakeTurns
-from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.episode_data import REPLAY, episode_data
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.prepare_model import prepare_language_model
@@ -29,6 +30,13 @@ TRAINING = {"lr": 1e-3, "micro_batch_tokens": 24, "entropy_coeff": 0.01}
 @pytest.fixture(scope="module")
 def pair():
     group = ProcessGroup(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def four():
+    group = ProcessGroup(4)
     yield group
     group.close()
 
@@ -184,9 +192,7 @@ TEAMS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("config_class", "training", "model"), TEAMS)
-def test_policies_of_a_team(pair, config_class, training, model):
+def team(config_class, training, model):
     groups = 2 if config_class is GRPOConfig else 1
     config = team_config(
         Uneven,
@@ -200,14 +206,22 @@ def test_policies_of_a_team(pair, config_class, training, model):
     if config_class is GRPOConfig:
         set_group_advantages(config, played)
     ben = [e for e in played if any(who == "ben_0" for who, _ in turns_of(e))]
-    played = ben[:1] + [e for e in played if e not in ben][:6]
-    grads, weights, _ = sharded.step(config, played, steps=2)
-    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
-        assert_equal(found, grads)
-        assert_equal(after, weights, 1e-4)
+    return config, ben[:1] + [e for e in played if e not in ben][:6]
 
 
-def test_the_learning_policy_of_self_play(pair):
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TEAMS)
+def test_policies_of_a_team(pair, case):
+    compare(pair, *team(*case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TEAMS[:4])
+def test_policies_of_a_team_with_four_learners(four, case):
+    compare(four, *team(*case))
+
+
+def self_play():
     pytest.importorskip("openskill")
     config = team_config(
         Pair, SelfPlayConfig, policies=None, training={**TRAINING, "lr": 1e-2}
@@ -219,43 +233,70 @@ def test_the_learning_policy_of_self_play(pair):
     )
     played = run.runner.sample(tasks=tasks.next_groups(6))
     set_group_advantages(config, played)
-    grads, weights, _ = sharded.step(config, played, steps=2)
-    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
-        assert_equal(found, grads)
-        assert_equal(after, weights, 1e-4)
+    return config, played
 
 
-def test_imitation(pair):
+def imitation():
     config = sft(observation_weight=0.3, micro_batch_tokens=24, minibatch_size=None)
     config.validate()
     config.resolved_model = prepare_language_model(config)
+    return config, episodes()
+
+
+def preferences(loss, units=preference_pairs, **training):
+    config = make_config(
+        PrefConfig, preference_loss=loss, micro_batch_tokens=48, **training
+    )
+    return config, units()
+
+
+def replayed():
+    config = make_config(GRPOConfig, **TRAINING)
+    config.replay(episodes_per_iteration=3, coeff=0.5, loss="nll")
     played = episodes()
-    grads, weights, _ = sharded.step(config, played, steps=2)
-    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
-        assert_equal(found, grads)
-        assert_equal(after, weights, 1e-5)
+    for episode in played[:3]:
+        episode_data(episode).source = REPLAY
+    return config, played
 
 
-@pytest.mark.parametrize("loss", ["dpo", "simpo"])  # with a reference, without
-def test_preference_pairs(pair, loss):
-    config = make_config(PrefConfig, preference_loss=loss, micro_batch_tokens=48)
-    played = preference_pairs()
-    grads, weights, _ = sharded.step(config, played, steps=2)
-    assert max(float(g.abs().max()) for g in grads.values()) > 1e-4
-    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
-        assert_equal(found, grads)
-        assert_equal(after, weights, 1e-5)
-
-
-def test_a_policy_over_actions(pair):
+def actions():
     config = scoring_config(GRPOConfig).training(**TRAINING)
     played = ScoringRun(config).sample()
     for index, episode in enumerate(played):
         episode_data(episode).advantage = float(np.cos(index))
+    return config, played
+
+
+OTHERS = {
+    "self-play": self_play,
+    "sft": imitation,
+    "dpo": lambda: preferences("dpo"),
+    "no reference": lambda: preferences("simpo"),
+    "current reference": lambda: preferences("dpo", reference="current"),
+    "kto": lambda: preferences("kto", lambda: labelled(mismatched=True)),
+    "replay": replayed,
+    "actions": actions,
+}
+
+
+def compare(group, config, played):
     grads, weights, _ = sharded.step(config, played, steps=2)
-    for found, after, _ in pair(sharded.step, sharded_config(config), played, steps=2):
-        assert_equal(found, grads)
-        assert_equal(after, weights, 1e-5)
+    assert max(float(g.abs().max()) for g in grads.values()) > 1e-4
+    found = group(sharded.step, sharded_config(config), played, steps=2)
+    for of_rank, after, _ in found:
+        assert_equal(of_rank, grads)
+        assert_equal(after, weights, 1e-4 if config.lr > TRAINING["lr"] else 1e-5)
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_algorithms(pair, case):
+    compare(pair, *OTHERS[case]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_algorithms_with_four_learners(four, case):
+    compare(four, *OTHERS[case]())
 
 
 @pytest.mark.parametrize(
@@ -288,11 +329,10 @@ def flat(tensors, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["grpo", "own critic", "adapters"])
-def test_four_learners(case):
-    config, group = config_of(*CASES[case]), ProcessGroup(4)
+def test_four_learners(four, case):
+    config = config_of(*CASES[case])
     grads, weights, (size, _) = sharded.step(config, episodes(), steps=2)
-    found = group(sharded.step, sharded_config(config), episodes(), steps=2)
-    group.close()
+    found = four(sharded.step, sharded_config(config), episodes(), steps=2)
     for of_rank, after, (held, _) in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-5)
