@@ -69,8 +69,8 @@ class Frames(ToolOrAnswer):
 
     def more_info(self) -> dict[str, Any]:
         """Return the overlap of the answer, and this turn's crop."""
-        known = {"tool": None, "tool_error": False, **self.used}
-        return {"overlap": getattr(self, "overlap", 0.0), **known}
+        used = {"tool": None, "tool_error": False, **self.used}
+        return {"overlap": getattr(self, "overlap", 0.0), **used}
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """Return a crop of the next frames not seen, then the answer."""

@@ -39,7 +39,7 @@ def places(world: int, count: int = 4) -> tuple[Place, ...]:
     size = count + count**2 + count**3
     drawn = [str(n) + x for x in ("", "a") for n in rng.permutation(names)][:size]
     marks = [str(c) for c in rng.permutation(codes)[:size]]
-    found = []
+    cities = []
     for city in range(count**3):
         index = (
             city // count**2,
@@ -48,8 +48,8 @@ def places(world: int, count: int = 4) -> tuple[Place, ...]:
         )
         name = (drawn[index[0]], drawn[index[1]], drawn[index[2]])
         code = (marks[index[0]], marks[index[1]], marks[index[2]])
-        found.append(Place(name, code))
-    return tuple(found)
+        cities.append(Place(name, code))
+    return tuple(cities)
 
 
 @register_text_env("geo-v0")
@@ -77,7 +77,7 @@ class Geo(ToolOrAnswer):
         self.world = places(require_int("world", world, 0, 2**31 - 1))
         mine = [p for p in self.world if in_split(p.names[2], self.split)]
         self.place = mine[int(rng.integers(len(mine)))]
-        self._known: dict[str, str] = {}
+        self._marks: dict[str, str] = {}
         self.level = 0
         parts = ", ".join(_PARTS)
         return f"In which city is this? The picture has {parts}. {self.format_hint}"
@@ -91,9 +91,9 @@ class Geo(ToolOrAnswer):
 
     def use(self, text: str) -> str:
         """Show a part of the picture, or search for a mark."""
-        found = self._look(text) if self._kind == "look" else self._search(text)
-        self.used = {"tool": self._kind, "tool_error": found is None}
-        return found or "Nothing found."
+        result = self._look(text) if self._kind == "look" else self._search(text)
+        self.used = {"tool": self._kind, "tool_error": result is None}
+        return result or "Nothing found."
 
     def judge(self, answer: str) -> tuple[float, bool]:
         """Rate the smallest place that the answer names rightly."""
@@ -104,15 +104,15 @@ class Geo(ToolOrAnswer):
 
     def more_info(self) -> dict[str, Any]:
         """Return the level of the answer, 0 to 3, and this turn's tool."""
-        known = {"tool": None, "tool_error": False, **self.used}
-        return {"level": self.level, "gold_answers": [self.place.names[2]], **known}
+        used = {"tool": None, "tool_error": False, **self.used}
+        return {"level": self.level, "gold_answers": [self.place.names[2]], **used}
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """Look at the tower, search for its mark, answer."""
         mark = self.place.codes[2]
-        if "tower" not in self._known:
+        if "tower" not in self._marks:
             return "<look>tower</look>"
-        if mark not in self._known:
+        if mark not in self._marks:
             return f"<search>{mark}</search>"
         return f"<answer>{self.place.names[2]}</answer>"
 
@@ -130,8 +130,8 @@ class Geo(ToolOrAnswer):
         part = part.lower()
         if part not in _PARTS:
             return None
-        self._known[part] = self.place.codes[list(_PARTS).index(part)]
-        return f"The {part} shows {self._known[part]}."
+        self._marks[part] = self.place.codes[list(_PARTS).index(part)]
+        return f"The {part} shows {self._marks[part]}."
 
     def _search(self, mark: str) -> str | None:
         for place in self.world:
@@ -139,6 +139,6 @@ class Geo(ToolOrAnswer):
                 _PARTS.values(), place.names, place.codes, strict=True
             ):
                 if code == mark.upper():
-                    self._known[code] = name
+                    self._marks[code] = name
                     return f"{code} is the mark of the {kind} {name}."
         return None

@@ -12,7 +12,7 @@ from rllib_llm.envs.search_facts import SearchFacts
 
 @register_text_env("judging-v0")
 class Judging(SearchFacts):
-    """Say which of two answers to a question is right. Return 1 if the verdict is.
+    """Say which of two answers to a question is right. Return 1 if that is right.
 
     The questions and the search are those of ``search_facts-v0``: a judge that does
     not look anything up can only guess.
@@ -36,21 +36,21 @@ class Judging(SearchFacts):
         right, relation = self.chain[-1].value, self.chain[-1].relation
         others = {f.value for f in self.world.facts.values() if f.relation == relation}
         wrong = str(rng.choice(sorted(others - {right})))
-        self.verdict = "AB"[int(rng.integers(2))]
-        a, b = (right, wrong) if self.verdict == "A" else (wrong, right)
+        self.choice = "AB"[int(rng.integers(2))]
+        a, b = (right, wrong) if self.choice == "A" else (wrong, right)
         return f"{question} A: {a}. B: {b}. Which is right? {self.format_hint}"
 
     def judge(self, answer: str) -> tuple[float, bool]:
-        """Compare the verdict with the right one, ignoring case."""
-        is_right = answer.strip(" .").upper() == self.verdict
+        """Compare the choice with the right one, ignoring case."""
+        is_right = answer.strip(" .").upper() == self.choice
         return float(is_right), is_right
 
     def gold_answers(self) -> list[str]:
         """Return the letter of the right answer."""
-        return [self.verdict]
+        return [self.choice]
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Return a search for any fact, or any verdict."""
+        """Return a search for any fact, or any choice."""
         if rng.random() < 0.5:
             return f"<search>{self.any_fact(rng).query}</search>"
         return f"<answer>{'AB'[int(rng.integers(2))]}</answer>"

@@ -78,14 +78,14 @@ def test_marks_are_found_by_looking_and_searching():
 
 
 def test_the_wrong_answer_has_the_same_relation_and_either_letter():
-    env, verdicts = make_env("judging-v0"), []
+    env, choices = make_env("judging-v0"), []
     for seed in range(60):
         prompt = env.reset(seed=seed)[0]
-        verdicts.append(env.verdict)
+        choices.append(env.choice)
         shown = dict(p.split(": ") for p in prompt.split("? ")[1].split(". ")[:2])
-        right, wrong = shown[env.verdict], shown["A" if env.verdict == "B" else "B"]
+        right, wrong = shown[env.choice], shown["A" if env.choice == "B" else "B"]
         fact = env.chain[-1]
         assert right == fact.value != wrong
         facts = env.world.facts.values()
         assert wrong in {f.value for f in facts if f.relation == fact.relation}
-    assert 15 < verdicts.count("A") < 45
+    assert 15 < choices.count("A") < 45
