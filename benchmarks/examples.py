@@ -62,8 +62,13 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
     configs[0].resolved_model = prepare_language_model(configs[0])
     record["sft"] = clock.minutes()
     record |= {"rows": [], "parts": [], "rl": dict.fromkeys(clock.minutes(), 0.0)}
-    checkpoint = ""
-    for stage, config in zip(recipe.stages, configs, strict=True):
+    checkpoint, folder = "", Path(tempfile.mkdtemp())
+    names = getattr(recipe, "stage_names", [name])
+    saved: dict[str, str | None] = {}
+    for stage_name, stage, config in zip(names, recipe.stages, configs, strict=True):
+        config.earlier_stages = dict(saved)
+        if config.save_episodes is True:
+            config.save_episodes = saved[stage_name] = str(folder / stage_name)
         config.evaluation(evaluation_interval=None, evaluation_config={})
         if checkpoint:
             config.initial_checkpoint = checkpoint

@@ -38,7 +38,7 @@ STATES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "works": (frozenset({"yaml"}), frozenset()),
     "by config": (frozenset({"yaml", "change"}), frozenset()),
     "scripted": (frozenset({"yaml"}), frozenset({"change"})),
-    "text only": (frozenset({"yaml", "change"}), frozenset()),
+    "text only": (frozenset({"yaml"}), frozenset({"change"})),
     "incomplete": (frozenset({"lacks"}), frozenset({"yaml", "components", "env"})),
     "out of scope": (frozenset({"why"}), frozenset()),
 }

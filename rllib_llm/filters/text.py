@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.rewards.format import check_ngram
-from rllib_llm.rewards.text_features import repeated_share
+from rllib_llm.rewards.text_features import check_pattern, repeated_share
 
 
 @component("filter", "incomplete", paper="SPEAR, arXiv:2509.22601", effect="mask")
@@ -99,6 +101,42 @@ def first_error(table: TurnTable, *, and_error: bool = True) -> np.ndarray:
     parts = table.split(np.array(failed, bool))
     kept = [(np.cumsum(part) - (part if and_error else 0)) == 0 for part in parts]
     return np.concatenate([*kept, np.zeros(0, bool)])  # valid without trajectories
+
+
+@component(
+    "filter",
+    "turns_with",
+    paper="cf. ATLaS, arXiv:2503.02197 (critical steps)",
+    effect="turns",
+)
+def turns_with(
+    table: TurnTable, *, observation: str = "", completion: str = "", last: bool = True
+) -> np.ndarray:
+    """Keep turns whose texts match a pattern: a rule for the steps that matter.
+
+    Args:
+        table: Whole groups.
+        observation: Regular expression searched in the observation before the turn.
+        completion: Regular expression searched in the turn.
+        last: Whether the last turn of a trajectory is always kept.
+
+    Returns:
+        Whether to keep each turn: if both match. bool [M]
+    """
+    check_pattern(observation)
+    check_pattern(completion)
+    kept = [
+        (last and number == len(t) - 1)
+        or (
+            re.search(observation, before, re.DOTALL) is not None
+            and re.search(completion, text, re.DOTALL) is not None
+        )
+        for t in table.trajectories
+        for number, (before, text) in enumerate(
+            zip(t.observations, t.completions, strict=True)
+        )
+    ]
+    return np.array(kept, bool)
 
 
 def _check_share(most: float) -> None:

@@ -208,6 +208,22 @@ def test_turns_after_the_first_error_are_not_learnt_from():
     assert [v.masked_turns for v in outcomes] == [{2}, {1}, set()]
 
 
+def test_turns_that_match_a_rule():
+    table = TurnTable([trajectory(0, i, rewards=[0, 0, 1]) for i in range(2)])
+    for t in table.trajectories:
+        t.observations = ["start", "ice down right", "ice up"]
+        t.completions = ["go up", "go down", "go up"]
+    choices = {"observation": r"ice \w+ \w+"}
+    assert kept("turns_with", table, **choices).tolist() == [0, 1, 1] * 2
+    assert kept("turns_with", table, **choices, last=False).tolist() == [0, 1, 0] * 2
+    both = {**choices, "completion": "up", "last": False}
+    assert not kept("turns_with", table, **both).any()
+    outcomes, _ = Filters([{"name": "turns_with", **choices}])(table)
+    assert [v.masked_turns for v in outcomes] == [{0}, {0}]
+    with pytest.raises(ConfigError, match="is no regular expression"):
+        Filters([{"name": "turns_with", "completion": "("}]).try_out()
+
+
 # All of them -------------------------------------------------------------------------
 
 

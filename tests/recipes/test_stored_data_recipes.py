@@ -1,0 +1,121 @@
+"""Presets that learn from saved episodes: what they read, and what is in their loss."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from preset_helpers import config_of, rollout, searcher
+
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.conversation_files import StoredConversation, parse_row
+from rllib_llm.offline.episode_rows import StoredEpisode
+from rllib_llm.recipes import load_recipe
+
+
+def reading(name, stage, folders):
+    """Return a stage's config with what earlier stages saved."""
+    config = load_recipe(name).stages[stage].build_config()
+    config.earlier_stages = {k: str(v) for k, v in folders.items()}
+    return config
+
+
+def save(folder, returns, reply="go up"):
+    """Write one saved episode for each return; return the folder."""
+    folder.mkdir()
+    rows = [
+        {
+            "id": f"{folder.name}-{number}",
+            "agents": [
+                {"turns": [{"observation": "a", "completion": reply, "reward": value}]}
+            ],
+        }
+        for number, value in enumerate(returns)
+    ]
+    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def read_of(config, count):
+    return config.stored_rows(parse_row).in_passes(0, 0, count)
+
+
+def test_rest_improves_on_one_data_set_with_rising_thresholds(tmp_path):
+    returns = [-100.0, -50.0, -25.0, -20.0, -10.0]
+    folder = save(tmp_path / "grow", returns)
+    grow, *improve = load_recipe("rest").stages
+    assert grow.build_config().lr == 0.0  # sampled once, by the first policy
+    seen = []
+    for number in range(1, 1 + len(improve)):
+        config = reading("rest", number, {"grow": folder})
+        rows = config.stored_rows(parse_row)
+        seen.append(sorted(r.episode_return for r in rows.in_passes(0, 0, len(rows))))
+    assert seen == [returns[1:], returns[2:], returns[4:]]
+
+
+def test_agent_tuning_mixes_a_fifth_of_episodes(tmp_path):
+    folder = save(tmp_path / "collect", [1.0] * 3)
+    config = reading("agent_tuning", 1, {"collect": folder})
+    rows = read_of(config, config.episodes_per_iteration)
+    kinds = [isinstance(row, StoredEpisode) for row in rows]
+    assert np.mean(kinds) == pytest.approx(0.2)
+    chat = next(row for row in rows if isinstance(row, StoredConversation))
+    assert "<answer>" in chat.messages[-1]["content"]
+    collect = load_recipe("agent_tuning").stages[0].build_config()
+    assert (collect.save_episodes, collect.lr) == (True, 0.0)
+    outcomes, _ = Filters(collect.save_where)(
+        TurnTable([rollout(0, [0, 1]), rollout(1, [0, 0])])
+    )
+    assert [o.is_dropped for o in outcomes] == [False, True]
+
+
+def test_ire_vla_imitates_demonstrations_and_own_successes(tmp_path):
+    saved = {n: save(tmp_path / n, [1.0], reply=n) for n in ("rl", "rl_2")}
+    stages = load_recipe("ire_vla").stages
+    assert [s.algo for s in stages] == ["SFT", "GRPO", "SFT", "GRPO", "SFT"]
+    for stage, shares in ((2, {"rl": 0.5}), (4, {"rl": 0.3, "rl_2": 0.3})):
+        rows = read_of(reading("ire_vla", stage, saved), 100)
+        own = [r.agents[0].turns[0].completion for r in rows if hasattr(r, "agents")]
+        assert {name: own.count(name) / 100 for name in set(own)} == shares
+    for stage in (1, 3):
+        assert stages[stage].build_config().save_where == "success"
+
+
+def test_atlas_trains_only_turns_with_a_choice():
+    where = load_recipe("atlas").stages[0].build_config().save_where
+    seen = [
+        "map\nrow 1 column 1, ice down right",
+        "row 1 column 2, ice down",
+        "goal up",
+    ]
+    table = TurnTable(
+        [
+            rollout(0, [0, 0, 1], observations=seen),
+            rollout(1, [0, 0, 0], observations=seen),
+        ]
+    )
+    solved, failed = Filters(where)(table)[0]
+    assert (solved.is_dropped, failed.is_dropped) == (False, True)
+    # The forced move is context; the choice and the last turn are imitated.
+    assert solved.masked_turns == {1}
+
+
+def test_behavior_priming_ranks_by_behaviour_and_not_by_the_answer():
+    searches = [("home of Zanos", ["zanos lives in ratal"])]
+    episodes = [
+        searcher(0, searches, "wrong"),  # behaves well
+        searcher(1, [], "right"),
+        searcher(2, [("Zanos", [])], "right"),
+        searcher(3, [("Zanos", [])], None),
+    ]
+    prime = config_of("behavior_priming", stage=0)
+    only = DriverComponents(prime).only
+    only.rewards(episodes, 0)
+    outcomes, _ = only.filters(TurnTable(episodes))
+    assert [o.is_dropped for o in outcomes] == [False, True, True, True]
+    rl = config_of("behavior_priming")
+    assert not DriverComponents(rl).only.rewards.changes_anything
+    assert rl.policy_loss is None and prime.policy_loss["name"] == "nll"
