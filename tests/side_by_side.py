@@ -41,12 +41,22 @@ class SideBySide:
 
 def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
     """Update Learners with a shard each, as LearnerGroup would."""
-    shards = LLMTrainingData(episodes=episodes).shard(len(learners))
+    shards = [d for d, _ in LLMTrainingData(episodes=episodes).shard(len(learners))]
+
+    def update(learner, data):
+        learner.update(training_data=data, timesteps={}, **kwargs)
+
+    call_side_by_side(learners, shards, update, monkeypatch)
+    return [data.episodes for data in shards]
+
+
+def call_side_by_side(learners, shards, call, monkeypatch):
+    """Call a function with each Learner and its shard, all at once."""
     errors = []
 
     def run(learner, data):
         try:
-            learner.update(training_data=data, timesteps={}, **kwargs)
+            call(learner, data)
         except Exception as error:  # the main thread raises it
             errors.append(error)
 
@@ -54,9 +64,7 @@ def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
         patch.setattr(distributed, "dist", SideBySide(len(learners)))
         threads = [
             threading.Thread(target=run, args=(learner, data), name=str(rank))
-            for rank, (learner, (data, _)) in enumerate(
-                zip(learners, shards, strict=True)
-            )
+            for rank, (learner, data) in enumerate(zip(learners, shards, strict=True))
         ]
         for thread in threads:
             thread.start()
@@ -64,7 +72,6 @@ def update_side_by_side(learners, episodes, monkeypatch, **kwargs):
             thread.join()
     if errors:
         raise errors[0]
-    return [data.episodes for data, _ in shards]
 
 
 def flat(state, prefix=""):

@@ -163,6 +163,11 @@ class LLMAlgorithm(
             return env_specifier, env_creator(env_specifier)
         return PPO._get_env_id_and_creator(env_specifier, config)
 
+    @property
+    def policy_waits(self) -> bool:
+        """True while the policy is not updated; subclasses may train a scorer first."""
+        return False
+
     # One iteration -------------------------------------------------------------------
 
     @override(PPO)
@@ -175,15 +180,16 @@ class LLMAlgorithm(
             # whole episodes on the driver.
             sampled = self.collect()
         annotate_advantages(self.metrics, sampled)
-        episodes = self.with_stored(sampled)
+        episodes = [] if self.policy_waits else self.with_stored(sampled)
         # Each Learner needs an episode, since rows of one episode stay together.
         learners = max(1, self.config.num_learners or 0)
         is_skipped = len(episodes) < learners
         # In every iteration: RLlib reports NaN for a sum of nothing.
         self.metrics.log_value("num_updates_skipped", int(is_skipped), reduce="sum")
         if is_skipped:
-            # E.g. every group of a GRPO iteration had equal returns.
-            logger.warning("Nothing to learn from in this iteration; no update.")
+            if not self.policy_waits:
+                # E.g. every group of a GRPO iteration had equal returns.
+                logger.warning("Nothing to learn from in this iteration; no update.")
             return
         with (
             self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)),
@@ -231,6 +237,7 @@ class LLMAlgorithm(
         check_first_texts(episodes, self.config.env)
         if self.config.shared_reward_fraction:
             share_rewards(episodes, self.config.shared_reward_fraction)
+        self.before_rewards(episodes)
         for name, mean in self._driver_components.assign_rewards(
             episodes, self.iteration
         ).items():
@@ -240,6 +247,9 @@ class LLMAlgorithm(
         annotate_rewards(self.metrics, episodes)
         self.save_episodes(episodes)
         return episodes
+
+    def before_rewards(self, episodes: SampledEpisodes) -> None:
+        """Do nothing; subclasses may add what rewards read."""
 
     def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Assign advantages to sampled episodes and return those to train on.

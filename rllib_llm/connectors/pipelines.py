@@ -79,7 +79,7 @@ def learner_pipeline(
     configs = {m: config.get_config_for_module(m) for m in config.trained_module_ids}
     critic = CRITIC_MODULE if config.critic_view else None
     # Policies that are not trained need no rows.
-    rows = {m: _row_settings(c) for m, c in configs.items()}
+    rows = {m: row_settings(c) for m, c in configs.items()}
     is_central = config.critic_view == "central"
     # Order matters: scores need rows, and GAE needs the values among the scores.
     components: list[Any] = [
@@ -110,7 +110,8 @@ def learner_pipeline(
     )
 
 
-def _row_settings(config: LLMConfig) -> RowSettings:
+def row_settings(config: LLMConfig) -> RowSettings:
+    """Return the settings of a policy's rows."""
     tokenizer = config.chat_renderer().tokenizer
     # Many chat tokenizers have no pad token; padding is masked, so any id serves.
     pad_id = tokenizer.pad_token_id

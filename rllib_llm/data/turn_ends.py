@@ -32,12 +32,7 @@ class TurnEnds:
     @classmethod
     def of(cls, batch: Mapping[str, Any]) -> TurnEnds:
         """Return those of a batch, in order of rows and columns."""
-        mask, turns = read(batch, Columns.LOSS_MASK), read(batch, columns.TURN_IDS)
-        rows, cols = np.nonzero(mask)
-        of_token = turns[rows, cols]
-        # A token ends a turn if the next trained one is of another row or turn.
-        changes = (np.diff(rows) != 0) | (np.diff(of_token) != 0)
-        ends = np.append(changes, True)[: len(rows)]
+        rows, cols, of_token, ends = _trained(batch)
         rows, cols, of_token = rows[ends], cols[ends], of_token[ends]
         episodes = read(batch, columns.EPISODE_INDEX)[rows]
         return cls(rows, cols, of_token, episodes)
@@ -47,3 +42,22 @@ class TurnEnds:
         order = np.lexsort((self.turns, self.episodes))
         is_last = np.append(np.diff(self.episodes[order]) != 0, True)[: len(order)]
         return order[is_last]
+
+
+def turns_of_tokens(batch: Mapping[str, Any]) -> np.ndarray:
+    """Return the turn of each trained token, as an index into a batch's TurnEnds. [K]
+
+    Tokens are in order of rows and columns.
+    """
+    ends = _trained(batch)[-1]
+    return np.cumsum(ends) - ends
+
+
+def _trained(batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+    """Return row, column and turn of each trained token, and whether it ends it. [K]"""
+    mask, turns = read(batch, Columns.LOSS_MASK), read(batch, columns.TURN_IDS)
+    rows, cols = np.nonzero(mask)
+    of_token = turns[rows, cols]
+    # A token ends a turn if the next trained one is of another row or turn.
+    changes = (np.diff(rows) != 0) | (np.diff(of_token) != 0)
+    return rows, cols, of_token, np.append(changes, True)[: len(rows)]

@@ -16,6 +16,10 @@ class MissingInfo(ConfigError):
     """The environment's infos lack an entry that a component needs."""
 
 
+class MissingScores(ConfigError):
+    """A component reads the scores of a scorer, and there is none."""
+
+
 class MissingGreedyReturn(ConfigError):
     """A component compares with a greedy rollout, and the task has none."""
 
@@ -43,6 +47,7 @@ class Trajectory:
         is_trained: Whether it is trained on; otherwise only statistics count it.
         greedy_return: The agent's return in the greedy rollout of the task; None
             without such a rollout.
+        scores: Score of each turn; None without a scorer. [H]
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
     """
@@ -64,6 +69,7 @@ class Trajectory:
     stop_reason: StopReason | None = None
     is_trained: bool = True
     greedy_return: float | None = None
+    scores: list[float] | None = None
     messages: list[Message] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
@@ -84,6 +90,20 @@ class Trajectory:
     def is_solved(self) -> bool:
         """True if the task was solved or, without ``success``, the return is > 0."""
         return self.episode_return > 0 if self.success is None else self.success
+
+    @property
+    def turn_scores(self) -> list[float]:
+        """The scores of its turns. [H]
+
+        Raises:
+            MissingScores: If there are none.
+        """
+        if self.scores is None:
+            raise MissingScores(
+                "The component 'scorer' reads the scores of a scorer, and this episode "
+                "has none. Set scorer.loss; greedy and other extra rollouts have none."
+            )
+        return self.scores
 
     def last_info(self, key: str) -> Any:
         """Return the last value of a key of ``infos``.
@@ -191,16 +211,23 @@ class TurnTable:
         """Return the sum over each trajectory's turns. [M] -> [N]"""
         return np.bincount(self.owner, weights=values, minlength=len(self))
 
-    def to_go(self, discount: float = 1.0) -> np.ndarray:
+    def to_go(
+        self, discount: float = 1.0, rewards: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the discounted return from each turn on. [M]
 
         ``R[t] = rewards[t] + discount * R[t+1]`` inside a trajectory.
+
+        Args:
+            discount: Discount per turn.
+            rewards: Other numbers to sum; None: the rewards. [M]
         """
-        returns = np.zeros_like(self.rewards)
+        rewards = self.rewards if rewards is None else rewards
+        returns = np.zeros_like(rewards)
         later = 0.0
         for i in range(len(returns) - 1, -1, -1):
             is_last = i + 1 == len(returns) or self.owner[i + 1] != self.owner[i]
-            later = self.rewards[i] + (0.0 if is_last else discount * later)
+            later = rewards[i] + (0.0 if is_last else discount * later)
             returns[i] = later
         return returns
 
@@ -218,6 +245,16 @@ class TurnTable:
                 "which GRPO plays. Use another baseline elsewhere."
             )
         return np.array(returns, np.float64)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Score of each turn. [M]
+
+        Raises:
+            MissingScores: If a trajectory has none.
+        """
+        scores = [t.turn_scores for t in self.trajectories]
+        return np.array([s for of_one in scores for s in of_one], np.float64)
 
     def split(self, per_turn: np.ndarray) -> list[np.ndarray]:
         """Return each trajectory's part of a column. [M] -> N arrays of [H]"""
@@ -264,6 +301,7 @@ def example_table(
                 success=bool(rollout),
                 stop_reason=StopReason.TERMINATED,
                 greedy_return=0.25,
+                scores=[0.5 * rollout - 0.25, 0.125 * task],
             )
             for task in range(2)
             for rollout in range(rollouts)

@@ -65,6 +65,7 @@ from setting_runs import (
     trained,
 )
 from setting_saved import SAVED, imitated_rows, saved
+from setting_scorer import scorer_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -325,6 +326,23 @@ REPLAY = {
     "loss": of(with_replayed, "GRPO", "cispo"),
     "coeff": of(with_replayed, "GRPO", 0.3),
 }
+SCORER = {
+    "loss": of(scorer_after, "GRPO", "pairwise", "outcome"),
+    "scores": needing(of(scorer_after, "GRPO", "log_ratio"), own={"pool": "mean"}),
+    "pool": of(scorer_after, "GRPO", "sum"),
+    "beta": needing(
+        of(scorer_after, "GRPO", 5.0), own={"scores": "log_ratio", "pool": "mean"}
+    ),
+    "lr": of(scorer_after, "GRPO", 1e-2),
+    "num_epochs": of(scorer_after, "GRPO", 3),
+    "minibatch_size": of(scorer_after, "GRPO", 1),
+    "warmup_iters": of(scorer_after, "GRPO", 1),
+    "iters": of(scorer_after, "GRPO", 1),
+    "label_noise": of(scorer_after, "GRPO", 0.5),
+    "match": of(scorer_after, "GRPO", "all"),
+    "pair_margin": of(scorer_after, "GRPO", 1.5),
+    "max_pairs_per_task": of(scorer_after, "GRPO", 1),
+}
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},
     "lr_factor": needing(of(fired, "GRPO", 0.25), own=lowering()),
@@ -397,6 +415,7 @@ PROBES = {
         "sft": WARM_START,
         "data": DATA,
         "replay": REPLAY,
+        "scorer": SCORER,
         "training": TRAINING,
         "alarms": ALARMS,
         "league": LEAGUE,

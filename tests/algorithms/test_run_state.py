@@ -103,6 +103,20 @@ def grpo():
     )
 
 
+def scorer():
+    return single_config(
+        GRPOConfig,
+        slots=1,
+        rollouts={
+            "episodes_per_iteration": 8,
+            "group_size": 4,
+            "rewards": ["scorer"],
+        },
+        training={"drop_zero_variance_groups": False},
+        scorer={"loss": "pairwise", "lr": 1e-2, "label_noise": 0.3, "num_epochs": 2},
+    )
+
+
 def ppo():
     return single_config(
         LLMPPOConfig,
@@ -144,11 +158,12 @@ def self_play():
 # Components without state: rewards and advantages of the group alone.
 STATELESS = {
     "grpo": set(),
+    "scorer": {"llm_driver_components", "llm_advantage_estimators"},
     "ppo": {"llm_driver_components"},
     "marft": {"llm_driver_components"},
     "self_play": {"llm_driver_components"},
 }
-RUNS = {f.__name__: f for f in (grpo, ppo, marft, self_play)}
+RUNS = {f.__name__: f for f in (grpo, scorer, ppo, marft, self_play)}
 
 
 def flat(tree, path=()):

@@ -16,6 +16,7 @@ from rllib_llm.advantages.estimators import (
     per_player,
     recent_returns,
     role,
+    scored,
     to_go,
     turn,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "per_player",
     "recent_returns",
     "role",
+    "scored",
     "to_go",
     "turn",
 ]

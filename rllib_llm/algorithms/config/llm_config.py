@@ -101,6 +101,11 @@ class LLMConfigMixin(
         return False
 
     @property
+    def uses_scorer(self) -> bool:
+        """True if a scorer is trained beside the policy; not every algorithm can."""
+        return False
+
+    @property
     def mixes_files(self) -> bool:
         """True if conversations of files join the updates of sampled episodes."""
         return False
@@ -210,18 +215,20 @@ class LLMConfigMixin(
     def get_multi_rl_module_spec(self, **kwargs: Any) -> Any:
         """Return RLlib's specification, each policy with its own settings."""
         from rllib_llm.modules.critic import CRITIC_MODULE
+        from rllib_llm.modules.scorer import SCORER_MODULE
         from rllib_llm.modules.scripted import ScriptedRLModule
 
-        critic = self.critic_module_spec()
+        critic, scorer = self.critic_module_spec(), self.scorer_module_spec()
         inference_only = bool(kwargs.get("inference_only"))
         spec = super().get_multi_rl_module_spec(**kwargs)
-        # EnvRunners sample only, so the shared critic exists in Learners alone.
-        if critic is not None and not inference_only:
-            spec.rl_module_specs[CRITIC_MODULE] = critic
+        # EnvRunners sample only, so critics and scorers exist in Learners alone.
+        for module_id, extra in ((CRITIC_MODULE, critic), (SCORER_MODULE, scorer)):
+            if extra is not None and not inference_only:
+                spec.rl_module_specs[module_id] = extra
         non_llm_ids = non_llm_specs(self, inference_only=inference_only)
         spec.rl_module_specs.update(non_llm_ids)
         for module_id, part in spec.rl_module_specs.items():
-            # The critic and non-LLM modules have their model_config already.
+            # Critic, scorer and non-LLM modules have their model_config already.
             if module_id not in self.module_ids or module_id in non_llm_ids:
                 continue
             if self.script_of(module_id) is not None:
@@ -234,6 +241,10 @@ class LLMConfigMixin(
 
     def critic_module_spec(self) -> RLModuleSpec | None:
         """Return the specification of a critic that policies share, None for none."""
+        return None
+
+    def scorer_module_spec(self) -> RLModuleSpec | None:
+        """Return the specification of the scorer, None without one."""
         return None
 
     def value_head_settings(self) -> dict[str, Any]:

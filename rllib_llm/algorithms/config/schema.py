@@ -31,6 +31,7 @@ SECTIONS = (
     "sft",
     "data",
     "replay",
+    "scorer",
     "training",
     "alarms",
     "env_runners",

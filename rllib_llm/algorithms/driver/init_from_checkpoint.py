@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.lora import lora_settings
+from rllib_llm.modules.scorer import SCORER_MODULE
 from rllib_llm.modules.tiny import TINY_DEFAULTS
 
 if TYPE_CHECKING:
@@ -36,9 +37,20 @@ def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
         )
     # The component alone: optimisers, counters and the task cursor start anew.
     algo.restore_from_path(modules, component=RL_MODULE)
+    if algo.config.uses_scorer and not (modules / SCORER_MODULE).is_dir():
+        policy_id = algo.config.trained_module_ids[0]
+        algo.learner_group.foreach_learner(_begin_scorer, policy_id=policy_id)
     # The reference was copied from the model that was built, before these weights.
     if algo.config.uses_reference:
         algo.learner_group.foreach_learner(_refresh_references)
+
+
+def _begin_scorer(learner: LLMLearnerMixin, policy_id: str) -> None:
+    """Give the scorer the policy's weights, with which it begins."""
+    policy, scorer = (
+        learner.module[m].unwrapped().lm for m in (policy_id, SCORER_MODULE)
+    )
+    scorer.load_state_dict(policy.state_dict())
 
 
 def _refresh_references(learner: LLMLearnerMixin) -> None:

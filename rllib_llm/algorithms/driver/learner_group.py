@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,27 @@ class LLMLearnerGroup(LearnerGroup):
             if result.actor_id in remote_actor_ids:
                 answers.result_or_errors.append(result)
         return answers
+
+    def foreach_shard(
+        self, method: str, shards: Sequence[Any], **kwargs: Any
+    ) -> list[Any]:
+        """Call a method on every Learner with a shard of its own.
+
+        Args:
+            method: Name of the Learner's method, whose first argument is the shard.
+            shards: One for each Learner; one for a local Learner.
+            kwargs: Other arguments, equal for all.
+
+        Returns:
+            The results, in order of the shards.
+        """
+        if self.is_local:
+            (shard,) = shards
+            return [getattr(self._learner, method)(shard, **kwargs)]
+        results = self._worker_manager.foreach_actor(
+            _OfShard(method), kwargs=[{"shard": s, **kwargs} for s in shards]
+        )
+        return [result.get() for result in results]
 
     @override(LearnerGroup)
     def get_state(
@@ -325,6 +346,16 @@ class _State:
         finally:
             learner.leaves_out_moments = False
         return state if is_first() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfShard:
+    """A call on a Learner: a method with the Learner's shard."""
+
+    method: str
+
+    def __call__(self, learner: LLMLearnerMixin, *, shard: Any, **kwargs: Any) -> Any:
+        return getattr(learner, self.method)(shard, **kwargs)
 
 
 def _call_method(name: str, learner: Any, **kwargs: Any) -> Any:

@@ -93,10 +93,12 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
         if policy.action_head == "generate":
             tokens = policy.resolved_context_tokens() * _slots(config)
             cache += _kv_bytes_per_token(lm) * tokens
-    critic = config.critic_module_spec()
-    if critic is not None:
-        lm, head = _skeleton(critic.model_config)
-        lm.requires_grad_(not critic.model_config["value_head"]["detach"])
+    for extra in (config.critic_module_spec(), config.scorer_module_spec()):
+        if extra is None:
+            continue
+        lm, head = _skeleton(extra.model_config)
+        settings = extra.model_config["value_head"]
+        lm.requires_grad_(not (settings and settings["detach"]))
         weights = [*lm.parameters(), *_parameters(head)]
         trained += [p for p in weights if p.requires_grad]
         held += weights

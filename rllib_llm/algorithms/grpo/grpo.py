@@ -23,6 +23,9 @@ from rllib_llm.algorithms.driver.mixed_files import MixesFiles
 from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
+from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
+from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
 from rllib_llm.components.registry import Specs
 from rllib_llm.data.episode_data import task_of
 from rllib_llm.data.sampled_episodes import SampledEpisodes
@@ -58,7 +61,9 @@ _CRITIC_SETTINGS = (
 )
 
 
-class GRPOConfig(ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig):
+class GRPOConfig(
+    ScorerSettings, ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig
+):
     """Configuration of :class:`GRPO`.
 
     Example:
@@ -140,6 +145,7 @@ class GRPOConfig(ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig):
             )
         validate_replay(self)
         validate_mixed_data(self)
+        validate_scorer(self)
         self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
             raise ConfigError(
@@ -275,7 +281,7 @@ class GRPOConfig(ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig):
         return GRPOTorchLearner
 
 
-class GRPO(ReplaysEpisodes, MixesFiles, LLMAlgorithm):
+class GRPO(TrainsScorer, ReplaysEpisodes, MixesFiles, LLMAlgorithm):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
 
     config: GRPOConfig

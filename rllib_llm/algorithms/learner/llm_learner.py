@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,12 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm import compat
 from rllib_llm.algorithms.learner.fast_layers import precision_in_force
+from rllib_llm.algorithms.learner.learner_state import LearnerStateMixin
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
+from rllib_llm.algorithms.learner.scorer_learner import ScorerMixin
 from rllib_llm.algorithms.learner.sharding import ShardingMixin
 from rllib_llm.algorithms.learner.stored_rows import (
     DENOMINATOR,
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 
 
 class LLMLearnerMixin(
+    LearnerStateMixin,
+    ScorerMixin,
     ComposedLossMixin,
     StoredRowsMixin,
     NonLLMLearnerMixin,
@@ -106,7 +111,6 @@ class LLMLearnerMixin(
         self._is_first_pass = True
         self._mismatch_in_first_pass = True
         self._nan_steps = 0
-        self._last_timesteps: dict[str, Any] = {}
 
     @override(TorchLearner)
     def _make_module(self) -> MultiRLModule:
@@ -125,12 +129,18 @@ class LLMLearnerMixin(
 
         Gradients are freed at the end, so that sampling can use their memory.
         """
+        with self.in_update():
+            return super().update(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def in_update(self) -> Iterator[None]:
+        """Compute as in an update, and free its memory at the end."""
         with (
             precision_in_force(self.config.matmul_precision),
             threads_in_force(self._num_threads),
         ):
             try:
-                return super().update(*args, **kwargs)
+                yield
             finally:
                 # Also after an error: sampling must not start with the gradients'
                 # memory held.
@@ -308,6 +318,8 @@ class LLMLearnerMixin(
         """
         if module_id in self._non_llm_ids:
             return self._backward_non_llm(module_id, data)
+        if module_id == self._scorer_id:
+            return self._backward_scorer(data)
         config = self.config.get_config_for_module(module_id)
         coeffs = {s: self.source_coeff(s, config) for s in self._sources}
         of_source = self.by_source(data)
@@ -398,63 +410,9 @@ class LLMLearnerMixin(
 
     @override(TorchLearner)
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        self._last_timesteps = dict(timesteps)
+        self.keep_timesteps(timesteps)
         for module_id in self.module.keys():
             self._adapt_ref_kl(module_id)
         self._log_stats()
         self._log_annotations()
         super().after_gradient_based_update(timesteps=timesteps)
-
-    # State ---------------------------------------------------------------------------
-
-    @override(Learner)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Add the state that RLlib's lacks, so that a resumed run continues exactly."""
-        state = super().get_state(*args, **kwargs)
-        if kwargs.get("inference_only"):
-            return state
-        # RLlib saves optimisers, but not adapted coefficients or the timesteps of its
-        # schedules.
-        state["llm"] = {
-            "ref_kl_coeffs": dict(self._ref_kl_coeffs),
-            "nan_steps": self._nan_steps,
-            "lr_scales": (dict(self.lr_scales), self._min_lr),
-            "timesteps": dict(self._last_timesteps),
-            "kl_coeffs": {
-                mid: float(self.curr_kl_coeffs_per_module[mid])
-                for mid in self.module.keys()
-                if hasattr(self, "curr_kl_coeffs_per_module")
-            },
-        }
-        return state
-
-    @override(Learner)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        package_state = state.get("llm")
-        if package_state is None:
-            return
-        for mid, coeff in package_state["ref_kl_coeffs"].items():
-            if self.config.get_config_for_module(mid).ref_kl_target is not None:
-                self._ref_kl_coeffs[mid] = coeff  # adapted; otherwise the config's
-        self._publish_ref_kl()
-        self._nan_steps = package_state["nan_steps"]
-        scales, self._min_lr = package_state.get("lr_scales", ({}, 0.0))
-        self.set_lr_scales(scales)
-        for mid, value in package_state["kl_coeffs"].items():
-            # In place: RLlib's loss holds the tensor.
-            self.curr_kl_coeffs_per_module[mid].data.fill_(value)
-        self._restore_schedules(package_state["timesteps"])
-
-    def _restore_schedules(self, timesteps: dict[str, Any]) -> None:
-        from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-
-        self._last_timesteps = dict(timesteps)
-        if NUM_ENV_STEPS_SAMPLED_LIFETIME not in timesteps:
-            return
-        steps = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
-        for optimizer, schedule in self._optimizer_lr_schedules.items():
-            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=steps))
-        for mid in self.module.keys():
-            if hasattr(self, "entropy_coeff_schedulers_per_module"):
-                self.entropy_coeff_schedulers_per_module[mid].update(timestep=steps)

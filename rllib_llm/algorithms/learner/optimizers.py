@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from ray.rllib.core.learner.learner import Learner
@@ -18,11 +18,13 @@ from rllib_llm.distributed import sum_of_squares
 from rllib_llm.errors import RLlibLLMError
 
 if TYPE_CHECKING:
+    from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
     from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
 POLICY_OPTIMIZER = "policy"
+SCORER_OPTIMIZER = "scorer"
 CRITIC_OPTIMIZER = "critic"
 
 
@@ -34,6 +36,7 @@ class OptimizerMixin(LearnerStats):
     """
 
     _non_llm_ids: frozenset[str]
+    _scorer_id: str | None
     lr_scales: Mapping[str, float] = {}
     _min_lr = 0.0
 
@@ -41,21 +44,25 @@ class OptimizerMixin(LearnerStats):
     def configure_optimizers_for_module(
         self, module_id: str, config: LLMConfig
     ) -> None:
-        """Register one optimiser for the language model and one for the critic."""
+        """Register optimisers of the language model and the critic, or a scorer."""
         module = self._module[module_id].unwrapped()
         groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                of_critic = self._is_critic(module_id) or name.startswith("value_head.")
-                groups[CRITIC_OPTIMIZER if of_critic else POLICY_OPTIMIZER].append(
-                    parameter
-                )
+                group = POLICY_OPTIMIZER
+                if module_id == self._scorer_id:
+                    group = SCORER_OPTIMIZER
+                elif self._is_critic(module_id) or name.startswith("value_head."):
+                    group = CRITIC_OPTIMIZER
+                groups[group].append(parameter)
         for name, parameters in groups.items():
             lr = config.lr
             if name == CRITIC_OPTIMIZER and config.critic_lr is not None:
                 # Separate optimisers, because critic and policy have separate learning
                 # rates and the warm-up steps only one of them.
                 lr = config.critic_lr
+            elif name == SCORER_OPTIMIZER:
+                lr = cast("ScorerSettings", config).scorer_lr
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
@@ -76,7 +83,8 @@ class OptimizerMixin(LearnerStats):
                 ref
                 for mid in self.module.keys()
                 for name, optimizer in self.get_optimizers_for_module(mid)
-                if name.endswith(CRITIC_OPTIMIZER) or mid in self._non_llm_ids
+                if name.endswith((CRITIC_OPTIMIZER, SCORER_OPTIMIZER))
+                or mid in self._non_llm_ids
                 for ref in self._optimizer_parameters[optimizer]
             }
             for ref, parameter in self._params.items():

@@ -14,12 +14,15 @@ from rllib_llm.algorithms.config.declarations import fluent_method, setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.ppo.check_critic import validate_critic_settings
+from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
+from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.value_losses import VALUE_LOSSES
 from rllib_llm.schema import Fraction, OneOf, PositiveFloat
 
 
-class LLMPPOConfig(LLMConfigMixin, PPOConfig):
+class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
     """Configuration of :class:`LLMPPO`.
 
     Example:
@@ -90,6 +93,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
+        validate_scorer(self)
         if self.loss_agg_mode != "token-mean" and self.uses_rllib_loss:
             raise ConfigError(
                 f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's loss, "
@@ -126,7 +130,7 @@ class LLMPPOConfig(LLMConfigMixin, PPOConfig):
         return LLMPPOTorchLearner
 
 
-class LLMPPO(LLMAlgorithm):
+class LLMPPO(TrainsScorer, LLMAlgorithm):
     """PPO whose policy is a language model (Schulman et al. 2017, arXiv:1707.06347)."""
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
@@ -21,13 +20,8 @@ from rllib_llm.algorithms.pref.pairs import (
 )
 from rllib_llm.algorithms.pref.pref_config import PrefConfig
 from rllib_llm.data.episode_data import episode_data, task_of
-from rllib_llm.offline.demonstrations import Demonstration, play_expert_with_mistakes
-from rllib_llm.offline.parallel_episodes import play_all
-from rllib_llm.offline.sft_before_rl import as_episodes
+from rllib_llm.offline.expert_episodes import expert_episodes
 from rllib_llm.offline.stored_episodes import next_stored
-
-if TYPE_CHECKING:
-    from rllib_llm.types import PlayableEnv
 
 
 class Pref(LLMAlgorithm):
@@ -73,7 +67,8 @@ class Pref(LLMAlgorithm):
         if config.compares_labels:
             return labelled_episodes(episodes, config.desirable_return)
         if config.expert_episodes:
-            episodes += self._of_expert(episodes)
+            tasks = {task_of(e).group_id: task_of(e) for e in episodes}
+            episodes += expert_episodes(config, list(tasks.values()))
         return pairs_of_episodes(
             episodes,
             margin=config.margin,
@@ -81,31 +76,6 @@ class Pref(LLMAlgorithm):
             max_pairs_per_task=config.max_pairs_per_task,
             after_fork=config.after_fork,
         )
-
-    def _of_expert(self, episodes: Sequence[Any]) -> list[Any]:
-        """Return the expert's episode of every task of these episodes."""
-        config = self.config
-        tasks = list({task_of(e).group_id: task_of(e) for e in episodes}.values())
-
-        def play(env: PlayableEnv, number: int) -> list[Demonstration]:
-            task = tasks[number]
-            return play_expert_with_mistakes(env, task.seed, 0.0, task.options)
-
-        played = play_all(
-            config.make_text_env,
-            range(len(tasks)),
-            play,
-            most_envs=config.most_envs_in_threads,
-        )
-        shown = as_episodes(
-            [demo for (demo,) in played],
-            config.chat_renderer(),
-            config,
-            config.role_prompts(),
-        )
-        for task, episode in zip(tasks, shown, strict=True):
-            episode_data(episode).task = task
-        return shown
 
     def _read(self) -> Sequence[Compared]:
         assert self._stored is not None

@@ -21,14 +21,14 @@ from rllib_llm.algorithms.reward_model.finished_episodes import (
     finished_pair,
 )
 from rllib_llm.algorithms.reward_model.reward_model_config import RewardModelConfig
-from rllib_llm.data.episode_data import agent_episodes, episode_data
+from rllib_llm.algorithms.scorer.label_noise import exchange_labels
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.pair_statistics import PairEvaluation, evaluate_pairs
 from rllib_llm.monitoring.live.algorithm_mixin import EVALUATING
 from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.row_file import RowFile, open_rows
 from rllib_llm.offline.stored_episodes import next_stored
-from rllib_llm.seeding import stable_seed
 
 _PAIRS_AT_ONCE = 256  # held-out pairs whose rows are in memory at a time
 
@@ -95,16 +95,13 @@ class RewardModel(LLMAlgorithm):
 
     def _with_noise(self, units: Sequence[Any]) -> list[Any]:
         """Return the units, a share of them with exchanged labels."""
-        config, noisy = self.config, []
-        for place, unit in enumerate(units):
+        config = self.config
+        keys: list[tuple[int, ...]]
+        keys = [(self.iteration, place) for place in range(len(units))]
+        if self._stored is not None:
             # A stored comparison stays wrong in every pass over the files.
-            key = (self.iteration, place) if self._stored is None else _ids_of(unit)
-            seed = stable_seed(config.seed or 0, "label_noise", *key)
-            if np.random.default_rng(seed).random() >= config.label_noise:
-                noisy.append(unit)
-            else:
-                noisy.append(_exchanged(unit, config.score_loss))
-        return noisy
+            keys = [_ids_of(unit) for unit in units]
+        return exchange_labels(units, config.label_noise, config.seed or 0, keys)
 
     # Evaluation -----------------------------------------------------------------------
 
@@ -210,14 +207,3 @@ def _score(learner: Any, units: list[Any]) -> np.ndarray:
 def _ids_of(pair: PreferencePair) -> tuple[int, ...]:
     sides = pair.agent_episodes.values()
     return tuple(i for side in sides for i in episode_data(side).ids)
-
-
-def _exchanged(unit: Any, score_loss: str) -> Any:
-    """Return a unit with wrong labels: the other side chosen, or other success."""
-    if score_loss == "pairwise":
-        sides = unit.agent_episodes
-        return PreferencePair(sides["rejected"], sides["chosen"])
-    for part in agent_episodes(unit):
-        data = episode_data(part)  # its own copy
-        data.success = None if data.success is None else not data.success
-    return unit

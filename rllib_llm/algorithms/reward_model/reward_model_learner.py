@@ -19,8 +19,6 @@ from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import micro_batches, read
 from rllib_llm.data.turn_ends import TurnEnds
 from rllib_llm.distributed import all_reduce_sum
-from rllib_llm.errors import ConfigError
-from rllib_llm.losses.score_losses import outcome_loss, pairwise_loss
 from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
@@ -68,60 +66,17 @@ class RewardModelTorchLearner(LLMLearnerMixin, TorchLearner):
         self._add_to_sums(scores.detach())
         rows = ends.rows[last]
         if config.score_loss == "outcome":
-            loss = self._outcome_loss(module_id, scores, batch, rows)
+            loss = self.outcome_sum(module_id, scores, batch, rows)
         else:
-            loss = self._pairwise_loss(module_id, scores, batch, rows, config)
-        return loss / batch[DENOMINATOR]
-
-    def _pairwise_loss(
-        self,
-        module_id: str,
-        scores: torch.Tensor,
-        batch: dict[str, Any],
-        rows: np.ndarray,
-        config: RewardModelConfig,
-    ) -> torch.Tensor:
-        chosen, rejected = (scores[i] for i in self._sides(batch, rows))
-        loss = pairwise_loss(
-            chosen, rejected, margin=config.score_margin, centering=config.centering
-        )
-        difference = (chosen - rejected).detach()
-        for key, value in (
-            ("score_loss", loss),
-            # Half for a tie, as at the beginning, where all scores are 0.
-            ("pair_accuracy", 0.5 * (1 + difference.sign())),
-            ("margin", difference),
-            ("chosen_score", chosen),
-            ("rejected_score", rejected),
-        ):
-            self._add_stat(module_id, key, value.mean(), len(loss))
-        return loss.sum()
-
-    def _sides(self, batch: dict[str, Any], rows: np.ndarray) -> torch.Tensor:
-        """Return the places of the chosen and the rejected side of each pair. [2, P]"""
-        units = read(batch, columns.MULTI_AGENT_EPISODE_INDEX)[rows]
-        order = np.lexsort((read(batch, columns.AGENT_INDEX)[rows], units))
-        return upload(order.reshape(-1, 2).T.copy(), self._device)
-
-    def _outcome_loss(
-        self,
-        module_id: str,
-        scores: torch.Tensor,
-        batch: dict[str, Any],
-        rows: np.ndarray,
-    ) -> torch.Tensor:
-        success = read(batch, columns.SUCCESS)[rows]
-        if np.isnan(success).any():
-            raise ConfigError(
-                "score_loss='outcome' needs the success of every episode, which this "
-                "environment does not report. Use score_loss='pairwise'."
+            loss = self.pairwise_sum(
+                module_id,
+                scores,
+                batch,
+                rows,
+                margin=config.score_margin,
+                centering=config.centering,
             )
-        target = upload(success, self._device)
-        loss = outcome_loss(scores, target)
-        is_right = ((scores.detach() > 0) == (target > 0.5)).float()
-        for key, value in (("score_loss", loss), ("outcome_accuracy", is_right)):
-            self._add_stat(module_id, key, value.mean(), len(loss))
-        return loss.sum()
+        return loss / batch[DENOMINATOR]
 
     @override(LLMLearnerMixin)
     def _count_units(self, data: dict[str, Any], config: Any) -> float:

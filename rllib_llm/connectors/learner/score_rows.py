@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,11 +92,7 @@ class ScoreRows(ConnectorV2):
             data = batch[module_id]
             # On the host: reading ids on the device would wait for it.
             module.check_ids(np.asarray(data[columns.INPUT_IDS]))
-            tensors = {
-                k: upload(v, self.device) if _is_array(v) else v
-                for k, v in data.items()
-            }
-            tensors[columns.HOST] = HostColumns.of(data)
+            tensors = on_device(data, self.device)
             if module_id == self.critic:
                 self._value(module, tensors)
             else:
@@ -193,6 +189,12 @@ def _pass(
     if columns.REF_LOGP in wanted:
         computed[columns.REF_LOGP] = module.reference_logps(part)
     return {name: computed[name] for name in wanted}
+
+
+def on_device(data: Mapping[str, Any], device: Device | None) -> dict[str, Any]:
+    """Return columns on a device; masks and indices stay in host memory as well."""
+    tensors = {k: upload(v, device) if _is_array(v) else v for k, v in data.items()}
+    return {**tensors, columns.HOST: HostColumns.of(data)}
 
 
 def add_old_logps(data: dict[str, Any], old: torch.Tensor) -> None:

@@ -1,0 +1,139 @@
+"""Checks of ``scorer``: settings without effect, and runs that it does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.env_runner.agents import agents_of
+from rllib_llm.errors import ConfigError
+from rllib_llm.modules.scorer import SCORER_MODULE
+from rllib_llm.offline.demonstrations import play_expert_with_mistakes
+
+if TYPE_CHECKING:
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+    from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
+
+    ScoredConfig: TypeAlias = GRPOConfig | LLMPPOConfig
+
+_OF_PAIRS = ("scorer_match", "scorer_pair_margin", "scorer_max_pairs_per_task")
+
+
+def validate_scorer(config: ScoredConfig) -> None:
+    """Check the settings of ``scorer``.
+
+    Raises:
+        ConfigError: If one is wrong or would have no effect.
+    """
+    is_read = _is_read(config)
+    if not config.uses_scorer:
+        if is_read:
+            raise ConfigError(
+                "A reward or advantage estimator named 'scorer' reads the scores of a "
+                "scorer, but scorer.loss is not set. Set it, or leave 'scorer' out."
+            )
+        names = set(ScorerSettings._declared) - {"scorer_loss"}
+        why = "there is no scorer. Set scorer.loss."
+        refuse_without_effect(config, tuple(sorted(names)), why)
+        return
+    if not is_read:
+        raise ConfigError(
+            f"scorer.loss={config.scorer_loss!r} trains a scorer that nothing reads. "
+            "Add {name: scorer} to rollouts.rewards, or to "
+            "training.advantage_estimator of GRPO."
+        )
+    _check_loss(config)
+    _check_run(config)
+
+
+def _is_read(config: ScoredConfig) -> bool:
+    read = [(s.rewards, s.reward_transforms) for s in config.component_specs().values()]
+    estimators = (
+        getattr(config.get_config_for_module(module_id), "advantage_estimator", None)
+        for module_id in config.trained_module_ids
+    )
+    return _names_scorer([*read, *estimators])
+
+
+def _names_scorer(specs: Any) -> bool:
+    """Return whether a component is named so, also inside of others."""
+    if isinstance(specs, Mapping):
+        return any(map(_names_scorer, specs.values()))
+    if isinstance(specs, list | tuple):
+        return any(map(_names_scorer, specs))
+    return isinstance(specs, str) and specs == SCORER_MODULE
+
+
+def _check_loss(config: ScoredConfig) -> None:
+    loss = config.scorer_loss
+    if loss != "pairwise":
+        why = f"scorer.loss={loss!r} compares nothing. Leave it out."
+        refuse_without_effect(config, _OF_PAIRS, why)
+    elif config.group_size < 2:
+        raise ConfigError(
+            f"group_size={config.group_size}: a pair needs two episodes of a task. Use "
+            "group_size >= 2, or another scorer.loss."
+        )
+    if loss not in ("pairwise", "outcome"):
+        why = "it is for scorer.loss='pairwise' and 'outcome'. Leave it out."
+        refuse_without_effect(config, ("scorer_label_noise",), why)
+    if config.scorer_scores == "head":
+        why = "it is for scorer.scores='log_ratio'. Leave it out."
+        refuse_without_effect(config, ("scorer_beta",), why)
+    elif loss not in ("pairwise", "outcome") or config.scorer_pool == "last":
+        raise ConfigError(
+            f"scorer.scores='log_ratio' with scorer.loss={loss!r} and "
+            f"scorer.pool={config.scorer_pool!r}: log-ratios of turns are compared or "
+            "classified by their sum or mean. Use loss='pairwise' or 'outcome', and "
+            "pool='sum' or 'mean'."
+        )
+    if loss == "expert":
+        why = "scorer.loss='expert' scores single turns. Leave it out."
+        refuse_without_effect(config, ("scorer_pool",), why)
+
+
+def _check_run(config: ScoredConfig) -> None:
+    if SCORER_MODULE in config.module_ids:
+        raise ConfigError(
+            f"{SCORER_MODULE!r} is the ModuleID of the scorer. Give the policy another "
+            "name."
+        )
+    for is_wrong, problem in (
+        (
+            config.sharding is not None,
+            "shards of its own are not supported. Leave learners.sharding out.",
+        ),
+        (
+            config.history != "append",
+            f"it reads whole conversations, but history={config.history!r}. Use "
+            "history='append'.",
+        ),
+        (
+            config.action_head != "generate",
+            f"it reads texts, but head={config.action_head!r}. Use head='generate'.",
+        ),
+        (
+            bool(config.initial_checkpoint and config.lm_lora),
+            "it begins with the policy's weights, which under LoRA are those of the "
+            "base model and not of the stage before. Train all weights (lora: null).",
+        ),
+        (
+            bool(getattr(config, "needs_greedy", False)),
+            "greedy rollouts get no scores. Use another advantage_baseline.",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(f"scorer.loss={config.scorer_loss!r}: {problem}")
+    env = config.make_text_env()
+    agents = agents_of(env)
+    if agents is None and config.scorer_loss == "expert":
+        play_expert_with_mistakes(env, seed=0, mistake_rate=0.0)
+    env.close()
+    if agents is not None or len(config.module_ids) > 1:
+        names = ", ".join(agents or config.module_ids)
+        raise ConfigError(
+            "A scorer scores episodes of one agent and one policy, not of "
+            f"{names}. Leave scorer out."
+        )

@@ -1,0 +1,134 @@
+"""Settings of ``scorer``: a model that is trained to score, beside the policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rllib_llm.algorithms.config.declarations import (
+    DeclaredSettings,
+    fluent_method,
+    setting,
+)
+from rllib_llm.algorithms.pref.pairs import MATCHES
+from rllib_llm.schema import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
+
+LOSSES = ("pairwise", "outcome", "return", "expert")
+SCORES = ("head", "log_ratio")
+POOLS = ("last", "sum", "mean")
+
+
+class ScorerSettings(DeclaredSettings):
+    """Settings of ``scorer``."""
+
+    scorer = fluent_method(
+        """Train a model that scores episodes, and read its scores.
+
+        Each iteration scores the sampled episodes, then updates the policy, then the
+        scorer with the environment's rewards of these episodes. The scores are read by
+        the reward ``scorer`` and the advantage estimator ``scorer``.
+        """,
+        prefix="scorer_",
+    )
+
+    scorer_loss: Annotated[str, OneOf(LOSSES)] | None = setting(
+        None,
+        """None: no scorer. "pairwise": of two episodes of a task the one with the
+        higher return has the higher score (Bradley-Terry). "outcome": the score is the
+        logit of success. "return": the score is the return (squared error). "expert":
+        the score of each turn is the logit of being the expert's.""",
+    )
+    scorer_scores: Annotated[str, OneOf(SCORES)] = setting(
+        "head",
+        """"head": scores are read from the last token of each turn. "log_ratio": they
+        are ``beta`` times the log-ratio of a turn under the scorer, a language model,
+        and under the policy that sampled it (implicit rewards).""",
+    )
+    scorer_pool: Annotated[str, OneOf(POOLS)] = setting(
+        "last",
+        """Score of an episode in the loss: that of its "last" turn, which reads the
+        whole conversation, or the "sum" or "mean" over its turns.""",
+    )
+    scorer_beta: PositiveFloat = setting(0.05, 'Factor of the scores of "log_ratio".')
+    scorer_lr: PositiveFloat = setting(1e-4, "Learning rate of the scorer.")
+    scorer_num_epochs: PositiveInt = setting(
+        1, "Passes over the episodes of an iteration."
+    )
+    scorer_minibatch_size: PositiveInt | None = setting(
+        None, "Pairs or episodes per optimiser step over all Learners; None: all."
+    )
+    scorer_warmup_iters: NonNegativeInt = setting(
+        0, "Iterations at the start in which only the scorer is trained."
+    )
+    scorer_iters: PositiveInt | None = setting(
+        None, "Iterations after which the scorer is not trained any more; None: never."
+    )
+    scorer_label_noise: Fraction = setting(
+        0.0,
+        """Share of labels that are exchanged, chosen at random, to measure the effect
+        of wrong ones.""",
+    )
+    scorer_match: Annotated[str, OneOf(MATCHES)] = setting(
+        "one_to_one", "Pairs of a task's episodes, by return, as in Pref."
+    )
+    scorer_pair_margin: NonNegativeFloat = setting(
+        0.0, "Least difference of the returns of a pair, not included."
+    )
+    scorer_max_pairs_per_task: PositiveInt | None = setting(
+        None, "Maximum number of pairs of a task; None: no limit."
+    )
+
+    @property
+    def uses_scorer(self) -> bool:
+        """True if a scorer is trained."""
+        return self.scorer_loss is not None
+
+    def ahead_obstacles(self) -> list[tuple[bool, str]]:
+        """Return conditions under which nothing is sampled ahead, with message ends."""
+        why = "is not supported with a scorer. Leave it or scorer out."
+        return [*super().ahead_obstacles(), (self.uses_scorer, why)]  # type: ignore[misc]
+
+    @property
+    def reads_increments(self) -> bool:
+        """True if the score of a turn is by how much it raises the conversation's."""
+        return self.scorer_pool == "last" and self.scorer_loss != "expert"
+
+    def scorer_module_spec(self) -> RLModuleSpec | None:
+        """Return the specification of the scorer, None without one."""
+        config = cast("LLMConfig", self)
+        policy = config.get_config_for_module(config.trained_module_ids[0])
+        return _spec(policy, self.scorer_scores) if self.uses_scorer else None
+
+
+def _spec(config: LLMConfig, scores: str) -> RLModuleSpec:
+    """Return the specification of a scorer that begins with the policy's weights."""
+    from rllib_llm.envs.spaces import UnicodeText
+    from rllib_llm.modules.scorer import SCORER_CLASSES, SCORER_MODULE
+
+    head = {"kind": "linear", "detach": False, "bias": True}
+    model_config = {
+        **config.language_model_config(),
+        "lora": None,
+        "reference": False,
+        "module_id": SCORER_MODULE,
+        "value_head": head if scores == "head" else None,
+        "value_model": "shared",
+    }
+    return RLModuleSpec(
+        module_class=SCORER_CLASSES[scores],
+        observation_space=UnicodeText(),
+        action_space=UnicodeText(),
+        model_config=model_config,
+        learner_only=True,
+    )

@@ -1,0 +1,142 @@
+"""Scorer on the driver: scores before the rewards, its update after the policy's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
+from rllib_llm.algorithms.scorer.label_noise import exchange_labels
+from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
+from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.modules.scorer import SCORER_MODULE
+from rllib_llm.offline.expert_episodes import expert_episodes
+from rllib_llm.rllib_bases import RLlibAlgorithm
+
+if TYPE_CHECKING:
+    from rllib_llm.data.sampled_episodes import SampledEpisodes
+
+
+class TrainsScorer(RLlibAlgorithm):
+    """Mixin of algorithms that train a scorer beside the policy.
+
+    Put it before the Algorithm class in the bases.
+    """
+
+    config: Any  # with ScorerSettings
+    learner_group: Any  # LLMLearnerGroup
+
+    @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        self._to_learn: list[WholeEpisode] = []
+        super().setup(config)
+
+    @property
+    def policy_waits(self) -> bool:
+        """True while only the scorer is trained."""
+        return self.iteration < self.config.scorer_warmup_iters
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        super().training_step()  # type: ignore[misc]
+        if self.config.uses_scorer:
+            self._update_scorer()
+
+    def before_rewards(self, episodes: SampledEpisodes) -> None:
+        """Score sampled episodes; rewards and advantage estimators read the scores."""
+        super().before_rewards(episodes)  # type: ignore[misc]
+        if not self.config.uses_scorer:
+            return
+        whole = [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]
+        for trajectory, scores in zip(
+            episodes.trajectories, self.score_turns(whole), strict=True
+        ):
+            trajectory.scores = scores
+        self._log_scores(episodes)
+        self._to_learn += whole
+
+    def score_turns(self, episodes: Sequence[WholeEpisode]) -> list[list[float]]:
+        """Return the scores of the turns of each episode. [H] each
+
+        They sum to the score of the conversation if that is what the loss reads.
+        """
+        count = max(1, len(self.learner_group))
+        shards = [list(episodes[rank::count]) for rank in range(count)]
+        scored = self.learner_group.foreach_shard("score_turns", shards)
+        scores: list[list[float]] = [[] for _ in episodes]
+        for rank, of_shard in enumerate(scored):
+            scores[rank::count] = of_shard
+        if self.config.reads_increments:
+            scores = [np.diff(s, prepend=0.0).tolist() for s in scores]
+        return scores
+
+    def _log_scores(self, episodes: SampledEpisodes) -> None:
+        table = episodes.table()
+        scores = table.sum_turns(table.scores)
+        for name, value in (("solved", 1.0), ("failed", 0.0)):
+            chosen = scores[table.success == value]
+            if len(chosen):
+                self.metrics.log_value(
+                    ("scorer", f"score_mean_{name}"), float(chosen.mean()), window=1
+                )
+
+    # Update ---------------------------------------------------------------------------
+
+    def _update_scorer(self) -> None:
+        config = self.config
+        episodes, self._to_learn = self._to_learn, []
+        if config.scorer_iters is not None and self.iteration >= config.scorer_iters:
+            return
+        units = self._units(episodes)
+        self.metrics.log_value(("scorer", "num_units"), len(units), reduce="sum")
+        if not units:
+            return  # e.g. all returns of every task are equal
+        results = self.learner_group.foreach_shard(
+            "update_scorer", self._shards(units), iteration=self.iteration
+        )
+        # Means over all Learners, which each of them returns.
+        for name, value in results[0].items():
+            key = (LEARNER_RESULTS, SCORER_MODULE, name)
+            self.metrics.log_value(key, value, window=1)
+
+    def _units(self, episodes: Sequence[WholeEpisode]) -> list[Any]:
+        """Return what the loss reads: pairs, episodes, or own and expert's episodes."""
+        config, units = self.config, list[Any](episodes)
+        if config.scorer_loss == "pairwise":
+            units = pairs_of_episodes(
+                episodes,
+                margin=config.scorer_pair_margin,
+                match=config.scorer_match,
+                max_pairs_per_task=config.scorer_max_pairs_per_task,
+            )
+        elif config.scorer_loss == "expert":
+            units = self._beside_expert(episodes)
+        if not config.scorer_label_noise:
+            return units
+        keys = ((self.iteration, place) for place in range(len(units)))
+        return exchange_labels(units, config.scorer_label_noise, config.seed or 0, keys)
+
+    def _beside_expert(self, episodes: Sequence[WholeEpisode]) -> list[Any]:
+        """Return own episodes, labelled 0, and the expert's of their tasks, 1."""
+        tasks = list({task_of(e).group_id: task_of(e) for e in episodes}.values())
+        for episode in episodes:
+            episode_data(episode).success = False  # its own copy
+        as_expert = functools.partial(
+            WholeEpisode, module_id=SCORER_MODULE, success=True
+        )
+        return [*episodes, *map(as_expert, expert_episodes(self.config, tasks))]
+
+    def _shards(self, units: Sequence[Any]) -> list[list[Any]]:
+        count = max(1, len(self.learner_group))
+        if len(units) < count:
+            # A Learner without units joins the sums of the others.
+            return [list(units[rank::count]) for rank in range(count)]
+        shards = LLMTrainingData(episodes=list(units)).shard(count)
+        return [part.episodes for part, _ in shards]

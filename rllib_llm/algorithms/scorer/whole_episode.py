@@ -1,0 +1,58 @@
+"""Episodes as a model that scores them sees them: all of their turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import StopPolicy
+
+
+class WholeEpisode:
+    """An episode of which every turn is scored, whatever a policy is trained on.
+
+    It has what the Learner's pipeline reads of a SingleAgentEpisode, and keeps the
+    rewards of now: those of the episode may be replaced by scores later.
+
+    Args:
+        episode: The SingleAgentEpisode.
+        module_id: RLModule that gets its rows; None: as recorded.
+        success: Whether it solved its task; None: as recorded.
+    """
+
+    def __init__(
+        self, episode: Any, module_id: str | None = None, success: bool | None = None
+    ) -> None:
+        self._episode, data = episode, episode_data(episode)
+        data = dataclasses.replace(
+            data,
+            masked_turns=frozenset(),
+            stop_policy=StopPolicy.TRAIN,
+            success=data.success if success is None else success,
+            is_annotated=False,
+        )
+        self._rewards = np.array(episode.get_rewards(), np.float64)
+        self.custom_data = {**episode.custom_data, columns.EPISODE_DATA: data}
+        self.id_ = episode.id_
+        self.module_id = module_id or episode.module_id
+        self.is_truncated = episode.is_truncated
+
+    def __len__(self) -> int:
+        """Return the number of turns."""
+        return len(self._episode)
+
+    def env_steps(self) -> int:
+        """Return the number of turns."""
+        return len(self)
+
+    def get_rewards(self) -> np.ndarray:
+        """Return the reward of each turn. [H]"""
+        return self._rewards
+
+    def get_extra_model_outputs(self, key: str) -> Any:
+        """Return what was recorded of each turn."""
+        return self._episode.get_extra_model_outputs(key)
