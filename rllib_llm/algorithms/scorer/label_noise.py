@@ -21,7 +21,7 @@ def exchange_labels(
         units: Pairs, or single episodes whose success is the label.
         share: Probability of an exchange.
         seed: The run's.
-        keys: What the draw of each unit depends on.
+        keys: Parts of the seed of the draw, of each unit.
     """
     noisy = []
     for unit, key in zip(units, keys, strict=True):
