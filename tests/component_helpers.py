@@ -46,6 +46,7 @@ def trajectory(task=0, rollout=0, agent=0, rewards=(0.0,), **fields):
         "num_tokens": [1 + i for i in range(count)],
         "invalid": [False] * count,
         "success": bool(sum(rewards) > 0.5),
+        "scores": list(map(float, rewards)),
     }
     return Trajectory(**given | fields)
 

@@ -89,4 +89,4 @@ class Alone:
 
     def foreach_shard(self, method, shards, **kwargs):
         (shard,) = shards
-        return [getattr(self._learner, method)(shard, **kwargs)]
+        return [getattr(self._learner, method)(shard=shard, **kwargs)]

@@ -476,7 +476,7 @@ CASES = {
     "ReplayBuffer": Case(
         replay_buffer, lambda of: remember(of, 0), lambda of: drawn_by(of, 5)
     ),
-    "LLMLearnerMixin": Case(
+    "LearnerStateMixin": Case(
         lambda: learner(use_kl_loss=True, kl_target=1e-9), use_learner, look_at_learner
     ),
     "ComposedLossMixin": Case(

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
     from rllib_llm.types import LLMConfig
 
-_UPDATE = "update"
+# Calls whose time grows with the batch.
+_OF_BATCHES = ("update", "update_scorer", "score_turns")
 _GRACE_S = 10.0
 """Seconds for the other Learners to fail as well once one has."""
 
@@ -99,7 +100,7 @@ class LLMLearnerGroup(LearnerGroup):
         """Call a method on every Learner with a shard of its own.
 
         Args:
-            method: Name of the Learner's method, whose first argument is the shard.
+            method: Name of the Learner's method, with an argument ``shard``.
             shards: One for each Learner; one for a local Learner.
             kwargs: Other arguments, equal for all.
 
@@ -108,9 +109,9 @@ class LLMLearnerGroup(LearnerGroup):
         """
         if self.is_local:
             (shard,) = shards
-            return [getattr(self._learner, method)(shard, **kwargs)]
+            return [_call_method(method, self._learner, shard=shard, **kwargs)]
         results = self._worker_manager.foreach_actor(
-            _OfShard(method), kwargs=[{"shard": s, **kwargs} for s in shards]
+            method, kwargs=[{"shard": shard, **kwargs} for shard in shards]
         )
         return [result.get() for result in results]
 
@@ -325,7 +326,7 @@ class _Limits:
 
     def of_call(self, name: str) -> TimeLimit:
         """Return the longest time until the first Learner answers a call."""
-        return self._batch if name == _UPDATE else self._call
+        return self._batch if name in _OF_BATCHES else self._call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,16 +347,6 @@ class _State:
         finally:
             learner.leaves_out_moments = False
         return state if is_first() else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfShard:
-    """A call on a Learner: a method with the Learner's shard."""
-
-    method: str
-
-    def __call__(self, learner: LLMLearnerMixin, *, shard: Any, **kwargs: Any) -> Any:
-        return getattr(learner, self.method)(shard, **kwargs)
 
 
 def _call_method(name: str, learner: Any, **kwargs: Any) -> Any:

@@ -100,14 +100,14 @@ class ScorerMixin(ScoreLossesMixin):
     # Scores ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score_turns(self, episodes: Sequence[Any]) -> list[list[float]]:
+    def score_turns(self, shard: Sequence[Any]) -> list[list[float]]:
         """Return the scores of the turns of each episode, in order. [H] each
 
         Args:
-            episodes: Whole episodes.
+            shard: Whole episodes.
         """
-        data = self._data_of(episodes)
-        scores: list[list[float]] = [[] for _ in episodes]
+        data = self._data_of(shard)
+        scores: list[list[float]] = [[] for _ in shard]
         if data is None:
             return scores
         with self.in_update():
@@ -121,19 +121,19 @@ class ScorerMixin(ScoreLossesMixin):
 
     # Update ---------------------------------------------------------------------------
 
-    def update_scorer(self, units: Sequence[Any], iteration: int) -> dict[str, float]:
-        """Update the scorer once with these units, and return its metrics.
+    def update_scorer(self, shard: Sequence[Any], iteration: int) -> dict[str, float]:
+        """Update the scorer with these units, and return its metrics.
 
         Args:
-            units: This Learner's pairs or episodes; the others' may be more.
-            iteration: Number of the iteration, of which the order of units depends.
+            shard: This Learner's pairs or episodes; the others' may be more.
+            iteration: Number of the iteration, on which the order of units depends.
         """
         settings, run = self._settings, self.config.seed or 0
         seeds = [
             stable_seed(run, SCORER_MODULE, iteration, epoch)
             for epoch in range(settings.scorer_num_epochs)
         ]
-        columns_of = self._data_of(units)
+        columns_of = self._data_of(shard)
         data = {} if columns_of is None else {SCORER_MODULE: columns_of}
         size = settings.scorer_minibatch_size
         with self.in_update():
