@@ -274,7 +274,10 @@ def set_group_advantages(config, episodes):
     algo.config = config
     algo._advantage_estimators = estimators_of_policies(config)
     algo._replay = Replay(config.make_text_env)
-    algo._set_advantages(SampledEpisodes(episodes))
+    sampled = SampledEpisodes(episodes)
+    for one in sampled.trajectories:
+        one.scores = list(one.rewards)
+    algo._set_advantages(sampled)
 
 
 def update(learner, episodes, **kwargs):

@@ -251,8 +251,10 @@ def trajectory(text, count=2):
     )
 
 
-# Without `scored`, whose scores have any sign.
-@pytest.mark.parametrize("name", sorted(set(COMPONENTS["reward"]) - {"scored"}))
+# Without those of models, whose scores have any sign.
+@pytest.mark.parametrize(
+    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "scorer"})
+)
 def test_rewards_of_hostile_text_are_zero(name):
     spec = {"name": name, **NEEDED.get(name, {})}
     for text in [*FIXED.values(), *random_texts(30, seed=1)]:
