@@ -83,12 +83,15 @@ def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -
         (EPISODE_LEN_MAX, max(values[EPISODE_LEN_MEAN]), "max"),
     ):
         metrics.log_value(key, value, reduce=reduce)
-    steps, tokens = sum(map(len, episodes)), sum(map(_num_sampled, episodes))
+    # What forks took over from other episodes was sampled once, by those.
+    data = [episode_data(episode) for episode in episodes]
+    steps = sum(map(num_new_steps, episodes))
+    tokens = sum(map(_num_sampled, episodes)) - sum(d.inherited_tokens for d in data)
     agents: dict[str, int] = defaultdict(int)
     modules: dict[str, int] = defaultdict(int)
     for part in (p for e in episodes for p in policy_episodes(e)):
-        agents[part.agent_id or DEFAULT_AGENT_ID] += len(part)
-        modules[part.module_id or DEFAULT_MODULE_ID] += len(part)
+        agents[part.agent_id or DEFAULT_AGENT_ID] += num_new_steps(part)
+        modules[part.module_id or DEFAULT_MODULE_ID] += num_new_steps(part)
     counts: dict[Any, int] = {
         **_episodes_of_environments(episodes),
         **{(NUM_AGENT_STEPS_SAMPLED, agent): n for agent, n in agents.items()},
@@ -110,6 +113,25 @@ def log_episodes(metrics: MetricsLogger, episodes: list[Any], num_failed: int) -
         (NUM_EPISODES_LIFETIME, len(episodes)),
     ):
         metrics.log_value(key, value, reduce="lifetime_sum")
+
+
+def log_forks(metrics: MetricsLogger, episodes: list[Any]) -> None:
+    """Log how many episodes are forks, where they began, and their tokens."""
+    forks = [data for data in map(episode_data, episodes) if data.is_fork]
+    inherited = sum(data.inherited_tokens for data in forks)
+    for key, value in (
+        ("num_forks", len(forks)),
+        ("fork_tokens", sum(data.num_sampled for data in forks) - inherited),
+        ("inherited_tokens", inherited),
+    ):
+        metrics.log_value(key, value, reduce="sum")
+    turns = [float(data.fork_turn) for data in forks]
+    metrics.log_value("fork_turn_mean", turns, reduce=EPISODE_MEAN)
+
+
+def num_new_steps(episode: Episode) -> int:
+    """Return the environment steps of an episode, without those before its fork."""
+    return len(episode) - episode_data(episode).fork_turn
 
 
 def _averaged_values(episodes: Iterable[Any]) -> dict[Any, list[float]]:

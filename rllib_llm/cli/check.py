@@ -38,6 +38,14 @@ def check(
             "--env-processes", help="Check as with rollouts(env_processes=True)."
         ),
     ] = False,
+    fork: Annotated[
+        bool,
+        typer.Option(
+            "--fork",
+            help="Also fork episodes at random turns, and compare how they go on "
+            "(rollouts.fork).",
+        ),
+    ] = False,
 ) -> None:
     """Play an environment, or read a data file, and report what would break training.
 
@@ -49,6 +57,11 @@ def check(
     from rllib_llm.cli.implementation import check as implementation
 
     ok = implementation.check(
-        env, options or [], model, max_context_tokens, env_processes=env_processes
+        env,
+        options or [],
+        model,
+        max_context_tokens,
+        env_processes=env_processes,
+        forks=fork,
     )
     raise typer.Exit(0 if ok else 1)

@@ -10,6 +10,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.data.model_calls import ModelRequest
+from rllib_llm.data.places import Path
 from rllib_llm.data.types import (
     FinishReason,
     Message,
@@ -87,6 +88,8 @@ class EpisodeData:
         is_annotated: Whether a transcript shows the episode with its advantages.
         annotates_tokens: Whether the transcript shows the Learner's data per token.
         source: Origin of the episode, one of ``SOURCES``.
+        path: Branches that sampled its turns: one, or several if it is a fork.
+        inherited_tokens: Tokens that were sampled before its fork, by other episodes.
     """
 
     task: Task | None = None
@@ -120,7 +123,19 @@ class EpisodeData:
     is_annotated: bool = False
     annotates_tokens: bool = False
     source: str = SAMPLED
+    path: Path = ()
+    inherited_tokens: int = 0
     seconds: float = 0.0
+
+    @property
+    def fork_turn(self) -> int:
+        """Number of the first turn that the episode sampled itself; 0: all."""
+        return self.path[-1].turn if self.path else 0
+
+    @property
+    def is_fork(self) -> bool:
+        """True if the episode began at a place of another one."""
+        return len(self.path) > 1
 
     @property
     def due_prompt(self) -> Prompt:

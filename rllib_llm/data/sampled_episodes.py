@@ -175,4 +175,5 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         is_trained=data.stop_policy is not StopPolicy.MASK,
         greedy_return=data.greedy_return,
         messages=data.messages,
+        path=data.path,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.places import Path
 from rllib_llm.data.types import Message, StopReason, Task
 from rllib_llm.errors import ConfigError
 
@@ -50,6 +51,7 @@ class Trajectory:
         scores: Score of each turn; None without a scorer. [H]
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
+        path: Branches that sampled the turns; several if the episode is a fork.
     """
 
     task: Task
@@ -71,6 +73,7 @@ class Trajectory:
     greedy_return: float | None = None
     scores: list[float] | None = None
     messages: list[Message] = dataclasses.field(default_factory=list)
+    path: Path = ()
 
     def __len__(self) -> int:
         """Return the number of turns."""

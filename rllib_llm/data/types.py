@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from rllib_llm.data.places import Place
 
 Message = dict[str, str]
 """A chat message: ``{"role": "system"|"user"|"assistant"|"tool", "content": text}``."""
@@ -165,7 +168,7 @@ class Task:
     Rollouts of a group share ``seed`` and ``options``; they differ in ``rollout``,
     which seeds the sampling of tokens. ``assignment`` names each agent's policy where
     that differs between tasks (self-play). ``max_turns`` bounds this episode beside the
-    run's own limit (curricula).
+    run's own limit (curricula). ``place`` is where a fork begins; None: at the prompt.
     """
 
     group_id: int
@@ -174,6 +177,7 @@ class Task:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     assignment: dict[str, str] = dataclasses.field(default_factory=dict)
     max_turns: int | None = None
+    place: Place | None = None
 
     @property
     def environment(self) -> str | None:

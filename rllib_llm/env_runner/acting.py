@@ -153,13 +153,21 @@ class Acting:
         # The generation keeps sessions of consecutive episodes in a slot apart.
         conversation = agent_state.data.conversation
         session = (slot.index, slot.generation, agent_state.index, conversation)
+        unseen = 0
         if session not in self._by_session:
+            # A fork has a history that this session lacks.
+            unseen = len(agent_state.data.ids)
             action_source.engine.open(session, **action_source.open_settings)
             self._by_session[session] = (slot, agent_state)
             slot.sessions[session] = action_source.engine
         num_sampled, seed = slot.recorder.num_sampled, self._seed(slot, agent_state)
         request_turn(
-            action_source, agent_state, session, num_sampled=num_sampled, seed=seed
+            action_source,
+            agent_state,
+            session,
+            num_sampled=num_sampled,
+            seed=seed,
+            unseen=unseen,
         )
 
     def _choose(self, action_scorer: ActionScorer, waiting: Ready) -> None:

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.components.registry import bind
 from rllib_llm.connectors.requested_prompts import ServedPolicy
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.env_runner.episode_limits import RolloutLimits
+from rllib_llm.env_runner.forks import ForkRule
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.multi_agent_recorder import MultiAgentRecorder
 from rllib_llm.env_runner.non_llm_policies import Encoder, NonLLMActor
@@ -190,6 +192,15 @@ def monitor(config: LLMConfig, worker_index: int) -> RolloutMonitor:
         stalled.thresholds["after_s"] if stalled is not None else None,
         Publisher(config.live_topic, f"{kind}_{worker_index}"),
     )
+
+
+def fork_rule(config: LLMConfig) -> ForkRule | None:
+    """Return the rule of ``rollouts(fork=...)``; None if episodes are not forked."""
+    # Evaluation plays single episodes of its tasks.
+    if config.fork is None or config.in_evaluation:
+        return None
+    rule: ForkRule = bind("fork", config.fork).call
+    return rule
 
 
 def limits(config: LLMConfig) -> RolloutLimits:

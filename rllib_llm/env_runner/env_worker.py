@@ -57,8 +57,21 @@ class EnvWorker:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def call(self, token: Hashable, method: str, *args: Any, **kwargs: Any) -> None:
-        """Request ``env.method(*args, **kwargs)``; an EnvReply holds the outcome."""
+    def call(
+        self,
+        token: Hashable,
+        method: str | Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Request a call; an EnvReply holds the outcome.
+
+        Args:
+            token: Identifies the call in the reply.
+            method: Name of the environment's method, or a function of the environment.
+            args: Arguments, after the environment.
+            kwargs: Keyword arguments.
+        """
         self._calls.put((token, method, args, kwargs))
 
     @property
@@ -100,7 +113,10 @@ class EnvWorker:
                 # Built here and not in __init__, so that slow builds overlap as well.
                 if env is None:
                     env = self._env = self._make()
-                value = getattr(env, method)(*args, **kwargs)
+                if callable(method):
+                    value = method(env, *args, **kwargs)
+                else:
+                    value = getattr(env, method)(*args, **kwargs)
                 seconds = time.perf_counter() - began
                 self._replies.put(EnvReply(token, value=value, seconds=seconds))
             # BaseException: sys.exit() in an environment must fail its own episode and

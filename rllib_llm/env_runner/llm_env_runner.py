@@ -14,7 +14,13 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.framework import get_device
 from ray.rllib.utils.metrics import SAMPLE_TIMER
 
-from rllib_llm.callbacks.episode_metrics import log_engine, log_episodes, log_waits
+from rllib_llm.callbacks.episode_metrics import (
+    log_engine,
+    log_episodes,
+    log_forks,
+    log_waits,
+    num_new_steps,
+)
 from rllib_llm.data.types import Task
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import build
@@ -336,8 +342,10 @@ class LLMEnvRunner(RunnerState):
     ) -> None:
         self.failures = failures
         # RLlib's runners count the same way; schedules depend on it.
-        self.num_env_steps_sampled_lifetime += sum(map(len, episodes))
+        self.num_env_steps_sampled_lifetime += sum(map(num_new_steps, episodes))
         log_episodes(self.metrics, episodes, len(failures))
+        if self.config.fork is not None:
+            log_forks(self.metrics, episodes)
         self._callbacks.call("on_sample_end", env_runner=self, samples=episodes)
 
     def set_scripted_policy(self, module_id: str, script: Script) -> None:
@@ -381,6 +389,7 @@ class LLMEnvRunner(RunnerState):
                 module=self.module,
                 on_event=self._on_episode_event,
                 monitor=self._monitor,
+                fork_rule=build.fork_rule(config),
             )
         for module_id, script in self._scripted_overrides.items():
             self._action_sources[module_id].script = script

@@ -17,6 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.places import Place
 from rllib_llm.data.types import StopPolicy, Task, Turn
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.errors import EnvContractError
@@ -77,7 +78,10 @@ class SingleAgentRecorder:
             observation_space=spaces[0], action_space=spaces[1]
         )
         self.data = episode_data(self.episode)
-        self.data.task = task
+        # Without the place, whose state and texts would stay in memory.
+        self.data.task = (
+            task if task.place is None else dataclasses.replace(task, place=None)
+        )
         self._agent_state = AgentState(
             DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, episode=self.episode, data=self.data
         )
@@ -107,6 +111,26 @@ class SingleAgentRecorder:
         observation, info = reply
         self.data.first_texts = {DEFAULT_AGENT_ID: observation}
         self.episode.add_env_reset(observation=observation, infos=info)
+        return [self._agent_state]
+
+    def resume(self, place: Place) -> list[AgentState]:
+        """Record the turns before a place; return the agents that must act."""
+        data, observations = self.data, place.observations
+        data.first_texts = {DEFAULT_AGENT_ID: observations[0]}
+        data.system, data.tools = place.system, place.tools
+        data.messages = list(place.messages)
+        self.episode.add_env_reset(observation=observations[0], infos=place.infos[0])
+        for number, turn in enumerate(place.turns):
+            data.record(turn)
+            self.episode.add_env_step(
+                observation=observations[number + 1],
+                action=place.actions[number],
+                reward=place.rewards[number],
+                infos=place.infos[number + 1],
+                extra_model_outputs={columns.TURN: turn},
+            )
+        data.sampled = data.sampled_logps = None
+        data.inherited_tokens = data.num_sampled
         return [self._agent_state]
 
     def action(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -11,9 +12,11 @@ from rllib_llm.data.types import StopPolicy, StopReason, Task
 from rllib_llm.env_runner.acting import Acting, Ready
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
+from rllib_llm.env_runner.forks import ForkRule, begin_path, plan_forks
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
+from rllib_llm.envs.go_to import go_to, step_from_place
 from rllib_llm.errors import EnvContractError
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Rollout:
         module: The RLModule that the connectors receive.
         on_event: Called as ``on_event(name, episode)`` for RLlib's callbacks.
         monitor: Reports progress and stalls.
+        fork_rule: Decides where episodes of a group begin at places of others.
 
     Attributes:
         slots: Slots of running episodes.
@@ -66,11 +70,13 @@ class Rollout:
         module: RLModule | MultiRLModule,
         on_event: Callable[[str, Any], None],
         monitor: RolloutMonitor | None = None,
+        fork_rule: ForkRule | None = None,
     ):
         self._make_env = make_env
         self._make_recorder = make_recorder
         self._limits = limits
         self._on_event = on_event
+        self._fork_rule = fork_rule
         self._monitor = monitor or RolloutMonitor()
         self._acting = Acting(
             action_sources,
@@ -126,7 +132,10 @@ class Rollout:
                 "EnvRunner."
             )
         self._acting.explore, self._paused = explore, None
-        self._tasks = TaskQueue(tasks, self._limits.max_retries, max_failed_fraction)
+        limits = self._limits
+        self._tasks = TaskQueue(
+            tasks, limits.max_retries, max_failed_fraction, self._roots
+        )
         self._play_until(GroupsWanted(len(tasks)))
         return self._tasks.episodes
 
@@ -152,7 +161,9 @@ class Rollout:
         self.idle_s = 0.0
         if self._paused is None:
             limits, self._acting.explore = self._limits, True
-            self._tasks = TaskQueue((), limits.max_retries, limits.max_failed_fraction)
+            self._tasks = TaskQueue(
+                (), limits.max_retries, limits.max_failed_fraction, self._roots
+            )
         else:
             self.idle_s = time.perf_counter() - self._paused
             self._resume(self.idle_s)
@@ -223,21 +234,60 @@ class Rollout:
                 slot.recorder = self._make_recorder(slot.task)
                 slot.started = time.perf_counter()
                 self._on_event("on_episode_created", slot.recorder.episode)
-                self._ask_env(
-                    slot,
-                    "reset",
-                    seed=slot.task.seed,
-                    # A copy: the task may be played again, and environments may write.
-                    options=dict(slot.task.options),
-                )
+                begin_path(slot)
+                self._begin(slot, slot.task)
 
-    def _ask_env(self, slot: Slot, method: str, *args: Any, **kwargs: Any) -> None:
+    def _begin(self, slot: Slot, task: Task) -> None:
+        """Let the environment begin the task, at its place if it has one."""
+        # A copy: the task may be played again, and environments may write.
+        options, place = dict(task.options), task.place
+        if place is None:
+            self._ask_env(slot, "reset", seed=task.seed, options=options)
+            return
+        self._ask_env(
+            slot,
+            "reset",
+            call=go_to,
+            seed=task.seed,
+            options=options,
+            actions=place.actions,
+            observations=place.observations,
+            state=place.state,
+        )
+
+    def _ask_env(
+        self,
+        slot: Slot,
+        method: str,
+        *args: Any,
+        call: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         slot.waiting_for, slot.since = method, time.perf_counter()
-        slot.worker.call((slot.index, slot.generation), method, *args, **kwargs)
+        token = (slot.index, slot.generation)
+        slot.worker.call(token, call or method, *args, **kwargs)
 
     def _step_env(self, slot: Slot) -> None:
         """Step the environment, because all agents have acted."""
-        self._ask_env(slot, "step", slot.recorder.action())
+        if self._fork_rule is not None and self._acting.explore:
+            plan_forks(slot, self._fork_rule, self._tasks.budget(slot.task_index))
+        # The environment is copied before the step only where episodes are forked.
+        call = step_from_place if slot.num_forks else None
+        self._ask_env(slot, "step", slot.recorder.action(), call=call)
+
+    def _fork(self, slot: Slot, state: bytes | None) -> None:
+        """Let episodes begin at the place before the slot's last turn."""
+        assert slot.place is not None
+        place = dataclasses.replace(slot.place, state=state)
+        self._tasks.fork(slot.task_index, slot.num_forks, place)
+        slot.num_forks, slot.place = 0, None
+
+    @property
+    def _roots(self) -> int | None:
+        """Number of a group's episodes that begin at the prompt; None: all."""
+        if self._fork_rule is None or not self._acting.explore:
+            return None
+        return self._fork_rule.roots
 
     # Environment replies -------------------------------------------------------------
 
@@ -281,12 +331,18 @@ class Rollout:
         if reply.error is not None:
             self._fail(slot, StopReason.ENV_ERROR, repr(reply.error), reply.error)
             return
-        recorder = slot.recorder
+        recorder, value = slot.recorder, reply.value
         if slot.waiting_for == "reset":
-            agent_states = recorder.begin(reply.value)
+            place = recorder.task.place
+            agent_states = (
+                recorder.begin(value) if place is None else recorder.resume(place)
+            )
             self._on_event("on_episode_start", recorder.episode)
         else:
-            agent_states = recorder.advance(reply.value, self._limits)
+            if slot.num_forks:
+                state, value = value
+                self._fork(slot, state)
+            agent_states = recorder.advance(value, self._limits)
             self._on_event("on_episode_step", recorder.episode)
         if recorder.episode.is_done:
             self._finish(slot)
@@ -356,6 +412,7 @@ class Rollout:
 
     def _free(self, slot: Slot) -> None:
         self._acting.close_sessions(slot)
+        slot.num_forks, slot.place = 0, None
         # A program that a limit has stopped would wait for its reply.
         slot.worker.end_episode()
         slot.generation += 1  # late replies of this episode are ignored from now on

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.data.places import Place
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.env_worker import EnvWorker
 
@@ -84,6 +85,9 @@ class Slot:
         generation: Incremented whenever the slot is freed, so that late replies to an
             earlier episode can be recognised.
         sessions: The episode's open sessions, and the engine of each.
+        num_forks: Episodes to fork at ``place`` once the environment has replied.
+        place: The place before the last turn, if episodes are forked there.
+        consecutive: Number of places in a row at which the episode was forked.
     """
 
     index: int
@@ -99,3 +103,6 @@ class Slot:
     is_quick: bool = False
     generation: int = 0
     sessions: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    num_forks: int = 0
+    place: Place | None = None
+    consecutive: int = 0

@@ -12,6 +12,7 @@ from rllib_llm.data.types import StopReason, Task
 from rllib_llm.errors import EnvContractError
 
 if TYPE_CHECKING:
+    from rllib_llm.data.places import Place
     from rllib_llm.types import Episode
 
 logger = logging.getLogger("rllib_llm")
@@ -37,6 +38,8 @@ class TaskQueue:
         tasks: The tasks.
         max_retries: Number of times that a failed task is repeated.
         max_failed_fraction: Share of the tasks that may fail in the end.
+        roots: Number of a group's tasks that begin at the prompt; the others wait until
+            :meth:`fork` gives them a place. None: all.
 
     Attributes:
         num_tasks: Number of tasks.
@@ -48,12 +51,16 @@ class TaskQueue:
         tasks: Sequence[Task] = (),
         max_retries: int = 0,
         max_failed_fraction: float = 0.0,
+        roots: int | None = None,
     ) -> None:
         self.num_tasks = 0
         self.failures: list[tuple[Task, str]] = []
         self._max_retries = max_retries
         self._max_failed_fraction = max_failed_fraction
         self._waiting: deque[tuple[int, Task, int]] = deque()
+        self._roots = roots
+        # Tasks without a place, by the index of the task whose episode may fork them.
+        self._reserves: dict[int, list[tuple[int, Task]]] = {}
         self._done: dict[int, Episode] = {}
         self._groups: dict[int, int] = {}  # by index of the task
         self._unfinished: Counter[int] = Counter()  # tasks by group
@@ -63,10 +70,21 @@ class TaskQueue:
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Append tasks; their indices continue."""
+        roots_of: dict[int, list[int]] = {}
+        held: Counter[int] = Counter()  # tasks without a place by group
         for task in tasks:
-            self._waiting.append((self._next_index, task, 0))
-            self._groups[self._next_index] = task.group_id
+            index, group = self._next_index, task.group_id
             self._next_index += 1
+            self._groups[index] = group
+            roots = roots_of.setdefault(group, [])
+            if self._roots is None or len(roots) < self._roots:
+                roots.append(index)
+                self._waiting.append((index, task, 0))
+            else:
+                # In turn, so that each root has the same share, whichever is first.
+                holder = roots[held[group] % len(roots)]
+                self._reserves.setdefault(holder, []).append((index, task))
+                held[group] += 1
         self._unfinished.update(task.group_id for task in tasks)
         self.num_tasks += len(tasks)
 
@@ -95,9 +113,41 @@ class TaskQueue:
         """Return the next task: its index, itself, and the number of its attempt."""
         return self._waiting.popleft()
 
+    def budget(self, index: int) -> int:
+        """Return how many tasks the episode of a task may still fork."""
+        return len(self._reserves.get(index, ()))
+
+    def fork(self, index: int, count: int, place: Place) -> None:
+        """Let tasks begin at a place of the episode of another task.
+
+        What is left of its budget is dealt to it and to its forks. So a tree depends on
+        the paths of its episodes alone, and neither on time nor on other trees.
+
+        Args:
+            index: Index of the other task.
+            count: Number of tasks, at most its budget.
+            place: The place.
+        """
+        reserve = self._reserves.pop(index)
+        forked, left = reserve[:count], reserve[count:]
+        holders = [index, *(fork for fork, _ in forked)]
+        for number, entry in enumerate(left):
+            holder = holders[number % len(holders)]
+            self._reserves.setdefault(holder, []).append(entry)
+        # In front of others: the keys and values of the place are still cached.
+        for fork, task in reversed(forked):
+            task = dataclasses.replace(task, place=place)
+            self._waiting.appendleft((fork, task, 0))
+
+    def _begin_reserve(self, index: int) -> None:
+        """Let the tasks that an episode did not fork begin at the prompt."""
+        for fork, task in self._reserves.pop(index, ()):
+            self._waiting.append((fork, task, 0))
+
     def finish(self, index: int, episode: Episode) -> None:
         """Store the episode of a task."""
         self._done[index] = episode
+        self._begin_reserve(index)
         self._end(self._groups[index])
 
     def has(self, wanted: GroupsWanted) -> bool:
@@ -160,6 +210,7 @@ class TaskQueue:
             self._waiting.append((index, task, attempt + 1))
             return
         self.failures.append((task, reason.value))
+        self._begin_reserve(index)
         self._end(task.group_id)
         # At once, not at the end: a broken environment must not use up its retries on
         # every task.

@@ -27,7 +27,9 @@ def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
     parts = agent_state.seed_parts()
     if request is not None and request.seed is not None:
         parts = request.seed_parts(agent_state.index)
-    return stable_seed(task.seed, task.rollout, attempt, *parts)
+    # And the place of a fork, whose number of turns may be that of another one.
+    forked = () if task.place is None else task.place.seed_parts
+    return stable_seed(task.seed, task.rollout, attempt, *forked, *parts)
 
 
 def request_turn(

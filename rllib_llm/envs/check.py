@@ -14,12 +14,13 @@ from rllib_llm.envs.check_common import (
     run_checks,
 )
 from rllib_llm.envs.check_episodes import Subject, raised_by
+from rllib_llm.envs.check_forks import check_forks
 from rllib_llm.envs.check_remedies import described
 from rllib_llm.envs.env_kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.mixture import check_mixture
 from rllib_llm.envs.mixture_members import MIXTURE, read_members
-from rllib_llm.errors import RLlibLLMError
+from rllib_llm.errors import ConfigError, RLlibLLMError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,7 @@ def check_env(
     max_context_tokens: int | None = None,
     seeds: Iterable[int] = range(16),
     env_processes: bool = False,
+    forks: bool = False,
 ) -> CheckReport:
     """Play an environment and report everything that would break training.
 
@@ -49,6 +51,7 @@ def check_env(
         seeds: Episodes to play with each of the random and the expert policy.
         env_processes: Whether training uses ``rollouts(env_processes=True)``, so that
             instances need not share a process.
+        forks: Also fork episodes at random turns, and compare how they go on.
 
     Returns:
         Problems and measurements.
@@ -70,6 +73,7 @@ def check_env(
                     max_context_tokens=max_context_tokens,
                     seeds=seeds,
                     env_processes=env_processes,
+                    forks=forks,
                 )
                 for member in read_members(config)
             },
@@ -87,6 +91,11 @@ def check_env(
         text = f"Building it raised {described(error)}"
         return CheckReport(name_of(spec), [f"{text}\n      Correct __init__()."])
     if is_multi_agent(env):
+        if forks:
+            raise ConfigError(
+                f"{name_of(spec)} has several agents, but only episodes of one agent "
+                "can be forked. Leave --fork (forks) out."
+            )
         from rllib_llm.envs.multi_checks import check_multi_env
 
         return check_multi_env(
@@ -107,4 +116,5 @@ def check_env(
         env_processes=env_processes,
         first_reset_s=first_reset_s,
     )
-    return run_checks(subject, SINGLE_AGENT_CHECKS)
+    checks = (*SINGLE_AGENT_CHECKS, check_forks) if forks else SINGLE_AGENT_CHECKS
+    return run_checks(subject, checks)

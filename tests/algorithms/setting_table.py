@@ -168,6 +168,10 @@ ROLLOUTS = {
     "rewards": of(driven, "PPO", [length_of]),
     "reward_transforms": of(driven, "PPO", [{"name": "clip", "high": 0.1}]),
     "filters": of(driven, "PPO", [{"name": "success", "least": 0.5}]),
+    "fork": needing(
+        of(sampled_turns, "PPO", {"name": "every_turn", "first": 1}),
+        own={"group_size": 4},
+    ),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
     "save_episodes": of(saved, "PPO", SAVED.name),
     "save_where": needing(
@@ -239,6 +243,10 @@ TRAINING = {
     ),
     "advantage_estimator": of(collected, "GRPO", ["history"]),
     "advantage_transforms": of(collected, "GRPO", ["positive_only"]),
+    "fork_training": needing(
+        of(collected, "GRPO", "tree"),
+        rollouts={"fork": {"name": "every_turn", "first": 1}, "group_size": 4},
+    ),
     "drop_zero_variance_groups": of(flat_collected, "GRPO", True),
     "dynamic_sampling_rounds": needing(
         of(flat_collected, "GRPO", 2), own={"drop_zero_variance_groups": True}

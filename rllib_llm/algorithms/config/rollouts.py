@@ -91,6 +91,11 @@ class RolloutSettings(DeclaredSettings):
     filters: Specs = setting(
         (), "Filters that drop or mask trajectories before training, in order."
     )
+    fork: Spec | None = setting(
+        None,
+        """Fork rule, which decides where episodes of a group begin at places of others
+        (docs/forks.md); group_size counts all of them.""",
+    )
     curriculum: Spec | None = setting(
         None, "Component that changes tasks before they are sampled."
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
 from rllib_llm.algorithms.config.check_calls import check_attributes
+from rllib_llm.algorithms.config.check_forks import validate_forks
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
@@ -62,6 +63,7 @@ def validate(config: LLMConfig) -> None:
     _validate_mismatch(config)
     _validate_learner(config)
     _validate_env_runner(config)
+    validate_forks(config)
     _validate_connector_states(config)
     _validate_weight_sync(config)
     validate_action_heads(config)
@@ -214,7 +216,7 @@ def _validate_env_runner(config: LLMConfig) -> None:
         )
     if stock:
         why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
-        components = ("rewards", "reward_transforms", "filters", "curriculum")
+        components = ("rewards", "reward_transforms", "filters", "curriculum", "fork")
         others = ("env_processes", "sample_ahead", "save_episodes")
         refuse_without_effect(config, (*components, *others), why)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -21,6 +21,7 @@ from rllib_llm.algorithms.config.replay import ReplaySettings, validate_replay
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.driver.mixed_files import MixesFiles
 from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
+from rllib_llm.algorithms.grpo.fork_training import mask_repeated_turns
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
 from rllib_llm.algorithms.grpo.replays import try_replays
 from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
@@ -114,6 +115,12 @@ class GRPOConfig(
         ``group`` with the four settings above.""",
     )
     advantage_transforms: Specs = setting((), "Transforms of the sum, in order.")
+    fork_training: Literal["leaves", "tree"] = setting(
+        "leaves",
+        """Training of forked episodes (rollouts(fork=...)). "leaves": each episode in
+        full, so that turns before a fork are trained once per episode below them.
+        "tree": each turn once, with the mean of these episodes' advantages.""",
+    )
     # Their gradient is 0, but their tokens would count in the denominator.
     drop_zero_variance_groups: bool = setting(
         True,
@@ -154,6 +161,9 @@ class GRPOConfig(
             )
         if self.uses_components and self.drop_zero_variance_groups:
             self._refuse_dropping()
+        if self.fork is None:
+            why = "fork is None, so no turn is in two episodes. Set fork."
+            refuse_without_effect(self, ("fork_training",), why)
         if self.use_kl_loss:
             raise ConfigError(
                 "use_kl_loss=True: GRPO has no KL to the old policy. Use ref_kl_coeff "
@@ -359,7 +369,10 @@ class GRPO(TrainsScorer, ReplaysEpisodes, MixesFiles, LLMAlgorithm):
         if not len(table):
             return
         for module_id, advantage_estimator in self._advantage_estimators.items():
-            advantages = table.split(advantage_estimator.advantages(table))
+            per_turn = advantage_estimator.advantages(table)
+            if self.config.fork_training == "tree":
+                per_turn = mask_repeated_turns(compared, table, per_turn)
+            advantages = table.split(per_turn)
             for data, trajectory, advantage in zip(
                 compared.data, table.trajectories, advantages, strict=True
             ):

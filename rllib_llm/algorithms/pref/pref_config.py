@@ -36,6 +36,7 @@ _SAMPLING = (
     "filters",
     "curriculum",
     "save_episodes",
+    "fork",
     *_OF_PAIRS,
     "desirable_return",
 )

@@ -45,6 +45,7 @@ _SAMPLING = (
     "filters",
     "curriculum",
     "save_episodes",
+    "fork",
     "match",
     "pair_margin",
     "max_pairs_per_task",

@@ -19,6 +19,7 @@ def check(
     max_context_tokens: int | None,
     *,
     env_processes: bool = False,
+    forks: bool = False,
 ) -> bool:
     """Print the report of :func:`rllib_llm.envs.check_env`; return True if it is ok."""
     from rllib_llm.envs import check_env
@@ -33,7 +34,8 @@ def check(
                 f"Remove {' '.join(options)}, or change the recipe."
             )
         env, env_config = parse_env(env)
-    if is_data_file(env) and not env_config:
+    # Stored conversations have no environment, so only dataset-v0 can be forked.
+    if is_data_file(env) and not env_config and not forks:
         stored = check_stored_rows(env)
         if stored is not None:
             typer.echo(printable(str(stored)))
@@ -48,6 +50,7 @@ def check(
         tokenizer=_tokenizer(model),
         max_context_tokens=_context(model, max_context_tokens),
         env_processes=env_processes,
+        forks=forks,
     )
     typer.echo(printable(str(report)))
     return report.ok

@@ -1,0 +1,53 @@
+"""Checks of ``rollouts(fork=...)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rllib_llm.components.registry import bind
+from rllib_llm.env_runner.agents import agents_of, program_envs
+from rllib_llm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
+
+
+def validate_forks(config: LLMConfig) -> None:
+    """Check the fork rule, the size of a group and the environment.
+
+    Raises:
+        ConfigError: With the value, the rule, and the remedy.
+    """
+    if config.fork is None:
+        return
+    bound = bind("fork", config.fork)
+    name, roots = bound.component.name, getattr(bound.call, "roots", None)
+    if not isinstance(roots, int) or roots < 1:
+        raise ConfigError(
+            f"fork {name!r} has roots={roots!r}. A fork rule is a class; its attribute "
+            "roots is the number of a group's episodes that begin at the prompt, >= 1."
+        )
+    if config.group_size <= roots:
+        raise ConfigError(
+            f"fork {name!r}: all {config.group_size} episodes of a group begin at the "
+            f"prompt, because roots={roots} leaves none to fork. Use group_size > "
+            f"{roots}, or fewer roots."
+        )
+    if config.action_head != "generate":
+        raise ConfigError(
+            f"head={config.action_head!r}: forks begin at sampled tokens. Use "
+            "head='generate', or leave fork out."
+        )
+    env = config.make_text_env()
+    agents, programs = agents_of(env), program_envs(env)
+    env.close()
+    if agents is not None:
+        raise ConfigError(
+            f"fork {name!r}: {config.env} has the agents {', '.join(agents)}, but only "
+            "episodes of one agent can be forked. Leave fork out."
+        )
+    if programs:
+        raise ConfigError(
+            f"fork {name!r}: {config.env} runs programs, whose state cannot be "
+            "restored. Leave fork out."
+        )
