@@ -49,6 +49,7 @@ _SECTIONS = {
     "reward_transforms": ("rollouts", "reward_transform"),
     "filters": ("rollouts", "filter"),
     "curriculum": ("rollouts", "curriculum"),
+    "fork": ("rollouts", "fork"),
     "advantage_estimator": ("training", "advantage_estimator"),
     "advantage_transforms": ("training", "advantage_transform"),
     "policy_loss": ("training", "policy_loss"),

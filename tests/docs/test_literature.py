@@ -112,7 +112,7 @@ def test_writing_keeps_the_prose_of_the_page(tmp_path, monkeypatch):
 
 
 WORKS = {"id": "A1", "name": "X", "state": "works", "yaml": ["gigpo"]}
-LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["branching"]}
+LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["tree search"]}
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["branching"]}
     [
         ({**WORKS, "state": "work"}, "Did you mean 'works'"),
         ({**WORKS, "yaml": ["gigp"]}, "Did you mean 'gigpo'"),
-        ({**WORKS, "lacks": ["branching"]}, "'works' does not allow 'lacks'"),
+        ({**WORKS, "lacks": ["tree search"]}, "'works' does not allow 'lacks'"),
         ({"id": "A1", "name": "X", "state": "scripted"}, "requires 'yaml'"),
-        ({**LACKS, "lacks": ["brunching"]}, "Did you mean 'branching'"),
+        ({**LACKS, "lacks": ["tree serch"]}, "Did you mean 'tree search'"),
         ({**LACKS, "components": ["advantage_estimator grup"]}, "Did you mean 'group'"),
         (
             {**LACKS, "components": ["advantage_estimators group"]},
