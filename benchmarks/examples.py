@@ -34,7 +34,6 @@ from rllib_llm.recipes import load_recipe
 RESULTS = Path(__file__).parent / "results" / "examples"
 # Metrics of the training episodes that are kept of every iteration.
 TRAINED = ("success_rate", "episode_return_mean", "turns_mean", "num_completion_tokens")
-PARTS = "reward_parts/"
 
 
 class Clock:
@@ -80,8 +79,9 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
             found = result["env_runners"]
             record["rows"].append([float(found.get(k, np.nan)) for k in TRAINED])
             # The return of the environment says nothing where its weight is 0.
-            parts = {k: float(v) for k, v in result.items() if k.startswith(PARTS)}
-            record["parts"].append(parts)
+            parts = result.get("reward_parts", {})
+            flat = {k: float(v) for k, v in parts.items() if not isinstance(v, dict)}
+            record["parts"].append(flat)  # without those of a mixture
         record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
