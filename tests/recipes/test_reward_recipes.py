@@ -123,7 +123,7 @@ def rorecomp(played, left, result):
 
 
 def spear(played, left, result):
-    fading = np.interp(1, [0, 50], [1.0, 0.854])
+    fading = np.interp(1, [0, 5], [1.0, 0.854])
     for t in played:
         worked = sum(bool(i["tool"]) and not i["tool_error"] for i in t.infos)
         bonus = fading * min(0.1 * worked, 1.0)
