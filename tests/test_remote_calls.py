@@ -27,6 +27,7 @@ WAITING = {
     # Those that LearnerActors.foreach_actor limits.
     ("algorithms/driver/learner_group.py", "foreach_learner", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "foreach_actor", "foreach_actor"): 1,
+    ("algorithms/driver/learner_group.py", "foreach_shard", "foreach_actor"): 1,
     ("algorithms/driver/learner_group.py", "get_state", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "_ask_version", "foreach_learner"): 1,
     ("algorithms/driver/learner_group.py", "save_to_path", "foreach_learner"): 1,
@@ -37,7 +38,7 @@ WAITING = {
         "algorithms/driver/init_from_checkpoint.py",
         "initialise_from",
         "foreach_learner",
-    ): (1),
+    ): (2),
     ("algorithms/reward_model/reward_model.py", "score", "foreach_learner"): 1,
     ("algorithms/selfplay/self_play.py", "_on_learners", "foreach_learner"): 1,
     ("monitoring/alarms/algorithm_mixin.py", "lower_lr", "foreach_learner"): 1,

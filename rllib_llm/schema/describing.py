@@ -59,9 +59,12 @@ def choices_of(kind: object) -> tuple[Any, ...]:
 
 
 def bounds_of(kind: object) -> tuple[float | None, float | None]:
-    """Return the lower and upper bound of a type, None if unbounded."""
+    """Return the lower and upper bound of a type, or of a list's elements."""
     for member in members(kind):
-        low, high, _, _ = limits(split(member)[1])
+        plain, metadata = split(member)
+        low, high, _, _ = limits(metadata)
+        if get_origin(plain) is list:
+            low, high = bounds_of(get_args(plain)[0])
         if low is not None or high is not None:
             return low, high
     return None, None

@@ -45,6 +45,8 @@ def recipes_with_rewards():
     found = []
     for path in sorted(SHIPPED.rglob("*.yaml")):
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "scorer" in recipe:
+            continue  # learned rewards have no such bound
         own = ("rewards", "reward_transforms")
         stages = [s for s in recipe.get("stages", ()) if set(own) & set(_rollouts(s))]
         found += [f"{path.stem}/{stage['name']}" for stage in stages]
@@ -57,7 +59,9 @@ def _rollouts(section):
     return section.get("rollouts") or {}
 
 
-RECIPES = recipes_with_rewards()
+# Whose stage imitates a behaviour, right or wrong.
+BY_BEHAVIOUR = {"behavior_priming/prime"}
+RECIPES = [name for name in recipes_with_rewards() if name not in BY_BEHAVIOUR]
 
 
 @functools.cache

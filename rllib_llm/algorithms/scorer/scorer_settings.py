@@ -106,9 +106,11 @@ class ScorerSettings(DeclaredSettings):
 
     def scorer_module_spec(self) -> RLModuleSpec | None:
         """Return the specification of the scorer, None without one."""
+        if not self.uses_scorer:
+            return None
         config = cast("LLMConfig", self)
         policy = config.get_config_for_module(config.trained_module_ids[0])
-        return _spec(policy, self.scorer_scores) if self.uses_scorer else None
+        return _spec(policy, self.scorer_scores)
 
 
 def _spec(config: LLMConfig, scores: str) -> RLModuleSpec:

@@ -80,12 +80,10 @@ class TrainsScorer(RLlibAlgorithm):
     def _log_scores(self, episodes: SampledEpisodes) -> None:
         table = episodes.table()
         scores = table.sum_turns(table.scores)
-        for name, value in (("solved", 1.0), ("failed", 0.0)):
+        for name, value in (("score_mean_solved", 1.0), ("score_mean_failed", 0.0)):
             chosen = scores[table.success == value]
             if len(chosen):
-                self.metrics.log_value(
-                    ("scorer", f"score_mean_{name}"), float(chosen.mean()), window=1
-                )
+                self.metrics.log_value(("scorer", name), float(chosen.mean()), window=1)
 
     # Update ---------------------------------------------------------------------------
 
