@@ -44,6 +44,19 @@ class Outside(Adder):
         return TurnResult(f"{Outside.totals[id(self)]}", 0.0, self.turn == 3)
 
 
+class Unprepared(Adder):
+    """Can be restored only in an instance that was reset before."""
+
+    _KEPT = Adder._KEPT | {"step_size"}
+
+    def start(self, rng):
+        self.step_size = 1
+        return super().start(rng)
+
+    def reply(self, action):
+        return super().reply(action * self.step_size)
+
+
 class Loud(Adder):
     """Cannot be copied, and never repeats itself."""
 
@@ -80,6 +93,11 @@ def test_state_outside_of_the_instance_is_found():
     (problem,) = problems(Outside, forks=True)
     assert "forked by snapshot before turn" in problem
     assert "the observation of turn" in problem
+
+
+def test_instances_that_were_never_reset_are_tried():
+    (problem,) = problems(Unprepared, forks=True)
+    assert "step_size" in problem
 
 
 def test_texts_that_differ_when_played_again_are_found():
