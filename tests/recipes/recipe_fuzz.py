@@ -209,6 +209,8 @@ def nonsense_for(key: str, value: object) -> list[str]:
     everywhere = ["[[[]]]", "{no: {such: thing}}"]
     if key.startswith(WIDER):
         return [*everywhere, ".nan", "some", "-1000000000"]
+    if key == "save_episodes":  # any word may be the name of a folder
+        return [*everywhere, ".nan", "3.5", "-1"]
     if isinstance(value, bool):
         return [*everywhere, ".nan", "3.5", "maybe", "-1"]
     if isinstance(value, int):

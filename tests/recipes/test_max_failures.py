@@ -85,6 +85,12 @@ def test_a_killed_learner_changes_no_weight_of_the_run(tmp_path):
         assert np.array_equal(value, found[key]), key
 
 
+class Starts(dict):
+    """Settings of a Trainable that is no algorithm."""
+
+    save_episodes = False
+
+
 class AlwaysFailing(tune.Trainable):
     """Adds a line to a file whenever it is started, and fails."""
 
@@ -102,7 +108,7 @@ def test_a_run_is_restarted_no_more_often_than_allowed(tmp_path, max_failures):
     given = {**RECIPE, "name": "failing", "tune": {"max_failures": max_failures}}
     recipe = dataclasses.replace(recipe_from_dict(given), algo="AlwaysFailing")
     starts = tmp_path / "starts"
-    config = {"starts": str(starts)}
+    config = Starts(starts=str(starts))
     tuner = make_tuner(recipe, tmp_path, config=config, run_name="run", callbacks=[])
     (result,) = tuner.fit()
     assert "as always" in str(result.error)
