@@ -53,7 +53,7 @@ def units_of(loss, episodes=None):
     return pairs_of_episodes(episodes) if loss == "pairwise" else episodes
 
 
-def scorer_gradients(learner, units):
+def scorer_gradients(learner, units, **kwargs):
     """Return the gradient of one scorer update, without taking the step."""
     taken = {}
     names = {p: n for n, p in module_of(learner).named_parameters()}
@@ -65,7 +65,7 @@ def scorer_gradients(learner, units):
 
     learner.apply_gradients = keep
     learner.config.grad_clip = None
-    learner.update_scorer(units, 0)
+    learner.update_scorer(units, 0, **kwargs)
     return taken
 
 

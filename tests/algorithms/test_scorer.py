@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -75,7 +77,7 @@ def slow_score(learner, episode):
     return {"last": scores[-1], "sum": scores.sum(), "mean": scores.mean()}[pool]
 
 
-def slow_loss(learner, units):
+def slow_loss(learner, units, prior=0.0):
     """Return the mean loss of a scorer's units, by loops."""
     loss, losses = learner.config.scorer_loss, []
     for unit in units:
@@ -93,7 +95,7 @@ def slow_loss(learner, units):
             continue
         scores = slow_turn_scores(learner, unit)
         for score in scores if loss == "expert" else [slow_score(learner, unit)]:
-            chance = torch.sigmoid(score)
+            chance = torch.sigmoid(score + prior)
             losses.append(-torch.log(chance if target else 1 - chance))
     return torch.stack(losses).mean()
 
@@ -118,11 +120,12 @@ def test_the_gradient_is_that_of_the_loss(kind):
     learner = make_learner(scorer_config(training={"micro_batch_tokens": 48}, **kind))
     away_from_zero(learner)
     units = units_of(kind["loss"])
-    found = scorer_gradients(learner, units)
+    prior = -1.5 if kind["loss"] == "expert" else 0.0
+    found = scorer_gradients(learner, units, prior_logit=prior)
     module = module_of(learner)
     trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
     expected = torch.autograd.grad(
-        slow_loss(learner, units), list(trained.values()), allow_unused=True
+        slow_loss(learner, units, prior), list(trained.values()), allow_unused=True
     )
     reached = {n: g for n, g in zip(trained, expected, strict=True) if g is not None}
     assert max(float(g.abs().max()) for g in reached.values()) > 1e-3
@@ -354,6 +357,9 @@ def test_the_expert_plays_the_tasks_of_the_policy():
     seeds = [episode_data(u).task.seed for u in units[8:]]
     assert seeds == [0, 1]
     assert all(u.module_id == SCORER_MODULE for u in units)
+    own, expert = (sum(map(len, part)) for part in (units[:8], units[8:]))
+    assert algo._prior_logit(units) == pytest.approx(math.log(expert / own))
+    assert driver_of(scorer_config())._prior_logit(units) == 0
 
 
 def test_the_policy_waits_for_the_scorer():
@@ -374,7 +380,7 @@ def test_a_scorer_is_trained_for_its_iterations_alone():
         algo._to_learn = whole_episodes()
         algo._update_scorer()
         assert algo._to_learn == []
-    assert calls == [{"iteration": 0}, {"iteration": 1}]
+    assert calls == [{"iteration": i, "prior_logit": 0.0} for i in (0, 1)]
 
 
 # Reading ------------------------------------------------------------------------------

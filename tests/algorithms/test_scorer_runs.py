@@ -75,6 +75,16 @@ def test_the_policy_waits_and_then_learns_from_scores(config_class):
     algo.stop()
 
 
+def test_a_scorer_that_is_not_trained_any_more_reports_no_statistics():
+    # A mean of no values is NaN, which the alarm `nan` would take for a loss.
+    config = run_config(GRPOConfig)
+    algo = config.scorer(iters=1).build_algo()
+    first, second = algo.train(), algo.train()
+    assert first["learners"][SCORER_MODULE]["score_loss"] > 0
+    assert SCORER_MODULE not in second["learners"]
+    algo.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("sent_by_value")
 def test_two_learners_hold_the_same_scorer():

@@ -110,7 +110,8 @@ def taught(curriculum: Any) -> None:
 
 def assigned(curriculum: Any) -> list[Any]:
     taught(curriculum)  # what was counted before decides what this leads to
-    return [curriculum.assign(Task(g, 0, g), 0).options for g in range(50, 56)]
+    tasks = [curriculum.assign(Task(g, 0, g), 0) for g in range(50, 56)]
+    return [(task.seed, task.options) for task in tasks]
 
 
 def curriculum(name: str, **settings: Any) -> Case:
@@ -407,6 +408,7 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
+    "FailedTasks": curriculum("failed", prob=1.0, capacity=30),
     "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
     "advantages.estimators.recent_returns.History": advantage_estimator("history"),
     "Role": advantage_estimator("role"),

@@ -1,6 +1,7 @@
 """Curricula: changes of tasks, state, and refused settings."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -119,6 +120,51 @@ def test_what_was_long_ago_may_be_forgotten():
     assert of.counts.tolist() == [0.5, 0.5]
 
 
+# Failed ------------------------------------------------------------------------------
+
+
+def sampled(of, first, solved):
+    """One iteration of as many tasks as ``solved``; returns their seeds."""
+    tasks = [
+        of.assign(Task(g, 0, seed=1000 + g, options={"of": g}), 0)
+        for g in range(first, first + len(solved))
+    ]
+    assert all(t.options["of"] == t.seed - 1000 for t in tasks)
+    of.observe(
+        TurnTable(
+            [
+                dataclasses.replace(
+                    trajectory(t.group_id, r, rewards=[wins > r]), task=t
+                )
+                for t, wins in zip(tasks, solved, strict=True)
+                for r in range(4)
+            ]
+        )
+    )
+    return [t.seed for t in tasks]
+
+
+def test_tasks_that_no_rollout_solved_come_again():
+    of = curriculum("failed", prob=1.0, repeats=2)
+    assert sampled(of, 0, [0, 1, 4, 0]) == [1000, 1001, 1002, 1003]
+    # The oldest first; the second of them is solved now.
+    assert sampled(of, 10, [0, 4, 4]) == [1000, 1003, 1012]
+    assert sampled(of, 20, [0, 4]) == [1000, 1021]
+    # Sampled again twice, and still not solved: it is given up.
+    assert sampled(of, 30, [4]) == [1030]
+
+
+def test_the_share_of_failed_tasks_and_their_number_are_bounded():
+    of = curriculum("failed", prob=0.25, capacity=50, repeats=1, seed=3)
+    sampled(of, 0, [0] * 80)
+    assert len(of.get_state()["waiting"]) == 50
+    seeds = sampled(of, 100, [4] * 100)
+    again = [s for s in seeds if s < 1080]
+    assert again == list(range(1030, 1030 + len(again)))  # the newest 50
+    assert 13 <= len(again) <= 37
+    assert sampled(copy.deepcopy(of), 300, [4] * 9) == sampled(of, 300, [4] * 9)
+
+
 # Both --------------------------------------------------------------------------------
 
 
@@ -152,6 +198,9 @@ def test_a_restored_curriculum_goes_on_exactly(spec):
         ({"name": "threshold", "levels": SIZES, "window": 0}, "window=0 must be"),
         ({"name": "threshold", "levels": [{"siez": 3}]}, "Did you mean 'size'"),
         ({"name": "threshold", "levels": [{"size": 3}, {"size": 99}]}, "size"),
+        ({"name": "failed", "prob": 0}, "prob=0 must be in"),
+        ({"name": "failed", "repeats": 0}, "repeats=0 must be >= 1"),
+        ({"name": "failed", "capacity": 1.5}, "capacity=1.5 must be a whole"),
         ({"name": "bandit", "arms": SIZES[:1]}, "two or more"),
         ({"name": "bandit", "arms": SIZES, "measure": "std"}, "measure must be"),
         ({"name": "bandit", "arms": SIZES, "rule": "best"}, "rule one of ucb"),

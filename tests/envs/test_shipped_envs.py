@@ -14,6 +14,7 @@ from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError
 
 SHIPPED = [
+    "bandit-v0",
     "bandit_probe-v0",
     "canvas-v0",
     "code-v0",
@@ -206,6 +207,8 @@ def test_class_and_fresh_instance_pickle(name):
 @pytest.mark.parametrize(
     ("name", "config"),
     [
+        ("bandit-v0", {"arms": 11}),
+        ("bandit-v0", {"best": 0.2}),
         ("bandit_probe-v0", {"words": 1}),
         ("bandit_probe-v0", {"rewarded": 4}),
         ("copy_probe-v0", {"words": True}),

@@ -64,6 +64,8 @@ class ScoreLossesMixin(LearnerStats):
         scores: torch.Tensor,
         batch: dict[str, Any],
         rows: np.ndarray,
+        *,
+        prior_logit: float = 0.0,
     ) -> torch.Tensor:
         """Return the summed cross-entropy of the success of a micro-batch.
 
@@ -72,6 +74,8 @@ class ScoreLossesMixin(LearnerStats):
             scores: Logits of episodes, or of their turns. [N]
             batch: The micro-batch.
             rows: Row of each. int64 [N]
+            prior_logit: Added to the logits in the loss, so that they do not have to
+                learn how frequent success is.
         """
         success = read(batch, columns.SUCCESS)[rows]
         if np.isnan(success).any():
@@ -80,7 +84,7 @@ class ScoreLossesMixin(LearnerStats):
                 "environment does not report. Use 'pairwise'."
             )
         target = upload(success, self._device)
-        loss = outcome_loss(scores, target)
+        loss = outcome_loss(scores + prior_logit, target)
         is_right = ((scores.detach() > 0) == (target > 0.5)).float()
         for key, value in (("score_loss", loss), ("outcome_accuracy", is_right)):
             self._add_stat(module_id, key, value.mean(), len(loss))

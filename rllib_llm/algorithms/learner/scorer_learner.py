@@ -121,14 +121,19 @@ class ScorerMixin(ScoreLossesMixin):
 
     # Update ---------------------------------------------------------------------------
 
-    def update_scorer(self, shard: Sequence[Any], iteration: int) -> dict[str, float]:
+    def update_scorer(
+        self, shard: Sequence[Any], iteration: int, prior_logit: float = 0.0
+    ) -> dict[str, float]:
         """Update the scorer with these units, and return its metrics.
 
         Args:
             shard: This Learner's pairs or episodes; the others' may be more.
             iteration: Number of the iteration, on which the order of units depends.
+            prior_logit: Logarithm of the expert's turns over the policy's, of all
+                Learners, for the loss "expert"; 0 for others.
         """
         settings, run = self._settings, self.config.seed or 0
+        self._prior_logit = prior_logit
         seeds = [
             stable_seed(run, SCORER_MODULE, iteration, epoch)
             for epoch in range(settings.scorer_num_epochs)
@@ -171,7 +176,13 @@ class ScorerMixin(ScoreLossesMixin):
         ends, of_turns = self._turn_scores(part)
         loss = self._settings.scorer_loss
         if loss == "expert":
-            return self.outcome_sum(SCORER_MODULE, of_turns, part, ends.rows)
+            return self.outcome_sum(
+                SCORER_MODULE,
+                of_turns,
+                part,
+                ends.rows,
+                prior_logit=self._prior_logit,
+            )
         last = ends.last()
         scores, rows = self._pooled(ends, last, of_turns), ends.rows[last]
         if loss == "pairwise":

@@ -90,6 +90,8 @@ class TrainsScorer(RLlibAlgorithm):
     def _update_scorer(self) -> None:
         config = self.config
         episodes, self._to_learn = self._to_learn, []
+        # RLlib reports what was logged once as NaN in iterations without an update.
+        self.metrics.delete(LEARNER_RESULTS, SCORER_MODULE, key_error=False)
         if config.scorer_iters is not None and self.iteration >= config.scorer_iters:
             return
         units = self._units(episodes)
@@ -97,7 +99,10 @@ class TrainsScorer(RLlibAlgorithm):
         if not units:
             return  # e.g. all returns of every task are equal
         results = self.learner_group.foreach_shard(
-            "update_scorer", self._shards(units), iteration=self.iteration
+            "update_scorer",
+            self._shards(units),
+            iteration=self.iteration,
+            prior_logit=self._prior_logit(units),
         )
         # Means over all Learners, which each of them returns.
         for name, value in results[0].items():
@@ -130,6 +135,19 @@ class TrainsScorer(RLlibAlgorithm):
             WholeEpisode, module_id=SCORER_MODULE, success=True
         )
         return [*episodes, *map(as_expert, expert_episodes(self.config, tasks))]
+
+    def _prior_logit(self, units: Sequence[Any]) -> float:
+        """Return log(expert's turns / own turns), for the loss of a discriminator.
+
+        Without it the scores learn that one expert faces a whole group of rollouts: all
+        become negative, which rewards a policy that ends its episodes early.
+        """
+        if self.config.scorer_loss != "expert":
+            return 0.0
+        turns = {True: 0, False: 0}
+        for unit in units:
+            turns[bool(episode_data(unit).success)] += len(unit)
+        return float(np.log(turns[True] / turns[False]))
 
     def _shards(self, units: Sequence[Any]) -> list[list[Any]]:
         count = max(1, len(self.learner_group))
