@@ -37,6 +37,7 @@ SOURCE = "source"  # place of the row's SOURCES; absent: all are sampled [B]
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 SCORES = "scores"  # of a reward model, at the ends of turns [M]
+QF_PREDS = "qf_preds"  # RLlib's name: of a turn critic, per turn [C, M]
 PREDICTED_VALUES = "predicted_values"  # of RLlib's loss, at trained tokens [N]
 PACKED_ROWS = "packed_rows"  # of a micro-batch whose rows are packed: a PackedRows
 HOST = "host_columns"  # copies of some columns in host memory: a HostColumns

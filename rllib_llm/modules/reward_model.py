@@ -20,6 +20,14 @@ from rllib_llm.modules.llm_rl_module import LLMRLModule
 from rllib_llm.upload import upload
 
 
+def freeze_output(lm: nn.Module) -> None:
+    """Freeze what scores do not read of a language model: all but its trunk."""
+    trained = {id(p) for p in lm.base_model.parameters()}
+    for parameter in lm.parameters():
+        if id(parameter) not in trained:
+            parameter.requires_grad_(False)
+
+
 class RewardRLModule(LLMRLModule):
     """Scores turns by the hidden state of their last token.
 
@@ -39,11 +47,7 @@ class RewardRLModule(LLMRLModule):
             return
         if self.value_head.trunk is not None:
             self.lm.requires_grad_(False)
-        # Of the policy, scores read the trunk alone.
-        trained = {id(p) for p in self.lm.base_model.parameters()}
-        for parameter in self.lm.parameters():
-            if id(parameter) not in trained:
-                parameter.requires_grad_(False)
+        freeze_output(self.lm)
 
     @property
     def trunk(self) -> nn.Module:

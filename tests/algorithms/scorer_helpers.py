@@ -8,16 +8,23 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
+from rllib_llm.algorithms.scorer.scorer_settings import TURN_CRITICS
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.modules.scorer import SCORER_MODULE
 
 READ = {"rewards": [{"name": "environment", "weight": 0.0}, "scorer"]}
+TURN_CRITIC = {
+    "advantage_estimator": "turn_critic",
+    "drop_zero_variance_groups": False,
+}
 LOG_RATIO = {"scores": "log_ratio", "pool": "mean", "beta": 0.5}
 
 
 def scorer_config(config_class=GRPOConfig, training=None, **scorer):
-    config = make_config(config_class, **(training or {}))
     given = {"loss": "pairwise", **scorer}
+    config = make_config(config_class, **(training or {}))
+    if given["loss"] in TURN_CRITICS:
+        return config.training(**TURN_CRITIC).scorer(**given)
     return config.rollouts(group_size=4, **READ).scorer(**given)
 
 

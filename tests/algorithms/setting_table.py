@@ -350,6 +350,10 @@ SCORER = {
     "match": of(scorer_after, "GRPO", "all"),
     "pair_margin": of(scorer_after, "GRPO", 1.5),
     "max_pairs_per_task": of(scorer_after, "GRPO", 1),
+    "gamma": needing(of(scorer_after, "GRPO", 0.5), own={"loss": "td"}),
+    "expectile": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
+    "twin": needing(of(scorer_after, "GRPO", False), own={"loss": "td"}),
+    "tau": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
 }
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},

@@ -117,6 +117,20 @@ def scorer():
     )
 
 
+def turn_critic():
+    return single_config(
+        GRPOConfig,
+        slots=1,
+        rollouts={"episodes_per_iteration": 8, "group_size": 1},
+        training={
+            "advantage_estimator": "turn_critic",
+            "drop_zero_variance_groups": False,
+        },
+        replay={"episodes_per_iteration": 4, "coeff": 0.0},
+        scorer={"loss": "td", "lr": 1e-2, "minibatch_size": 4},
+    )
+
+
 def ppo():
     return single_config(
         LLMPPOConfig,
@@ -159,11 +173,12 @@ def self_play():
 STATELESS = {
     "grpo": set(),
     "scorer": {"llm_driver_components", "llm_advantage_estimators"},
+    "turn_critic": {"llm_driver_components", "llm_advantage_estimators"},
     "ppo": {"llm_driver_components"},
     "marft": {"llm_driver_components"},
     "self_play": {"llm_driver_components"},
 }
-RUNS = {f.__name__: f for f in (grpo, scorer, ppo, marft, self_play)}
+RUNS = {f.__name__: f for f in (grpo, scorer, turn_critic, ppo, marft, self_play)}
 
 
 def flat(tree, path=()):

@@ -42,3 +42,29 @@ def scorer(
     groups = table.task[table.owner]
     relative = group_advantages(table.scores, groups, baseline=baseline, scale=scale)
     return table.to_go(discount, relative)
+
+
+@component(
+    "advantage_estimator",
+    "turn_critic",
+    paper="ArCHer, arXiv:2402.19446; with lambda_ DigiRL, arXiv:2406.11896",
+)
+def turn_critic(table: TurnTable, *, lambda_: float | None = None) -> np.ndarray:
+    """Take the advantage of each turn from a critic of turns, without a group.
+
+    It needs the section ``scorer`` with ``loss: td`` or ``monte_carlo``.
+
+    Args:
+        table: Trajectories with the critic's advantages.
+        lambda_: None: the critic's alone. Otherwise in [0, 1]: mixed with the return,
+            whose weight is ``lambda_ ** turns until the last one``.
+
+    Returns:
+        Advantages. [M]
+    """
+    if lambda_ is None:
+        return table.scores
+    check_unit_interval(lambda_=lambda_)
+    left = table.num_turns[table.owner] - 1 - table.turn
+    weight = lambda_**left
+    return weight * table.returns[table.owner] + (1 - weight) * table.scores

@@ -11,6 +11,7 @@ from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.scorer import SCORER_MODULE
 from rllib_llm.modules.tiny import TINY_DEFAULTS
+from rllib_llm.modules.turn_critic import TurnCriticRLModule
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
@@ -47,10 +48,10 @@ def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
 
 def _begin_scorer(learner: LLMLearnerMixin, policy_id: str) -> None:
     """Give the scorer the policy's weights, with which it begins."""
-    policy, scorer = (
-        learner.module[m].unwrapped().lm for m in (policy_id, SCORER_MODULE)
-    )
-    scorer.load_state_dict(policy.state_dict())
+    policy, scorer = (learner.module[m].unwrapped() for m in (policy_id, SCORER_MODULE))
+    scorer.lm.load_state_dict(policy.lm.state_dict())
+    if isinstance(scorer, TurnCriticRLModule):
+        scorer.update_targets(tau=1.0)
 
 
 def _refresh_references(learner: LLMLearnerMixin) -> None:

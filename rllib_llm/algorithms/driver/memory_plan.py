@@ -102,6 +102,8 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
         weights = [*lm.parameters(), *_parameters(head)]
         trained += [p for p in weights if p.requires_grad]
         held += weights
+        if extra.model_config.get("num_q"):
+            held += [*lm.base_model.parameters()]  # of the target network
         whole |= _whole(lm, head)
     if config.kv_cache_gib is not None:
         cache = min(cache, int(config.kv_cache_gib * 2**30))

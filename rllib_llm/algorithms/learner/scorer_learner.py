@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from rllib_llm.algorithms.learner.score_losses import ScoreLossesMixin
+from rllib_llm.algorithms.learner.turn_critic_learner import TurnCriticMixin
 from rllib_llm.connectors.learner.score_rows import add_old_logps, on_device
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.connectors.pipelines import row_settings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
 
 
-class ScorerMixin(ScoreLossesMixin):
+class ScorerMixin(TurnCriticMixin):
     """Mixin that scores episodes with the scorer, and updates it after the policy.
 
     The scorer has rows, a denominator and an optimiser of its own. Updates of the
@@ -83,6 +83,8 @@ class ScorerMixin(ScoreLossesMixin):
 
     def _turn_scores(self, part: dict[str, Any]) -> tuple[TurnEnds, torch.Tensor]:
         """Return the ends of turns and their scores. [M]"""
+        if self._settings.is_turn_critic:
+            return self._turn_advantages(part)
         out = self.module[SCORER_MODULE].unwrapped().forward_train(part)
         ends = TurnEnds.of(part)
         if self._settings.scorer_scores == "head":
@@ -144,6 +146,7 @@ class ScorerMixin(ScoreLossesMixin):
         with self.in_update():
             for minibatch in self._minibatches(data, seeds, size, 1):
                 self._uncompiled_update(minibatch.policy_batches)
+                self._update_target_network()
         means = self._means().get(SCORER_MODULE, {})
         self._reset_stats()
         return means
@@ -165,7 +168,7 @@ class ScorerMixin(ScoreLossesMixin):
     def _count_scored(self, data: dict[str, Any]) -> int:
         """Return the number of losses: of pairs, episodes or turns."""
         loss = self._settings.scorer_loss
-        if loss == "expert":
+        if loss == "expert" or self._settings.is_turn_critic:
             return len(TurnEnds.of(data).rows)
         is_pair = loss == "pairwise"
         unit = columns.MULTI_AGENT_EPISODE_INDEX if is_pair else columns.EPISODE_INDEX
@@ -173,6 +176,8 @@ class ScorerMixin(ScoreLossesMixin):
 
     def _scorer_loss(self, part: dict[str, Any]) -> torch.Tensor:
         """Return the summed loss of a micro-batch of whole units."""
+        if self._settings.is_turn_critic:
+            return self._turn_critic_sum(part)
         ends, of_turns = self._turn_scores(part)
         loss = self._settings.scorer_loss
         if loss == "expert":

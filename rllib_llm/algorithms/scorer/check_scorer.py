@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     ScoredConfig: TypeAlias = GRPOConfig | LLMPPOConfig
 
+TURN_CRITIC = "turn_critic"  # the advantage estimator
+_OF_TD = ("scorer_gamma", "scorer_expectile", "scorer_twin", "scorer_tau")
 _OF_PAIRS = ("scorer_match", "scorer_pair_margin", "scorer_max_pairs_per_task")
 
 
@@ -27,7 +29,9 @@ def validate_scorer(config: ScoredConfig) -> None:
     Raises:
         ConfigError: If one is wrong or would have no effect.
     """
-    is_read = _is_read(config)
+    reader = TURN_CRITIC if config.is_turn_critic else SCORER_MODULE
+    is_read = _is_read(config, reader)
+    _check_readers(config)
     if not config.uses_scorer:
         if is_read:
             raise ConfigError(
@@ -39,31 +43,48 @@ def validate_scorer(config: ScoredConfig) -> None:
         refuse_without_effect(config, tuple(sorted(names)), why)
         return
     if not is_read:
+        places = "" if config.is_turn_critic else "to rollouts.rewards, or "
         raise ConfigError(
             f"scorer.loss={config.scorer_loss!r} trains a scorer that nothing reads. "
-            "Add {name: scorer} to rollouts.rewards, or to "
-            "training.advantage_estimator of GRPO."
+            f"Add {{name: {reader}}} {places}to training.advantage_estimator of GRPO."
         )
     _check_loss(config)
     _check_run(config)
 
 
-def _is_read(config: ScoredConfig) -> bool:
+def _check_readers(config: ScoredConfig) -> None:
+    """Refuse components that read another kind of scores."""
+    name = SCORER_MODULE if config.is_turn_critic else TURN_CRITIC
+    if not _is_read(config, name):
+        return
+    if config.is_turn_critic:
+        raise ConfigError(
+            f"The component {name!r} reads scores, but scorer.loss="
+            f"{config.scorer_loss!r} estimates values. Use the advantage estimator "
+            f"{TURN_CRITIC!r}, or another scorer.loss."
+        )
+    raise ConfigError(
+        f"The advantage estimator {name!r} reads values, but scorer.loss is "
+        f"{config.scorer_loss!r}. Set it to 'td' or 'monte_carlo'."
+    )
+
+
+def _is_read(config: ScoredConfig, name: str) -> bool:
     read = [(s.rewards, s.reward_transforms) for s in config.component_specs().values()]
     estimators = (
         getattr(config.get_config_for_module(module_id), "advantage_estimator", None)
         for module_id in config.trained_module_ids
     )
-    return _names_scorer([*read, *estimators])
+    return _names(name, [*read, *estimators])
 
 
-def _names_scorer(specs: Any) -> bool:
+def _names(name: str, specs: Any) -> bool:
     """Return whether a component is named so, also inside of others."""
     if isinstance(specs, Mapping):
-        return any(map(_names_scorer, specs.values()))
+        return any(_names(name, each) for each in specs.values())
     if isinstance(specs, list | tuple):
-        return any(map(_names_scorer, specs))
-    return isinstance(specs, str) and specs == SCORER_MODULE
+        return any(_names(name, each) for each in specs)
+    return isinstance(specs, str) and specs == name
 
 
 def _check_loss(config: ScoredConfig) -> None:
@@ -79,6 +100,9 @@ def _check_loss(config: ScoredConfig) -> None:
     if loss not in ("pairwise", "outcome"):
         why = "it is for scorer.loss='pairwise' and 'outcome'. Leave it out."
         refuse_without_effect(config, ("scorer_label_noise",), why)
+    if loss != "td":
+        why = "it is for scorer.loss='td'. Leave it out."
+        refuse_without_effect(config, _OF_TD, why)
     if config.scorer_scores == "head":
         why = "it is for scorer.scores='log_ratio'. Leave it out."
         refuse_without_effect(config, ("scorer_beta",), why)
@@ -89,8 +113,8 @@ def _check_loss(config: ScoredConfig) -> None:
             "classified by their sum or mean. Use loss='pairwise' or 'outcome', and "
             "pool='sum' or 'mean'."
         )
-    if loss == "expert":
-        why = "scorer.loss='expert' scores single turns. Leave it out."
+    if loss == "expert" or config.is_turn_critic:
+        why = f"scorer.loss={loss!r} scores single turns. Leave it out."
         refuse_without_effect(config, ("scorer_pool",), why)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, cast
 
+from annotated_types import Interval
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rllib_llm.algorithms.config.declarations import (
@@ -24,7 +25,8 @@ from rllib_llm.schema import (
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-LOSSES = ("pairwise", "outcome", "return", "expert")
+TURN_CRITICS = ("td", "monte_carlo")
+LOSSES = ("pairwise", "outcome", "return", "expert", *TURN_CRITICS)
 SCORES = ("head", "log_ratio")
 POOLS = ("last", "sum", "mean")
 
@@ -47,7 +49,10 @@ class ScorerSettings(DeclaredSettings):
         """None: no scorer. "pairwise": of two episodes of a task the one with the
         higher return has the higher score (Bradley-Terry). "outcome": the score is the
         logit of success. "return": the score is the return (squared error). "expert":
-        the score of each turn is the logit of being the expert's.""",
+        the score of each turn is the logit of being the expert's. Turn critics, read by
+        the advantage estimator ``turn_critic``: "td": values of places and of turns,
+        from one-step targets, also of replayed episodes (ArCHer, IQL). "monte_carlo":
+        the value of a place is the probability of success (DigiRL).""",
     )
     scorer_scores: Annotated[str, OneOf(SCORES)] = setting(
         "head",
@@ -89,6 +94,26 @@ class ScorerSettings(DeclaredSettings):
         None, "Maximum number of pairs of a task; None: no limit."
     )
 
+    scorer_gamma: Fraction = setting(0.95, 'Discount per turn of "td".')
+    scorer_expectile: Annotated[float, Interval(gt=0, lt=1)] = setting(
+        0.5,
+        """Value of a place with "td": 0.5 the mean of its turns' values, above 0.5 an
+        expectile, which approaches that of the best turn (IQL).""",
+    )
+    scorer_twin: bool = setting(
+        True, 'Whether "td" has two estimates of a turn\'s value; the least counts.'
+    )
+    scorer_tau: Annotated[float, Interval(gt=0, le=1)] = setting(
+        0.1,
+        """Share of the weights that the target network of "td" takes over after each
+        optimiser step; RLlib's word.""",
+    )
+
+    @property
+    def is_turn_critic(self) -> bool:
+        """True if the scorer estimates values of places and turns."""
+        return self.scorer_loss in TURN_CRITICS
+
     @property
     def uses_scorer(self) -> bool:
         """True if a scorer is trained."""
@@ -102,7 +127,8 @@ class ScorerSettings(DeclaredSettings):
     @property
     def reads_increments(self) -> bool:
         """True if the score of a turn is by how much it raises the conversation's."""
-        return self.scorer_pool == "last" and self.scorer_loss != "expert"
+        of_turns = self.scorer_loss == "expert" or self.is_turn_critic
+        return self.scorer_pool == "last" and not of_turns
 
     def scorer_module_spec(self) -> RLModuleSpec | None:
         """Return the specification of the scorer, None without one."""
@@ -110,15 +136,21 @@ class ScorerSettings(DeclaredSettings):
             return None
         config = cast("LLMConfig", self)
         policy = config.get_config_for_module(config.trained_module_ids[0])
-        return _spec(policy, self.scorer_scores)
+        return _spec(policy, self)
 
 
-def _spec(config: LLMConfig, scores: str) -> RLModuleSpec:
+def _spec(config: LLMConfig, settings: ScorerSettings) -> RLModuleSpec:
     """Return the specification of a scorer that begins with the policy's weights."""
     from rllib_llm.envs.spaces import UnicodeText
-    from rllib_llm.modules.scorer import SCORER_CLASSES, SCORER_MODULE
+    from rllib_llm.modules.scorer import (
+        SCORER_CLASSES,
+        SCORER_MODULE,
+        TURN_CRITIC_CLASSES,
+    )
 
-    head = {"kind": "linear", "detach": False, "bias": True}
+    scores, loss = settings.scorer_scores, settings.scorer_loss or ""
+    kind = "mlp" if settings.is_turn_critic else "linear"
+    head = {"kind": kind, "detach": False, "bias": True}
     model_config = {
         **config.language_model_config(),
         "lora": None,
@@ -126,9 +158,10 @@ def _spec(config: LLMConfig, scores: str) -> RLModuleSpec:
         "module_id": SCORER_MODULE,
         "value_head": head if scores == "head" else None,
         "value_model": "shared",
+        "num_q": (1 + settings.scorer_twin) if loss == "td" else 0,
     }
     return RLModuleSpec(
-        module_class=SCORER_CLASSES[scores],
+        module_class=TURN_CRITIC_CLASSES.get(loss, SCORER_CLASSES[scores]),
         observation_space=UnicodeText(),
         action_space=UnicodeText(),
         model_config=model_config,

@@ -15,7 +15,7 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.label_noise import exchange_labels
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
-from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.data.episode_data import REPLAY, episode_data, task_of
 from rllib_llm.modules.scorer import SCORER_MODULE
 from rllib_llm.offline.expert_episodes import expert_episodes
 from rllib_llm.rllib_bases import RLlibAlgorithm
@@ -52,8 +52,28 @@ class TrainsScorer(RLlibAlgorithm):
     def before_rewards(self, episodes: SampledEpisodes) -> None:
         """Score sampled episodes; rewards and advantage estimators read the scores."""
         super().before_rewards(episodes)  # type: ignore[misc]
-        if not self.config.uses_scorer:
-            return
+        if self.config.uses_scorer and not self.config.is_turn_critic:
+            self._score(episodes)
+
+    def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
+        """Score turns by a turn critic, which learns from the policy's rewards."""
+        if self.config.is_turn_critic:
+            self._score(episodes)
+        processed: SampledEpisodes = super().process_episodes(episodes)  # type: ignore[misc]
+        return processed
+
+    def with_stored(self, episodes: SampledEpisodes) -> list[Any]:
+        """Return the episodes to train on; a turn critic learns from replayed ones."""
+        joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
+        if self.config.is_turn_critic:
+            self._to_learn += [
+                WholeEpisode(episode, module_id=SCORER_MODULE)
+                for episode in joined
+                if episode_data(episode).source == REPLAY
+            ]
+        return joined
+
+    def _score(self, episodes: SampledEpisodes) -> None:
         whole = [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]
         for trajectory, scores in zip(
             episodes.trajectories, self.score_turns(whole), strict=True
