@@ -18,7 +18,17 @@ NEEDED = {
 }
 ADVANTAGE_ESTIMATORS = tuple(COMPONENTS["advantage_estimator"])
 # Read nothing but a task's own rollouts; the others compare whole batches.
-OF_GROUPS = ("anchor", "broadcast", "group", "hierarchical", "magrpo", "maxrl", "turn")
+OF_GROUPS = (
+    "anchor",
+    "broadcast",
+    "group",
+    "hierarchical",
+    "magrpo",
+    "maxrl",
+    "treepo",
+    "treerl",
+    "turn",
+)
 # Nothing remembered: role takes its returns in one by one, so their order matters.
 ORDERLESS = tuple(name for name in ADVANTAGE_ESTIMATORS if name != "role")
 

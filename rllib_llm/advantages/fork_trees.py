@@ -1,4 +1,4 @@
-"""Trees of forked episodes: nodes, and advantages that train each node once.
+"""Trees of forked episodes: nodes, their advantages, and training each node once.
 
 A *node* is a turn. Forks share the turns before their place with their parent, so a
 node is in every episode (leaf) below it.
@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from rllib_llm.advantages.group_relative import group_advantages
 from rllib_llm.data.turn_table import TurnTable
 
 
@@ -61,6 +62,68 @@ def nodes_of(table: TurnTable) -> Nodes:
             place += 1
     leaves = np.bincount(of_turn, minlength=len(parents))
     return Nodes(of_turn, np.array(parents, np.int64), leaves)
+
+
+def node_rewards(nodes: Nodes, centred: np.ndarray) -> np.ndarray:
+    """Return each node's reward: its value above the root's and above its parent's.
+
+    TreeRL (arXiv:2506.11902): ``([V(n) - V(root)] + [V(n) - V(parent)]) / sqrt(L(n))``
+    with V(n) the mean return of the leaves below n, and L(n) their number, because
+    leaves that are trained in full repeat the node L(n) times. The root is the prompt.
+
+    Args:
+        nodes: The nodes of the turns.
+        centred: Return of the leaf of each turn, less V(root). [M]
+
+    Returns:
+        Rewards. [K]
+    """
+    values = nodes.means(centred)
+    # Relative to the root, so its own value is 0.
+    above = np.where(nodes.parents >= 0, values[nodes.parents], 0.0)
+    return (2.0 * values - above) / np.sqrt(nodes.num_leaves)
+
+
+def subtree_advantages(
+    nodes: Nodes,
+    returns: np.ndarray,
+    owner: np.ndarray,
+    groups: np.ndarray,
+    *,
+    scale: str = "group",
+) -> np.ndarray:
+    """Return each leaf's return relative to the subtrees that contain it.
+
+    TreePO (arXiv:2508.17445): the mean over the subtrees of ``(R - mean) / (std +
+    eps)``, mean and deviation over the subtree's leaves. The whole group is one; so is
+    each node with at least two leaves, unless its parent has the same leaves: a set of
+    leaves counts once, however many turns they share.
+
+    Args:
+        nodes: The nodes of the turns.
+        returns: Return of each leaf. [N]
+        owner: Leaf of each turn. int64 [M]
+        groups: Group of each leaf, integers from 0. [N]
+        scale: "group": divide by the subtree's deviation; "none".
+
+    Returns:
+        Advantages. [N]
+    """
+    total, count = group_advantages(returns, groups, scale=scale), np.ones(len(returns))
+    # Leaves below the parent of each node; below a root's, the whole group. [K]
+    above = nodes.num_leaves[nodes.parents]
+    group_of, is_root = np.zeros(len(above), np.int64), nodes.parents < 0
+    group_of[nodes.of_turn] = groups[owner]
+    above[is_root] = np.bincount(groups)[group_of[is_root]]
+    is_subtree = (nodes.num_leaves > 1) & (nodes.num_leaves < above)
+    # A turn is a leaf's membership in its node; nodes without others to compare with
+    # and repeated sets of leaves have none.
+    member = np.flatnonzero(is_subtree[nodes.of_turn])
+    leaf = owner[member]
+    relative = group_advantages(returns[leaf], nodes.of_turn[member], scale=scale)
+    total += np.bincount(leaf, relative, minlength=len(total))
+    count += np.bincount(leaf, minlength=len(total))
+    return total / count
 
 
 def train_nodes_once(

@@ -102,6 +102,23 @@ def test_group_statistics_count_each_leaf_once():
         np.testing.assert_allclose(per_turn(episode), value)
 
 
+def test_advantages_in_trees_are_of_the_leaves_that_share_a_turn():
+    tree = {"name": "treerl"}
+    config, episodes = config_of(), leaves()
+    config.training(advantage_estimator=tree)
+    set_group_advantages(config, episodes)
+    found = nodes(episodes)
+    returns = np.repeat([reward for *_, reward in TREE], 3)
+    value = [returns[found.of_turn == node].mean() for node in range(10)]
+    root = np.mean([reward for *_, reward in TREE])
+    wanted = [
+        (2 * value[n] - root - (value[p] if p >= 0 else root)) / size**0.5
+        for n, (p, size) in enumerate(zip(found.parents, found.num_leaves, strict=True))
+    ]
+    for episode, of_turn in zip(episodes, found.of_turn.reshape(5, 3), strict=True):
+        np.testing.assert_allclose(per_turn(episode), np.take(wanted, of_turn))
+
+
 def test_each_turn_is_trained_once_with_the_mean_of_its_leaves():
     whole, tree = played(), played(fork_training="tree")
     of_turn = nodes(whole).of_turn.reshape(5, 3)

@@ -117,6 +117,19 @@ def test_a_single_agent_has_no_leader():
         config("guess_number-v0", advantage_estimator=advantages).validate()
 
 
+@pytest.mark.parametrize("name", ["treepo", "treerl"])
+def test_trees_need_forks(name):
+    lake = {"env": "frozen_lake-v0", "advantage_estimator": ["group", {"name": name}]}
+    message = f"'{name}' compares episodes that share turns.*fork is None.*'group'"
+    with pytest.raises(ConfigError, match=message):
+        config(**lake).validate()
+    forked = config(**lake).rollouts(fork={"name": "every_turn", "first": 1})
+    forked.validate()
+    with pytest.raises(ConfigError, match="scale is 'batch'"):
+        trees = {"name": "treepo", "scale": "batch"}
+        config(advantage_estimator=trees).validate()
+
+
 def test_shares_of_success_must_be_ones():
     negative = TurnTable([trajectory(rewards=[-1.0])])
     with pytest.raises(ValueError, match="-1 is negative.*of='success'"):

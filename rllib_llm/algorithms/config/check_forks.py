@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from rllib_llm.advantages.estimators.forked import OF_TREES
 from rllib_llm.components.registry import bind
 from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rllib_llm.advantages.estimators.combine import AdvantageEstimators
     from rllib_llm.types import LLMConfig
 
 
@@ -51,3 +54,18 @@ def validate_forks(config: LLMConfig) -> None:
             f"fork {name!r}: {config.env} runs programs, whose state cannot be "
             "restored. Leave fork out."
         )
+
+
+def refuse_tree_estimators(estimators: Iterable[AdvantageEstimators]) -> None:
+    """Refuse advantages in trees of a run whose episodes are not forked.
+
+    Raises:
+        ConfigError: With the value, the rule, and the remedy.
+    """
+    for bound in (bound for each in estimators for bound in each.estimators):
+        if (name := bound.component.name) in OF_TREES:
+            raise ConfigError(
+                f"advantage_estimator {name!r} compares episodes that share turns, but "
+                "fork is None, so none do. Set rollouts.fork, e.g. "
+                "{name: every_turn}, or use 'group'."
+            )

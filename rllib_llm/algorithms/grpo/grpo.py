@@ -14,6 +14,7 @@ from rllib_llm.advantages.estimators.combine import AdvantageEstimators
 from rllib_llm.advantages.estimators.group import GROUP_BY, has_variance
 from rllib_llm.advantages.group_relative import BASELINES, SCALES
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.check_forks import refuse_tree_estimators
 from rllib_llm.algorithms.config.data import MixedDataSettings, validate_mixed_data
 from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
@@ -164,6 +165,7 @@ class GRPOConfig(
         if self.fork is None:
             why = "fork is None, so no turn is in two episodes. Set fork."
             refuse_without_effect(self, ("fork_training",), why)
+            refuse_tree_estimators(estimators_of_policies(self).values())
         if self.use_kl_loss:
             raise ConfigError(
                 "use_kl_loss=True: GRPO has no KL to the old policy. Use ref_kl_coeff "
