@@ -22,8 +22,8 @@ class Bandit(TextEnv):
     One button, drawn at random, gives 1 with probability ``best``, the others with
     ``other``. Each turn's reward is the payout divided by ``max_turns``, so that the
     return is the share of presses that gave 1. An episode is a success if its last
-    press was the best button. It never ends early. Episodes of both splits are drawn alike,
-    because the prompt does not reveal the chances.
+    press was the best button. It never ends early. Episodes of both splits are drawn
+    alike, because the prompt does not reveal the chances.
     """
 
     max_turns = 10

@@ -108,10 +108,16 @@ def taught(curriculum: Any) -> None:
         curriculum.observe(table)
 
 
+def failed(curriculum: Any) -> None:
+    table = played()
+    for trajectory in table.trajectories:
+        trajectory.success = False
+    curriculum.observe(table)
+
+
 def assigned(curriculum: Any) -> list[Any]:
     taught(curriculum)  # what was counted before decides what this leads to
-    tasks = [curriculum.assign(Task(g, 0, g), 0) for g in range(50, 56)]
-    return [(task.seed, task.options) for task in tasks]
+    return [curriculum.assign(Task(g, 0, g), 0).options for g in range(50, 56)]
 
 
 def curriculum(name: str, **settings: Any) -> Case:
@@ -408,7 +414,11 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
 
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
-    "FailedTasks": curriculum("failed", prob=1.0, capacity=30),
+    "FailedTasks": Case(
+        lambda: bind("curriculum", {"name": "failed", "prob": 1.0}).call,
+        failed,
+        lambda of: [of.assign(Task(g, 0, 1000 + g), 0).seed for g in range(3)],
+    ),
     "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
     "advantages.estimators.recent_returns.History": advantage_estimator("history"),
     "Role": advantage_estimator("role"),
