@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_llm.envs import make_env
+from rllib_llm.envs import check_env, make_env
 from rllib_llm.envs.bandit import ARMS
 
 
@@ -44,3 +44,10 @@ def test_payouts_have_their_chances():
             presses[side] += env.presses[chosen].sum()
     # Standard errors: 0.017 and 0.008.
     assert given / presses == pytest.approx([0.7, 0.3], abs=0.05)
+
+
+def test_check_env_finds_nothing():
+    report = check_env("bandit-v0")
+    assert report.ok, str(report)
+    # UCB1 on ten presses; random presses end with the best button in a fifth.
+    assert 0.5 < report.measurements["expert_success"] < 1.0

@@ -14,7 +14,6 @@ from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError
 
 SHIPPED = [
-    "bandit-v0",
     "bandit_probe-v0",
     "canvas-v0",
     "code-v0",
