@@ -100,9 +100,13 @@ WITH_COMPONENTS = [
 
 @pytest.mark.parametrize("name", WITH_COMPONENTS)
 def test_masked_tokens_have_no_part_and_nothing_gives_zero(name):
-    components = config_of(name).build_composed_loss()
+    config = config_of(name)
+    components = config.build_composed_loss()
+    # DigiRL imitates, and only where the advantage is above 0.
+    last = 1 if config.policy_loss == {"name": "nll", "above": 0.0} else -1
     for mask in ([True, False, True], [False] * 3):
-        batch, logp = tokens([1.05, 3.0, 0.95], [1, -50, -1], mask=torch.tensor([mask]))
+        advantages = [1, -50, last]
+        batch, logp = tokens([1.05, 3.0, 0.95], advantages, mask=torch.tensor([mask]))
         total = components.policy_loss(batch)[0].sum()
         total = total + sum(loss.sum() for _, loss in components.term_losses(batch))
         slope = torch.autograd.grad(total, logp)[0][0]

@@ -30,9 +30,9 @@ SCORED = {
     "digirl": GROUPS,
     "human_preferences": GROUPS,
     "instruct_gpt": GROUPS,
-    "istar": GROUPS,
+    "istar": (*GROUPS, "env_config={}"),
     "learning_to_summarize": (),
-    "spa_rl": (),
+    "spa_rl": ("env_config={}",),
     "step_agent": (),
 }
 CASES = {
