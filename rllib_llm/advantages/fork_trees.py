@@ -1,7 +1,8 @@
 """Trees of forked episodes: nodes, their advantages, and training each node once.
 
 A *node* is a turn. Forks share the turns before their place with their parent, so a
-node is in every episode (leaf) below it.
+node is in every episode (leaf) below it. Nodes that answer one observation are
+siblings: they were sampled at one place. The place of roots is the prompt.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.group_relative import group_advantages
 from rllib_llm.data.turn_table import TurnTable
 
@@ -22,11 +24,13 @@ class Nodes:
         of_turn: Node of each turn. int64 [M]
         parents: Parent of each node, -1 for a root; smaller than the node. int64 [K]
         num_leaves: Episodes below each node. int64 [K]
+        places: Place of each node; siblings have the same. int64 [K]
     """
 
     of_turn: np.ndarray
     parents: np.ndarray
     num_leaves: np.ndarray
+    places: np.ndarray
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of each node's turns over its leaves. [M] -> [K]"""
@@ -41,6 +45,7 @@ def nodes_of(table: TurnTable) -> Nodes:
         table: Trajectories of agents, forked or not.
     """
     numbers: dict[tuple[int, ...], int] = {}
+    prompts: list[tuple[int, int]] = []
     of_turn = np.zeros(len(table.owner), np.int64)
     parents: list[int] = []
     place = 0
@@ -58,10 +63,33 @@ def nodes_of(table: TurnTable) -> Nodes:
             if key not in numbers:
                 numbers[key] = len(parents)
                 parents.append(above)
+                prompts.append((trajectory.task.group_id, trajectory.agent))
             above = of_turn[place] = numbers[key]
             place += 1
     leaves = np.bincount(of_turn, minlength=len(parents))
-    return Nodes(of_turn, np.array(parents, np.int64), leaves)
+    # Roots have the parent -1 in every task.
+    tasks, agents = np.array(prompts, np.int64).reshape(-1, 2).T
+    places = combined_keys(tasks, agents, np.array(parents, np.int64))
+    return Nodes(of_turn, np.array(parents, np.int64), leaves, places)
+
+
+def place_values(nodes: Nodes, returns: np.ndarray) -> np.ndarray:
+    """Return the Monte-Carlo value of the place before each turn.
+
+    With k episodes that go on from a place it is the mean of k returns. Episodes count
+    equally, also those that share turns after the place.
+
+    Args:
+        nodes: The nodes of the turns.
+        returns: Return of each turn's episode, or its return from the turn on. [M]
+
+    Returns:
+        Mean of the returns over all episodes that go on from the place. [M]
+    """
+    if not len(returns):
+        return np.zeros(0)
+    places = nodes.places[nodes.of_turn]
+    return key_means(returns, places)[places]
 
 
 def node_rewards(nodes: Nodes, centred: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from component_helpers import advantages_of, rearranged, trajectory
 
+from rllib_llm.advantages.fork_trees import nodes_of, place_values
 from rllib_llm.data.places import Branch
 from rllib_llm.data.turn_table import TurnTable
 
@@ -221,3 +222,14 @@ def test_equal_returns_give_exactly_nothing(name):
     first = leaf(0, 0, rewards=[0.1, 0.2])
     table = TurnTable([first, *(leaf(0, i, first, 1, [0.2]) for i in (1, 2, 3))])
     assert not advantages_of(table, name).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_place_is_worth_the_mean_of_what_goes_on_from_it(seed):
+    table, expected = grown(seed), []
+    for one in table.trajectories:
+        for turn in range(len(one)):
+            others = [o for o in sharing(table, one, turn - 1) if len(o) > turn]
+            expected.append(np.mean([o.episode_return for o in others]))
+    found = place_values(nodes_of(table), table.returns[table.owner])
+    np.testing.assert_allclose(found, expected, atol=ATOL)

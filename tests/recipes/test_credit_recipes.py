@@ -10,6 +10,7 @@ import pytest
 
 from rllib_llm.advantages.column_keys import combined_keys
 from rllib_llm.advantages.estimators.anchor import anchors
+from rllib_llm.advantages.fork_trees import nodes_of
 from rllib_llm.advantages.group_relative import group_advantages
 from rllib_llm.components.registry import bind
 from rllib_llm.data.turn_table import TurnTable
@@ -92,6 +93,19 @@ def maxrl(table, advantages):
     np.testing.assert_allclose(advantages[failed[table.owner]], -1.0, atol=1e-5)
 
 
+def tree_rl(table, advantages):
+    """A turn has one advantage in all its leaves; siblings differ."""
+    nodes = nodes_of(table)
+    assert nodes.num_leaves.max() == 8
+    per_node = nodes.means(advantages)[nodes.of_turn]
+    np.testing.assert_allclose(advantages, per_node, atol=1e-5)
+    # Weighted by their leaves, siblings' gains over their place sum to nothing.
+    sums_to_nothing(
+        (advantages * np.sqrt(nodes.num_leaves[nodes.of_turn]))[table.turn == 0],
+        table.task,
+    )
+
+
 def magrpo(table, advantages):
     rounds = combined_keys(table.episode[table.owner], table.turn)
     means = np.bincount(rounds, advantages) / np.bincount(rounds)
@@ -134,6 +148,7 @@ CASES = {
     "dr_grpo": (dr_grpo, LAKE),
     "lite_ppo": (lite_ppo, LAKE),
     "maxrl": (maxrl, LAKE),
+    "tree_rl": (tree_rl, LAKE),
     "magrpo": (magrpo, KEPT),
     "magrpo_cross": (magrpo_cross, KEPT),
     "at_grpo": (at_grpo, KEPT),

@@ -41,6 +41,7 @@ CASES = {
     "frozen_lake_dpo": LAKE,
     "frozen_lake_dmpo": LAKE,
     "eto": LAKE,
+    "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),

@@ -163,7 +163,9 @@ def well_formed(t):
 # What success means where it is not the answer, or form is a part of it.
 SOLVED = {
     "deepretrieval": found_all,
-    "research": lambda t: t.success and well_formed(t),
+    **dict.fromkeys(
+        ("research", "arpo", "aepo"), lambda t: t.success and well_formed(t)
+    ),
     "r1_searcher/answer": lambda t: t.success and well_formed(t),
 }
 # Reasons why the return of a solved game may be below that of a failed one.

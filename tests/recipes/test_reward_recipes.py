@@ -168,6 +168,8 @@ CASES = {
     "r1_searcher": (r1_searcher, (*GRPO, *SEARCH)),
     "r1_searcher/answer": (r1_searcher_answer, (*GRPO, *SEARCH)),
     "research": (research, (*GRPO, *SEARCH)),
+    "arpo": (research, (*GRPO, *SEARCH)),
+    "aepo": (research, (*GRPO, *SEARCH)),
     "stepsearch": (stepsearch, PPO),
     "otc": (otc, (*GRPO, *SEARCH)),
     "atom_searcher": (atom_searcher, (*GRPO, *SEARCH)),

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rllib_llm.advantages.column_keys import combined_keys, key_means
+from rllib_llm.advantages.fork_trees import nodes_of
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, num_tokens, task_of
+from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.offline.conversation_files import StoredLabelled, StoredPair
 from rllib_llm.offline.stored_episodes import RowsInPasses, conversation_episode
 
@@ -28,12 +32,14 @@ class Compared:
 
     Args:
         sides: Episodes with their agent index, by name.
-        from_turn: Earlier turns are context and are not trained.
+        compared: Other turns are context and are not trained.
     """
 
-    def __init__(self, sides: dict[str, tuple[Any, int]], from_turn: int = 0):
+    def __init__(
+        self, sides: dict[str, tuple[Any, int]], compared: slice = slice(None)
+    ):
         self.agent_episodes = {
-            name: _Side(episode, number, from_turn)
+            name: _Side(episode, number, compared)
             for name, (episode, number) in sides.items()
         }
         self.custom_data: dict[str, Any] = {}
@@ -56,13 +62,24 @@ class PreferencePair(Compared):
         rejected: The other one.
         after_fork: Whether only the turns from the first one in which they differ are
             compared; earlier ones are context.
+        turn: The only turn that is compared; None: all.
     """
 
-    def __init__(self, chosen: Any, rejected: Any, *, after_fork: bool = False):
-        super().__init__(
-            {"chosen": (chosen, CHOSEN), "rejected": (rejected, REJECTED)},
-            from_turn=common_turns(chosen, rejected) if after_fork else 0,
-        )
+    def __init__(
+        self,
+        chosen: Any,
+        rejected: Any,
+        *,
+        after_fork: bool = False,
+        turn: int | None = None,
+    ):
+        compared = slice(None)
+        if turn is not None:
+            compared = slice(turn, turn + 1)
+        elif after_fork:
+            compared = slice(common_turns(chosen, rejected), None)
+        sides = {"chosen": (chosen, CHOSEN), "rejected": (rejected, REJECTED)}
+        super().__init__(sides, compared)
 
 
 class LabelledEpisode(Compared):
@@ -95,17 +112,19 @@ class _Side:
     Args:
         episode: The SingleAgentEpisode.
         number: Its agent index.
-        from_turn: Earlier turns are not trained.
+        compared: Other turns are not trained.
     """
 
-    def __init__(self, episode: Any, number: int, from_turn: int):
+    def __init__(self, episode: Any, number: int, compared: slice):
         self._episode = episode
         data = episode_data(episode)
+        turns = range(len(episode))
         data = dataclasses.replace(
             data,
             agent_index=number,
             is_annotated=False,
-            masked_turns=frozenset(data.masked_turns) | frozenset(range(from_turn)),
+            masked_turns=frozenset(data.masked_turns)
+            | (frozenset(turns) - frozenset(turns[compared])),
         )
         self.custom_data = {**episode.custom_data, columns.EPISODE_DATA: data}
         self.id_, self.module_id = episode.id_, episode.module_id
@@ -210,6 +229,60 @@ def pairs_of_episodes(
     return [
         PreferencePair(episodes[b], episodes[w], after_fork=after_fork)
         for b, w in indices
+    ]
+
+
+def step_pairs(
+    table: TurnTable, *, margin: float = 0.0, max_pairs_per_task: int | None = None
+) -> list[tuple[int, int, int]]:
+    """Return pairs of replies to one observation of forked episodes.
+
+    The value of a reply is the mean return of the episodes that contain it, the
+    Monte-Carlo estimate of IPR (Xiong et al. 2024, arXiv:2406.11176). Equal replies at
+    one place are one. Of the replies at a place the best is paired with the worst, the
+    second best with the second worst, and so on.
+
+    Args:
+        table: Whole groups of one agent.
+        margin: The better one's value is higher by more than this, >= 0.
+        max_pairs_per_task: Maximum number of pairs of a task, widest margins first;
+            None: no limit.
+
+    Returns:
+        Indices of an episode with the better and one with the worse reply, and the
+        number of the turn.
+    """
+    if not len(table.owner):
+        return []
+    nodes, owner = nodes_of(table), table.owner
+    places = nodes.places[nodes.of_turn]
+    replies = combined_keys(places, table.completions)
+    values = key_means(table.returns[owner], replies)
+    # Of the episodes with a reply the first one that is trained on stands for it.
+    order = np.argsort(~table.is_trained[owner], kind="stable")
+    first = order[np.unique(replies[order], return_index=True)[1]]
+    pairs = outcome_pairs(values.tolist(), places[first].tolist(), margin=margin)
+    pairs.sort(key=lambda pair: values[pair[1]] - values[pair[0]])
+    task, used = table.task[owner[first]], dict.fromkeys(table.task.tolist(), 0)
+    kept = []
+    for better, worse in pairs:
+        number = int(task[better])
+        if max_pairs_per_task is None or used[number] < max_pairs_per_task:
+            used[number] += 1
+            rows = first[[better, worse]]
+            kept.append((*owner[rows].tolist(), int(table.turn[rows[0]])))
+    return kept
+
+
+def step_pairs_of_episodes(
+    episodes: Sequence[Any], **settings: Any
+) -> list[PreferencePair]:
+    """Return pairs of episodes that compare one turn each; see :func:`step_pairs`."""
+    return [
+        PreferencePair(episodes[better], episodes[worse], turn=turn)
+        for better, worse, turn in step_pairs(
+            SampledEpisodes(episodes).table(), **settings
+        )
     ]
 
 

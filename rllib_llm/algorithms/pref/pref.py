@@ -15,6 +15,7 @@ from rllib_llm.algorithms.pref.pairs import (
     WithNeighbours,
     labelled_episodes,
     pairs_of_episodes,
+    step_pairs_of_episodes,
     stored_labelled,
     stored_pair,
 )
@@ -69,12 +70,14 @@ class Pref(LLMAlgorithm):
         if config.expert_episodes:
             tasks = {task_of(e).group_id: task_of(e) for e in episodes}
             episodes += expert_episodes(config, list(tasks.values()))
+        settings = {
+            "margin": config.margin,
+            "max_pairs_per_task": config.max_pairs_per_task,
+        }
+        if config.match == "step":
+            return step_pairs_of_episodes(episodes, **settings)
         return pairs_of_episodes(
-            episodes,
-            margin=config.margin,
-            match=config.match,
-            max_pairs_per_task=config.max_pairs_per_task,
-            after_fork=config.after_fork,
+            episodes, match=config.match, after_fork=config.after_fork, **settings
         )
 
     def _read(self) -> Sequence[Compared]:

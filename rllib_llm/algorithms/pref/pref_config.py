@@ -79,11 +79,13 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     turn_discount: UpToOne = setting(
         1.0, "Discount of later turns' log-probabilities, in (0, 1] (DMPO); 1: none."
     )
-    match: Annotated[str, OneOf(MATCHES)] = setting(
+    match: Annotated[str, OneOf((*MATCHES, "step"))] = setting(
         "one_to_one",
         """Pairs of a task's episodes, by return: "best_worst" (one pair),
         "one_to_one" (every episode in at most one pair), "all", or "longest_prefix"
-        (episodes that differ latest, each in at most one pair).""",
+        (episodes that differ latest, each in at most one pair). "step": replies at one
+        place of forked episodes, by the mean return after each; nothing else of the
+        episodes is compared (IPR).""",
     )
     after_fork: bool = setting(
         False,
@@ -101,7 +103,9 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         match="best_worst" one pair of expert and worst own episode).""",
     )
     margin: NonNegativeFloat = setting(
-        0.0, "Least difference of the returns of a pair, not included."
+        0.0,
+        """Least difference of a pair's returns, or of its replies' values
+        (match="step"); not included.""",
     )
     max_pairs_per_task: PositiveInt | None = setting(
         None, "Maximum number of pairs of a task; None: no limit."
@@ -179,11 +183,27 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
                 f"group_size={self.group_size}: a pair needs two episodes of a task. "
                 "Use group_size >= 2, or data.files."
             )
+        if self.match == "step":
+            self._validate_steps()
         if self.action_head != "generate":
             raise ConfigError(
                 f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
             )
         self._require_one_agent()
+
+    def _validate_steps(self) -> None:
+        why = "match='step' compares one turn of a pair. Leave it out."
+        refuse_without_effect(self, ("after_fork",), why)
+        if self.fork is None:
+            raise ConfigError(
+                "match='step' compares replies at one place of forked episodes, but "
+                "fork=None. Set rollouts.fork, or another match."
+            )
+        if self.expert_episodes:
+            raise ConfigError(
+                "expert_episodes=True: the expert's episode begins at the prompt, and "
+                "match='step' compares forked episodes. Leave one of the two out."
+            )
 
     def _refuse_other_comparisons(self) -> None:
         """Refuse settings that this loss does not read."""
