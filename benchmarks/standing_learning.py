@@ -87,6 +87,7 @@ def learn(args: argparse.Namespace, lr: float, seed: int) -> list[Update]:
     rows: list[Update] = []
     while len(rows) < args.updates:
         rows.append(update())
+        print(len(rows), rows[-1], flush=True)
         recent = [row[0] for row in rows[-WINDOW:]]
         if len(recent) == WINDOW and np.mean(recent) >= args.target:
             break

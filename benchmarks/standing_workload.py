@@ -54,7 +54,7 @@ _SHARED = {"vocab_size": 384, "max_position_embeddings": 8192}
 _SFT: dict[str, dict[str, Any]] = {
     "tiny": {"demonstrations": 3000, "epochs": 3, "lr": 3e-3},
     "small": {"demonstrations": 320, "epochs": 1, "lr": 1e-3},
-    "smollm": {"demonstrations": 160, "epochs": 1, "lr": 1e-4},
+    "smollm": {"demonstrations": 480, "epochs": 1, "lr": 1e-4},
 }
 
 # Texts that train the tokenizer: the words of the game three times, so that each is one
