@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from learner_helpers import assert_close, fake_episode, make_config, make_learner
+from learner_helpers import (
+    assert_close,
+    fake_episode,
+    make_config,
+    make_learner,
+    update,
+    weights,
+)
 from scorer_helpers import (
     TURN_CRITIC,
     away_from_zero,
@@ -18,13 +25,11 @@ from scorer_helpers import (
 from side_by_side import call_side_by_side
 
 from rllib_llm import GRPOConfig, LLMPPOConfig
-from rllib_llm.advantages.estimators.scored import turn_critic
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import REPLAY, episode_data
 from rllib_llm.data.episode_records import episode_record, recorded_episode
 from rllib_llm.data.sampled_episodes import SampledEpisodes
-from rllib_llm.data.turn_table import example_table
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.scorer import SCORER_MODULE
 
@@ -191,6 +196,21 @@ def test_values_reach_the_returns():
     assert losses[-1] < 0.2 * losses[0]
 
 
+def test_values_become_the_frequencies_of_success():
+    """Monte Carlo: nothing tells the three successes of four from the failure."""
+    learner = make_learner(scorer_config(loss="monte_carlo", lr=3e-3))
+    alike = [
+        WholeEpisode(fake_episode(1, turns=1, reward=0.0), SCORER_MODULE, success=s)
+        for s in (True, True, True, False)
+    ]
+    for i in range(60):
+        metrics = learner.update_scorer(alike, i)
+    assert metrics["outcome_accuracy"] == pytest.approx(0.75)
+    # Without a reward the advantage of the last turn is -V.
+    advantages = np.ravel(learner.score_turns(alike))
+    assert advantages == pytest.approx([-0.75] * 4, abs=0.03)
+
+
 # Driver -------------------------------------------------------------------------------
 
 
@@ -231,22 +251,19 @@ def test_replayed_episodes_are_learned_by_turn_critics(loss, expected, monkeypat
         algo._update_scorer()
 
 
-@pytest.mark.parametrize("lambda_", [None, 0.0, 0.5, 1.0])
-def test_mixed_advantages_against_a_loop(lambda_):
-    table = example_table(("a",), rollouts=3)
-    table.trajectories[0].scores = [0.25, -1.0]
-    found = table.split(turn_critic(table, lambda_=lambda_))
-    for trajectory, advantages in zip(table.trajectories, found, strict=True):
-        last = len(trajectory) - 1
-        for turn, score in enumerate(trajectory.scores):
-            weight = 0.0 if lambda_ is None else lambda_ ** (last - turn)
-            expected = weight * trajectory.episode_return + (1 - weight) * score
-            assert advantages[turn] == pytest.approx(expected)
-
-
-def test_a_lambda_outside_is_refused():
-    with pytest.raises(ValueError, match="lambda_"):
-        turn_critic(example_table(("a",)), lambda_=1.5)
+def test_only_turns_above_a_threshold_are_imitated():
+    """DigiRL's policy loss: NLL of the turns whose advantage is large enough."""
+    trained = []
+    for low in (0.0, 0.04, 0.06):
+        training = {"policy_loss": {"name": "nll", "above": 0.05}}
+        learner = make_learner(scorer_config(training=training, loss="monte_carlo"))
+        episodes = [fake_episode(i, turns=2) for i in range(4)]
+        for episode in episodes:
+            episode_data(episode).advantage = np.array([0.3, low])
+        update(learner, episodes)
+        trained.append(torch.cat([w.flatten() for w in weights(learner).values()]))
+    below, still_below, above = trained
+    assert torch.equal(below, still_below) and not torch.equal(below, above)
 
 
 # Configuration ------------------------------------------------------------------------

@@ -102,8 +102,8 @@ WITH_COMPONENTS = [
 def test_masked_tokens_have_no_part_and_nothing_gives_zero(name):
     config = config_of(name)
     components = config.build_composed_loss()
-    # DigiRL imitates, and only where the advantage is above 0.
-    last = 1 if config.policy_loss == {"name": "nll", "above": 0.0} else -1
+    # DigiRL imitates, and only where the advantage is above a threshold.
+    last = 1 if config.policy_loss == {"name": "nll", "above": 0.05} else -1
     for mask in ([True, False, True], [False] * 3):
         advantages = [1, -50, last]
         batch, logp = tokens([1.05, 3.0, 0.95], advantages, mask=torch.tensor([mask]))

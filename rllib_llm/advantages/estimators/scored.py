@@ -56,8 +56,8 @@ def turn_critic(table: TurnTable, *, lambda_: float | None = None) -> np.ndarray
 
     Args:
         table: Trajectories with the critic's advantages.
-        lambda_: None: the critic's alone. Otherwise in [0, 1]: mixed with the return,
-            whose weight is ``lambda_ ** turns until the last one``.
+        lambda_: None: the critic's alone. Otherwise in [0, 1]: mixed with the return
+            from the turn on, whose weight is ``lambda_ ** turns until the last one``.
 
     Returns:
         Advantages. [M]
@@ -67,4 +67,5 @@ def turn_critic(table: TurnTable, *, lambda_: float | None = None) -> np.ndarray
     check_unit_interval(lambda_=lambda_)
     left = table.num_turns[table.owner] - 1 - table.turn
     weight = lambda_**left
-    return weight * table.returns[table.owner] + (1 - weight) * table.scores
+    # A turn has no part in earlier rewards; with one at the end this is the outcome.
+    return weight * table.to_go() + (1 - weight) * table.scores

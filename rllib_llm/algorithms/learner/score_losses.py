@@ -80,8 +80,8 @@ class ScoreLossesMixin(LearnerStats):
         success = read(batch, columns.SUCCESS)[rows]
         if np.isnan(success).any():
             raise ConfigError(
-                "The loss 'outcome' needs the success of every episode, which this "
-                "environment does not report. Use 'pairwise'."
+                "The loss needs the success of every episode, which this environment "
+                "does not report. Use another loss, e.g. 'pairwise' or 'td'."
             )
         target = upload(success, self._device)
         loss = outcome_loss(scores + prior_logit, target)
