@@ -109,7 +109,7 @@ def ours(
         found = algo.train()["env_runners"]
         seconds = time.process_time() - start
         tokens = int(found["num_completion_tokens"])
-        return round(float(found["success_rate"]), 4), round(seconds, 3), tokens
+        return round(float(found["success_rate"]), 6), round(seconds, 3), tokens
 
     return update, algo.stop
 
@@ -135,7 +135,7 @@ def peer(
 
     def update() -> Update:
         found = trl.measure()
-        return round(found.success, 4), round(found.total_s, 3), int(found.sampled)
+        return round(found.success, 6), round(found.total_s, 3), int(found.sampled)
 
     return update, trl.stop
 
