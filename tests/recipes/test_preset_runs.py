@@ -25,8 +25,7 @@ LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
 SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
-    # In place of the lake.
-    "archer": (*GROUPS, "env_config={upper: 15, max_turns: 4}"),
+    "archer": (*GROUPS, "env_config={}"),
     "digirl": GROUPS,
     "human_preferences": GROUPS,
     "instruct_gpt": GROUPS,
