@@ -16,6 +16,7 @@ from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 from rllib_llm.connectors.env_to_module import RenderChat
 from rllib_llm.connectors.learner.central_rows import CentralRows
+from rllib_llm.connectors.learner.loss_mask import PatternMask
 from rllib_llm.connectors.learner.non_llm_batches import NonLLMBatches
 from rllib_llm.connectors.learner.score_rows import ScoreRows
 from rllib_llm.connectors.learner.token_gae import GAESettings, TokenGAE
@@ -115,6 +116,7 @@ def row_settings(config: LLMConfig) -> RowSettings:
     tokenizer = config.chat_renderer().tokenizer
     # Many chat tokenizers have no pad token; padding is masked, so any id serves.
     pad_id = tokenizer.pad_token_id
+    pattern = config.loss_mask_pattern
     return RowSettings(
         pad_id=tokenizer.eos_token_id if pad_id is None else pad_id,
         loss_agg_mode=config.loss_agg_mode,
@@ -122,6 +124,7 @@ def row_settings(config: LLMConfig) -> RowSettings:
         row_per_turn=config.row_per_turn,
         has_critic=config.use_critic,
         observation_weight=config.observation_weight,
+        pattern_mask=None if pattern is None else PatternMask(pattern, tokenizer),
     )
 
 

@@ -216,6 +216,7 @@ TRAINING = {
     "is_sequence_mask_high": of(one_pass, "GRPO", 1.001),
     "nan_policy": of(on_nan, "PPO", "error"),
     "loss_agg_mode": of(one_pass, "GRPO", "seq-mean-token-sum"),
+    "loss_mask_pattern": of(one_pass, "GRPO", "[a-z]+"),
     "loss_agg_constant": needing(of(gradient_norm, "GRPO", 8.0, 80.0), own=CUT),
     "ref_kl_coeff": of(one_pass, "GRPO", 1.0),
     "ref_kl_estimator": needing(of(one_pass, "GRPO", "k2"), own=REF),

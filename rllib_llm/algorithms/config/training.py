@@ -109,6 +109,11 @@ class TrainingSettings(DeclaredSettings):
     loss_agg_constant: PositiveFloat | None = setting(
         None, 'Length in tokens by which "seq-mean-token-sum-norm" divides.'
     )
+    loss_mask_pattern: str | None = setting(
+        None,
+        """Regular expression; sampled tokens whose text it matches are left out of the
+        loss, e.g. the thoughts, ``<think>.*?(</think>|$)``. None: no token.""",
+    )
     ref_kl_coeff: NonNegativeFloat = setting(
         0.0,
         """Coefficient of the KL divergence to the frozen reference policy; 0: no

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
 from rllib_llm.algorithms.config.check_calls import check_attributes
 from rllib_llm.algorithms.config.check_forks import validate_forks
+from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
@@ -75,6 +76,7 @@ def validate(config: LLMConfig) -> None:
     for module_id in config.llm_module_ids:
         module_config = config.get_config_for_module(module_id)
         check_attributes(module_config)
+        validate_loss_mask(module_config)
         _validate_sampling(module_config)
         _validate_kl(module_config)
         _validate_components(module_config)

@@ -31,6 +31,7 @@ _UNREAD = (
     *OF_POLICY_GRADIENTS,
     "loss_agg_mode",
     "loss_agg_constant",
+    "loss_mask_pattern",
     "head_chunk_tokens",
     "row_per_turn",
     "lm_value_head",

@@ -17,6 +17,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.connectors.learner.loss_mask import (
+    PatternMask,
+    leave_out,
+    weigh_observations,
+)
 from rllib_llm.connectors.learner.rejected_actions import (
     Choices,
     append_rejected,
@@ -46,6 +51,7 @@ class RowSettings:
             its rows end with the last turn.
         observation_weight: Loss weight of prompt tokens, relative to sampled ones; 0
             trains none of them, as all algorithms except imitation require.
+        pattern_mask: Finds the sampled tokens that are not trained; None: no pattern.
     """
 
     pad_id: int
@@ -54,6 +60,7 @@ class RowSettings:
     row_per_turn: bool = False
     has_critic: bool = True
     observation_weight: float = 0.0
+    pattern_mask: PatternMask | None = None
 
 
 class TokenRows(ConnectorV2):
@@ -137,14 +144,11 @@ class TokenRows(ConnectorV2):
         out[columns.SUCCESS] = np.asarray(success, np.float32)
         if any(sources):
             out[columns.SOURCE] = np.asarray(sources, np.int64)
-        # Filters mask single turns; the tokens stay as context of later turns.
+        masked_turns = [episode_data(parts[o[0]][0]).masked_turns for o in owners]
+        leave_out(out, masked_turns, settings.pattern_mask)
         mask = out[Columns.LOSS_MASK]
-        for row, (part, _, _) in enumerate(owners):
-            masked_turns = episode_data(parts[part][0]).masked_turns
-            if masked_turns:
-                mask[row] &= ~np.isin(out[columns.TURN_IDS][row], list(masked_turns))
         out[Columns.ADVANTAGES] = _spread(advantages, out[columns.TURN_IDS], mask)
-        # After masked turns are left out, so that the weights cover trained tokens.
+        # After tokens are left out, so that the weights cover trained tokens.
         out[columns.LOSS_WEIGHTS] = np.asarray(
             token_weights(
                 mask,
@@ -155,18 +159,8 @@ class TokenRows(ConnectorV2):
             np.float32,
         )
         if settings.observation_weight:
-            _weigh_observations(out, settings.observation_weight)
+            weigh_observations(out, settings.observation_weight)
         return out
-
-
-def _weigh_observations(out: dict[str, np.ndarray], weight: float) -> None:
-    """Train prompt tokens too, all but a row's first, which nothing predicts."""
-    read = out[columns.ATTENTION_MASK] & (out[columns.TURN_IDS] < 0)
-    read[:, 0] = False
-    # A row's sampled tokens have equal weights, so the maximum is the weight of each.
-    sampled = out[columns.LOSS_WEIGHTS].max(axis=1, keepdims=True)
-    out[columns.LOSS_WEIGHTS] += read * np.float32(weight) * sampled
-    out[Columns.LOSS_MASK] = out[Columns.LOSS_MASK] | read
 
 
 def _spread(
