@@ -8,7 +8,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.text_features import check_pattern
 
 if TYPE_CHECKING:
-    from rllib_llm.algorithms.config.llm_config import LLMConfig
+    from rllib_llm.types import LLMConfig
 
 
 def validate_loss_mask(config: LLMConfig) -> None:
