@@ -25,6 +25,7 @@ from ray.rllib.utils.metrics import (
 from rllib_llm import json_state
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.config.validation import env_creator
+from rllib_llm.algorithms.driver.assistants import AsksAssistants
 from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
@@ -83,6 +84,7 @@ class LLMAlgorithm(
     SamplingAlgorithm,
     CheckpointedAlgorithm,
     LiveAlgorithm,
+    AsksAssistants,
     SavesEpisodes,
     PPO,
 ):
@@ -238,6 +240,7 @@ class LLMAlgorithm(
         if self.config.shared_reward_fraction:
             share_rewards(episodes, self.config.shared_reward_fraction)
         self.before_rewards(episodes)
+        episodes = self.ask_assistants(episodes)
         for name, mean in self._driver_components.assign_rewards(
             episodes, self.iteration
         ).items():

@@ -21,6 +21,10 @@ class MissingScores(ConfigError):
     """A component reads the scores of a scorer, and there is none."""
 
 
+class MissingAnswers(MissingInfo):
+    """A component reads the answers of an assistant, and there are none."""
+
+
 class MissingGreedyReturn(ConfigError):
     """A component compares with a greedy rollout, and the task has none."""
 
@@ -49,6 +53,7 @@ class Trajectory:
         greedy_return: The agent's return in the greedy rollout of the task; None
             without such a rollout.
         scores: Score of each turn; None without a scorer. [H]
+        answers: Values of an assistant's answers, by its name: one, or one per turn.
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
         path: Branches that sampled the turns; several if the episode is a fork.
@@ -72,6 +77,7 @@ class Trajectory:
     is_trained: bool = True
     greedy_return: float | None = None
     scores: list[float] | None = None
+    answers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     messages: list[Message] = dataclasses.field(default_factory=list)
     path: Path = ()
 
@@ -107,6 +113,20 @@ class Trajectory:
                 "has none. Set scorer.loss; greedy and other extra rollouts have none."
             )
         return self.scores
+
+    def answers_of(self, assistant: str) -> list[float]:
+        """Return the values of an assistant's answers: one, or one per turn.
+
+        Raises:
+            MissingAnswers: If there are none.
+        """
+        if assistant not in self.answers:
+            raise MissingAnswers(
+                f"The answers of {assistant!r} are read, and this episode has none. "
+                "Define it in rollouts.assistants; greedy and other extra rollouts "
+                "have none."
+            )
+        return self.answers[assistant]
 
     def last_info(self, key: str) -> Any:
         """Return the last value of a key of ``infos``.

@@ -23,8 +23,8 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, SupportsIndex
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -291,6 +291,8 @@ def generate(
     engine: GenerationEngine,
     prompts: Sequence[Sequence[int] | np.ndarray],
     params: Sequence[SamplingParams],
+    *,
+    open_settings: Mapping[str, Any] | None = None,
 ) -> list[Generation]:
     """Sample one continuation per prompt, each in a new session.
 
@@ -298,6 +300,7 @@ def generate(
         engine: An engine without unfinished requests.
         prompts: Token ids of each prompt, of any lengths.
         params: Sampling parameters of each prompt.
+        open_settings: Keyword arguments of the engine's ``open``.
 
     Returns:
         The results in the order of the prompts.
@@ -325,7 +328,7 @@ def generate(
     try:
         order = []
         for session, prompt, param in zip(sessions, prompts, params, strict=True):
-            engine.open(session)
+            engine.open(session, **(open_settings or {}))
             opened.append(session)
             order.append(engine.submit(session, prompt, param))
         while engine.num_unfinished:

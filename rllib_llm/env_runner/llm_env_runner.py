@@ -86,6 +86,8 @@ class LLMEnvRunner(RunnerState):
         self._abandoned: list[EnvWorker] = []
         self._assignment: build.PolicyAssignment | None = None
         self._scripted_overrides: dict[str, Script] = {}
+        # Engines of models that answer questions and are not trained, by model.
+        self.frozen_engines: dict[str, GenerationEngine] = {}
         self.make_env()
         self.make_module()
 

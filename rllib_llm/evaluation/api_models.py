@@ -74,7 +74,7 @@ class ApiModel:
         import openai
 
         self._openai = openai
-        self._settings = settings
+        self.settings = settings
         self._client = openai.OpenAI(
             base_url=settings.url,
             # Servers of one's own need no key, but the client requires one.
@@ -90,7 +90,7 @@ class ApiModel:
             ApiError: The API does not answer, refuses access or lacks the model.
             TimeoutError: The request took too long, also when it was repeated.
         """
-        api, settings = self._openai, self._settings
+        api, settings = self._openai, self.settings
         create: Any = self._client.chat.completions.create
         try:
             answer = create(

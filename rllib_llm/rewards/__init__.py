@@ -8,6 +8,7 @@ added to the environment's rewards. Importing this package registers its functio
 
 from rllib_llm.rewards import (
     answers,
+    asked,
     efficiency,
     format,
     gate,
@@ -22,6 +23,7 @@ from rllib_llm.rewards import (
 
 __all__ = [
     "answers",
+    "asked",
     "efficiency",
     "format",
     "gate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from setting_asked import ALWAYS_RIGHT, answered
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -165,6 +166,7 @@ ROLLOUTS = {
     "weight_sync": of(transferred, "GRPO", "object_store"),
     "weight_sync_bucket_mib": of(transferred, "GRPO", 64),
     "weight_sync_dtype": of(sync_dtype, "PPO", "bfloat16"),
+    "assistants": of(answered, "PPO", {"judge": ALWAYS_RIGHT}),
     "rewards": of(driven, "PPO", [length_of]),
     "reward_transforms": of(driven, "PPO", [{"name": "clip", "high": 0.1}]),
     "filters": of(driven, "PPO", [{"name": "success", "least": 0.5}]),

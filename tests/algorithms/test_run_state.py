@@ -117,6 +117,31 @@ def scorer():
     )
 
 
+def asked():
+    judge = {
+        "policy": "default_policy",
+        "template": "{transcript}",
+        "parse": {"number": "([0-9])", "low": 0, "high": 9},
+        "temperature": 1.0,
+        "samples": 2,
+        "unreadable": 0.5,
+    }
+    return single_config(
+        GRPOConfig,
+        slots=1,
+        rollouts={
+            "episodes_per_iteration": 8,
+            "group_size": 4,
+            "assistants": {"now": judge, "first": {**judge, "weights": "initial"}},
+            "rewards": [
+                {"name": "asked", "of": "now"},
+                {"name": "asked", "of": "first"},
+            ],
+        },
+        training={"drop_zero_variance_groups": False},
+    )
+
+
 def turn_critic():
     return single_config(
         GRPOConfig,
@@ -173,12 +198,15 @@ def self_play():
 STATELESS = {
     "grpo": set(),
     "scorer": {"llm_driver_components", "llm_advantage_estimators"},
+    "asked": {"llm_driver_components", "llm_advantage_estimators"},
     "turn_critic": {"llm_driver_components", "llm_advantage_estimators"},
     "ppo": {"llm_driver_components"},
     "marft": {"llm_driver_components"},
     "self_play": {"llm_driver_components"},
 }
-RUNS = {f.__name__: f for f in (grpo, scorer, turn_critic, ppo, marft, self_play)}
+RUNS = {
+    f.__name__: f for f in (grpo, scorer, asked, turn_critic, ppo, marft, self_play)
+}
 
 
 def flat(tree, path=()):

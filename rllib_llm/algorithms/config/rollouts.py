@@ -9,6 +9,7 @@ from rllib_llm.algorithms.config.declarations import (
     fluent_method,
     setting,
 )
+from rllib_llm.assistants.settings import AssistantGiven
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
@@ -81,6 +82,11 @@ class RolloutSettings(DeclaredSettings):
         """"bfloat16" halves the size of float32 weights sent to other processes;
         sampling then differs a little from training
         (``train_inference_mismatch_mean``). None sends them unchanged.""",
+    )
+    assistants: dict[str, AssistantGiven] = setting(
+        {},
+        """Models or scripts by name, which are asked about sampled episodes; the reward
+        ``asked`` and the filter ``asked`` read the answers (docs/assistants.md).""",
     )
     rewards: Specs = setting(
         (),

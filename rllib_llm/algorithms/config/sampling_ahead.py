@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rllib_llm.algorithms.config.declarations import (
     DeclaredSettings,
@@ -11,6 +11,9 @@ from rllib_llm.algorithms.config.declarations import (
 )
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import NonNegativeInt
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
 
 
 class SamplingAheadSettings(DeclaredSettings):
@@ -66,7 +69,14 @@ class SamplingAheadSettings(DeclaredSettings):
 
     def ahead_obstacles(self) -> list[tuple[bool, str]]:
         """Return conditions under which nothing is sampled ahead, with message ends."""
+        from rllib_llm.algorithms.config.check_assistants import asks_runners
+
         return [
+            (
+                asks_runners(cast("LLMConfig", self)),
+                "keeps EnvRunners busy, but rollouts.assistants has a policy or model "
+                "that answers there. Use api or script.",
+            ),
             (
                 not self.num_env_runners,
                 "needs EnvRunners in processes of their own. Set num_env_runners=1 or "

@@ -1,0 +1,142 @@
+"""Checks of ``rollouts(assistants=...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rllib_llm.assistants.answers import value_of
+from rllib_llm.assistants.local_sources import api_model, script_answers
+from rllib_llm.assistants.questions import questions_about
+from rllib_llm.assistants.settings import Assistant, read_assistants
+from rllib_llm.data.turn_table import example_table
+from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.modules.architectures import check_folder
+from rllib_llm.modules.gguf_models import check_gguf, is_gguf
+from rllib_llm.modules.loading import check_model_path, require_weights
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
+
+ASKED = "asked"  # the reward, and the filter
+
+
+def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
+    """Return the assistants that components read, by the environment's name."""
+    return {
+        environment: set(
+            _names_read((specs.rewards, specs.reward_transforms, specs.filters))
+        )
+        for environment, specs in config.component_specs().items()
+    }
+
+
+def validate_assistants(config: LLMConfig) -> None:
+    """Check the assistants, and that each is read and can be asked.
+
+    Raises:
+        ConfigError: With the assistant, the value, the rule and the remedy.
+    """
+    assistants = read_assistants(config.assistants)
+    names = {name for read in assistants_read(config).values() for name in read}
+    for name in sorted(names - set(assistants)):
+        raise ConfigError(
+            f"A component 'asked' reads the answers of {name!r}, which is not in "
+            f"rollouts.assistants. {did_you_mean(name, assistants)}"
+        )
+    for name, assistant in assistants.items():
+        if name not in names:
+            raise ConfigError(
+                f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: "
+                f"{name}}} to rollouts.rewards or rollouts.filters, or leave it out."
+            )
+        check_source(config, assistant)
+        _try_question(assistant)
+    if assistants and getattr(config, "needs_greedy", False):
+        raise ConfigError(
+            "rollouts.assistants: greedy rollouts are not asked about. Use another "
+            "advantage_baseline."
+        )
+
+
+def asks_runners(config: LLMConfig) -> bool:
+    """Return whether a model on the EnvRunners answers."""
+    return any(
+        assistant.is_on_runners
+        for assistant in read_assistants(config.assistants).values()
+    )
+
+
+def check_source(config: LLMConfig, assistant: Assistant) -> None:
+    """Check that an assistant can answer in a run.
+
+    Raises:
+        ConfigError: With the value, the rule and the remedy.
+    """
+    where = f"rollouts.assistants.{assistant.name}"
+    if assistant.api is not None:
+        api_model(assistant)
+    if assistant.policy is not None and assistant.policy not in config.llm_module_ids:
+        raise ConfigError(
+            f"{where}.policy={assistant.policy!r} is not a policy with a language "
+            f"model. {did_you_mean(assistant.policy, config.llm_module_ids)}"
+        )
+    is_frozen = assistant.model is not None or assistant.weights == "initial"
+    if is_frozen and config.generation_engine != "torch":
+        raise ConfigError(
+            f"{where}: engine={config.generation_engine!r} holds the weights of the "
+            "policy alone. Use engine='torch', or serve the other model and set api."
+        )
+    if assistant.policy is not None:
+        policy_config = config.get_config_for_module(assistant.policy)
+        if policy_config.action_head != "generate" and not is_frozen:
+            raise ConfigError(
+                f"{where}.policy={assistant.policy!r} chooses among actions "
+                f"(head={policy_config.action_head!r}) and writes no text. Use "
+                "head='generate', or another source."
+            )
+    if assistant.model is not None:
+        _check_model(assistant.model)
+
+
+def _check_model(model: str) -> None:
+    check_model_path(model)
+    require_weights(model)
+    if is_gguf(model):
+        check_gguf(model)
+    elif Path(model).expanduser().is_dir():
+        check_folder(model, None)
+
+
+def _try_question(assistant: Assistant) -> None:
+    """Ask about example turns; only a script is answered, at once."""
+    trajectories = example_table().trajectories
+    try:
+        questions = [q for t in trajectories for q in questions_about(assistant, t)]
+    except (ValueError, TypeError) as error:  # a format such as {turn:x}
+        raise ConfigError(
+            f"rollouts.assistants.{assistant.name}.template: {error}. Correct the "
+            "placeholders."
+        ) from error
+    if assistant.script is None:
+        return
+    answers = script_answers(assistant, questions)
+    if all(value_of(answer.text, assistant.parse) is None for answer in answers):
+        raise ConfigError(
+            f"rollouts.assistants.{assistant.name}: the script answers "
+            f"{answers[0].text!r} about an example, and parse reads none of its "
+            "answers. Correct one of the two."
+        )
+
+
+def _names_read(specs: Any) -> Iterator[str]:
+    """Yield the values of ``of`` of components named ``asked``, also inside others."""
+    if isinstance(specs, Mapping):
+        if specs.get("name") == ASKED and isinstance(specs.get("of"), str):
+            yield specs["of"]
+        for each in specs.values():
+            yield from _names_read(each)
+    elif isinstance(specs, list | tuple):
+        for each in specs:
+            yield from _names_read(each)

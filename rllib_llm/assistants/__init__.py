@@ -1,0 +1,1 @@
+"""Assistants: models or functions that answer questions about sampled episodes."""

@@ -1,0 +1,99 @@
+"""Questions about trajectories."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rllib_llm.assistants.settings import Assistant
+from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Message
+from rllib_llm.seeding import stable_seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question about a trajectory, or about one of its turns.
+
+    Attributes:
+        messages: The text that a model reads; empty without a template.
+        replies: The agent's texts up to the turn in question.
+        turn: Its number, from 0; that of the last turn if the trajectory is in
+            question.
+        seed: Seed of the answer.
+        is_good: Whether the trajectory is solved, or the turn's reward is > 0; None if
+            the assistant is not privileged.
+    """
+
+    messages: tuple[Message, ...]
+    replies: tuple[str, ...]
+    turn: int
+    seed: int
+    is_good: bool | None = None
+
+
+def questions_about(assistant: Assistant, trajectory: Trajectory) -> list[Question]:
+    """Return the questions about a trajectory, each ``samples`` times in a row.
+
+    With ``per="turn"`` there is one for each turn, otherwise one for the whole.
+    """
+    last = len(trajectory) - 1
+    turns = range(last + 1) if assistant.per == "turn" else [last]
+    return [
+        _question(assistant, trajectory, turn, sample)
+        for turn in turns
+        for sample in range(assistant.samples)
+    ]
+
+
+def transcript(observations: Sequence[str], replies: Sequence[str]) -> str:
+    """Return a conversation as one text."""
+    turns = zip(observations, replies, strict=True)
+    return "\n".join(f"Environment: {o}\nAgent: {r}" for o, r in turns)
+
+
+def _question(
+    assistant: Assistant, trajectory: Trajectory, turn: int, sample: int
+) -> Question:
+    task = trajectory.task
+    observations = trajectory.observations[: turn + 1]
+    replies = trajectory.completions[: turn + 1]
+    if assistant.per == "turn":
+        is_good = trajectory.rewards[turn] > 0
+    else:
+        is_good = trajectory.is_solved
+    fields = {
+        "task": observations[0],
+        "transcript": transcript(observations, replies),
+        "observation": observations[-1],
+        "reply": replies[-1],
+        "turn": turn + 1,
+    }
+    if assistant.privileged:
+        gold = trajectory.outcome.get("gold_answers", ())
+        fields |= {
+            "gold": " / ".join(map(str, gold)),
+            "solved": "yes" if trajectory.is_solved else "no",
+            "return": f"{trajectory.episode_return:g}",
+        }
+    messages: list[Message] = []
+    if assistant.template:
+        text = assistant.template.format(**fields)
+        messages = [{"role": "user", "content": text}]
+        if assistant.system:
+            messages.insert(0, {"role": "system", "content": assistant.system})
+    return Question(
+        messages=tuple(messages),
+        replies=tuple(replies),
+        turn=turn,
+        seed=stable_seed(
+            task.seed,
+            task.group_id,
+            task.rollout,
+            trajectory.agent,
+            assistant.name,
+            turn,
+            sample,
+        ),
+        is_good=is_good if assistant.privileged else None,
+    )
