@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,15 @@ _Pairs = Annotated[
         "on. Default: those of data.held_out, or episodes of held-out tasks.",
     ),
 ]
+_Search = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="Search for each task: best_of[:n=8] episodes, or mcts[:simulations=32,"
+        "width=4,rule=uct|puct,exploration=1.0,gamma=1.0], beside plain sampling "
+        "with the same tokens. Can be given several times.",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Out = Annotated[
     Path | None, typer.Option(help="Write JSON with all outcomes to this file.")
@@ -87,6 +97,7 @@ def evaluate(
     max_new_tokens: _MaxNewTokens = None,
     concurrency: _Concurrency = None,
     pairs: _Pairs = None,
+    search: _Search = None,
     json: _Json = False,
     out: _Out = None,
     storage: Storage = None,
@@ -112,6 +123,21 @@ def evaluate(
         raise ConfigError(f"{given[0]} has no effect without --api. Remove it.")
     if pairs and api is not None:
         raise ConfigError("--pairs has no effect with --api. Remove one of them.")
+    if search:
+        _refuse_beside_search({"api": api, "pairs": pairs, "samples": samples > 1})
+        _refuse_beside_search(modes)
+        from rllib_llm.cli.implementation.search import evaluate as evaluate_search
+
+        code = evaluate_search(
+            run,
+            search,
+            episodes,
+            envs=env or [],
+            as_json=json,
+            out=out,
+            storage=storage,
+        )
+        raise typer.Exit(code)
     if api is not None or run is None:
         code = implementation.evaluate_api(
             api,
@@ -141,3 +167,13 @@ def evaluate(
         verbose=verbose,
     )
     raise typer.Exit(code)
+
+
+def _refuse_beside_search(options: Mapping[str, object]) -> None:
+    """Refuse options of the command that have no effect with ``--search``."""
+    for name, value in options.items():
+        if value:
+            raise ConfigError(
+                f"--{name} has no effect with --search, which samples as in training. "
+                "Remove one of them."
+            )

@@ -120,7 +120,7 @@ def play_tasks(
     return [
         Outcome(number, task.seed, task.rollout, failure=failures[key])
         if key in failures
-        else _outcome(played[key], number)
+        else outcome_of(played[key], number)
         for key, (number, task) in numbers.items()
     ]
 
@@ -135,7 +135,8 @@ def by_task(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(tasks.values())
 
 
-def _outcome(episode: Episode, number: int) -> Outcome:
+def outcome_of(episode: Episode, number: int) -> Outcome:
+    """Return the outcome of an episode of the task with this number."""
     data, task = episode_data(episode), task_of(episode)
     parts = getattr(episode, "agent_episodes", None) or {}
     return Outcome(

@@ -133,6 +133,27 @@ def test_evaluate_samples_elsewhere_and_writes_outcomes(call, after_sft, tmp_pat
         assert np.mean(returns) == pytest.approx(evaluation["episode_return"]["mean"])
 
 
+def test_evaluate_searches_beside_plain_sampling(call, after_sft, tmp_path):
+    file = tmp_path / "search.json"
+    searches = ("--search", "mcts:simulations=4,width=2", "--search", "best_of:n=3")
+    args = ("evaluate", after_sft, "--episodes", 4, *searches)
+    status, out, err = call(*args, "--out", file)
+    assert status == 0, err
+    assert "best_of, oracle" in out and out.isascii()
+    output = json.loads(file.read_text())
+    assert output["mcts"]["simulations"] == 4
+    (result,) = output["searches"]
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows["best_of, logp"]["episodes"] == 3
+    assert rows["mcts"]["success"]["tasks"] == len(result["outcomes"]["mcts"]) == 4
+    assert json.loads(call(*args, "--json")[1])["searches"][0]["rows"] == result["rows"]
+    for option in ("--greedy", "--both"):
+        status, _, err = call(*args, option)
+        assert status == 1 and f"{option} has no effect with --search" in err
+    status, _, err = call("evaluate", "--search", "mcts")
+    assert status == 1 and "--search needs RUN" in err
+
+
 def test_play_shows_what_evaluate_counts(call, after_sft, tmp_path):
     file = tmp_path / "outcomes.json"
     how = ("--episodes", 3, "--sampled", "--out", file)

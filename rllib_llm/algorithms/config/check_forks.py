@@ -36,24 +36,29 @@ def validate_forks(config: LLMConfig) -> None:
             f"prompt, because roots={roots} leaves none to fork. Use group_size > "
             f"{roots}, or fewer roots."
         )
+    obstacle = fork_obstacle(config)
+    if obstacle is not None:
+        raise ConfigError(f"fork {name!r}: {obstacle} Leave fork out.")
+
+
+def fork_obstacle(config: LLMConfig) -> str | None:
+    """Return why episodes cannot begin at places of others; None: they can."""
     if config.action_head != "generate":
-        raise ConfigError(
-            f"head={config.action_head!r}: forks begin at sampled tokens. Use "
-            "head='generate', or leave fork out."
+        return (
+            f"head={config.action_head!r} samples no tokens, at which forks begin; "
+            "head='generate' does."
         )
     env = config.make_text_env()
     agents, programs = agents_of(env), program_envs(env)
     env.close()
     if agents is not None:
-        raise ConfigError(
-            f"fork {name!r}: {config.env} has the agents {', '.join(agents)}, but only "
-            "episodes of one agent can be forked. Leave fork out."
+        return (
+            f"{config.env} has the agents {', '.join(agents)}, but only episodes of "
+            "one agent can be forked."
         )
     if programs:
-        raise ConfigError(
-            f"fork {name!r}: {config.env} runs programs, whose state cannot be "
-            "restored. Leave fork out."
-        )
+        return f"{config.env} runs programs, whose state cannot be restored."
+    return None
 
 
 def refuse_tree_estimators(estimators: Iterable[AdvantageEstimators]) -> None:

@@ -1,0 +1,279 @@
+"""Monte-Carlo tree search over the turns of held-out tasks.
+
+The agent plans with the environment itself as the simulator: it goes back to earlier
+places, which a real environment may not allow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.data.places import Place, place_of
+from rllib_llm.data.types import Task
+from rllib_llm.envs.go_to import go_to, snapshot_of
+from rllib_llm.envs.parsing import require_choice, require_float, require_int
+from rllib_llm.evaluation import search_tree
+from rllib_llm.evaluation.outcomes import Outcome
+from rllib_llm.evaluation.search_tree import SampledTurn, TreePlace, TreeTurn
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+_SCORES = {"uct": search_tree.uct_scores, "puct": search_tree.puct_scores}
+_MANY = 10**6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MctsSettings:
+    """Settings of the tree search.
+
+    Attributes:
+        simulations: Simulations through a place before its turn is played, those of
+            earlier turns included.
+        width: Turns to sample at a place; equal ones become one turn of the tree.
+        rule: Selection of turns: ``"uct"`` or ``"puct"``.
+        exploration: Factor of the term for rarely visited turns, in units of the
+            return.
+        gamma: Discount per turn of the simulated returns.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    simulations: int = 32
+    width: int = 4
+    rule: str = "uct"
+    exploration: float = 1.0
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        require_int("simulations", self.simulations, 1, _MANY)
+        require_int("width", self.width, 1, _MANY)
+        require_choice("rule", self.rule, tuple(_SCORES))
+        require_float("exploration", self.exploration, 0.0, _MANY)
+        require_float("gamma", self.gamma, 0.0, 1.0)
+
+    @property
+    def score(self) -> search_tree.Score:
+        """The function that scores the turns of a place."""
+        return functools.partial(_SCORES[self.rule], exploration=self.exploration)
+
+
+@dataclasses.dataclass(slots=True)
+class _Sample:
+    """A turn of a sampled episode, from which the place after it can be made.
+
+    Attributes:
+        episode: The episode.
+        turn: The turn's number.
+        before: Record of the turn before it in the tree; None: the prompt.
+        place: The place after it, once episodes have begun there.
+    """
+
+    episode: Any
+    turn: int
+    before: _Sample | None
+    place: Place | None = None
+
+
+class Snapshots:
+    """Makes snapshots of places in an environment of its own.
+
+    Args:
+        env: The environment; :meth:`close` closes it.
+    """
+
+    def __init__(self, env: Any):
+        self._env, self._has_snapshots = env, True
+
+    def place_after(self, sample: _Sample, task: Task) -> Place:
+        """Return the place after a turn, with a snapshot if there can be one.
+
+        Without one, EnvRunners play the texts before the place again.
+        """
+        if sample.place is None:
+            data = episode_data(sample.episode)
+            place = place_of(sample.episode, data, sample.turn + 1)
+            earlier = None if sample.before is None else sample.before.place
+            state = self._state_at(place, earlier, task)
+            sample.place = dataclasses.replace(place, state=state)
+        return sample.place
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _state_at(
+        self, place: Place, earlier: Place | None, task: Task
+    ) -> bytes | None:
+        if not self._has_snapshots:
+            return None
+        go_to(
+            self._env,
+            seed=task.seed,
+            options=dict(task.options),
+            actions=place.actions[:-1],
+            observations=place.observations[:-1],
+            state=None if earlier is None else earlier.state,
+        )
+        self._env.step(place.actions[-1])
+        state = snapshot_of(self._env)
+        self._has_snapshots = state is not None
+        return state
+
+
+class TaskSearch:
+    """Search of one task: simulate, play the most visited turn, and so on.
+
+    Args:
+        task: The task; its ``rollout`` is not used.
+        settings: Settings of the search.
+
+    Attributes:
+        here: The place whose turn is searched; None at the end of the episode.
+        played: The turns that were played.
+        tokens: Sampled tokens of all simulations.
+        simulations: Number of simulations.
+        failure: Stop reason of a simulation that the environment failed.
+    """
+
+    def __init__(self, task: Task, settings: MctsSettings):
+        self.task, self.settings = task, settings
+        self.here: TreePlace | None = TreePlace()
+        self.played: list[TreeTurn] = []
+        self.tokens = self.simulations = self._num_sampled = 0
+        self.failure: str | None = None
+        self._path: list[TreeTurn] = []
+
+    def next_task(self, snapshots: Snapshots) -> Task | None:
+        """Return the task whose episode the search needs next; None at its end.
+
+        Plays turns that have enough simulations. A simulation that ends in the tree
+        samples nothing.
+        """
+        while self.here is not None and self.failure is None:
+            if self.here.visits >= self.settings.simulations:
+                self._play(self.here.most_visited())
+                continue
+            path = search_tree.select(
+                self.here, self.settings.score, self.settings.width
+            )
+            self.simulations += 1
+            if path and path[-1].after is None:
+                search_tree.backup(path, self.settings.gamma)
+                continue
+            self._path, self._num_sampled = path, self._num_sampled + 1
+            sample = path[-1].data if path else self.here.data
+            return dataclasses.replace(
+                self.task,
+                rollout=self._num_sampled - 1,
+                place=sample and snapshots.place_after(sample, self.task),
+            )
+        return None
+
+    def add(self, episode: Any) -> None:
+        """Add the episode of the task that :meth:`next_task` returned."""
+        assert self.here is not None
+        data = episode_data(episode)
+        grown = (self._path[-1].after if self._path else None) or self.here
+        self.tokens += data.num_sampled - data.inherited_tokens
+        if len(episode) == data.fork_turn:
+            self.failure = "no turn fits into the context"
+            return
+        new = search_tree.add(grown, _turns_of(episode, grown.data))
+        search_tree.backup([*self._path, *new], self.settings.gamma)
+
+    def outcome(self, number: int) -> Outcome:
+        """Return the outcome of the turns that were played."""
+        if self.failure is not None:
+            return Outcome(number, self.task.seed, 0, failure=self.failure)
+        last = episode_data(self.played[-1].data.episode)
+        return Outcome(
+            task=number,
+            seed=self.task.seed,
+            sample=0,
+            episode_return=float(sum(turn.reward for turn in self.played)),
+            success=None if last.success is None else bool(last.success),
+            turns=len(self.played),
+            tokens=self.tokens,
+            stop_reason=None if last.stop_reason is None else last.stop_reason.value,
+        )
+
+    def _play(self, turn: TreeTurn) -> None:
+        assert self.here is not None
+        self.here.turns.clear()  # frees the episodes of the other turns
+        self.played.append(turn)
+        self.here = turn.after
+
+
+def _turns_of(episode: Any, before: _Sample | None) -> Iterator[SampledTurn]:
+    """Yield the turns that an episode sampled itself.
+
+    Equal keys mean: the environment parsed the same action (without a parser: received
+    the same text), returned the same text, and the episode ended or went on in both.
+    """
+    observations, infos = episode.get_observations(), episode.get_infos()
+    records = episode.get_extra_model_outputs(columns.TURN)
+    actions, rewards = episode.get_actions(), episode.get_rewards()
+    for turn in range(episode_data(episode).fork_turn, len(episode)):
+        parsed = infos[turn + 1].get("parsed_action")
+        action = actions[turn] if parsed is None else parsed
+        is_last = turn == len(episode) - 1
+        before = _Sample(episode, turn, before)
+        logps = records[turn].action_logps
+        yield SampledTurn(
+            key=(repr(action), observations[turn + 1], is_last),
+            reward=float(rewards[turn]),
+            logp=float(np.mean(logps)) if len(logps) else 0.0,
+            is_last=is_last,
+            data=before,
+        )
+
+
+def search_tasks(
+    runner: LLMEnvRunner, tasks: Sequence[Task], settings: MctsSettings
+) -> list[TaskSearch]:
+    """Search tasks side by side, one simulation of each at a time.
+
+    Args:
+        runner: An EnvRunner with the policy.
+        tasks: The tasks.
+        settings: Settings of the search.
+
+    Returns:
+        The finished searches, in the order of the tasks.
+    """
+    # The number names the task: episodes keep their task without its place.
+    numbered = [dataclasses.replace(t, group_id=n) for n, t in enumerate(tasks)]
+    searches = [TaskSearch(task, settings) for task in numbered]
+    snapshots = Snapshots(runner.config.make_text_env())
+    running = searches
+    while running:
+        requests = [(search, search.next_task(snapshots)) for search in running]
+        running = [search for search, task in requests if task is not None]
+        for number, episode in _sampled(runner, [t for _, t in requests if t]):
+            if isinstance(episode, str):
+                searches[number].failure = episode
+            else:
+                searches[number].add(episode)
+    snapshots.close()
+    return searches
+
+
+def _sampled(runner: LLMEnvRunner, tasks: Sequence[Task]) -> list[tuple[int, Any]]:
+    """Return each task's number with its episode, or why there is none."""
+    if not tasks:
+        return []
+    # Failures are outcomes here, not a reason to end.
+    episodes = runner.sample(tasks=list(tasks), explore=True, max_failed_fraction=1.0)
+    runner.get_metrics()  # discarded: training metrics must not include these episodes
+    failures = [(task.group_id, reason) for task, reason in runner.failures]
+    return [*((task_of(e).group_id, e) for e in episodes), *failures]
