@@ -6,6 +6,7 @@ from rllib_llm.envs import (  # noqa: F401
     blackjack,
     canvas,
     cliff_walking,
+    clinic,
     code_functions,
     countdown,
     dataset,

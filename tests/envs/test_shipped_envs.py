@@ -16,6 +16,7 @@ from rllib_llm.errors import ConfigError
 SHIPPED = [
     "bandit_probe-v0",
     "canvas-v0",
+    "clinic-v0",
     "code-v0",
     "copy_probe-v0",
     "countdown-v0",
@@ -42,6 +43,7 @@ SHIPPED = [
 ]
 HELD_OUT = [
     "canvas-v0",
+    "clinic-v0",
     "code-v0",
     "countdown-v0",
     "dataset-v0",
@@ -58,6 +60,7 @@ HELD_OUT = [
     "webshop_text-v0",
 ]
 UNLISTED = [  # whose actions are too many to be listed
+    "clinic-v0",
     "code-v0",
     "countdown-v0",
     "dataset-v0",
@@ -217,6 +220,9 @@ def test_class_and_fresh_instance_pickle(name):
         ("tool_probe-v0", {"hidden": 2}),
         ("countdown-v0", {"numbers": 1}),
         ("canvas-v0", {"tiles": 2}),
+        ("clinic-v0", {"symptoms": 4}),
+        ("clinic-v0", {"results": 0}),
+        ("clinic-v0", {"world": -1}),
         ("frames-v0", {"frames": 3}),
         ("frames-v0", {"crop": 0}),
         ("geo-v0", {"world": -1}),
