@@ -38,6 +38,7 @@ SHIPPED = [
     "sokoban-v0",
     "sql_agent-v0",
     "tool_probe-v0",
+    "ui-v0",
     "webshop_text-v0",
     "wordle-v0",
 ]
@@ -57,6 +58,7 @@ HELD_OUT = [
     "service_desk-v0",
     "sokoban-v0",
     "sql_agent-v0",
+    "ui-v0",
     "webshop_text-v0",
 ]
 UNLISTED = [  # whose actions are too many to be listed
@@ -73,6 +75,7 @@ UNLISTED = [  # whose actions are too many to be listed
     "search_qa-v0",
     "service_desk-v0",
     "sql_agent-v0",
+    "ui-v0",
     "webshop_text-v0",
     "wordle-v0",
 ]
@@ -264,6 +267,8 @@ def test_class_and_fresh_instance_pickle(name):
         ("sql_agent-v0", {"level": 4}),
         ("sql_agent-v0", {"worlds": 0}),
         ("sql_agent-v0", {"rows": 0}),
+        ("ui-v0", {"mode": "page"}),
+        ("ui-v0", {"apps": ["form", "camera"]}),
         ("webshop_text-v0", {"products": 19}),
         ("webshop_text-v0", {"families": 11}),
         ("webshop_text-v0", {"catalogue_seed": -1}),
