@@ -27,6 +27,7 @@ from rllib_llm.envs import (  # noqa: F401
     sokoban,
     sql_agent,
     taxi,
+    travel,
     ui,
     webshop,
     wordle,
