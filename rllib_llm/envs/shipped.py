@@ -17,6 +17,7 @@ from rllib_llm.envs import (  # noqa: F401
     hangman,
     household,
     judging,
+    layout,
     long_document,
     mastermind,
     probes,
